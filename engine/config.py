@@ -1,0 +1,70 @@
+"""Settings of an engine, as frozen values. User settings only: what is computed at start has types of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How steps are filled.
+
+    max_rows: requests that may run at once.
+    max_waiting: bound of the queue; a request beyond it is refused with UNAVAILABLE.
+    token_budget: tokens one step may compute.
+    chunk_size: most prompt tokens of one request in one step; 0 means the whole budget.
+    """
+
+    max_rows: Positive = 256
+    max_waiting: Positive = 1024
+    token_budget: Positive = 8192
+    chunk_size: Annotated[int, Meta(ge=0)] = 0
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The block pool.
+
+    block_size: tokens a block holds. num_blocks: blocks in the pool; None sizes it from `memory_fraction` of the
+    free device memory (on CPU from `cpu_bytes`).
+    """
+
+    block_size: Literal[16, 32, 64, 128] = 16
+    num_blocks: Positive | None = None
+    memory_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
+    cpu_bytes: Positive = 256 << 20
+    prefix_cache: bool = True
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How steps are executed. Each switch is an optimisation that can be turned off without changing tokens.
+
+    device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
+    overlap: prepare step N+1 while step N runs. graphs: replay captured CUDA graphs for decode steps.
+    deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kernels: Literal["auto", "reference", "triton"] = "auto"
+    overlap: bool = True
+    graphs: bool = True
+    deterministic: bool = False
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything an engine is told. `model` is a Hugging Face checkpoint folder.
+
+    load_format "dummy" fills the weights with seeded random numbers instead of reading them.
+    max_model_len None takes the checkpoint's max_position_embeddings.
+    """
+
+    model: str
+    load_format: Literal["auto", "dummy"] = "auto"
+    max_model_len: Positive | None = None
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    runtime: RuntimeConfig = RuntimeConfig()

@@ -1,0 +1,123 @@
+"""The contract between deciding and executing: one `StepPlan` goes down, one `StepResult` comes up.
+
+Both are plain ints and lists, so that a plan can be broadcast to other ranks as it is and a scheduler can be
+tested without a device.
+
+The runner keeps tables with one line a row: token ids, block ids, sampling parameters. A plan only says what
+changed (`starts`, `block_writes`) and what to compute (`rows`, `first`, `count`), so a steady decode step costs a
+few integers a row. Sampled token ids stay on the device: a plan for step N+1 can be made before step N's tokens
+are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.cache.spec import PoolSpec
+from engine.types import SamplingParams, TokenIds, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A request takes a line of the tables: at admission, and again after a preemption.
+
+    token_ids: every token known so far (prompt, then tokens generated in an earlier life).
+    num_prompt: how many of them are prompt; penalties and min_tokens count the rest as output.
+    eos_ids: tokens that min_tokens suppresses, besides params.stop_token_ids (empty when ignore_eos).
+    """
+
+    row: int
+    token_ids: TokenIds
+    num_prompt: int
+    params: SamplingParams
+    eos_ids: tuple[int, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWrite:
+    """Entry `index` of row `row`'s block table in KV group `group` becomes `block`."""
+
+    group: int
+    row: int
+    index: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """Copy recurrent state `source` to `target` (both slots of the state pool), before the step computes."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step computes. Line i computes tokens [first[i], first[i] + count[i]) of row rows[i].
+
+    samples[i] says that line i reaches the end of what is known and draws the next token, which is put at position
+    first[i] + count[i] of the row's token line. Lines with count 1 come first.
+    Order of side effects: starts, block_writes, state_copies, compute, sample.
+    """
+
+    step: int
+    rows: list[int]
+    first: list[int]
+    count: list[int]
+    samples: list[bool]
+    starts: list[RowStart] = field(default_factory=list)
+    block_writes: list[BlockWrite] = field(default_factory=list)
+    state_copies: list[StateCopy] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step gave, aligned with the plan's lines: tokens[i] is the drawn token, or -1 where samples[i] is false.
+
+    errors maps a line to a sentence when that line alone failed (its logits were not finite).
+    logprobs holds an entry for the lines whose request asked for them; prompt_logprobs likewise, per computed token.
+    """
+
+    step: int
+    tokens: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """What deciding needs to know of the model and of the memory that executing set aside.
+
+    max_model_len: positions a request may occupy. eos_ids: tokens that end a request.
+    """
+
+    pool: PoolSpec
+    vocab_size: int
+    max_model_len: int
+    eos_ids: tuple[int, ...]
+
+
+class Pending(Protocol):
+    """A launched step."""
+
+    def wait(self) -> StepResult:
+        """Block until the step's tokens are on the host."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes plans in the order they are launched. All the loop knows of the device side."""
+
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def launch(self, plan: StepPlan) -> Pending: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,38 @@
+"""What the decoder sees of a step: device tensors with their shapes. Built by `inputs`, read by layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """T tokens in B lines. Lines with one token come first; `num_single` of them.
+
+    token_ids    [T] int32    inputs
+    positions    [T] int32    place of each token in its request
+    lines        [T] int32    line of each token
+    query_start  [B+1] int32  line i owns tokens query_start[i] … query_start[i+1]
+    context_len  [B] int32    tokens in the cache for the line once this step has written its own
+    last         [B] int64    index of each line's last token
+    block_tables one [B, M] int32 a KV group
+    slots        one [T] int64 a KV group: block * block_size + offset; -1 writes nothing (padding)
+    state_slots  [B] int64    recurrent state slot of each line (empty when the model has none)
+    max_query, max_context    host bounds: no line computes or reads more. Kernels read the true lengths from the
+                              device; a captured graph never bakes them in.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    lines: torch.Tensor
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    last: torch.Tensor
+    block_tables: tuple[torch.Tensor, ...]
+    slots: tuple[torch.Tensor, ...]
+    state_slots: torch.Tensor
+    num_single: int
+    max_query: int
+    max_context: int

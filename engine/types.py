@@ -1,0 +1,161 @@
+"""What a request is and what comes back. No torch here: frontends import this module.
+
+Every type is a frozen msgspec struct, so the same value is validated once, crosses the link unchanged and is
+cheap to encode.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+TokenIds = list[int]
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_BYTES = 4096
+MAX_LOGPROBS = 20
+SEED_BITS = 63
+
+
+class FinishReason(str, Enum):
+    """Why a request ended. Each request ends exactly once."""
+
+    STOP = "stop"  # end-of-sequence, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    CANCELLED = "cancelled"  # the client went away
+    REJECTED = "rejected"  # could never be served; `error` says why
+    ERROR = "error"  # failed while running; `error` says why
+
+
+class ErrorCode(str, Enum):
+    """How an error is reported over gRPC and HTTP (Triton's own codes)."""
+
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNSUPPORTED = "UNSUPPORTED"
+    NOT_FOUND = "NOT_FOUND"
+    INTERNAL = "INTERNAL"
+    CANCELLED = "CANCELLED"
+
+
+class RequestError(Exception):
+    """A request that cannot be served. The message is shown to the client as it stands."""
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_ARG) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How to choose tokens and when to stop, after validation. Defaults and names are vLLM's.
+
+    `temperature == 0` is greedy. `top_k == 0` and `top_p == 1` and `min_p == 0` are off.
+    `seed` None means that the frontend draws one: by the time a request reaches the engine it always has a seed,
+    so that it can be replayed.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1)] = 16
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    seed: Annotated[int, Meta(ge=0, lt=2**SEED_BITS)] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    priority: int = 0
+    timeout_s: Annotated[float, Meta(gt=0.0)] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise ValueError(f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
+        if any(not s or len(s.encode()) > MAX_STOP_BYTES for s in self.stop):
+            raise ValueError(f"each stop string must hold between 1 and {MAX_STOP_BYTES} bytes")
+        if any(not math.isfinite(v) for v in self.logit_bias.values()):
+            raise ValueError("logit_bias values must be finite numbers")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def plain(self) -> bool:
+        """True when logits need no per-row edit before a token is chosen."""
+        return (
+            self.repetition_penalty == 1.0
+            and self.presence_penalty == 0.0
+            and self.frequency_penalty == 0.0
+            and not self.logit_bias
+            and not self.allowed_token_ids
+            and not self.bad_words
+            and self.min_tokens == 0
+        )
+
+
+class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request as the engine takes it: token ids, never text.
+
+    `output_ids` are tokens that an earlier life of this request already delivered (the engine was restarted, or
+    another replica had it): generation continues after them and they are not delivered again. Randomness is keyed
+    by (seed, position), so the continuation is the one the client would have seen.
+    `bad_word_ids` are the token sequences of `params.bad_words`; the tokenizer lives in the frontend.
+    """
+
+    request_id: str
+    prompt_ids: TokenIds
+    params: SamplingParams
+    output_ids: TokenIds = []
+    bad_word_ids: list[TokenIds] = []
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the chosen token first, then the top ones by falling probability.
+
+    `ranks[i]` is the 1-based rank of `ids[i]` over the vocabulary.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+    """What one step gave one request. `finish_reason` is set exactly once, on the last event.
+
+    token_ids: the new tokens, in order (a stop token that ended the request is included).
+    logprobs: one entry a token when the request asked for them.
+    stop_reason: the token id that stopped it, when it was one of `stop_token_ids`.
+    num_cached: prompt tokens taken from the prefix cache (on the first event of a request, else 0).
+    """
+
+    request_id: str
+    token_ids: TokenIds
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float = 0.0
+    stop_reason: int | None = None
+    num_cached: int = 0
+    error: str | None = None
+    error_code: ErrorCode = ErrorCode.INTERNAL
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -1,0 +1,6 @@
+"""GPU kernels in the Triton language, each beside the torch reference that defines it. Never imports `engine`."""
+
+from kernels.registry import Case, Op, Tolerance, registry
+from kernels.select import Ops, select
+
+__all__ = ["Case", "Op", "Ops", "Tolerance", "registry", "select"]

@@ -1,0 +1,16 @@
+"""Gated activation (Shazeer 2020, arXiv:2002.05202)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def gated_activation(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    """y = act(x[:, :F]) * x[:, F:], in float32, rounded once.
+
+    x [T, 2F] (gate, then up) → [T, F]. activation: "silu" or "gelu_tanh".
+    """
+    gate, up = x.float().chunk(2, dim=-1)
+    act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    return (act * up).to(x.dtype)

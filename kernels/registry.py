@@ -1,0 +1,81 @@
+"""One registry of ops: tests, benchmarks, docs and the engine read it.
+
+An op is a folder: `reference.py` (torch, the definition and the CPU backend), `kernel.py` (Triton, same signature)
+and `cases.py` (inputs, tolerances, bytes and flops). `kernels.select(device)` binds every op once, at start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Choice = Literal["auto", "reference", "triton"]
+
+OPS = (
+    "embedding",
+    "rms_norm",
+    "linear",
+    "rope_kv_write",
+    "paged_attention",
+    "gated_activation",
+    "penalties",
+    "sample",
+    "logprobs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Two numbers, never relaxed: largest error over the largest magnitude, and RMS error over RMS. 0, 0 is exact."""
+
+    max_rel: float
+    rms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One set of inputs.
+
+    make(device, generator) gives keyword arguments, fresh each call. `mutated` names the arguments the op writes
+    into; they are compared besides the returned tensors. bytes and flops are the least the op must move and do.
+    `small` cases are cheap enough for Triton's interpreter.
+    """
+
+    name: str
+    dtype: torch.dtype
+    make: Callable[[torch.device, torch.Generator], dict[str, Any]]
+    tolerance: Tolerance
+    bytes: int
+    flops: int
+    mutated: tuple[str, ...] = ()
+    small: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An op by name, its two implementations and its cases, imported when first asked for."""
+
+    name: str
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        fn: Callable[..., Any] = getattr(importlib.import_module(f"kernels.{self.name}.reference"), self.name)
+        return fn
+
+    @property
+    def kernel(self) -> Callable[..., Any]:
+        fn: Callable[..., Any] = getattr(importlib.import_module(f"kernels.{self.name}.kernel"), self.name)
+        return fn
+
+    def cases(self) -> list[Case]:
+        made: list[Case] = importlib.import_module(f"kernels.{self.name}.cases").cases()
+        return made
+
+
+def registry() -> Iterator[Op]:
+    """Every op, in the order of a decoder step."""
+    return (Op(name) for name in OPS)

@@ -1,0 +1,46 @@
+"""Binds each op to its reference or its kernel, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kernels.registry import Choice, registry
+
+if TYPE_CHECKING:
+
+    class Ops:
+        """The bound ops. Signatures and shapes are those of each op's reference."""
+
+        embedding: Callable[..., torch.Tensor]
+        rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+        linear: Callable[..., torch.Tensor]
+        rope_kv_write: Callable[..., torch.Tensor]
+        paged_attention: Callable[..., torch.Tensor]
+        gated_activation: Callable[..., torch.Tensor]
+        penalties: Callable[..., None]
+        sample: Callable[..., torch.Tensor]
+        logprobs: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+else:
+    Ops = SimpleNamespace
+
+
+def select(device: torch.device, choice: Choice = "auto") -> Ops:
+    """Ops for `device`: kernels on a GPU and references on CPU, unless `choice` says otherwise.
+
+    Raises ValueError when compiled kernels are asked for on a device that cannot run them.
+    """
+    if choice == "auto":
+        choice = "triton" if device.type == "cuda" else "reference"
+    if choice == "triton" and device.type != "cuda":
+        raise ValueError(
+            f"kernels='triton' needs a CUDA device and this engine runs on {device.type}: use kernels='reference'"
+        )
+    bound = {op.name: op.kernel if choice == "triton" else op.reference for op in registry()}
+    return cast(Ops, SimpleNamespace(**bound))
