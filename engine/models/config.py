@@ -14,7 +14,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding. `rotary_dim` channels of a head are rotated; `interleaved` pairs (0,1),(2,3)… instead of halves.
+    """Rotary embedding of `rotary_dim` channels of a head; `interleaved` pairs (0,1),(2,3)… instead of halves.
 
     kind: "default", "linear", "llama3" or "yarn", with that kind's own numbers in the fields below it.
     attention_factor multiplies cos and sin (YaRN).

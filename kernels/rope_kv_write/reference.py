@@ -28,7 +28,7 @@ def rope_kv_write(
     cos_sin [P, R] float32, cos in the first R/2 columns; k_cache, v_cache [N, G, block_size, D], written in place;
     q_norm, k_norm [D] → q [T, H, D]. Computed in float32, rounded once.
     """
-    n_blocks, g, block_size, d = k_cache.shape
+    _, g, block_size, d = k_cache.shape
     t = qkv.shape[0]
     heads = qkv.view(t, num_heads + 2 * g, d)
     q, k, v = heads.split((num_heads, g, g), dim=1)
