@@ -1,11 +1,13 @@
 """What a layer keeps between steps, declared as frozen specs. The pool allocates what is declared. No torch.
 
-Layers with equal specs form a group; a group has one block table. A block is stored page-first: all layers of the
-group contiguously, so that one block is one copy.
+A layer declares one spec or several (a window, compressed entries and a running state). Layers with an equal spec
+form a group; a group has one block table. A block is stored page-first: all layers of the group contiguously, so
+that one block is one copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -40,6 +42,23 @@ class LatentKV:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedKV:
+    """One entry of `dim` values for every `ratio` tokens, written when the last of them is computed.
+
+    A block of block_size tokens holds block_size / ratio entries, so block_size must be a multiple of `ratio`.
+    """
+
+    dim: int
+    ratio: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one token in one layer: an entry's, shared by the tokens that it stands for."""
+        return self.dim * self.dtype_bytes / self.ratio
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrent:
     """State of fixed size a request, updated in place (gated delta rule, causal convolution)."""
 
@@ -58,7 +77,7 @@ class Recurrent:
         return total
 
 
-LayerSpec = PagedKV | LatentKV | Recurrent
+LayerSpec = PagedKV | LatentKV | CompressedKV | Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +88,23 @@ class Group:
     layers: tuple[int, ...]
 
     def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block. Raises ValueError when the spec's entries do not fill whole blocks."""
         if isinstance(self.spec, Recurrent):
             return 0
-        return self.spec.bytes_per_token * block_size * len(self.layers)
+        if isinstance(self.spec, CompressedKV) and block_size % self.spec.ratio:
+            raise ValueError(
+                f"a layer keeps one entry for every {self.spec.ratio} tokens, which blocks of {block_size} tokens "
+                f"cannot hold: set block_size to a multiple of {self.spec.ratio}"
+            )
+        return int(self.spec.bytes_per_token * block_size) * len(self.layers)
 
 
-def group_layers(specs: list[LayerSpec]) -> tuple[Group, ...]:
-    """Groups in order of each spec's first layer."""
+def group_layers(specs: Sequence[tuple[LayerSpec, ...]]) -> tuple[Group, ...]:
+    """Groups in order of each spec's first layer. specs[i] is what layer i keeps, each spec at most once."""
     order: dict[LayerSpec, list[int]] = {}
-    for layer, spec in enumerate(specs):
-        order.setdefault(spec, []).append(layer)
+    for layer, kept in enumerate(specs):
+        for spec in kept:
+            order.setdefault(spec, []).append(layer)
     return tuple(Group(spec, tuple(layers)) for spec, layers in order.items())
 
 

@@ -44,7 +44,7 @@ class NormConfig:
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Grouped-query attention."""
+    """Grouped-query attention. `gated` multiplies its output by the sigmoid of a gate projected beside each query."""
 
     num_heads: int
     num_kv_heads: int
@@ -56,19 +56,122 @@ class AttentionConfig:
     output_bias: bool = False
     window: int | None = None
     softcap: float | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention: keys and values of all heads come from one latent of `kv_rank` values a token.
+
+    A head's query and key hold `nope_dim` plain channels, then `rope_dim` rotated ones; the rotated key is shared by
+    the heads. `q_rank` None projects queries directly. `latent_eps` is the eps of the norms of both latents.
+    """
+
+    num_heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    rope: RopeConfig
+    bias: bool = False
+    latent_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaConfig:
+    """Linear attention by the gated delta rule behind a causal convolution of `conv_width` taps.
+
+    Each key head serves num_value_heads / num_key_heads value heads.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """Chooses the `top_k` compressed entries that a query reads, by scores of `num_heads` small heads."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparseAttentionConfig:
+    """One shared key-value vector a token, read in a window, and one compressed entry for every `ratio` tokens.
+
+    ratio 0 keeps the window alone. `overlap` lets an entry see the window before its own too; `indexer` None reads
+    every entry. Rotary covers the last channels of a head. The output goes through `out_groups` blocks of `out_rank`.
+    """
+
+    num_heads: int
+    head_dim: int
+    q_rank: int
+    scale: float
+    rope: RopeConfig
+    window: int
+    out_groups: int
+    out_rank: int
+    ratio: int = 0
+    overlap: bool = False
+    indexer: IndexerConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MlpConfig:
-    """Gated feed-forward part: down(act(gate(x)) * up(x))."""
+    """Gated feed-forward part: down(act(gate(x)) * up(x)). `limit` clips gate above and up on both sides first."""
 
     intermediate: int
     activation: Activation = "silu"
     bias: bool = False
+    limit: float | None = None
 
 
-MixerConfig = AttentionConfig
-FeedForwardConfig = MlpConfig
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Routed experts, each a gated feed-forward part of `intermediate`, and a shared one of `shared_intermediate`.
+
+    A token's scores choose its `top_k` experts; `correction_bias` is added for the choice only. With num_groups > 1
+    experts are chosen within the `top_groups` groups whose "max" or "top2" sum of scores is the largest. `hashed`
+    takes the choice from a table by token id. Weights are the chosen scores, to sum 1 if `renormalize`, times `scale`.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate: int
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
+    correction_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    renormalize: bool = True
+    scale: float = 1.0
+    hashed: bool = False
+    shared_intermediate: int = 0
+    activation: Activation = "silu"
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HyperConfig:
+    """Hyper-connections: the residual is `streams` parallel ones, mixed by doubly stochastic matrices.
+
+    `iterations` of Sinkhorn-Knopp make them so, with `eps` in every division.
+    """
+
+    streams: int
+    iterations: int
+    eps: float
+
+
+MixerConfig = AttentionConfig | LatentAttentionConfig | GatedDeltaConfig | SparseAttentionConfig
+FeedForwardConfig = MlpConfig | MoeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +196,7 @@ class ModelConfig:
     tied: bool
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    hyper: HyperConfig | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     bos_ids: tuple[int, ...] = field(default=())
     eos_ids: tuple[int, ...] = field(default=())
