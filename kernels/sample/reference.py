@@ -1,1 +1,111 @@
-"""Drawing the next token."""
+"""Drawing the next token: filters, then the Gumbel-max trick with counter-based noise (Salmon et al. 2011, Philox)."""
+
+from __future__ import annotations
+
+import torch
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+# Token ids that share a Philox call lie RUN apart, so that a kernel reads whole runs: 4 words, 4 runs.
+RUN = 1024
+LARGEST_UNIFORM = 1.0 - 2.0**-24
+
+
+def _multiply(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of a product of two unsigned 32-bit values held in int64."""
+    high = (a * (b >> 16) + (a * (b & 0xFFFF) >> 16)) >> 16
+    return high & _WORD, (a * b) & _WORD
+
+
+def philox(seed: torch.Tensor, counter: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10 of counter (c0, c1, 0, 0) under the 64-bit key `seed`: four int64 tensors of 32-bit words."""
+    c0, c1 = counter[0] & _WORD, counter[1] & _WORD
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
+    for _ in range(_ROUNDS):
+        high_a, low_a = _multiply(c0, _MULTIPLIERS[0])
+        high_b, low_b = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
+
+
+def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Standard Gumbel noise keyed by (seed, position, token id): seeds, positions [B] → [B, vocab] float32.
+
+    −log E with E = −log(1 − u) exponential: the noise that decides comes from small u, where float32 is finest.
+    """
+    tiles = -(-vocab // (4 * RUN))
+    counters = torch.arange(tiles * RUN, device=seeds.device)[None]
+    position = positions.long()[:, None].expand(-1, counters.shape[1])
+    words = philox(seeds.long()[:, None], (counters.expand_as(position), position))
+    word = torch.stack([w.view(-1, tiles, RUN) for w in words], dim=2).flatten(1)[:, :vocab]
+    u = (word.float() * 2.0**-32).clamp(2.0**-33, LARGEST_UNIFORM)
+    exponential = torch.where(u < 2.0**-10, u * (1 + u * (0.5 + u * (1 / 3))), -torch.log(1 - u))
+    return -torch.log(exponential)
+
+
+def keep(
+    x: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """Which tokens survive the filters: x [B, V] float32, the rest [B], every temperature positive → [B, V] bool."""
+    vocab = x.shape[1]
+    scaled = (x - x.amax(dim=-1, keepdim=True)) / temperature[:, None]
+    kept = scaled >= torch.where(min_p > 0, min_p.log(), float("-inf"))[:, None]
+    order = x.sort(dim=-1, descending=True).values
+    k = torch.where((top_k <= 0) | (top_k > vocab), vocab, top_k).long()
+    kept &= x >= order.gather(1, k[:, None] - 1)
+
+    weights = torch.where(kept, scaled.exp(), 0.0)
+    by_logit = x.argsort(dim=-1, descending=True, stable=True)
+    ranked, levels = weights.gather(1, by_logit), x.gather(1, by_logit)
+    mass = ranked.double().cumsum(dim=-1)
+    larger = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=1)
+    nucleus = larger < top_p[:, None].double() * mass[:, -1:]
+    nucleus[:, 0] = True
+    last = nucleus.sum(dim=-1, keepdim=True) - 1
+    floor = torch.where(top_p[:, None] >= 1, float("-inf"), levels.gather(1, last))
+    return kept & (x >= floor)
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """token = argmax over the kept set of logit / temperature + Gumbel noise; the lowest id on ties.
+
+    Kept, in this order (ties with the last kept logit stay, so the set does not depend on token order):
+        min_p   softmax(logit / temperature) ≥ min_p · its maximum
+        top_k   the k largest
+        top_p   the fewest of what is left, largest first, whose probability (of what is left) reaches top_p
+    Noise of token t at position n of a request with seed s: word (t / 1024) mod 4 of
+    Philox4x32-10(key = s, counter = (t / 4096 · 1024 + t mod 1024, n, 0, 0)). So a draw depends on nothing but
+    (seed, position, logits): not on the batch, nor on what was drawn before.
+
+    logits [B, V] (float32, bfloat16 or float16); temperature, top_p, min_p [B] float32; top_k, positions [B] int32;
+    seeds [B] int64 → [B] int64. temperature ≤ 0 takes the argmax; top_k ≤ 0, top_p ≥ 1 and min_p ≤ 0 are off.
+    A row with a NaN or +∞, or with nothing above −∞, gives −1.
+    """
+    x = logits.float()
+    top = x.amax(dim=-1)
+    tokens = x.argmax(dim=-1)
+    drawn = ((temperature > 0) & torch.isfinite(top)).nonzero().squeeze(1)
+    if drawn.numel():
+        some, heat = x[drawn], temperature[drawn]
+        filters = (top_k[drawn] > 0) | (top_p[drawn] < 1) | (min_p[drawn] > 0)
+        scores = (some - top[drawn, None]) / heat[:, None] + gumbel(seeds[drawn], positions[drawn], x.shape[1])
+        cut = filters.nonzero().squeeze(1)
+        if cut.numel():
+            at = drawn[cut]
+            kept = keep(some[cut], heat[cut], top_k[at], top_p[at], min_p[at])
+            scores[cut] = scores[cut].masked_fill(~kept, float("-inf"))
+        tokens[drawn] = scores.argmax(dim=-1)
+    return torch.where(torch.isfinite(top), tokens, -1)
