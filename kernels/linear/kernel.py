@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from kernels.linear.reference import linear as linear
 
 __all__ = ["linear"]
