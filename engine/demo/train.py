@@ -1,0 +1,215 @@
+"""Trains the demo checkpoint and its draft on text that ships with Python.
+
+    python -m engine.demo.train OUT [--minutes 3]
+
+Needs transformers and, for a useful result, a GPU. Writes OUT/demo and OUT/demo-draft in Hugging Face layout
+(bfloat16) and OUT/training.json with corpus sizes, steps, held-out loss and versions. The two share one tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from engine.demo.corpus import END, Document, split
+
+VOCAB, CONTEXT, BATCH = 4096, 512, 128
+SPECIAL = [END, "<|im_start|>", "<|im_end|>"]
+REPEATS = {"source": 1, "prose": 2, "chat": 1}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Widths of one model. All are Qwen3-shaped: qk-norm, grouped queries, tied embedding."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    peak_rate: float
+
+
+SHAPES = {
+    "demo": Shape(256, 6, 4, 2, 64, 576, 3e-3),
+    "demo-draft": Shape(128, 2, 2, 1, 64, 256, 5e-3),
+}
+
+
+def train_tokenizer(texts: list[Document]) -> Tokenizer:
+    """Byte-level BPE of VOCAB entries, the three special tokens first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator((d.text for d in texts), trainer)
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: list[Document]) -> torch.Tensor:
+    """One stream of tokens, [N] int64, an end-of-text after every document."""
+    repeated = [d.text for d in texts for _ in range(REPEATS[d.kind])]
+    end = tokenizer.token_to_id(END)
+    ids = [i for e in tokenizer.encode_batch(repeated, add_special_tokens=False) for i in (*e.ids, end)]
+    return torch.tensor(ids)
+
+
+def build(shape: Shape) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        dtype="bfloat16",
+    )
+    return Qwen3ForCausalLM(config)
+
+
+@torch.no_grad()
+def held_out_loss(model: Any, stream: torch.Tensor) -> float:
+    """Mean nats a token over the held-out stream, in windows of CONTEXT."""
+    windows = stream[: len(stream) // CONTEXT * CONTEXT].view(-1, CONTEXT)
+    total = 0.0
+    for part in windows.split(64):
+        with torch.autocast(stream.device.type, torch.bfloat16):
+            logits = model(part).logits[:, :-1]
+        total += torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), part[:, 1:].flatten(), reduction="sum"
+        ).item()
+    return total / (windows.shape[0] * (CONTEXT - 1))
+
+
+def fit(model: Any, train: torch.Tensor, held_out: torch.Tensor, rate: float, seconds: float) -> dict:
+    """AdamW with warm-up and cosine decay over the wall-clock budget; keeps the weights of the best held-out loss."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=train.is_cuda)
+    step_fn = torch.compile(model) if train.is_cuda else model
+    generator = torch.Generator().manual_seed(0)
+    best, best_state, step, start = math.inf, {}, 0, time.monotonic()
+    history: list[tuple[int, float]] = []
+    while (progress := (time.monotonic() - start) / seconds) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        at = torch.randint(len(train) - CONTEXT - 1, (BATCH,), generator=generator)
+        batch = train[(at[:, None] + torch.arange(CONTEXT + 1)).to(train.device)]
+        with torch.autocast(train.device.type, torch.bfloat16):
+            logits = step_fn(batch[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        step += 1
+        if step % 250 == 0:
+            held = held_out_loss(model, held_out)
+            history.append((step, round(held, 4)))
+            print(f"step {step}  train {loss.item():.3f}  held-out {held:.3f}  {progress:.0%}", flush=True)
+            if held < best:
+                best, best_state = held, {k: v.clone() for k, v in model.state_dict().items()}
+    final = held_out_loss(model, held_out)
+    if final < best or not best_state:
+        best = final
+    else:
+        model.load_state_dict(best_state)
+    return {
+        "steps": step,
+        "held_out_loss": round(best, 4),
+        "held_out_perplexity": round(math.exp(best), 3),
+        "history": history,
+    }
+
+
+def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    end_of_turn = tokenizer.token_to_id("<|im_end|>")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end_of_turn]}, indent=2) + "\n")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": END,
+        "chat_template": CHAT_TEMPLATE,
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def sample(model: Any, tokenizer: Tokenizer, prompt: str, device: torch.device) -> str:
+    ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False).ids], device=device)
+    out = model.generate(ids, max_new_tokens=60, do_sample=False)
+    text: str = tokenizer.decode(out[0, ids.shape[1] :].tolist())
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=3.0, help="wall-clock budget of the larger model")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    train_texts, held_texts = split()
+    tokenizer = train_tokenizer(train_texts)
+    train, held = encode(tokenizer, train_texts).to(device), encode(tokenizer, held_texts).to(device)
+    print(f"{len(train):,} training and {len(held):,} held-out tokens", flush=True)
+    record: dict = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "train_tokens": len(train),
+        "held_out_tokens": len(held),
+    }
+    for name, shape in SHAPES.items():
+        model = build(shape).to(device)
+        minutes = args.minutes if name == "demo" else args.minutes / 3
+        result = fit(model, train, held, shape.peak_rate, minutes * 60)
+        count = sum(p.numel() for p in model.parameters())
+        record[name] = {"shape": asdict(shape), "parameters": count, **result}
+        save(model, tokenizer, args.out / name)
+        for prompt in (
+            "The purpose of this module is",
+            "<|im_start|>user\nWhat does json.dumps do?<|im_end|>\n<|im_start|>assistant\n",
+        ):
+            print(name, "|", repr(sample(model.float(), tokenizer, prompt, device)), flush=True)
+    (args.out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps({k: v for k, v in record.items() if k not in SHAPES}))
+    for name in SHAPES:
+        print(name, record[name]["parameters"], record[name]["steps"], record[name]["held_out_perplexity"])
+
+
+if __name__ == "__main__":
+    main()
