@@ -17,12 +17,23 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_waiting: bound of the queue; a request beyond it is refused with UNAVAILABLE.
     token_budget: tokens one step may compute.
     chunk_size: most prompt tokens of one request in one step; 0 means the whole budget.
+    mixed_budget: most prompt tokens, of all requests together, in a step that also holds decoding rows; None follows
+    `preference`: "latency" keeps such a step short (1024), "throughput" lets it use the whole budget.
     """
 
     max_rows: Positive = 256
     max_waiting: Positive = 1024
     token_budget: Positive = 8192
     chunk_size: Annotated[int, Meta(ge=0)] = 0
+    mixed_budget: Positive | None = None
+    preference: Literal["latency", "throughput"] = "throughput"
+
+    def __post_init__(self) -> None:
+        if self.token_budget < self.max_rows:
+            raise ValueError(
+                f"token_budget ({self.token_budget}) must be at least max_rows ({self.max_rows}), so that every "
+                "running request can advance in every step: raise token_budget or lower max_rows"
+            )
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +41,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     block_size: tokens a block holds. num_blocks: blocks in the pool; None sizes it from `memory_fraction` of the
     free device memory (on CPU from `cpu_bytes`).
+    checkpoint_interval: a model with recurrent layers saves its state for the prefix cache each time generation has
+    passed that many tokens (and where a prompt chunk ends on a block); a multiple of block_size.
     """
 
     block_size: Literal[16, 32, 64, 128] = 16
@@ -37,6 +50,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
     cpu_bytes: Positive = 256 << 20
     prefix_cache: bool = True
+    checkpoint_interval: Positive = 256
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_interval % self.block_size:
+            raise ValueError(
+                f"checkpoint_interval ({self.checkpoint_interval}) must be a multiple of block_size ({self.block_size})"
+            )
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,6 +25,8 @@ class RowStart:
     token_ids: every token known so far (prompt, then tokens generated in an earlier life).
     num_prompt: how many of them are prompt; penalties and min_tokens count the rest as output.
     eos_ids: tokens that min_tokens suppresses, besides params.stop_token_ids (empty when ignore_eos).
+    state_slot: the slot of the state pool that the row's recurrent layers update; 0 when the model has none. A line
+    with first == 0 starts from a zero state whatever the slot held; otherwise a state copy of the same plan fills it.
     """
 
     row: int
@@ -33,21 +35,27 @@ class RowStart:
     params: SamplingParams
     eos_ids: tuple[int, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    state_slot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWrite:
-    """Entry `index` of row `row`'s block table in KV group `group` becomes `block`."""
+    """Entries index, index + 1, … of row `row`'s block table in KV group `group` become `blocks`.
+
+    group counts all groups of the pool; recurrent ones have no table. One write carries a whole prefix at
+    admission and one block in steady decode. Entries that left a sliding window keep their old value and may name
+    a block that now belongs to another request: they are never read.
+    """
 
     group: int
     row: int
     index: int
-    block: int
+    blocks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """Copy recurrent state `source` to `target` (both slots of the state pool), before the step computes."""
+    """Copy recurrent state `source` to `target` (slots of the state pool), in list order, before the step computes."""
 
     source: int
     target: int
@@ -81,7 +89,9 @@ class StepResult:
     """What one step gave, aligned with the plan's lines: tokens[i] is the drawn token, or -1 where samples[i] is false.
 
     errors maps a line to a sentence when that line alone failed (its logits were not finite).
-    logprobs holds an entry for the lines whose request asked for them; prompt_logprobs likewise, per computed token.
+    logprobs holds an entry for the lines whose request asked for them. prompt_logprobs likewise: entry i of a line is
+    for the prompt token at position first + i + 1, as predicted by the computed token at first + i; the list ends
+    before the token that the line itself draws.
     """
 
     step: int
