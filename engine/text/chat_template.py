@@ -1,0 +1,240 @@
+"""Chat messages to a prompt, with the checkpoint's own Jinja template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.text.checkpoint_files import checkpoint_folder, read_json_object, token_string
+from engine.types import ErrorCode, RequestError
+
+Message = Mapping[str, Any]
+
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+_CONTINUE_MARK = "\ue000CONTINUE\ue001"  # private-use characters: no text holds them by chance
+
+
+class ChatTemplate:
+    """A checkpoint's chat template, rendered in Jinja's sandbox with the globals that Hugging Face gives it.
+
+    A checkpoint may hold several named templates: `tool_use` renders a request with tools if it exists, `default`
+    everything else.
+    """
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        environment = _environment()
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in templates.items()}
+        except jinja2.TemplateSyntaxError as error:
+            raise RequestError(
+                f"the chat template is not valid Jinja (line {error.lineno}): {error.message}"
+            ) from error
+        self._special_tokens = dict(special_tokens or {})
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> ChatTemplate | None:
+        """The template of a checkpoint folder, None when it has none. Raises RequestError when it is broken.
+
+        chat_template.jinja and additional_chat_templates/NAME.jinja come before tokenizer_config.json.
+        """
+        folder = checkpoint_folder(path)
+        config = read_json_object(folder / "tokenizer_config.json")
+        templates = _templates_of(config.get("chat_template"), folder)
+        for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            templates[file.stem] = file.read_text(encoding="utf-8")
+        single = folder / "chat_template.jinja"
+        if single.is_file():
+            templates["default"] = single.read_text(encoding="utf-8")
+        if not templates:
+            return None
+        return cls(templates, _special_tokens(config))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation; tokenize it with `add_special_tokens=False`.
+
+        messages: objects with `role` and `content` (a string, or text parts), as OpenAI's API has them.
+        add_generation_prompt: end with the start of an assistant message. continue_final_message: leave the last
+        message open instead, so that the model goes on with it; it then comes without a generation prompt.
+        template_kwargs: more variables of the template (`enable_thinking`, ...). Raises RequestError on messages that cannot be rendered.
+        """
+        for name in template_kwargs or ():
+            if name in _RESERVED:
+                raise RequestError(f"chat_template_kwargs must not hold {name}; it is a field of the request itself")
+        chat = [_checked_message(message, n) for n, message in enumerate(messages)]
+        if not chat:
+            raise RequestError("messages is empty; a chat needs at least one message")
+        final = chat[-1].get("content")
+        if continue_final_message:
+            if not isinstance(final, str):
+                raise RequestError("continue_final_message needs a last message with text in its content")
+            chat[-1] = {**chat[-1], "content": f"{final}{_CONTINUE_MARK} "}
+            add_generation_prompt = False
+        text = self._render(
+            self._template(bool(tools)),
+            {
+                **self._special_tokens,
+                **(template_kwargs or {}),
+                "messages": chat,
+                "tools": list(tools) if tools else None,
+                "documents": list(documents) if documents else None,
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+        return _left_open(text) if continue_final_message else text
+
+    def _template(self, with_tools: bool) -> jinja2.Template:
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            names = ", ".join(sorted(self._templates))
+            raise RequestError(f"this model has no default chat template, only: {names}", ErrorCode.UNSUPPORTED)
+        return template
+
+    @staticmethod
+    def _render(template: jinja2.Template, variables: dict[str, Any]) -> str:
+        try:
+            return template.render(variables)
+        except jinja2.TemplateError as error:
+            raise RequestError(f"the chat template refused these messages: {error}") from error
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RequestError(f"the chat template cannot render these messages: {error}") from error
+
+
+def _checked_message(message: Message, number: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(f"messages[{number}] must be an object with a role, a string")
+    checked = dict(message)
+    calls = message.get("tool_calls")
+    if message.get("content") is not None:
+        checked["content"] = _content_text(message["content"], number)
+    elif calls is None:
+        raise RequestError(f"messages[{number}] has no content")
+    if calls is not None:
+        if not isinstance(calls, Sequence) or isinstance(calls, str):
+            raise RequestError(f"messages[{number}].tool_calls must be a list")
+        checked["tool_calls"] = [_checked_call(call, number) for call in calls]
+    return checked
+
+
+def _content_text(content: Any, number: int) -> str:
+    """Text parts put together, a line each: templates of text models read a string."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise RequestError(f"messages[{number}].content must be a string or a list of parts")
+    texts = []
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"messages[{number}].content holds a part of type {kind}; this model takes text parts only",
+                ErrorCode.UNSUPPORTED,
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _checked_call(call: Any, number: int) -> Any:
+    """OpenAI's API carries a call's arguments as JSON text, templates read them as an object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError as error:
+        raise RequestError(f"messages[{number}].tool_calls holds arguments that are not JSON: {error}") from None
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _left_open(text: str) -> str:
+    """`text` up to the end of the final message's content, which the template may have stripped of spaces."""
+    end = text.rfind(_CONTINUE_MARK)
+    if end < 0:
+        raise RequestError(
+            "the chat template leaves out the last message, so it cannot be continued; "
+            "send it as the prompt of a completion instead",
+            ErrorCode.UNSUPPORTED,
+        )
+    stripped = not text.startswith(" ", end + len(_CONTINUE_MARK))
+    return text[:end].rstrip() if stripped else text[:end]
+
+
+def _templates_of(value: Any, folder: Path) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    except (TypeError, KeyError) as error:
+        raise RequestError(
+            f"chat_template in {folder / 'tokenizer_config.json'} must be a string or a list of "
+            "objects with name and template"
+        ) from error
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: text for name in config if name.endswith("_token") and (text := token_string(config[name])) is not None
+    }
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what the assistant said, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_plain"), [], [], body).set_lineno(line)
+
+    def _plain(self, caller: Macro) -> str:
+        return str(caller())
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.text import Tokenizer
+from engine.types import ErrorCode, RequestError
+from tests.text.conftest import BUILT, KINDS
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@given(text=TEXTS, name=st.sampled_from(["byte-level", "sentencepiece"]))
+def test_decode_returns_the_encoded_text(text: str, name: str) -> None:
+    tokenizer = BUILT[name]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(ids=st.lists(st.integers(0, 299), max_size=30))
+def test_byte_level_decode_equals_the_library_on_any_ids(ids: list[int]) -> None:
+    assert BUILT["byte-level"].decode(ids, skip_special_tokens=False) == KINDS_BUILT.decode(
+        ids, skip_special_tokens=False
+    )
+
+
+KINDS_BUILT = KINDS["byte-level"]()
+
+
+def test_special_tokens_are_skipped_or_shown(folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder)
+    ids = tokenizer.encode("a<|end|>b")
+    assert tokenizer.decode(ids) == "ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|end|>b"
+
+
+def test_eos_ids_come_from_all_three_files(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 7}}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.eos_ids == {0, 5, 6, 7}
+    assert tokenizer.special_tokens == {"eos_token": "<|end|>"}
+
+
+def test_a_saved_truncation_does_not_cut_prompts(folder: Path) -> None:
+    backend = KINDS["byte-level"]()
+    backend.enable_truncation(max_length=2)
+    backend.enable_padding(length=64)
+    backend.save(str(folder / "tokenizer.json"))
+    assert len(Tokenizer.from_folder(folder).encode("z" * 10)) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"ab\xff", "byte 0xff at position 2"), ("ab\ud800", r"U\+D800 at position 2"), (b"\xe4\xbd", "not valid UTF-8")],
+)
+def test_text_that_is_not_unicode_is_refused(any_tokenizer: Tokenizer, text: str | bytes, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        any_tokenizer.encode(text)
+
+
+def test_ids_out_of_the_vocabulary_are_refused(any_tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="outside of the vocabulary"):
+        any_tokenizer.decode([any_tokenizer.vocab_size])
+    with pytest.raises(RequestError, match="token id -1"):
+        any_tokenizer.decode([-1])
+
+
+def test_a_folder_without_a_tokenizer_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"holds no tokenizer\.json") as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert caught.value.code is ErrorCode.NOT_FOUND
+    with pytest.raises(RequestError, match="is not a folder"):
+        Tokenizer.from_folder(tmp_path / "nowhere")
+
+
+def test_a_broken_file_is_named(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(RequestError, match=r"generation_config\.json cannot be read as JSON"):
+        Tokenizer.from_folder(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "end"}')
+    with pytest.raises(RequestError, match=r"eos_token_id in .* must be a token id"):
+        Tokenizer.from_folder(folder)
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Oracle"}}')
+    with pytest.raises(RequestError, match="not a tokenizer that the tokenizers library can read"):
+        Tokenizer.from_folder(folder)
+
+
+def test_token_text_shows_parts_of_a_character(folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder)
+    assert {tokenizer.token_text(i) for i in tokenizer.encode("\U0001fae0")} == {"\ufffd"}
+    assert tokenizer.token_text(tokenizer.encode(" ")[0]) == " "
