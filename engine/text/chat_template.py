@@ -74,7 +74,8 @@ class ChatTemplate:
         messages: objects with `role` and `content` (a string, or text parts), as OpenAI's API has them.
         add_generation_prompt: end with the start of an assistant message. continue_final_message: leave the last
         message open instead, so that the model goes on with it; it then comes without a generation prompt.
-        template_kwargs: more variables of the template (`enable_thinking`, ...). Raises RequestError on messages that cannot be rendered.
+        template_kwargs: more variables of the template (`enable_thinking`, ...).
+        Raises RequestError on messages that cannot be rendered.
         """
         for name in template_kwargs or ():
             if name in _RESERVED:
