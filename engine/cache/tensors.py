@@ -1,0 +1,111 @@
+"""The memory behind a PoolSpec: one pool a group, page-first, and each layer's views of it.
+
+A pool of paged keys and values is [num_blocks, layers, block_size * bytes of a token …]: all layers of a block stand
+together, so that one block is one copy. A layer sees its own part with the strides of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.spec import CompressedKV, Group, LatentKV, PagedKV, PoolSpec, Recurrent
+from engine.core.plan import StateCopy
+
+_BY_BYTES = {4: torch.float32, 2: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    """k [N, G, block_size, D] and v [N, G, block_size, Dv] of one layer; `group` picks the batch's block table."""
+
+    group: int
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LatentCache:
+    """entries [N, entries a block, dim]: one vector a token (LatentKV, latent then rope) or a run (CompressedKV)."""
+
+    group: int
+    entries: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateCache:
+    """Recurrent state of one layer: one tensor [slots, *shape] for each of the spec's shapes."""
+
+    group: int
+    states: tuple[torch.Tensor, ...]
+
+
+LayerCache = PagedCache | LatentCache | StateCache
+
+
+class CacheTensors:
+    """Allocates the pools of `spec` on `device`, zeroed. layers[i] holds layer i's caches in the order of its specs."""
+
+    def __init__(self, spec: PoolSpec, num_layers: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.spec = spec
+        self.pools: list[tuple[torch.Tensor, ...]] = []
+        views: list[list[LayerCache]] = [[] for _ in range(num_layers)]
+        for index, group in enumerate(spec.groups):
+            pools, caches = _allocate(index, group, spec, dtype, device)
+            self.pools.append(pools)
+            for layer, cache in zip(group.layers, caches, strict=True):
+                views[layer].append(cache)
+        self.layers: tuple[tuple[LayerCache, ...], ...] = tuple(tuple(v) for v in views)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(pool.numel() * pool.itemsize for pools in self.pools for pool in pools)
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """Copy recurrent state between slots, in every recurrent group. Sources are read before targets change."""
+        if not copies:
+            return
+        for group, pools in zip(self.spec.groups, self.pools, strict=True):
+            if isinstance(group.spec, Recurrent):
+                for pool in pools:
+                    source = torch.tensor([c.source for c in copies], device=pool.device)
+                    target = torch.tensor([c.target for c in copies], device=pool.device)
+                    pool[target] = pool[source]
+
+
+def _allocate(
+    index: int, group: Group, spec: PoolSpec, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[torch.Tensor, ...], list[LayerCache]]:
+    layers, blocks, size = len(group.layers), spec.num_blocks[index], spec.block_size
+    kept = group.spec
+    if isinstance(kept, PagedKV):
+        keys, values = kept.num_kv_heads * size * kept.head_dim, kept.num_kv_heads * size * kept.value_dim
+        pool = torch.zeros(blocks, layers, keys + values, dtype=dtype, device=device)
+        k = pool[:, :, :keys].unflatten(2, (kept.num_kv_heads, size, kept.head_dim))
+        v = pool[:, :, keys:].unflatten(2, (kept.num_kv_heads, size, kept.value_dim))
+        return (pool,), [PagedCache(index, k[:, i], v[:, i]) for i in range(layers)]
+    if isinstance(kept, LatentKV | CompressedKV):
+        if isinstance(kept, LatentKV):
+            dim, entries = kept.latent_dim + kept.rope_dim, size
+        else:
+            dim, entries = kept.dim, size // kept.ratio
+        pool = torch.zeros(blocks, layers, entries, dim, dtype=dtype, device=device)
+        return (pool,), [LatentCache(index, pool[:, i]) for i in range(layers)]
+    pools = tuple(
+        torch.zeros(spec.num_state_slots, layers, *shape, dtype=_BY_BYTES[width], device=device)
+        for shape, width in zip(kept.shapes, kept.dtype_bytes, strict=True)
+    )
+    return pools, [StateCache(index, tuple(pool[:, i] for pool in pools)) for i in range(layers)]
+
+
+def pool_bytes(spec: PoolSpec) -> int:
+    """Bytes that the pools of `spec` take."""
+    total = 0
+    for group, blocks in zip(spec.groups, spec.num_blocks, strict=True):
+        if isinstance(group.spec, Recurrent):
+            total += group.spec.bytes_per_request * spec.num_state_slots * len(group.layers)
+        else:
+            total += group.block_bytes(spec.block_size) * blocks
+    return total

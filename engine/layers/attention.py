@@ -1,0 +1,75 @@
+"""Grouped-query attention (Ainslie et al. 2023, arXiv:2305.13245) over a paged KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.cache.spec import LayerSpec, PagedKV
+from engine.cache.tensors import LayerCache, PagedCache
+from engine.layers.build import Build
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.models.config import AttentionConfig
+from engine.runner.batch import DeviceBatch
+
+
+class Attention(nn.Module):
+    """residual + out(attend(norm(x))): one projection to q, k and v, then norm, rope and cache write in one op."""
+
+    def __init__(self, config: AttentionConfig, build: Build) -> None:
+        super().__init__()
+        if config.gated:
+            raise NotImplementedError("attention with an output gate is not implemented")
+        self.config = config
+        hidden, d = build.config.hidden, config.head_dim
+        self.qkv = Linear(hidden, (config.num_heads + 2 * config.num_kv_heads) * d, build, config.bias)
+        self.out = Linear(config.num_heads * d, hidden, build, config.output_bias)
+        self.q_norm = build.empty(d) if config.qk_norm else None
+        self.k_norm = build.empty(d) if config.qk_norm else None
+        self._rope = build.rope(config.rope, d)
+        self._interleaved = config.rope is not None and config.rope.interleaved
+        self._norm = build.config.norm
+        self._ops = build.ops
+        self.specs: tuple[LayerSpec, ...] = (PagedKV(config.num_kv_heads, d, d, build.dtype_bytes, config.window),)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: RmsNorm,
+        batch: DeviceBatch,
+        caches: tuple[LayerCache, ...],
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x, residual [T, hidden] → [T, hidden]. Writes the step's keys and values into the cache."""
+        (cache,) = caches
+        assert isinstance(cache, PagedCache)
+        q = self._ops.rope_kv_write(
+            self.qkv(x, norm=norm),
+            batch.positions,
+            batch.slots[cache.group],
+            self._rope,
+            cache.k,
+            cache.v,
+            self.config.num_heads,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            eps=self._norm.eps,
+            offset=self._norm.offset,
+            interleaved=self._interleaved,
+        )
+        o = self._ops.paged_attention(
+            q,
+            cache.k,
+            cache.v,
+            batch.block_tables[cache.group],
+            batch.query_start,
+            batch.context_len,
+            self.config.scale,
+            batch.num_single,
+            batch.max_query,
+            batch.max_context,
+            window=self.config.window,
+            softcap=self.config.softcap,
+        )
+        return self.out(o.flatten(1), residual=residual)

@@ -1,0 +1,43 @@
+"""What a layer is built with, as one value: the ops that were chosen, the model's sizes and the shared rope tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.layers.rope import rope_table
+from engine.models.config import ModelConfig, RopeConfig
+from kernels import Ops
+
+
+@dataclass(frozen=True)
+class Build:
+    """ops run every layer. Parameters have `dtype`; tables cover positions 0 … max_model_len − 1 on `device`.
+
+    deterministic asks every op for batch-invariant arithmetic.
+    """
+
+    ops: Ops
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    deterministic: bool = False
+    _tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def dtype_bytes(self) -> int:
+        return self.dtype.itemsize
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
+        """A parameter to be filled by the loader; it has no memory yet."""
+        tensor = torch.empty(shape, dtype=dtype or self.dtype, device="meta")
+        return torch.nn.Parameter(tensor, requires_grad=False)
+
+    def rope(self, config: RopeConfig | None, head_dim: int) -> torch.Tensor:
+        """The cos and sin table [max_model_len, rotary_dim], shared by layers of equal config."""
+        key = (config, head_dim)
+        if key not in self._tables:
+            self._tables[key] = rope_table(config, self.max_model_len, self.device)
+        return self._tables[key]

@@ -1,0 +1,24 @@
+"""RMS norm as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.layers.build import Build
+
+
+class RmsNorm(nn.Module):
+    """y = x / rms(x) * (weight + offset). A projection may take the norm in instead (`Linear.forward`)."""
+
+    def __init__(self, size: int, build: Build) -> None:
+        super().__init__()
+        self.weight = build.empty(size)
+        self.eps = build.config.norm.eps
+        self.offset = build.config.norm.offset
+        self._op = build.ops.rms_norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, size] → [T, size]."""
+        y, _ = self._op(x, self.weight, self.eps, offset=self.offset)
+        return y

@@ -1,0 +1,104 @@
+"""The one decoder: embedding, layers, norm, head. What a layer consists of is looked up by its config's type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.cache.spec import LayerSpec
+from engine.cache.tensors import LayerCache
+from engine.layers.attention import Attention
+from engine.layers.build import Build
+from engine.layers.embedding import Embedding
+from engine.layers.linear import Linear
+from engine.layers.mlp import Mlp
+from engine.layers.norm import RmsNorm
+from engine.models.config import AttentionConfig, LayerConfig, MlpConfig
+from engine.runner.batch import DeviceBatch
+
+# A mixer is called with (x, norm, batch, caches, residual), a feed-forward part with (x, norm, batch, residual). Each
+# norms its input by `norm`, adds `residual` to what it gives unless that is None, and a mixer declares its `specs`.
+MIXERS: dict[type, Callable[[Any, Build], nn.Module]] = {AttentionConfig: Attention}
+FEED_FORWARDS: dict[type, Callable[[Any, Build], nn.Module]] = {MlpConfig: Mlp}
+
+
+def _built(table: dict[type, Callable[[Any, Build], nn.Module]], config: object, build: Build) -> nn.Module:
+    kind = table.get(type(config))
+    if kind is None:
+        raise NotImplementedError(f"no layer implements {type(config).__name__}")
+    return kind(config, build)
+
+
+class DecoderLayer(nn.Module):
+    """x + mix(norm(x)), then x + feed_forward(norm(x)); a sandwich layer norms both again before the sums."""
+
+    def __init__(self, config: LayerConfig, build: Build) -> None:
+        super().__init__()
+        hidden = build.config.hidden
+        self.mixer_norm = RmsNorm(hidden, build)
+        self.mixer = _built(MIXERS, config.mixer, build)
+        self.ffn_norm = RmsNorm(hidden, build)
+        self.ffn = _built(FEED_FORWARDS, config.ffn, build)
+        self.mixer_out_norm = RmsNorm(hidden, build) if config.sandwich else None
+        self.ffn_out_norm = RmsNorm(hidden, build) if config.sandwich else None
+
+    @property
+    def specs(self) -> tuple[LayerSpec, ...]:
+        """What the layer keeps between steps."""
+        specs: tuple[LayerSpec, ...] = self.mixer.specs  # type: ignore[assignment]
+        return specs
+
+    def forward(self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...]) -> torch.Tensor:
+        """x [T, hidden] → [T, hidden]."""
+        if self.mixer_out_norm is None or self.ffn_out_norm is None:
+            x = self.mixer(x, self.mixer_norm, batch, caches, residual=x)
+            return self.ffn(x, self.ffn_norm, batch, residual=x)
+        x = x + self.mixer_out_norm(self.mixer(x, self.mixer_norm, batch, caches, residual=None))
+        return x + self.ffn_out_norm(self.ffn(x, self.ffn_norm, batch, residual=None))
+
+
+class Decoder(nn.Module):
+    """Built without memory; `materialize` gives it some, then the loader fills it."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        config = build.config
+        if config.hyper is not None:
+            raise NotImplementedError("hyper-connections are not implemented")
+        self.config = config
+        self.embed = Embedding(build)
+        self.layers = nn.ModuleList(DecoderLayer(layer, build) for layer in config.layers)
+        self.norm = RmsNorm(config.hidden, build)
+        self.head = Linear(config.hidden, config.vocab_size, build)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make the head the embedding again, when the model says so."""
+        if self.config.tied:
+            self.head.weight = self.embed.weight
+
+    def materialize(self, device: torch.device) -> None:
+        """Give every parameter uninitialised memory on `device`."""
+        self.to_empty(device=device)
+        self.tie()
+
+    @property
+    def specs(self) -> list[tuple[LayerSpec, ...]]:
+        """What each layer keeps between steps."""
+        return [layer.specs for layer in self.layers]  # type: ignore[misc]
+
+    def forward(self, batch: DeviceBatch, caches: tuple[tuple[LayerCache, ...], ...]) -> torch.Tensor:
+        """Residual stream after the last layer, not yet normed: [T, hidden]. caches[i] are layer i's."""
+        x = self.embed(batch.token_ids)
+        for layer, kept in zip(self.layers, caches, strict=True):
+            x = layer(x, batch, kept)
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of the residual stream [N, hidden] → [N, vocab_size]."""
+        y = self.head(x, norm=self.norm)
+        cap = self.config.logit_softcap
+        return y if cap is None else cap * torch.tanh(y / cap)

@@ -1,0 +1,19 @@
+"""Llama 2 and 3 (arXiv:2407.21783): grouped-query attention, gated feed-forward, RMS norm before each."""
+
+from __future__ import annotations
+
+from engine.models import common
+from engine.models.config import LayerConfig, ModelConfig
+from engine.models.reader import Reader
+from engine.weights.rules import Rule
+
+
+def parse(reader: Reader) -> ModelConfig:
+    common.full_attention_only(reader)
+    mixer = common.attention(reader)
+    layers = (LayerConfig(mixer, common.mlp(reader)),) * common.num_layers(reader)
+    return common.decoder(reader, "llama", layers, mixer.rope)
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    return common.decoder_rules(config)

@@ -1,0 +1,78 @@
+"""From a checkpoint folder to the family that serves it. Families are imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from engine.models.config import ModelConfig
+from engine.models.reader import ConfigError, Reader
+from engine.weights.rules import Rule
+
+# architecture in config.json → module of engine.models
+FAMILIES: dict[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+class Family(Protocol):
+    """What a family module provides."""
+
+    def parse(self, reader: Reader) -> ModelConfig:
+        """Read every value that matters; what is not implemented is refused by name."""
+        ...
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        """Where each parameter of the decoder comes from."""
+        ...
+
+
+def family_of(values: dict[str, Any]) -> Family:
+    """The family of a config.json. Raises ConfigError with the list of known architectures."""
+    named = values.get("architectures") or []
+    known = [FAMILIES[name] for name in named if name in FAMILIES]
+    if not known:
+        said = ", ".join(map(str, named)) or "none"
+        raise ConfigError(
+            f"config.json names the architecture {said}, which is not implemented; "
+            f"implemented: {', '.join(sorted(FAMILIES))}"
+        )
+    return cast(Family, importlib.import_module(f"engine.models.{known[0]}"))
+
+
+def parse(values: dict[str, Any]) -> ModelConfig:
+    """Parse the content of a config.json. Raises ConfigError for anything that is not implemented."""
+    reader = Reader(values)
+    config = family_of(values).parse(reader)
+    reader.finish()
+    return config
+
+
+def load(folder: str | Path) -> tuple[ModelConfig, Family]:
+    """Read config.json, and the end-of-sequence ids that generation_config.json adds to it.
+
+    Raises ConfigError when the folder is no checkpoint, or needs something that is not implemented.
+    """
+    values = _json(Path(folder) / "config.json")
+    config = parse(values)
+    generation = Path(folder) / "generation_config.json"
+    if generation.exists():
+        more = Reader(_json(generation), "generation_config.json").ints("eos_token_id")
+        config = replace(config, eos_ids=tuple(dict.fromkeys(config.eos_ids + more)))
+    return config, family_of(values)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: a model is a folder with config.json and *.safetensors") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(values).__name__}")
+    return values

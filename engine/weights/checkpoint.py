@@ -1,0 +1,161 @@
+"""A Hugging Face checkpoint on disk: which tensors it holds, where their bytes are, and reading byte ranges of them.
+
+Only headers are read when it is opened (safetensors: 8 bytes of length, a JSON header, then the tensors' bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from engine.weights.rules import Shape
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MAX_HEADER_BYTES = 100 << 20
+
+
+class WeightsError(ValueError):
+    """Weights that cannot be used. The message names the file or the tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor on disk: its bytes are [start, start + num_bytes) of `file`."""
+
+    name: str
+    file: Path
+    start: int
+    dtype: torch.dtype
+    shape: Shape
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Checkpoint:
+    """The tensors of a folder's safetensors files, by name."""
+
+    def __init__(self, entries: dict[str, Entry]) -> None:
+        self.entries = entries
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Checkpoint:
+        """Read the headers of a single file, or of the files that model.safetensors.index.json lists.
+
+        Raises WeightsError when a file is missing, broken or cut short, or when a tensor is stored twice.
+        """
+        folder = Path(folder)
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            placed: dict[str, str] = _parse(index.read_bytes(), index).get("weight_map", {})
+            files = [folder / name for name in sorted(set(placed.values()))]
+        else:
+            placed = {}
+            files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise WeightsError(f"{folder} holds no *.safetensors file: nothing to load weights from")
+        entries: dict[str, Entry] = {}
+        for file in files:
+            for entry in _header(file):
+                if entry.name in entries:
+                    raise WeightsError(f"tensor {entry.name} is stored in both {entries[entry.name].file} and {file}")
+                entries[entry.name] = entry
+        lost = sorted(name for name in placed if name not in entries)
+        if lost:
+            raise WeightsError(f"{index.name} lists tensors that its files do not hold: {_listed(lost)}")
+        return cls(entries)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries.values())
+
+
+class Files:
+    """Open files to read ranges of, one descriptor a file, shared by threads (reads carry their own offset)."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def open(self, file: Path) -> None:
+        if file not in self._descriptors:
+            self._descriptors[file] = os.open(file, os.O_RDONLY)
+
+    def read_into(self, file: Path, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes of `file` from `start` on. Raises WeightsError when the file ends before."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._descriptors[file], [buffer[done:]], start + done)
+            if count == 0:
+                raise WeightsError(f"{file} ends {len(buffer) - done} bytes early: it was changed or cut short")
+            done += count
+
+
+def _header(file: Path) -> list[Entry]:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            head = stream.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else MAX_HEADER_BYTES + 1
+            if length > min(MAX_HEADER_BYTES, size - 8):
+                raise WeightsError(f"{file} is no safetensors file, or it is cut short in its header")
+            table = _parse(stream.read(length), file)
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
+    entries = []
+    for name, about in table.items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape, (start, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
+        except (KeyError, TypeError, ValueError):
+            raise WeightsError(f"{file}: the header's entry for {name} is broken") from None
+        if dtype not in DTYPES:
+            raise WeightsError(f"{file}: tensor {name} has dtype {dtype}, which is not implemented")
+        entry = Entry(name, file, 8 + length + start, DTYPES[dtype], shape)
+        if entry.num_bytes != end - start or entry.start + entry.num_bytes > size:
+            raise WeightsError(f"{file}: the bytes of tensor {name} are missing, the file is cut short or broken")
+        entries.append(entry)
+    return entries
+
+
+def _parse(text: bytes, file: Path) -> dict:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise WeightsError(f"{file} holds no readable JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise WeightsError(f"{file} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

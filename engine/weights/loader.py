@@ -1,0 +1,194 @@
+"""Fills a model's parameters from a checkpoint by rules, and checks both sides: every parameter filled exactly once,
+every tensor used or known to be unused.
+
+Bytes go file → staging buffer → parameter. A few threads each own two buffers; on a GPU these are pinned and the
+copies run on the thread's own stream, so that the disk, the bus and the other threads all stay busy.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Lock
+
+import torch
+
+from engine.weights.checkpoint import Checkpoint, Entry, Files, WeightsError, _listed
+from engine.weights.rules import Rule
+
+# Called with (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+
+FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+BUFFER_BYTES = 16 << 20
+THREADS = {"cuda": 8, "cpu": 2}
+
+# Tensors that some checkpoints hold although they can be computed from the config.
+DERIVED = ("*.rotary_emb.inv_freq", "rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One source and the part of a parameter that it fills."""
+
+    entry: Entry
+    view: torch.Tensor
+
+
+def load(
+    parameters: Mapping[str, torch.Tensor],
+    checkpoint: Checkpoint,
+    rules: Sequence[Rule],
+    unused: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> None:
+    """Fill `parameters` in place. `unused` are name patterns of tensors that this model does not need.
+
+    Raises WeightsError that names every missing, extra, misshapen and wrong-dtype tensor; parameters are then
+    untouched, since everything is checked before the first byte is read.
+    """
+    with torch.no_grad():
+        pieces = plan(parameters, checkpoint, rules, (*DERIVED, *unused))
+        copy(pieces, progress)
+
+
+def plan(
+    parameters: Mapping[str, torch.Tensor], checkpoint: Checkpoint, rules: Sequence[Rule], unused: Sequence[str] = ()
+) -> list[Piece]:
+    """Match rules with both sides. Raises WeightsError with all that is wrong."""
+    entries, wrong, pieces = checkpoint.entries, [], []
+    targets: set[str] = set()
+    sources: set[str] = set()
+    for rule in rules:
+        if rule.target in targets:
+            raise WeightsError(f"two rules fill the parameter {rule.target}")
+        if rule.target not in parameters:
+            raise WeightsError(f"a rule fills {rule.target}, which the model does not have")
+        targets.add(rule.target)
+        sources.update(rule.sources)
+        missing = [name for name in rule.sources if name not in entries]
+        if missing:
+            wrong.append(f"missing: {_listed(missing)}")
+            continue
+        made, problems = _pieces(rule, parameters[rule.target], [entries[name] for name in rule.sources])
+        pieces += made
+        wrong += problems
+    unfilled = sorted(set(parameters) - targets)
+    if unfilled:
+        raise WeightsError(f"no rule fills the parameters {_listed(unfilled)}")
+    extra = sorted(
+        name for name in set(entries) - sources if not any(fnmatch.fnmatchcase(name, pattern) for pattern in unused)
+    )
+    if extra:
+        wrong.append(f"not part of this model: {_listed(extra)}")
+    if wrong:
+        raise WeightsError("the checkpoint's tensors do not fit its config.json; " + "; ".join(wrong))
+    return pieces
+
+
+def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[list[Piece], list[str]]:
+    try:
+        views = rule.combine(target, [entry.shape for entry in entries])
+    except ValueError as error:
+        return [], [f"misshapen: {_listed([_shaped(entry) for entry in entries])}: {error}"]
+    pieces, wrong = [], []
+    for entry, view in zip(entries, views, strict=True):
+        if tuple(view.shape) != entry.shape:
+            wrong.append(f"misshapen: {_shaped(entry)}, needed {list(view.shape)}")
+        elif entry.dtype != view.dtype and not (entry.dtype in FLOATS and view.dtype in FLOATS):
+            wrong.append(f"wrong dtype: {entry.name} is {entry.dtype}, needed {view.dtype}".replace("torch.", ""))
+        else:
+            pieces.append(Piece(entry, view))
+    return pieces, wrong
+
+
+def _shaped(entry: Entry) -> str:
+    return f"{entry.name} {list(entry.shape)}"
+
+
+def copy(pieces: Sequence[Piece], progress: Progress | None = None) -> None:
+    """Read every piece's bytes into its view, in file order, on several threads."""
+    if not pieces:
+        return
+    device = pieces[0].view.device
+    chunks = [
+        chunk for piece in sorted(pieces, key=lambda p: (p.entry.file, p.entry.start)) for chunk in _chunks(piece)
+    ]
+    largest = max(chunk.entry.num_bytes for chunk in chunks)
+    total, done, lock = sum(chunk.entry.num_bytes for chunk in chunks), 0, Lock()
+    work: SimpleQueue[Piece] = SimpleQueue()
+    for chunk in chunks:
+        work.put(chunk)
+
+    def drain(files: Files) -> None:
+        nonlocal done
+        staging = _Staging(largest, device)
+        while True:
+            try:
+                chunk = work.get_nowait()
+            except Empty:
+                break
+            staging.copy(files, chunk)
+            with lock:
+                done += chunk.entry.num_bytes
+                if progress is not None:
+                    progress(done, total)
+        staging.finish()
+
+    threads = min(THREADS.get(device.type, 1), len(chunks))
+    with Files() as files, ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+        for chunk in chunks:
+            files.open(chunk.entry.file)
+        for future in [pool.submit(drain, files) for _ in range(threads)]:
+            future.result()
+
+
+def _chunks(piece: Piece) -> Iterable[Piece]:
+    """Cut a piece along its first dimension into parts of about BUFFER_BYTES."""
+    entry, view = piece.entry, piece.view
+    if entry.num_bytes <= BUFFER_BYTES or view.dim() == 0:
+        yield piece
+        return
+    row_bytes = entry.num_bytes // entry.shape[0]
+    rows = max(1, BUFFER_BYTES // row_bytes)
+    for at in range(0, entry.shape[0], rows):
+        count = min(rows, entry.shape[0] - at)
+        part = Entry(entry.name, entry.file, entry.start + at * row_bytes, entry.dtype, (count, *entry.shape[1:]))
+        yield Piece(part, view[at : at + count])
+
+
+class _Staging:
+    """A thread's two buffers: one is filled from disk while the other is on its way to the device."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        size = max(num_bytes, 1)
+        self._buffers = [torch.empty(size, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(1 + self._cuda)]
+        self._turn = 0
+        if self._cuda:
+            self._stream = torch.cuda.Stream(device)
+            self._sent = [torch.cuda.Event() for _ in self._buffers]
+
+    def copy(self, files: Files, chunk: Piece) -> None:
+        turn = self._turn
+        self._turn = (turn + 1) % len(self._buffers)
+        if self._cuda:
+            self._sent[turn].synchronize()
+        entry = chunk.entry
+        raw = self._buffers[turn][: entry.num_bytes]
+        files.read_into(entry.file, entry.start, raw.numpy().data)
+        tensor = raw.view(entry.dtype).view(entry.shape)
+        if self._cuda:
+            with torch.no_grad(), torch.cuda.stream(self._stream):
+                chunk.view.copy_(tensor, non_blocking=True)
+                self._sent[turn].record(self._stream)
+        else:
+            with torch.no_grad():
+                chunk.view.copy_(tensor)
+
+    def finish(self) -> None:
+        if self._cuda:
+            self._stream.synchronize()

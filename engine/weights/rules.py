@@ -1,0 +1,65 @@
+"""Where each parameter comes from: a table of rules, target ← sources. No torch: views are taken by duck typing.
+
+A rule pulls. Its `combine` cuts the target into one view a source, in order, and each source is copied into its view;
+nothing is concatenated on the way, and a source that does not fit its view is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]
+Combine = Callable[["Tensor", Sequence[Shape]], "list[Tensor]"]
+
+
+def whole(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """One source fills the target."""
+    return [target] * len(shapes)
+
+
+def concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Sources stand one after another along the first dimension."""
+    views, start = [], 0
+    for shape in shapes:
+        views.append(target[start : start + shape[0]])
+        start += shape[0]
+    if start != target.shape[0]:
+        raise ValueError(f"they hold {start} rows together and {target.shape[0]} are needed")
+    return views
+
+
+def stack(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Source i becomes target[i] (one matrix an expert)."""
+    return list(target.unbind(0))
+
+
+def stack_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """Sources come in runs, one run an entry of the target's first dimension; a run is concatenated (gate, up)."""
+    run = len(shapes) // target.shape[0]
+    return [view for i, entry in enumerate(target) for view in concat(entry, shapes[i * run : (i + 1) * run])]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Parameter `target` of the decoder is filled from tensors `sources` of the checkpoint.
+
+    Names may hold `{layer}`, filled in by `at`. `combine` places the sources in the target.
+    """
+
+    target: str
+    sources: tuple[str, ...]
+    combine: Combine = whole
+
+    def at(self, layer: int) -> Rule:
+        """The same rule for one layer."""
+        number = str(layer)
+        return replace(
+            self,
+            target=self.target.replace("{layer}", number),
+            sources=tuple(source.replace("{layer}", number) for source in self.sources),
+        )
