@@ -1,0 +1,233 @@
+"""Triton kernels for products of few rows with a large weight: as fast as the weight can be read.
+
+Both kernels give y = residual + act(norm(x) @ weightᵀ + bias) in one launch. `vector_kernel` multiplies and sums in
+float32 (one row); `tile_kernel` uses the tensor cores (up to 64 rows), with the rows of a norm scaled after
+the product, since (x·r·g) @ Wᵀ = r · ((x·g) @ Wᵀ) for a scalar r a row.
+
+Programmatic dependent launch (PDL): a program lets the next kernel start at once, asks the L2 cache for the weights
+that it will read, and only then waits for the kernel before it. Weights never change, so reading them early is safe;
+everything that another kernel writes is touched after the wait.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _prefetch(pointer, num_bytes):
+    """Asks the L2 cache for `num_bytes` (a multiple of 16) at `pointer`, once a program."""
+    tl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred first;
+        .reg .b32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 first, thread, 0;
+        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }
+        """,
+        "=r,l,r",
+        [pointer.to(tl.uint64, bitcast=True), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _activate(x, KIND: tl.constexpr):
+    if KIND == "silu":
+        return x * tl.sigmoid(x)
+    # gelu_tanh; tanh(z) = 2·sigmoid(2z) − 1
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    return x * tl.sigmoid(2.0 * inner)
+
+
+@triton.jit
+def vector_kernel(
+    x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, y_ptr,
+    N, K, eps, offset,
+    BN: tl.constexpr, BK: tl.constexpr,
+    NORM: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    EVEN: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """One row of x; each program gives BN outputs. With ACT, N counts outputs and the weight has 2N rows.
+
+    EVEN says that BN divides N and BK divides K.
+    """
+    pid = tl.program_id(0)
+    n = pid * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    live = n < N
+    rows = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+    up_rows = rows + N.to(tl.int64) * K
+    if PDL:
+        gdc_launch_dependents()
+        if PREFETCH:
+            slab = w_ptr + pid.to(tl.int64) * BN * K
+            size = tl.minimum(BN, N - pid * BN) * K * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
+            _prefetch(slab, size)
+            if ACT is not None:
+                _prefetch(slab + N.to(tl.int64) * K, size)
+    if EVEN:
+        w = tl.load(rows)
+        up = tl.load(up_rows) if ACT is not None else w
+    else:
+        inside = live[:, None] & (k < K)[None, :]
+        w = tl.load(rows, mask=inside, other=0.0)
+        up = tl.load(up_rows, mask=inside, other=0.0) if ACT is not None else w
+    if PDL:
+        gdc_wait()
+
+    acc = tl.zeros((BN, BK), tl.float32)
+    acc_up = acc
+    square = tl.zeros((BK,), tl.float32)
+    for start in range(0, K, BK):
+        at = start + k
+        now = w.to(tl.float32)
+        now_up = up.to(tl.float32)
+        # the next tile is on its way while this one is used
+        inside = (at + BK < K)[None, :]
+        if not EVEN:
+            inside = inside & live[:, None]
+        w = tl.load(rows + (start + BK), mask=inside, other=0.0)
+        if ACT is not None:
+            up = tl.load(up_rows + (start + BK), mask=inside, other=0.0)
+        x = tl.load(x_ptr + at, mask=at < K, other=0.0).to(tl.float32)
+        if NORM:
+            square += x * x
+            x *= tl.load(norm_ptr + at, mask=at < K, other=0.0).to(tl.float32) + offset
+        acc += now * x[None, :]
+        if ACT is not None:
+            acc_up += now_up * x[None, :]
+
+    y = tl.sum(acc, axis=1)
+    y_up = tl.sum(acc_up, axis=1)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(square, axis=0) / K + eps)
+        y *= scale
+        y_up *= scale
+    if BIAS:
+        y += tl.load(bias_ptr + n, mask=live, other=0.0).to(tl.float32)
+        if ACT is not None:
+            y_up += tl.load(bias_ptr + N + n, mask=live, other=0.0).to(tl.float32)
+    if ACT is not None:
+        y = _activate(y, ACT) * y_up
+    if RESIDUAL:
+        y += tl.load(residual_ptr + n, mask=live, other=0.0).to(tl.float32)
+    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+@triton.jit(do_not_specialize=["M"])
+def tile_kernel(
+    x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    M, N, K, x_stride, y_stride, residual_stride, eps, offset,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    NORM: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SWAP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Each program gives BM rows of BN outputs, over one of SPLIT slices of K; grid (N/BN, M/BM, SPLIT).
+
+    The last slice to finish sums all slices in order, so the result does not depend on which one that is.
+    With ACT, N counts outputs and the weight has 2N rows. SWAP puts the weight on the tensor cores' long side.
+    DOT is the type that is multiplied: the operands' own, or float32 where that one cannot be (the interpreter).
+    """
+    pid_n = tl.program_id(0)
+    pid_m = tl.program_id(1)
+    pid_k = tl.program_id(2)
+    n = pid_n * BN + tl.arange(0, BN)
+    m = pid_m * BM + tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    live_n = n < N
+    live_m = m < M
+    steps = tl.cdiv(K, BK * SPLIT)
+    start = pid_k * steps * BK
+    stop = tl.minimum(start + steps * BK, K)
+    w_rows = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+    up_rows = w_rows + N.to(tl.int64) * K
+    x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    if PDL:
+        gdc_launch_dependents()
+        if PREFETCH:
+            rows = tl.minimum(BN, N - pid_n * BN)
+            size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+            slab = w_ptr + pid_n.to(tl.int64) * BN * K
+            if SPLIT == 1:
+                _prefetch(slab, rows * K * size)
+                if ACT is not None:
+                    _prefetch(slab + N.to(tl.int64) * K, rows * K * size)
+            else:
+                for row in range(rows):
+                    _prefetch(slab + row.to(tl.int64) * K + start, (stop - start) * size)
+        gdc_wait()
+
+    acc = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
+    acc_up = acc
+    square = tl.zeros((BM,), tl.float32)
+    for at in tl.range(start, stop, BK, num_stages=STAGES):
+        inside = (at + k) < stop
+        if EVEN:
+            w = tl.load(w_rows + at)
+        else:
+            w = tl.load(w_rows + at, mask=live_n[:, None] & inside[None, :], other=0.0)
+        x = tl.load(x_rows + at, mask=live_m[:, None] & inside[None, :], other=0.0)
+        if NORM:
+            g = tl.load(norm_ptr + at + k, mask=inside, other=0.0).to(tl.float32) + offset
+            f = x.to(tl.float32)
+            square += tl.sum(f * f, axis=1)
+            x = (f * g[None, :]).to(x_ptr.dtype.element_ty)
+        x = x.to(DOT)
+        w = w.to(DOT)
+        if SWAP:
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+        if ACT is not None:
+            if EVEN:
+                u = tl.load(up_rows + at)
+            else:
+                u = tl.load(up_rows + at, mask=live_n[:, None] & inside[None, :], other=0.0)
+            u = u.to(DOT)
+            if SWAP:
+                acc_up = tl.dot(u, tl.trans(x), acc_up, input_precision="ieee")
+            else:
+                acc_up = tl.dot(x, tl.trans(u), acc_up, input_precision="ieee")
+    if SWAP:
+        acc = tl.trans(acc)
+        acc_up = tl.trans(acc_up)
+
+    out_mask = live_m[:, None] & live_n[None, :]
+    last = True
+    if SPLIT > 1:
+        cell = m.to(tl.int64)[:, None] * N + n[None, :]
+        slice_size = M.to(tl.int64) * N
+        tl.store(part_ptr + pid_k * slice_size + cell, acc, mask=out_mask)
+        tl.debug_barrier()
+        counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            acc = tl.zeros((BM, BN), tl.float32)
+            for part in range(SPLIT):
+                acc += tl.load(part_ptr + part * slice_size + cell, mask=out_mask, other=0.0, cache_modifier=".cg")
+            tl.store(counter, 0)
+    if last:
+        if NORM:
+            scale = tl.rsqrt(square / K + eps)
+            acc *= scale[:, None]
+            acc_up *= scale[:, None]
+        if BIAS:
+            acc += tl.load(bias_ptr + n, mask=live_n, other=0.0).to(tl.float32)[None, :]
+            if ACT is not None:
+                acc_up += tl.load(bias_ptr + N + n, mask=live_n, other=0.0).to(tl.float32)[None, :]
+        if ACT is not None:
+            acc = _activate(acc, ACT) * acc_up
+        if RESIDUAL:
+            spot = residual_ptr + m.to(tl.int64)[:, None] * residual_stride + n[None, :]
+            acc += tl.load(spot, mask=out_mask, other=0.0).to(tl.float32)
+        tl.store(
+            y_ptr + m.to(tl.int64)[:, None] * y_stride + n[None, :], acc.to(y_ptr.dtype.element_ty), mask=out_mask
+        )
