@@ -17,12 +17,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
-from kernels.linear.kernel import Tile, VectorTile, tile_linear, vector_linear
-
-HEAD_ROWS = 151936
+from kernels.linear.skinny import Tile, VectorTile, tile_linear, vector_linear
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,13 @@ def compile_share(share: list[tuple[Product, int, Tile | VectorTile]]) -> list[s
     return failed
 
 
+def repeat(
+    run: Callable[..., torch.Tensor], x: torch.Tensor, weights: torch.Tensor, g: torch.Tensor, r: torch.Tensor
+) -> None:
+    for weight in weights:
+        run(x, weight, g, r)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
@@ -191,13 +197,14 @@ def main() -> None:
     workers = max(1, (os.cpu_count() or 2) - 2)
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers) as pool:
-        failed = set(sum(pool.map(compile_share, [tasks[i::workers] for i in range(workers)]), []))
+        shares = pool.map(compile_share, [tasks[i::workers] for i in range(workers)])
+    failed = {line for share in shares for line in share}
     for line in sorted(failed)[:20]:
         print("FAILED", line)
     print(f"{len(tasks)} kernels compiled and checked, {len(failed)} failed, {time.monotonic() - began:.0f} s")
     sys.stdout.flush()
 
-    log = open(args.json, "a") if args.json else None
+    records: list[dict[str, object]] = []
     best: dict[tuple[int, str], list[tuple[float, Tile | VectorTile | None]]] = {}
     for product in products(args.shape):
         _, weights, g, _ = operands(product, 1, layers)
@@ -211,20 +218,14 @@ def main() -> None:
             choices += [t for p, m, t in tasks if p == product and m == rows]
             for tile in choices:
                 run = library(product) if tile is None else call(product, tile)
-
-                def chain(run: Callable[..., torch.Tensor] = run) -> None:
-                    for layer in range(layers):
-                        run(x, weights[layer], g, r)
-
                 try:
-                    seconds = graph_time(chain) / layers
+                    seconds = graph_time(partial(repeat, run, x, weights, g, r)) / layers
                 except Exception as problem:
                     print("FAILED", product.name, rows, tile, type(problem).__name__, str(problem)[:100])
                     continue
                 results.append((seconds, tile))
-                if log:
-                    record = {"shape": args.shape, "product": product.name, "rows": rows, "us": seconds * 1e6}
-                    log.write(json.dumps(record | {"tile": asdict(tile) if tile else None}) + "\n")
+                record = {"shape": args.shape, "product": product.name, "rows": rows, "us": seconds * 1e6}
+                records.append(record | {"tile": asdict(tile) if tile else None})
             results.sort(key=lambda pair: pair[0])
             best[rows, product.name] = results
             base = next(s for s, t in results if t is None)
@@ -232,13 +233,17 @@ def main() -> None:
             for seconds, tile in results[:4]:
                 print(f"    {seconds * 1e6:6.2f} us {product.bytes / seconds / 1e12:5.2f} TB/s  {tile}")
             sys.stdout.flush()
-        del weights
+    if args.json:
+        with open(args.json, "a") as log:
+            log.writelines(json.dumps(record) + "\n" for record in records)
     for rows in args.rows:
         if all((rows, p.name) in best for p in products(args.shape)):
             layer_chain(args.shape, rows, best)
 
 
-def layer_chain(shape: str, rows: int, best: dict[tuple[int, str], list[tuple[float, Tile | VectorTile | None]]]) -> None:
+def layer_chain(
+    shape: str, rows: int, best: dict[tuple[int, str], list[tuple[float, Tile | VectorTile | None]]]
+) -> None:
     """The four products as a decoder chains them, with and without PDL."""
     layers, hidden, attention, _, _ = SHAPES[shape]
     parts = products(shape)
@@ -250,8 +255,7 @@ def layer_chain(shape: str, rows: int, best: dict[tuple[int, str], list[tuple[fl
     total = layers * sum(p.bytes for p in parts)
     for label, pdl in (("PDL", True), ("no PDL", False)):
         runs = [
-            call(p, t, pdl) if t is not None else library(p)
-            for p, t in ((p, best[rows, p.name][0][1]) for p in parts)
+            call(p, t, pdl) if t is not None else library(p) for p, t in ((p, best[rows, p.name][0][1]) for p in parts)
         ]
 
         def chain(runs: list[Callable[..., torch.Tensor]] = runs) -> None:
