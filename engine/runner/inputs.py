@@ -1,0 +1,163 @@
+"""From a StepPlan to what the device needs, by arrays: one staging buffer goes up a step, the rest is derived there.
+
+The buffer holds the step's few numbers a line and a token, then the changes of the tables as (word, value) pairs.
+Token ids, block tables and slots are gathered on the device from the tables (`Inputs.batch`), so nothing that is
+sampled ever comes back to be sent again. Buffer addresses and the layout for a given (lines, tokens) never change:
+`Inputs.batch` and what follows it can be captured in a CUDA graph and replayed after `stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from engine.cache.spec import PoolSpec, Recurrent
+from engine.core.plan import StepPlan
+from engine.runner.batch import DeviceBatch
+from engine.runner.tables import Change, RowTables, Words
+
+# Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
+CHANGE_WORDS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What of a step is known on the host and decides which code runs. The bounds are those of DeviceBatch."""
+
+    lines: int
+    tokens: int
+    num_single: int
+    max_query: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What sampling needs of a step's lines, each [B] int32: table row, row that takes the token, tokens held."""
+
+    rows: torch.Tensor
+    out_rows: torch.Tensor
+    lengths: torch.Tensor
+
+
+class Inputs:
+    """Staging for steps of at most `max_lines` lines and `max_tokens` tokens."""
+
+    def __init__(
+        self, tables: RowTables, pool: PoolSpec, max_lines: int, max_tokens: int, device: torch.device
+    ) -> None:
+        self._tables = tables
+        self._pool = pool
+        self._cuda = device.type == "cuda"
+        self._device = device
+        size = sum(_sections(max_lines, max_tokens)) + CHANGE_WORDS
+        # Two host buffers: while one is on its way up, the next step is written into the other.
+        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(1 + self._cuda)]
+        self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
+        self._turn = 0
+        self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
+
+    def stage(self, plan: StepPlan, padded_lines: int | None = None) -> StepShape:
+        """Send a plan's numbers and its changes of the tables to the device.
+
+        `padded_lines` adds dummy lines of one token up to that many; the plan must then hold single-token lines only.
+        """
+        step, shape = self._pack(plan, padded_lines or len(plan.rows))
+        changes = [self._tables.start(start) for start in plan.starts]
+        if plan.block_writes:
+            changes.append(self._tables.block_writes(plan.block_writes))
+        pairs = sum(len(words) for words, _ in changes)
+        fits = 2 * pairs <= CHANGE_WORDS
+        if self._cuda:
+            self._turn = 1 - self._turn
+            self._sent[self._turn].synchronize()
+        host = self._hosts[self._turn]
+        end = len(step) + (2 * pairs if fits else 0)
+        buffer = host.numpy()
+        buffer[: len(step)] = step
+        if fits and pairs:
+            _join(changes, buffer[len(step) : end])
+        if self._cuda:
+            self._words[:end].copy_(host[:end], non_blocking=True)
+            self._sent[self._turn].record()
+        if pairs:
+            self._tables.apply(*(self._words[len(step) : end] if fits else self._large(changes, pairs)).chunk(2))
+        return shape
+
+    def _large(self, changes: Sequence[Change], pairs: int) -> torch.Tensor:
+        host = torch.empty(2 * pairs, dtype=torch.int32, pin_memory=self._cuda)
+        _join(changes, host.numpy())
+        return host.to(self._device, non_blocking=True)
+
+    def _pack(self, plan: StepPlan, num_lines: int) -> tuple[Words, StepShape]:
+        rows, first, count = (np.asarray(part, np.int32) for part in (plan.rows, plan.first, plan.count))
+        out_rows = np.where(np.asarray(plan.samples, bool), rows, self._tables.dummy)
+        pad = num_lines - len(rows)
+        if pad:
+            assert pad > 0
+            assert plan.num_tokens == len(plan.rows), "only steps of single tokens are padded"
+            dummy = np.full(pad, self._tables.dummy, np.int32)
+            rows, out_rows = np.concatenate((rows, dummy)), np.concatenate((out_rows, dummy))
+            first, count = np.pad(first, (0, pad)), np.pad(count, (0, pad), constant_values=1)
+        start = np.concatenate(([0], np.cumsum(count)))
+        lines = np.repeat(np.arange(num_lines), count)
+        positions = np.arange(start[-1]) - np.repeat(start[:-1] - first, count)
+        held = first + count
+        step = np.concatenate((start, held, rows, out_rows, start[1:] - 1, positions, lines)).astype(np.int32)
+        shape = StepShape(
+            lines=num_lines,
+            tokens=int(start[-1]),
+            num_single=int((count == 1).sum()),
+            max_query=int(count.max()),
+            max_context=int(held.max()),
+        )
+        return step, shape
+
+    def batch(self, shape: StepShape) -> tuple[DeviceBatch, Lines]:
+        """The staged step as the decoder and the sampler see it: gathers on the device, no copy from the host."""
+        ends = list(accumulate(_sections(shape.lines, shape.tokens)))
+        parts = self._words[: ends[-1]].split(_sections(shape.lines, shape.tokens))
+        query_start, context_len, rows, out_rows, last, positions, lines = parts
+        token_rows = rows[lines]
+        size = self._pool.block_size
+        entry, offset = positions // size, positions % size
+        tables, slots = [], []
+        state_slots = self._words[:0].long()
+        for group, table in zip(self._pool.groups, self._tables.blocks, strict=True):
+            tables.append(table[rows])
+            if isinstance(group.spec, Recurrent):
+                state_slots = table[rows, 0].long()
+                slots.append(state_slots)
+            else:
+                slots.append(table[token_rows, entry].long() * size + offset)
+        batch = DeviceBatch(
+            token_ids=self._tables.tokens[token_rows, positions],
+            positions=positions,
+            lines=lines,
+            query_start=query_start,
+            context_len=context_len,
+            last=last.long(),
+            block_tables=tuple(tables),
+            slots=tuple(slots),
+            state_slots=state_slots,
+            num_single=shape.num_single,
+            max_query=shape.max_query,
+            max_context=shape.max_context,
+        )
+        return batch, Lines(rows, out_rows, context_len)
+
+
+def _sections(lines: int, tokens: int) -> tuple[int, ...]:
+    """Words of query_start, context_len, rows, out_rows, last, positions and lines, in the buffer's order."""
+    return (lines + 1, lines, lines, lines, lines, tokens, tokens)
+
+
+def _join(changes: Sequence[Change], out: Words) -> None:
+    """All words, then all values."""
+    half = len(out) // 2
+    np.concatenate([words for words, _ in changes], out=out[:half])
+    np.concatenate([values for _, values in changes], out=out[half:])

@@ -1,0 +1,75 @@
+"""How large the pools are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.cache.spec import Group, LayerSpec, PoolSpec, Recurrent, group_layers
+from engine.config import CacheConfig, SchedulerConfig
+
+# Block 0 is padding's, so a pool of one block could hold nothing.
+LEAST_BLOCKS = 2
+
+
+def free_bytes(device: torch.device, cache: CacheConfig, activations: int) -> int:
+    """Bytes for the pools: on a GPU `memory_fraction` of what is free, less what a step needs; on CPU `cpu_bytes`."""
+    if device.type != "cuda":
+        return cache.cpu_bytes
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free * cache.memory_fraction) - activations
+
+
+def size_pools(
+    specs: Sequence[tuple[LayerSpec, ...]], cache: CacheConfig, scheduler: SchedulerConfig, max_model_len: int, room: int
+) -> PoolSpec:
+    """Blocks for each group within `room` bytes, or the number the settings ask for.
+
+    Recurrent state comes first: a slot for each row, and as many again for prefix checkpoints. Groups that read a
+    window get what max_rows windows need, at most an equal share; the others share what is left, block for block.
+    Raises ValueError with the numbers when the memory holds no block.
+    """
+    groups = group_layers(specs)
+    slots = 0
+    if any(isinstance(group.spec, Recurrent) for group in groups):
+        slots = 1 + scheduler.max_rows * (2 if cache.prefix_cache else 1)
+    if cache.num_blocks is not None:
+        counts = [0 if isinstance(group.spec, Recurrent) else cache.num_blocks for group in groups]
+    else:
+        states = sum(
+            group.spec.bytes_per_request * len(group.layers) * slots
+            for group in groups
+            if isinstance(group.spec, Recurrent)
+        )
+        counts = _share(groups, room - states, cache.block_size, scheduler, max_model_len)
+    for group, count in zip(groups, counts, strict=True):
+        if not isinstance(group.spec, Recurrent) and count < LEAST_BLOCKS:
+            size = group.block_bytes(cache.block_size)
+            raise ValueError(
+                f"{room} bytes are left for the KV cache and a block takes {size}: lower max_rows, token_budget or "
+                f"the model's size, or raise cache.memory_fraction (on CPU cache.cpu_bytes)"
+            )
+    return PoolSpec(groups, tuple(counts), cache.block_size, slots)
+
+
+def _share(
+    groups: Sequence[Group], room: int, block_size: int, scheduler: SchedulerConfig, max_model_len: int
+) -> list[int]:
+    sizes = {i: group.block_bytes(block_size) for i, group in enumerate(groups) if group.block_bytes(block_size)}
+    # A request never needs more than this many, so neither does the engine.
+    most = {i: 1 + scheduler.max_rows * -(-max_model_len // block_size) for i in sizes}
+    for i in sizes:
+        window = getattr(groups[i].spec, "window", None)
+        if window is not None:
+            step = -(-scheduler.token_budget // block_size)
+            most[i] = min(most[i], 1 + step + scheduler.max_rows * (-(-window // block_size) + 2))
+    counts = [0] * len(groups)
+    left = dict(sizes)
+    while left:
+        share = max(room, 0) // sum(left.values())
+        capped = [i for i in left if most[i] <= share]
+        for i in capped or list(left):
+            counts[i] = min(most[i], share)
+            room -= counts[i] * left.pop(i)
+    return counts

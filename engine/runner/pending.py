@@ -1,0 +1,82 @@
+"""A launched step: its tokens are on their way to the host while the next one is prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.core.plan import StepResult
+from engine.types import TokenLogprobs
+
+NOT_FINITE = (
+    "the model gave logits that are not finite numbers for this request, or everything was banned; it cannot go on"
+)
+
+
+class Download:
+    """Tensors on their way down. On a GPU they land in pinned memory behind one event; on CPU they are there."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        if tensors[0].device.type != "cuda":
+            self._hosts = list(tensors)
+            return
+        self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        for host, tensor in zip(self._hosts, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._hosts
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Which entries of the downloaded prompt log-probabilities belong to a line, and how many it asked for."""
+
+    line: int
+    start: int
+    stop: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """Lines of a plan and the download of what they gave.
+
+    The download holds the tokens [B], then, when asked for, ids, logprobs and ranks [B, k + 1] of the drawn tokens,
+    then those of prompt tokens [P, k + 1]. wanted[line] is how many log-probabilities a line asked for.
+    """
+
+    step: int
+    samples: Sequence[bool]
+    download: Download
+    wanted: dict[int, int]
+    prompts: Sequence[PromptLogprobs]
+
+    def wait(self) -> StepResult:
+        """Block until the step's tokens are on the host."""
+        tensors = self.download.wait()
+        tokens = tensors[0].tolist()[: len(self.samples)]
+        drawn = [token if sampled else -1 for token, sampled in zip(tokens, self.samples, strict=True)]
+        errors = {i: NOT_FINITE for i, sampled in enumerate(self.samples) if sampled and drawn[i] < 0}
+        logprobs, rest = {}, tensors[1:]
+        if self.wanted:
+            parts, rest = rest[:3], rest[3:]
+            logprobs = {line: _entry(parts, line, k) for line, k in self.wanted.items() if line not in errors}
+        prompt_logprobs = {
+            asked.line: [_entry(rest, i, asked.count) for i in range(asked.start, asked.stop)]
+            for asked in self.prompts
+        }
+        return StepResult(self.step, drawn, logprobs, prompt_logprobs, errors)
+
+
+def _entry(parts: Sequence[torch.Tensor], index: int, count: int) -> TokenLogprobs:
+    ids, values, ranks = (part[index, : count + 1].tolist() for part in parts)
+    return TokenLogprobs(ids, values, ranks)

@@ -1,0 +1,138 @@
+"""Executes plans: tables, inputs, decoder, sampler, in the order of a plan's side effects.
+
+A launch only enqueues work. Nothing in it depends on the value of a token, which is written to the row's token line
+on the device and read from there by the next step; so step N + 1 may be launched before step N has come back.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.cache.tensors import CacheTensors
+from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
+from engine.models.decoder import Decoder
+from engine.runner.inputs import Inputs, StepShape
+from engine.runner.pending import Download, PendingStep, PromptLogprobs
+from engine.runner.tables import RowTables
+from engine.sampling.logits import RowEdits
+from engine.sampling.params import LineParams
+from engine.sampling.sampler import Drawn, Sampler, Wishes
+from engine.types import SamplingParams
+from kernels import Ops
+
+# Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for Qwen3.
+PROMPT_CHUNK = 256
+
+
+class DeviceRunner:
+    """One device, one model, one pool. Every method must be called from one thread."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: CacheTensors,
+        info: RunnerInfo,
+        ops: Ops,
+        max_rows: int,
+        token_budget: int,
+        device: torch.device,
+    ) -> None:
+        self._decoder = decoder
+        self._caches = caches
+        self._info = info
+        self._ops = ops
+        self._device = device
+        self._sampler = Sampler(ops)
+        self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
+        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device)
+        self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
+        self._num_prompt = [0] * (max_rows + 1)
+        self._edits: dict[int, RowEdits] = {}
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Pending:
+        """Enqueue a step. The plan's lines must fit the engine's max_rows and token_budget."""
+        for start in plan.starts:
+            self._start(start)
+        shape = self._inputs.stage(plan)
+        self._caches.copy_states(plan.state_copies)
+        wishes, wanted = self._wishes(plan)
+        x, drawn = self.compute(shape, wishes, [a + b for a, b in zip(plan.first, plan.count, strict=True)])
+        parts, prompts = self._prompt_logprobs(plan, x)
+        outputs = [drawn.tokens.int(), *(drawn.logprobs or ()), *parts]
+        return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts)
+
+    def compute(
+        self, shape: StepShape, wishes: Wishes = Wishes(), host_lengths: list[int] | None = None
+    ) -> tuple[torch.Tensor, Drawn]:
+        """The staged step from token ids to new token ids, on the device alone when `wishes` is plain.
+
+        Returns the residual stream [T, hidden] and what was drawn; drawn tokens are in the token table already.
+        """
+        batch, lines = self._inputs.batch(shape)
+        x = self._decoder(batch, self._caches.layers)
+        logits = self._decoder.logits(x[batch.last])
+        params = LineParams.gather(self._tables.params, lines.rows)
+        tokens = self._tables.tokens
+        drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes, host_lengths or [])
+        tokens[lines.out_rows, lines.lengths] = drawn.tokens.clamp(min=0).int()
+        return x, drawn
+
+    def close(self) -> None:
+        """Free the device memory. The runner cannot be used afterwards."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        del self._decoder, self._caches, self._tables, self._inputs
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _start(self, start: RowStart) -> None:
+        self._params[start.row] = start.params
+        self._num_prompt[start.row] = start.num_prompt
+        edits = RowEdits(start, self._device)
+        if edits.any:
+            self._edits[start.row] = edits
+        else:
+            self._edits.pop(start.row, None)
+
+    def _wishes(self, plan: StepPlan) -> tuple[Wishes, dict[int, int]]:
+        """What the sampling lines ask for, and how many log-probabilities each."""
+        edits, wanted, penalties = [], {}, False
+        for line, (row, sampled) in enumerate(zip(plan.rows, plan.samples, strict=True)):
+            params = self._params[row]
+            if not sampled or (params.plain and params.logprobs is None):
+                continue
+            if params.logprobs is not None:
+                wanted[line] = min(params.logprobs, self._info.vocab_size)
+            if row in self._edits:
+                edits.append((line, self._edits[row], self._tables.tokens[row]))
+            penalties |= (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+        return Wishes(edits, penalties, max(wanted.values()) if wanted else None), wanted
+
+    def _prompt_logprobs(self, plan: StepPlan, x: torch.Tensor) -> tuple[list[torch.Tensor], list[PromptLogprobs]]:
+        """Log-probabilities of the prompt tokens that follow the computed ones, for the lines that asked for them."""
+        asked, places, targets = [], [], []
+        start, total = 0, 0
+        for line, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
+            k = self._params[row].prompt_logprobs
+            entries = min(count, self._num_prompt[row] - 1 - first)
+            if k is not None and entries > 0:
+                asked.append(PromptLogprobs(line, total, total + entries, min(k, self._info.vocab_size)))
+                places.append(x[start : start + entries])
+                targets.append(self._tables.tokens[row, first + 1 : first + 1 + entries])
+                total += entries
+            start += count
+        if not asked:
+            return [], []
+        most = max(a.count for a in asked)
+        chunks = [
+            self._ops.logprobs(self._decoder.logits(rows), tokens.long(), most)
+            for rows, tokens in zip(
+                torch.cat(places).split(PROMPT_CHUNK), torch.cat(targets).split(PROMPT_CHUNK), strict=True
+            )
+        ]
+        return [torch.cat(parts) for parts in zip(*chunks, strict=True)], asked

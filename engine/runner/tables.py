@@ -1,0 +1,70 @@
+"""Tables that live on the device between steps, one line a row: token ids, block ids and sampling parameters.
+
+They are views of one int32 arena, so that everything a plan changes (a new row's prompt, its parameters, block ids)
+is one scatter of (word, value) pairs. The last row is the dummy: padding points at it, and it points at block 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.cache.spec import PoolSpec, Recurrent
+from engine.core.plan import BlockWrite, RowStart
+from engine.sampling.params import NUM_PARAMS, param_words
+
+Words = npt.NDArray[np.int32]
+Change = tuple[Words, Words]
+
+
+class RowTables:
+    """tokens [rows, max_model_len + 1] int32: a row's prompt, then what it generated.
+    blocks   one [rows, entries] int32 a group: the row's block ids in order (recurrent groups: entry 0, its slot).
+    params   [NUM_PARAMS, rows] int32: sampling parameters, bit by bit (see engine.sampling.params).
+
+    `rows` counts the dummy, which is the last.
+    """
+
+    def __init__(self, max_rows: int, max_model_len: int, pool: PoolSpec, device: torch.device) -> None:
+        self.dummy = max_rows
+        rows = max_rows + 1
+        entries = [
+            1 if isinstance(group.spec, Recurrent) else -(-max_model_len // pool.block_size) for group in pool.groups
+        ]
+        shapes = [(rows, max_model_len + 1), (NUM_PARAMS, rows), *((rows, count) for count in entries)]
+        sizes = [a * b for a, b in shapes]
+        if sum(sizes) >= 2**31:
+            raise ValueError(
+                f"{max_rows} rows of {max_model_len} tokens need tables of {sum(sizes)} words, more than 2**31: "
+                "lower scheduler.max_rows or max_model_len"
+            )
+        self.arena = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        parts = [part.view(shape) for part, shape in zip(self.arena.split(sizes), shapes, strict=True)]
+        self.tokens, self.params, self.blocks = parts[0], parts[1], tuple(parts[2:])
+        self._widths = [max_model_len + 1, rows, *entries]
+        self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).tolist()
+
+    def start(self, start: RowStart) -> Change:
+        """The words that a row start changes: its token line and its parameters."""
+        count = len(start.token_ids)
+        at = self._starts[0] + start.row * self._widths[0]
+        words = np.empty(count + NUM_PARAMS, np.int32)
+        values = np.empty(count + NUM_PARAMS, np.int32)
+        words[:count] = np.arange(at, at + count)
+        values[:count] = start.token_ids
+        words[count:] = self._starts[1] + start.row + self._widths[1] * np.arange(NUM_PARAMS)
+        values[count:] = param_words(start.params, start.num_prompt)
+        return words, values
+
+    def block_writes(self, writes: list[BlockWrite]) -> Change:
+        """The words that block writes change."""
+        table = np.array([(w.group, w.row, w.index, w.block) for w in writes], np.int64).reshape(-1, 4)
+        starts, widths = np.array(self._starts[2:], np.int64), np.array(self._widths[2:], np.int64)
+        group = table[:, 0]
+        words = starts[group] + table[:, 1] * widths[group] + table[:, 2]
+        return words.astype(np.int32), table[:, 3].astype(np.int32)
+
+    def apply(self, words: torch.Tensor, values: torch.Tensor) -> None:
+        """Scatter a step's changes: words, values [n] int32 on the device."""
+        self.arena[words.long()] = values

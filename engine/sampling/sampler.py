@@ -1,0 +1,83 @@
+"""From logits to tokens: edits, penalties, the draw, and log-probabilities of the logits as the model gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.sampling.logits import RowEdits, edit
+from engine.sampling.params import LineParams
+from kernels import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a step's lines ask for beyond a draw. With none of it, sampling does no work on the host.
+
+    edits: (line, its row's edits, its row's tokens [L]). num_logprobs: the most that a line asked for, or None.
+    """
+
+    edits: Sequence[tuple[int, RowEdits, torch.Tensor]] = ()
+    penalties: bool = False
+    num_logprobs: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        return not self.edits and not self.penalties and self.num_logprobs is None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """tokens [B] int64, −1 where a line's logits are not finite or nothing is allowed.
+
+    ids, logprobs, ranks [B, k + 1] as the `logprobs` op gives them, or None.
+    """
+
+    tokens: torch.Tensor
+    logprobs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+
+class Sampler:
+    """Draws by Gumbel-max noise keyed by (seed, position): the same draw alone, in a batch, and when replayed."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        params: LineParams,
+        rows: torch.Tensor,
+        lengths: torch.Tensor,
+        token_table: torch.Tensor,
+        wishes: Wishes,
+        host_lengths: Sequence[int] = (),
+    ) -> Drawn:
+        """logits [B, V]; rows, lengths [B] int32; token_table [R, L] int32. host_lengths serve the edits.
+
+        As in vLLM, edits come before penalties, penalties before temperature, and logprobs see none of them.
+        """
+        final = logits
+        if wishes.edits or wishes.penalties:
+            final = logits.to(torch.float32, copy=True)
+        if wishes.edits:
+            edit(final, wishes.edits, host_lengths)
+        if wishes.penalties:
+            self._ops.penalties(
+                final,
+                token_table,
+                rows,
+                params.num_prompt,
+                lengths,
+                params.repetition,
+                params.presence,
+                params.frequency,
+            )
+        tokens = self._ops.sample(
+            final, params.temperature, params.top_k, params.top_p, params.min_p, params.seeds, lengths
+        )
+        if wishes.num_logprobs is None:
+            return Drawn(tokens)
+        return Drawn(tokens, self._ops.logprobs(logits, tokens.clamp(min=0), wishes.num_logprobs))
