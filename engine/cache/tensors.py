@@ -64,15 +64,12 @@ class CacheTensors:
         return sum(pool.numel() * pool.itemsize for pools in self.pools for pool in pools)
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
-        """Copy recurrent state between slots, in every recurrent group. Sources are read before targets change."""
-        if not copies:
-            return
+        """Copy recurrent state between slots, in every recurrent group and in list order."""
         for group, pools in zip(self.spec.groups, self.pools, strict=True):
             if isinstance(group.spec, Recurrent):
                 for pool in pools:
-                    source = torch.tensor([c.source for c in copies], device=pool.device)
-                    target = torch.tensor([c.target for c in copies], device=pool.device)
-                    pool[target] = pool[source]
+                    for copy in copies:
+                        pool[copy.target].copy_(pool[copy.source])
 
 
 def _allocate(

@@ -1,11 +1,13 @@
-"""From an EngineConfig to a runner: read the config, build the decoder, load its weights, size and allocate the pools."""
+"""From an EngineConfig to a runner: read its config, build the decoder, load weights, allocate the pools."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from msgspec.structs import replace
 
+from engine.cache.spec import PoolSpec
 from engine.cache.tensors import CacheTensors
 from engine.config import EngineConfig
 from engine.core.plan import RunnerInfo, StepPlan
@@ -49,24 +51,51 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
 
 
 def _with_pools(config: EngineConfig, build: Build, decoder: Decoder) -> DeviceRunner:
-    scheduler = config.scheduler
-
-    def runner(cache_bytes: int, num_blocks: int | None) -> DeviceRunner:
-        cache = config.cache if num_blocks is None else _with_blocks(config, num_blocks)
-        pool = size_pools(decoder.specs, cache, scheduler, build.max_model_len, cache_bytes)
-        info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids)
-        caches = CacheTensors(pool, len(decoder.layers), build.dtype, build.device)
-        return DeviceRunner(
-            decoder, caches, info, build.ops, scheduler.max_rows, scheduler.token_budget, build.device
-        )
-
+    """Size the pools by what is free once a largest step has run, and put a runner over them."""
     activations = 0
     if build.device.type == "cuda" and config.cache.num_blocks is None:
-        activations = _profile(runner(0, LEAST_BLOCKS), config, build)
-    return runner(free_bytes(build.device, config.cache, activations), None)
+        few = replace(config.cache, num_blocks=LEAST_BLOCKS)
+        smallest = size_pools(decoder.specs, few, config.scheduler, build.max_model_len, room=0)
+        activations = _profile(_runner(config, build, decoder, smallest), config, build)
+    room = free_bytes(build.device, config.cache, activations)
+    pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
+    return _runner(config, build, decoder, pool)
 
 
-def _with_blocks(config: EngineConfig, num_blocks: int):  # type: ignore[no-untyped-def]
-    import msgspec
+def _runner(config: EngineConfig, build: Build, decoder: Decoder, pool: PoolSpec) -> DeviceRunner:
+    info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids)
+    caches = CacheTensors(pool, len(decoder.layers), build.dtype, build.device)
+    scheduler = config.scheduler
+    return DeviceRunner(decoder, caches, info, build.ops, scheduler.max_rows, scheduler.token_budget, build.device)
 
-    return msgspec.structs.replace(config.cache, num_blocks=num_blocks)
+
+def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:
+    """Bytes that the largest step needs beside weights and pools: max_rows lines, token_budget tokens, all sampled."""
+    rows, budget, longest = config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len
+    count = [1] * rows
+    for line in reversed(range(rows)):
+        count[line] += min(longest - 1, budget - sum(count))
+    torch.cuda.reset_peak_memory_stats(build.device)
+    before = torch.cuda.memory_allocated(build.device)
+    plan = StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows)
+    runner.launch(plan).wait()
+    peak = torch.cuda.max_memory_allocated(build.device) - before
+    runner.close()
+    return peak
+
+
+def _device(config: EngineConfig) -> torch.device:
+    wanted = config.runtime.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("runtime.device is cuda and this machine has no usable CUDA device: use auto or cpu")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    wanted = config.max_model_len or model.max_position
+    if wanted > model.max_position:
+        raise ConfigError(
+            f"max_model_len {wanted} is more than the {model.max_position} positions of the checkpoint: lower it, or "
+            "extend the model by rope_scaling in its config.json"
+        )
+    return wanted

@@ -15,10 +15,11 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from engine.cache.spec import PoolSpec, Recurrent
+from engine.cache.spec import PoolSpec
 from engine.core.plan import StepPlan
 from engine.runner.batch import DeviceBatch
 from engine.runner.tables import Change, RowTables, Words
+from engine.sampling.params import STATE_SLOT
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
@@ -126,14 +127,10 @@ class Inputs:
         size = self._pool.block_size
         entry, offset = positions // size, positions % size
         tables, slots = [], []
-        state_slots = self._words[:0].long()
-        for group, table in zip(self._pool.groups, self._tables.blocks, strict=True):
+        none = self._words[:0].long()
+        for table in self._tables.blocks:
             tables.append(table[rows])
-            if isinstance(group.spec, Recurrent):
-                state_slots = table[rows, 0].long()
-                slots.append(state_slots)
-            else:
-                slots.append(table[token_rows, entry].long() * size + offset)
+            slots.append(table[token_rows, entry].long() * size + offset if table.shape[1] else none)
         batch = DeviceBatch(
             token_ids=self._tables.tokens[token_rows, positions],
             positions=positions,
@@ -143,7 +140,7 @@ class Inputs:
             last=last.long(),
             block_tables=tuple(tables),
             slots=tuple(slots),
-            state_slots=state_slots,
+            state_slots=self._tables.params[STATE_SLOT, rows].long() if self._pool.num_state_slots else none,
             num_single=shape.num_single,
             max_query=shape.max_query,
             max_context=shape.max_context,

@@ -22,7 +22,11 @@ def free_bytes(device: torch.device, cache: CacheConfig, activations: int) -> in
 
 
 def size_pools(
-    specs: Sequence[tuple[LayerSpec, ...]], cache: CacheConfig, scheduler: SchedulerConfig, max_model_len: int, room: int
+    specs: Sequence[tuple[LayerSpec, ...]],
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    max_model_len: int,
+    room: int,
 ) -> PoolSpec:
     """Blocks for each group within `room` bytes, or the number the settings ask for.
 
@@ -58,7 +62,7 @@ def _share(
 ) -> list[int]:
     sizes = {i: group.block_bytes(block_size) for i, group in enumerate(groups) if group.block_bytes(block_size)}
     # A request never needs more than this many, so neither does the engine.
-    most = {i: 1 + scheduler.max_rows * -(-max_model_len // block_size) for i in sizes}
+    most = dict.fromkeys(sizes, 1 + scheduler.max_rows * -(-max_model_len // block_size))
     for i in sizes:
         window = getattr(groups[i].spec, "window", None)
         if window is not None:

@@ -71,8 +71,7 @@ class PendingStep:
             parts, rest = rest[:3], rest[3:]
             logprobs = {line: _entry(parts, line, k) for line, k in self.wanted.items() if line not in errors}
         prompt_logprobs = {
-            asked.line: [_entry(rest, i, asked.count) for i in range(asked.start, asked.stop)]
-            for asked in self.prompts
+            asked.line: [_entry(rest, i, asked.count) for i in range(asked.start, asked.stop)] for asked in self.prompts
         }
         return StepResult(self.step, drawn, logprobs, prompt_logprobs, errors)
 

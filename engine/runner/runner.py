@@ -6,6 +6,8 @@ on the device and read from there by the next step; so step N + 1 may be launche
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from engine.cache.tensors import CacheTensors
@@ -16,7 +18,7 @@ from engine.runner.pending import Download, PendingStep, PromptLogprobs
 from engine.runner.tables import RowTables
 from engine.sampling.logits import RowEdits
 from engine.sampling.params import LineParams
-from engine.sampling.sampler import Drawn, Sampler, Wishes
+from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
 
@@ -67,7 +69,7 @@ class DeviceRunner:
         return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts)
 
     def compute(
-        self, shape: StepShape, wishes: Wishes = Wishes(), host_lengths: list[int] | None = None
+        self, shape: StepShape, wishes: Wishes = PLAIN, host_lengths: list[int] | None = None
     ) -> tuple[torch.Tensor, Drawn]:
         """The staged step from token ids to new token ids, on the device alone when `wishes` is plain.
 
@@ -86,7 +88,9 @@ class DeviceRunner:
         """Free the device memory. The runner cannot be used afterwards."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        del self._decoder, self._caches, self._tables, self._inputs
+        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits"):
+            delattr(self, name)
+        gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -6,6 +6,8 @@ is one scatter of (word, value) pairs. The last row is the dummy: padding points
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,7 +22,7 @@ Change = tuple[Words, Words]
 
 class RowTables:
     """tokens [rows, max_model_len + 1] int32: a row's prompt, then what it generated.
-    blocks   one [rows, entries] int32 a group: the row's block ids in order (recurrent groups: entry 0, its slot).
+    blocks   one [rows, entries] int32 a group: the row's block ids in order (no entries for recurrent groups).
     params   [NUM_PARAMS, rows] int32: sampling parameters, bit by bit (see engine.sampling.params).
 
     `rows` counts the dummy, which is the last.
@@ -30,7 +32,7 @@ class RowTables:
         self.dummy = max_rows
         rows = max_rows + 1
         entries = [
-            1 if isinstance(group.spec, Recurrent) else -(-max_model_len // pool.block_size) for group in pool.groups
+            0 if isinstance(group.spec, Recurrent) else -(-max_model_len // pool.block_size) for group in pool.groups
         ]
         shapes = [(rows, max_model_len + 1), (NUM_PARAMS, rows), *((rows, count) for count in entries)]
         sizes = [a * b for a, b in shapes]
@@ -54,16 +56,16 @@ class RowTables:
         words[:count] = np.arange(at, at + count)
         values[:count] = start.token_ids
         words[count:] = self._starts[1] + start.row + self._widths[1] * np.arange(NUM_PARAMS)
-        values[count:] = param_words(start.params, start.num_prompt)
+        values[count:] = param_words(start)
         return words, values
 
     def block_writes(self, writes: list[BlockWrite]) -> Change:
         """The words that block writes change."""
-        table = np.array([(w.group, w.row, w.index, w.block) for w in writes], np.int64).reshape(-1, 4)
-        starts, widths = np.array(self._starts[2:], np.int64), np.array(self._widths[2:], np.int64)
-        group = table[:, 0]
-        words = starts[group] + table[:, 1] * widths[group] + table[:, 2]
-        return words.astype(np.int32), table[:, 3].astype(np.int32)
+        starts = [self._starts[2 + w.group] + w.row * self._widths[2 + w.group] + w.index for w in writes]
+        counts = [len(w.blocks) for w in writes]
+        run = np.arange(sum(counts)) - np.repeat(np.cumsum(counts) - counts, counts)
+        words = np.repeat(np.array(starts), counts) + run
+        return words.astype(np.int32), np.fromiter(chain.from_iterable(w.blocks for w in writes), np.int32, len(words))
 
     def apply(self, words: torch.Tensor, values: torch.Tensor) -> None:
         """Scatter a step's changes: words, values [n] int32 on the device."""

@@ -70,9 +70,7 @@ class BadWords:
         logits.index_add_(0, self.last, torch.where(complete, BANNED, 0.0))
 
 
-def edit(
-    logits: torch.Tensor, edits: Sequence[tuple[int, RowEdits, torch.Tensor]], lengths: Sequence[int]
-) -> None:
+def edit(logits: torch.Tensor, edits: Sequence[tuple[int, RowEdits, torch.Tensor]], lengths: Sequence[int]) -> None:
     """Apply edits to logits [B, V] float32 in place.
 
     edits holds (line, its row's edits, its row's tokens [L] int32); lengths[line] counts the tokens it holds.

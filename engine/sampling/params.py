@@ -8,21 +8,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.types import SamplingParams
+from engine.core.plan import RowStart
 
-# Order of the words: floats, integers, then the seed's low and high half.
+# Order of the words: floats, top_k, num_prompt, the seed's low and high half, the slot of recurrent state.
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-NUM_PARAMS = len(FLOATS) + 4
+NUM_PARAMS = len(FLOATS) + 5
+STATE_SLOT = NUM_PARAMS - 1
 
 
-def param_words(params: SamplingParams, num_prompt: int) -> npt.NDArray[np.int32]:
+def param_words(start: RowStart) -> npt.NDArray[np.int32]:
     """A row's column: NUM_PARAMS words. A request without a seed is greedy, or its frontend forgot to draw one."""
+    params = start.params
     if params.seed is None and not params.greedy:
         raise ValueError("a request that samples reached the engine without a seed: it could not be replayed")
     words = np.empty(NUM_PARAMS, np.int32)
     words[: len(FLOATS)] = np.array([getattr(params, name) for name in FLOATS], np.float32).view(np.int32)
     seed = np.array([params.seed or 0], np.int64).view(np.int32)
-    words[len(FLOATS) :] = (min(params.top_k, 2**31 - 1), num_prompt, *seed)
+    words[len(FLOATS) :] = (min(params.top_k, 2**31 - 1), start.num_prompt, *seed, start.state_slot)
     return words
 
 
@@ -45,6 +47,7 @@ class LineParams:
         """table [NUM_PARAMS, R] int32, rows [B] int32."""
         lines = table.index_select(1, rows)
         floats = lines[: len(FLOATS)].view(torch.float32)
-        top_k, num_prompt, low, high = lines[len(FLOATS) :]
+        top_k, num_prompt, low, high = lines[len(FLOATS) : STATE_SLOT]
         seeds = torch.stack((low, high), dim=1).view(torch.int64).squeeze(1)
-        return cls(*floats, top_k, num_prompt, seeds)
+        temperature, top_p, min_p, repetition, presence, frequency = floats
+        return cls(temperature, top_p, min_p, repetition, presence, frequency, top_k, num_prompt, seeds)

@@ -28,6 +28,9 @@ class Wishes:
         return not self.edits and not self.penalties and self.num_logprobs is None
 
 
+PLAIN = Wishes()
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """tokens [B] int64, −1 where a line's logits are not finite or nothing is allowed.
