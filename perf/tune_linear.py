@@ -57,16 +57,21 @@ def products(shape: str) -> list[Product]:
         Product("o", hidden, attention, residual=True),
         Product("gate_up", intermediate, hidden, norm=True, activation="silu"),
         Product("down", hidden, intermediate, residual=True),
+        Product("qkv_bare", qkv, hidden),
+        Product("gate_up_bare", intermediate, hidden, activation="silu"),
     ]
 
 
 def vector_tiles() -> list[VectorTile]:
     tiles = []
     for outputs in (1, 2, 4, 8):
-        for inputs in (512, 1024, 2048):
+        for inputs in (256, 512, 1024, 2048):
             for warps in (2, 4, 8):
-                if 8 <= outputs * inputs // (32 * warps) <= 32:
-                    tiles += [VectorTile(outputs, inputs, warps, prefetch) for prefetch in (False, True)]
+                if not 8 <= outputs * inputs // (32 * warps) <= 32:
+                    continue
+                tiles += [VectorTile(outputs, inputs, warps, 0, prefetch) for prefetch in (0, 512)]
+                if inputs <= 1024:
+                    tiles += [VectorTile(outputs, inputs, warps, s, p) for s in (3, 5) for p in (0, 512)]
     return tiles
 
 
@@ -74,20 +79,22 @@ def row_tiles(rows: int, product: Product) -> list[Tile]:
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
     tiles = []
     splits = (1, 2, 4) if product.residual else (1,)
-    for outputs, inputs in ((16, 128), (16, 256), (32, 128), (32, 256), (64, 64), (64, 128), (128, 64)):
+    for outputs, inputs in ((16, 128), (16, 256), (32, 64), (32, 128), (32, 256), (64, 64), (64, 128), (128, 64)):
         for split in splits:
-            for stages in (4, 6):
+            for stages in (3, 4, 6):
                 for swap in (False, True):
                     if swap and outputs < 64:
                         continue
                     wide = 2 if product.activation else 1
                     shared = (stages - 1) * inputs * (outputs * wide + height) * 2
-                    if shared > 200_000 or (shared < 30_000 and stages == 4):
+                    programs = product.n // outputs * split
+                    resident = min(programs / 132, 220_000 // shared)
+                    if shared > 200_000 or resident * shared < 50_000 or programs < 80:
                         continue
-                    if product.n // outputs * split * (-(-rows // height)) < 96:
-                        continue
-                    warps = 8 if outputs * inputs * wide >= 16384 and not swap else 4
-                    tiles.append(Tile(height, outputs, inputs, split, stages, warps, swap, True))
+                    for warps in (4, 8):
+                        if warps == 8 and (outputs * inputs * wide < 8192 or swap):
+                            continue
+                        tiles += [Tile(height, outputs, inputs, split, stages, warps, swap, p) for p in (0, 256)]
     return tiles
 
 
@@ -110,7 +117,7 @@ def library(product: Product) -> Callable[..., torch.Tensor]:
     def run(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         if product.residual:
             return torch.addmm(r, x, w.t())
-        return torch.nn.functional.linear(x, w)
+        return torch.nn.functional.linear(x, w)[:, : product.n]
 
     return run
 
@@ -192,8 +199,6 @@ def main() -> None:
     for rows in args.rows:
         for product in products(args.shape):
             tasks += [(product, rows, t) for t in (vector_tiles() if rows == 1 else row_tiles(rows, product))]
-            if rows == 1:
-                tasks += [(product, rows, t) for t in row_tiles(1, product) if t.inputs >= 128 and t.stages == 6]
     workers = max(1, (os.cpu_count() or 2) - 2)
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers) as pool:
@@ -241,24 +246,24 @@ def main() -> None:
             layer_chain(args.shape, rows, best)
 
 
-def layer_chain(
-    shape: str, rows: int, best: dict[tuple[int, str], list[tuple[float, Tile | VectorTile | None]]]
-) -> None:
-    """The four products as a decoder chains them, with and without PDL."""
+Best = dict[tuple[int, str], list[tuple[float, Tile | VectorTile | None]]]
+
+
+def layer_chain(shape: str, rows: int, best: Best) -> None:
+    """The four products as a decoder chains them: the best tile of each, then exchanged one by one for what is faster."""
     layers, hidden, attention, _, _ = SHAPES[shape]
-    parts = products(shape)
+    parts = products(shape)[:4]
     weights = [
         torch.empty(layers, p.weight_rows, p.k, device="cuda", dtype=torch.bfloat16).normal_(0, 0.02) for p in parts
     ]
     g = torch.rand(hidden, device="cuda").bfloat16()
     x = torch.randn(rows, hidden, device="cuda").bfloat16()
     total = layers * sum(p.bytes for p in parts)
-    for label, pdl in (("PDL", True), ("no PDL", False)):
-        runs = [
-            call(p, t, pdl) if t is not None else library(p) for p, t in ((p, best[rows, p.name][0][1]) for p in parts)
-        ]
 
-        def chain(runs: list[Callable[..., torch.Tensor]] = runs) -> None:
+    def seconds(tiles: list[Tile | VectorTile | None], pdl: bool) -> float:
+        runs = [call(p, t, pdl) if t is not None else library(p) for p, t in zip(parts, tiles, strict=True)]
+
+        def chain() -> None:
             h = x
             for layer in range(layers):
                 qkv = runs[0](h, weights[0][layer], g, h)
@@ -266,8 +271,25 @@ def layer_chain(
                 inner = runs[2](h, weights[2][layer], g, h)
                 h = runs[3](inner, weights[3][layer], g, h)
 
-        seconds = graph_time(chain)
-        print(f"chain rows {rows:3} {label:7}: {seconds * 1e3:6.3f} ms  {total / seconds / 1e12:5.2f} TB/s")
+        return graph_time(chain)
+
+    def show(label: str, took: float) -> None:
+        print(f"chain rows {rows:3} {label:9}: {took * 1e3:6.3f} ms  {total / took / 1e12:5.2f} TB/s")
+
+    tiles: list[Tile | VectorTile | None] = [best[rows, p.name][0][1] for p in parts]
+    show("no PDL", seconds(tiles, False))
+    now = seconds(tiles, True)
+    show("PDL", now)
+    for _ in range(2):
+        for place, p in enumerate(parts):
+            for _, tile in best[rows, p.name][:10]:
+                other = [*tiles[:place], tile, *tiles[place + 1 :]]
+                took = seconds(other, True)
+                if took < now:
+                    now, tiles = took, other
+    show("exchanged", now)
+    for p, tile in zip(parts, tiles, strict=True):
+        print(f"    {p.name:8} {tile}")
     sys.stdout.flush()
 
 

@@ -25,21 +25,12 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def _prefetch(pointer, num_bytes):
-    """Asks the L2 cache for `num_bytes` (a multiple of 16) at `pointer`, once a program."""
+def _prefetch(pointers):
+    """Asks the L2 cache for the lines at `pointers`."""
     tl.inline_asm_elementwise(
-        """
-        {
-        .reg .pred first;
-        .reg .b32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 first, thread, 0;
-        @first cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }
-        """,
-        "=r,l,r",
-        [pointer.to(tl.uint64, bitcast=True), num_bytes],
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.uint64, bitcast=True)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -59,7 +50,7 @@ def _activate(x, KIND: tl.constexpr):
 def vector_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, y_ptr,
     N, K, eps, offset,
-    BN: tl.constexpr, BK: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
     NORM: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     EVEN: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
@@ -75,43 +66,61 @@ def vector_kernel(
     up_rows = rows + N.to(tl.int64) * K
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH:
-            slab = w_ptr + pid.to(tl.int64) * BN * K
-            size = tl.minimum(BN, N - pid * BN) * K * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
-            _prefetch(slab, size)
+        if PREFETCH > 0:
+            lines = tl.arange(0, PREFETCH // 64) * 64
+            _prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
             if ACT is not None:
-                _prefetch(slab + N.to(tl.int64) * K, size)
-    if EVEN:
-        w = tl.load(rows)
-        up = tl.load(up_rows) if ACT is not None else w
-    else:
-        inside = live[:, None] & (k < K)[None, :]
-        w = tl.load(rows, mask=inside, other=0.0)
-        up = tl.load(up_rows, mask=inside, other=0.0) if ACT is not None else w
-    if PDL:
-        gdc_wait()
+                _prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
 
     acc = tl.zeros((BN, BK), tl.float32)
     acc_up = acc
     square = tl.zeros((BK,), tl.float32)
-    for start in range(0, K, BK):
-        at = start + k
-        now = w.to(tl.float32)
-        now_up = up.to(tl.float32)
-        # the next tile is on its way while this one is used
-        inside = (at + BK < K)[None, :]
-        if not EVEN:
-            inside = inside & live[:, None]
-        w = tl.load(rows + (start + BK), mask=inside, other=0.0)
+    if STAGES == 0:
+        inside = live[:, None] & (k < K)[None, :]
+        w = tl.load(rows) if EVEN else tl.load(rows, mask=inside, other=0.0)
+        up = w
         if ACT is not None:
-            up = tl.load(up_rows + (start + BK), mask=inside, other=0.0)
-        x = tl.load(x_ptr + at, mask=at < K, other=0.0).to(tl.float32)
-        if NORM:
-            square += x * x
-            x *= tl.load(norm_ptr + at, mask=at < K, other=0.0).to(tl.float32) + offset
-        acc += now * x[None, :]
-        if ACT is not None:
-            acc_up += now_up * x[None, :]
+            up = tl.load(up_rows) if EVEN else tl.load(up_rows, mask=inside, other=0.0)
+        g = tl.load(norm_ptr + k, mask=k < K, other=0.0) if NORM else k
+        if PDL:
+            gdc_wait()
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0)
+        for start in range(0, K, BK):
+            now = w.to(tl.float32)
+            now_up = up.to(tl.float32)
+            now_x = x.to(tl.float32)
+            now_g = g.to(tl.float32) + offset
+            # the next tile is on its way while this one is used
+            ahead = start + BK + k
+            more = (ahead < K)[None, :] if EVEN else (ahead < K)[None, :] & live[:, None]
+            w = tl.load(rows + (start + BK), mask=more, other=0.0)
+            if ACT is not None:
+                up = tl.load(up_rows + (start + BK), mask=more, other=0.0)
+            x = tl.load(x_ptr + ahead, mask=ahead < K, other=0.0)
+            if NORM:
+                g = tl.load(norm_ptr + ahead, mask=ahead < K, other=0.0)
+                square += now_x * now_x
+                now_x *= now_g
+            acc += now * now_x[None, :]
+            if ACT is not None:
+                acc_up += now_up * now_x[None, :]
+    else:
+        if PDL:
+            gdc_wait()
+        for start in tl.range(0, K, BK, num_stages=STAGES):
+            at = start + k
+            inside = (at < K)[None, :] & live[:, None]
+            w = tl.load(rows + start) if EVEN else tl.load(rows + start, mask=inside, other=0.0)
+            x = tl.load(x_ptr + at) if EVEN else tl.load(x_ptr + at, mask=at < K, other=0.0)
+            x = x.to(tl.float32)
+            if NORM:
+                square += x * x
+                g = tl.load(norm_ptr + at) if EVEN else tl.load(norm_ptr + at, mask=at < K, other=0.0)
+                x *= g.to(tl.float32) + offset
+            acc += w.to(tl.float32) * x[None, :]
+            if ACT is not None:
+                up = tl.load(up_rows + start) if EVEN else tl.load(up_rows + start, mask=inside, other=0.0)
+                acc_up += up.to(tl.float32) * x[None, :]
 
     y = tl.sum(acc, axis=1)
     y_up = tl.sum(acc_up, axis=1)
@@ -160,17 +169,11 @@ def tile_kernel(
     x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH:
-            rows = tl.minimum(BN, N - pid_n * BN)
-            size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
-            slab = w_ptr + pid_n.to(tl.int64) * BN * K
-            if SPLIT == 1:
-                _prefetch(slab, rows * K * size)
-                if ACT is not None:
-                    _prefetch(slab + N.to(tl.int64) * K, rows * K * size)
-            else:
-                for row in range(rows):
-                    _prefetch(slab + row.to(tl.int64) * K + start, (stop - start) * size)
+        if PREFETCH > 0:
+            lines = start + tl.arange(0, PREFETCH // 64) * 64
+            _prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
+            if ACT is not None:
+                _prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
         gdc_wait()
 
     acc = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
@@ -241,12 +244,17 @@ def tile_kernel(
 
 @dataclass(frozen=True, slots=True)
 class VectorTile:
-    """How `vector_kernel` is cut: outputs and inputs a tile, warps a program."""
+    """How `vector_kernel` is cut: outputs and inputs a tile, warps a program.
+
+    stages: depth of the load pipeline in shared memory; 0 keeps one tile ahead in registers.
+    prefetch: inputs of each output whose weights are asked for before the kernel before has finished.
+    """
 
     outputs: int
     inputs: int
     warps: int
-    prefetch: bool = True
+    stages: int = 0
+    prefetch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +268,7 @@ class Tile:
     stages: int = 4
     warps: int = 4
     swap: bool = False
-    prefetch: bool = True
+    prefetch: int = 0
 
 
 @lru_cache(maxsize=8)
@@ -286,9 +294,9 @@ def vector_linear(
     extra: dict[str, Any] = {} if INTERPRETED else {"num_warps": tile.warps, "launch_pdl": pdl}
     vector_kernel[(triton.cdiv(n, tile.outputs),)](
         x, weight, bias, norm_weight, residual, y, n, k, eps, offset,
-        BN=tile.outputs, BK=tile.inputs,
+        BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        EVEN=n % tile.outputs == 0 and k % tile.inputs == 0, PDL=pdl, PREFETCH=tile.prefetch and k % 8 == 0, **extra,
+        EVEN=n % tile.outputs == 0 and k % tile.inputs == 0, PDL=pdl, PREFETCH=tile.prefetch if pdl else 0, **extra,
     )  # fmt: skip
     return y
 
@@ -311,6 +319,6 @@ def tile_linear(
         BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
         SWAP=tile.swap, EVEN=n % tile.outputs == 0 and k % (tile.inputs * tile.split) == 0,
-        PDL=pdl, PREFETCH=tile.prefetch and k % 8 == 0, DOT=_dot_type(x.dtype), **extra,
+        PDL=pdl, PREFETCH=tile.prefetch if pdl else 0, DOT=_dot_type(x.dtype), **extra,
     )  # fmt: skip
     return y
