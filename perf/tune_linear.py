@@ -250,7 +250,7 @@ Best = dict[tuple[int, str], list[tuple[float, Tile | VectorTile | None]]]
 
 
 def layer_chain(shape: str, rows: int, best: Best) -> None:
-    """The four products as a decoder chains them: the best tile of each, then exchanged one by one for what is faster."""
+    """The four products as a decoder chains them: best tiles, then exchanged one by one."""
     layers, hidden, attention, _, _ = SHAPES[shape]
     parts = products(shape)[:4]
     weights = [
