@@ -1,0 +1,53 @@
+# Every task of the project. Each sets up .venv first if it has to; nothing else needs to be installed by hand.
+# To use an environment of your own instead (a container, a GPU machine): make test-gpu PY=python3
+
+PYTHON ?= python3
+VENV   ?= .venv
+DEMO   := .cache/demo
+export OMP_NUM_THREADS ?= 1
+
+ifeq ($(origin PY), undefined)
+PY    := $(VENV)/bin/python
+SETUP := setup
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test lint type test-gpu gate perf-smoke clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup:  ## make .venv (once for each state of pyproject.toml)
+	@$(PYTHON) bootstrap.py --venv $(VENV)
+
+$(DEMO)/model.safetensors: | $(SETUP)
+	@$(PY) -m engine.demo.make $(DEMO)
+
+demo: $(SETUP) $(DEMO)/model.safetensors  ## start a server, stream a completion three ways, stop it
+	@$(PY) -m clients.python.demo
+
+serve: $(SETUP) $(DEMO)/model.safetensors  ## serve model_repository on 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
+	@$(PY) -m engine.serving.cli serve
+
+test: $(SETUP) lint type $(DEMO)/model.safetensors  ## the whole suite on CPU, with the linters, the server and the load tools
+	@$(PY) -m pytest -n 2 --dist loadgroup tests
+
+lint: $(SETUP)  ## ruff: rules and format
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+type: $(SETUP)  ## mypy
+	@$(PY) -m mypy
+
+test-gpu: $(SETUP)  ## the tests that need a CUDA device
+	@$(PY) -m pytest -m gpu tests
+
+gate: $(SETUP) $(DEMO)/model.safetensors  ## the correctness gate against transformers
+	@$(PY) -m pytest tests/gate
+
+perf-smoke: $(SETUP) $(DEMO)/model.safetensors  ## perf_analyzer and locust against a server, a few seconds each
+	@$(PY) -m perf.smoke
+
+clean:  ## remove .venv and everything made
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
