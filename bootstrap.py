@@ -28,7 +28,7 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SERVER = "nvidia-pytriton==0.7.0"
-EXTRAS = "engine,client,openai,dev"
+EXTRAS = "dev"
 READY_MADE = ((3, 12), (3, 11), (3, 10))
 
 
