@@ -1,0 +1,281 @@
+"""The engine as a library: submit requests, get token events. No torch until a runner is built.
+
+engine = Engine.from_config(EngineConfig(model="/path/to/checkpoint"))
+engine.start()
+engine.submit(request, sink)        # sink.deliver(events) is called once a step
+...
+engine.close()
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.cache.manager import GroupUse, KVManager
+from engine.config import EngineConfig
+from engine.core import stopping
+from engine.core.loop import EngineLoop
+from engine.core.plan import Runner, RunnerInfo
+from engine.core.request import Request, Sink
+from engine.core.scheduler import Scheduler
+from engine.types import (
+    SEED_BITS,
+    ErrorCode,
+    FinishReason,
+    RequestError,
+    RequestInput,
+    TokenEvent,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A look at the engine from outside. Totals count from the start.
+
+    groups: blocks of each paged KV group. state_slots: slots of recurrent state; `cached` are checkpoints.
+    """
+
+    running: int
+    waiting: int
+    groups: tuple[GroupUse, ...]
+    state_slots: GroupUse
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+
+
+@dataclass(slots=True)
+class Generation:
+    """All that one request gave, for `Engine.generate`."""
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cumulative_logprob: float = 0.0
+    stop_reason: int | None = None
+    num_cached: int = 0
+    error: str | None = None
+
+    def add(self, event: TokenEvent) -> None:
+        self.token_ids += event.token_ids
+        self.logprobs += event.logprobs or ()
+        self.num_cached = self.num_cached or event.num_cached
+        self.cumulative_logprob = event.cumulative_logprob or self.cumulative_logprob
+        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        if event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
+            self.stop_reason = event.stop_reason
+            self.error = event.error
+
+
+class _Collector:
+    """A sink that gathers whole generations."""
+
+    def __init__(self, request_ids: Iterable[str]) -> None:
+        self.done = threading.Event()
+        self.results = {request_id: Generation(request_id) for request_id in request_ids}
+        self._open = len(self.results)
+
+    def deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            self.results[event.request_id].add(event)
+            self._open -= event.finish_reason is not None
+        if not self._open:
+            self.done.set()
+
+
+def rejection(request_id: str, error: RequestError) -> TokenEvent:
+    """The one event of a request that `submit` refused, for those who report refusals as events."""
+    return TokenEvent(request_id, [], finish_reason=FinishReason.REJECTED, error=error.message, error_code=error.code)
+
+
+class Engine:
+    """One model's engine, with its loop on a thread. Methods are safe to call from any thread.
+
+    `on_failure` is called once if the runner fails: by then every request has had its error and `submit` refuses.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.info: RunnerInfo = runner.info
+        self._runner = runner
+        self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache)
+        self._scheduler = Scheduler(config.scheduler, self._kv, checkpoint_interval=config.cache.checkpoint_interval)
+        self._loop = EngineLoop(
+            runner, self._scheduler, self._kv, overlap=config.runtime.overlap, clock=clock, on_failure=on_failure
+        )
+        self._clock = clock
+        self._max_waiting = config.scheduler.max_waiting
+        held = self._kv.capacity_tokens
+        # The last token drawn is never computed, so it needs no place in the pool.
+        self.context = self.info.max_model_len if held is None else min(self.info.max_model_len, held + 1)
+        self._lock = threading.Lock()
+        self._arrivals = itertools.count()
+        self._accepting = True
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, on_failure: Callable[[BaseException], None] | None = None) -> Engine:
+        """Build the runner (this imports torch and reads the weights) and an engine over it."""
+        from engine.runner.build import build_runner
+
+        return cls(build_runner(config), config, on_failure=on_failure)
+
+    def start(self) -> Engine:
+        if self._thread is not None:
+            raise RuntimeError("the engine is started already")
+        self._thread = threading.Thread(target=self._loop.run, name="engine-loop", daemon=True)
+        self._thread.start()
+        return self
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the runner died of, or None while the engine is well."""
+        return self._loop.failure
+
+    def submit(self, input: RequestInput, sink: Sink) -> None:
+        """Queue a request; its events go to `sink`. Raises RequestError when it is refused: then no event comes."""
+        self._validate(input)
+        params = input.params
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=secrets.randbits(SEED_BITS))
+            input = msgspec.structs.replace(input, params=params)
+        eos_ids = () if params.ignore_eos else self.info.eos_ids
+        table = self._kv.new_table()
+        with self._lock:
+            if not self._accepting or self._loop.failure is not None:
+                raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
+            if input.request_id in self._loop.live:
+                raise RequestError(f"a request with the id {input.request_id!r} is already running")
+            waiting = self._loop.num_waiting
+            if waiting >= self._max_waiting:
+                raise RequestError(
+                    f"the queue is full: {waiting} requests wait and {self._max_waiting} may; try again later",
+                    ErrorCode.UNAVAILABLE,
+                )
+            request = Request(
+                input,
+                sink,
+                table,
+                arrival=next(self._arrivals),
+                limit=stopping.length_limit(len(input.prompt_ids), params, self.context),
+                stop_ids=stopping.stop_ids(params, self.info.eos_ids),
+                eos_ids=eos_ids,
+                deadline=None if params.timeout_s is None else self._clock() + params.timeout_s,
+            )
+            if not self._loop.enter(request):
+                raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
+
+    def _refusal(self) -> str:
+        if self._loop.failure is not None:
+            return f"the engine has failed and takes no new requests: {self._loop.failure}"
+        return "the engine is shutting down and takes no new requests"
+
+    def _validate(self, input: RequestInput) -> None:
+        prompt, params = input.prompt_ids, input.params
+        if not prompt:
+            raise RequestError("the prompt is empty: give at least one token")
+        if len(prompt) >= self.context:
+            model, pool = self.info.max_model_len, self._kv.capacity_tokens
+            bound = f"the context holds {model} tokens"
+            if pool is not None and pool < model:
+                bound += f" and the KV pool {pool}"
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but {bound}, with at least one to generate: at most "
+                f"{self.context - 1} can be served"
+            )
+        if len(input.output_ids) > params.max_tokens:
+            raise RequestError(
+                f"output_ids holds {len(input.output_ids)} tokens, more than max_tokens ({params.max_tokens})"
+            )
+        self._check_ids("prompt_ids", prompt)
+        self._check_ids("output_ids", input.output_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        for word in input.bad_word_ids:
+            self._check_ids("bad_word_ids", word)
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high >= self.info.vocab_size:
+            wrong = low if low < 0 else high
+            raise RequestError(f"{name} holds the token id {wrong}; ids go from 0 to {self.info.vocab_size - 1}")
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request: its blocks are free before the next step is planned. An unknown id is ignored."""
+        self._loop.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        counts = self._scheduler.stats
+        return EngineStats(
+            running=self._scheduler.num_running,
+            waiting=self._loop.num_waiting,
+            groups=self._kv.use(),
+            state_slots=self._kv.slot_use(),
+            preemptions=counts.preemptions,
+            prompt_tokens=counts.prompt_tokens,
+            generated_tokens=self._loop.committer.num_generated,
+            prefix_query_tokens=counts.prefix_query_tokens,
+            prefix_hit_tokens=counts.prefix_hit_tokens,
+        )
+
+    def generate(self, inputs: list[RequestInput]) -> list[Generation]:
+        """Run requests to their end and return them in order. Raises RequestError as `submit` does, after the requests
+        before the refused one were cancelled."""
+        if self._thread is None:
+            raise RuntimeError("the engine is not started: call start() first")
+        if not inputs:
+            return []
+        collector = _Collector(input.request_id for input in inputs)
+        submitted: list[str] = []
+        try:
+            for input in inputs:
+                self.submit(input, collector)
+                submitted.append(input.request_id)
+        except RequestError:
+            for request_id in submitted:
+                self.abort(request_id)
+            raise
+        collector.done.wait()
+        return [collector.results[input.request_id] for input in inputs]
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no new requests and wait for those alive to end. False when `timeout` seconds were not enough."""
+        with self._lock:
+            self._accepting = False
+        return self._loop.wait_idle(timeout)
+
+    def close(self) -> None:
+        """Cancel what is alive, stop the loop and close the runner. Safe to call twice."""
+        with self._lock:
+            self._accepting = False
+            closed, self._closed = self._closed, True
+        self._loop.stop()
+        if self._thread is not None:
+            self._thread.join()
+        if not closed:
+            self._runner.close()
+
+    def check_integrity(self) -> None:
+        """Account for every block and slot. For tests, while the engine is idle. Raises AssertionError."""
+        self._kv.check_integrity()

@@ -1,0 +1,118 @@
+"""What a step's result means: tokens to requests, full blocks to the tree, events to sinks, ends to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.cache.manager import KVManager
+from engine.core import stopping
+from engine.core.plan import Pending, StepPlan, StepResult
+from engine.core.request import Request, Status
+from engine.core.scheduler import Scheduler
+from engine.types import ErrorCode, FinishReason, TokenEvent, TokenLogprobs
+
+Emit = Callable[[Request, TokenEvent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launched step: its plan, the request of each line, and the result to come."""
+
+    plan: StepPlan
+    requests: list[Request]
+    pending: Pending
+
+
+class Committer:
+    """Applies results in the order of their steps. `emit` gets every event of a request; the last has a finish_reason
+    and comes exactly once, because a request can enter FINISHED only once."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVManager, emit: Emit) -> None:
+        self.num_generated = 0
+        self._scheduler = scheduler
+        self._kv = kv
+        self._emit = emit
+
+    def commit(self, step: InFlight, result: StepResult) -> None:
+        plan, kv, emit = step.plan, self._kv, self._emit
+        size = kv.block_size
+        drawn, errors = result.tokens, result.errors
+        logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+        for i, (request, first, count, samples) in enumerate(
+            zip(step.requests, plan.first, plan.count, plan.samples, strict=True)
+        ):
+            # A line of a request that ended while the step was in flight: its token is dropped.
+            if request.status is Status.FINISHED:
+                continue
+            if samples:
+                request.num_inflight -= 1
+            if errors and i in errors:
+                self.end(request, FinishReason.ERROR, error=errors[i])
+                continue
+            if request.want_prompt_logprobs and i in prompt_logprobs:
+                found = prompt_logprobs[i]
+                request.prompt_logprobs[first + 1 : first + 1 + len(found)] = found
+            end = first + count
+            if samples:
+                token = drawn[i]
+                request.tokens.append(token)
+                request.num_tokens += 1
+                self.num_generated += 1
+            if (count > 1 or end % size == 0) and request.status is Status.RUNNING:
+                kv.commit(request.kv, request.tokens, end, request.num_computed)
+            if not samples:
+                continue
+            ended = None
+            if request.num_tokens >= request.limit or token in request.stop_ids:
+                ended = stopping.check(request)
+            if ended is None and not (request.want_logprobs or request.silent):
+                emit(request, TokenEvent(request.id, [token]))
+                continue
+            self._report(request, token, logprobs.get(i), ended)
+
+    def _report(self, request: Request, token: int, logprobs: TokenLogprobs | None, ended: stopping.End | None) -> None:
+        """An event that says more than its token: the first, the last, or one with logprobs."""
+        if logprobs is not None:
+            request.cumulative_logprob += logprobs.logprobs[0]
+        reason, stop = ended or (None, None)
+        first, request.silent = request.silent, False
+        if reason is not None:
+            self._scheduler.finish(request)
+        self._emit(
+            request,
+            TokenEvent(
+                request.id,
+                [token],
+                finish_reason=reason,
+                logprobs=None if logprobs is None else [logprobs],
+                cumulative_logprob=request.cumulative_logprob,
+                stop_reason=stop,
+                num_cached=request.num_cached if first else 0,
+                prompt_logprobs=request.prompt_logprobs if first and request.want_prompt_logprobs else None,
+            ),
+        )
+
+    def end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        stop: int | None = None,
+        error: str | None = None,
+        code: ErrorCode = ErrorCode.INTERNAL,
+    ) -> None:
+        """End a request without a further token."""
+        self._scheduler.finish(request)
+        self._emit(
+            request,
+            TokenEvent(
+                request.id,
+                [],
+                finish_reason=reason,
+                cumulative_logprob=request.cumulative_logprob,
+                stop_reason=stop,
+                error=error,
+                error_code=code,
+            ),
+        )

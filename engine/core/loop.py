@@ -1,0 +1,222 @@
+"""The engine's loop: commands in, steps down to the runner, results up, events out.
+
+One iteration:  drain → schedule → launch step N → commit step N - 1 → deliver
+
+The step in flight is a value that one iteration hands to the next. With overlap off the same lines commit step N
+itself. With overlap on, a plan is made before the tokens of the step before it are known: lengths advance at launch,
+token ids stay on the device, a request whose last token is already drawn is not launched again, and the one token that
+may be computed after an end of sequence is dropped at its commit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.cache.manager import KVManager
+from engine.core import stopping
+from engine.core.commit import Committer, InFlight
+from engine.core.plan import Runner
+from engine.core.request import Request, Sink, Status
+from engine.core.scheduler import Scheduler
+from engine.types import ErrorCode, FinishReason, TokenEvent
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+Command = Submit | Abort
+
+
+class EngineLoop:
+    """Drives one runner. `enter`, `abort`, `stop` and `wait_idle` are for any thread; the rest runs on the thread that
+    calls `run` (or `iterate`). `live` holds every request that entered and has not ended.
+
+    on_failure is called, on the loop's thread, after the runner failed and every request was given its error.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        kv: KVManager,
+        *,
+        overlap: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.kv = kv
+        self.live: dict[str, Request] = {}
+        self.failure: BaseException | None = None
+        self.committer = Committer(scheduler, kv, self._emit)
+        self._runner = runner
+        self._overlap = overlap
+        self._clock = clock
+        self._on_failure = on_failure
+        self._inbox: deque[Command] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._out: dict[Sink, list[TokenEvent]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._inbox) + len(self.scheduler.waiting)
+
+    def enter(self, request: Request) -> bool:
+        """Queue a request, from any thread. False when the loop has ended or is about to: then it takes nothing."""
+        with self._wake:
+            if self._stopping:
+                return False
+            self.live[request.id] = request
+            self._inbox.append(Submit(request))
+            self._wake.notify_all()
+        return True
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request, from any thread. An unknown id is ignored."""
+        with self._wake:
+            self._inbox.append(Abort(request_id))
+            self._wake.notify_all()
+
+    def wait_idle(self, timeout: float | None) -> bool:
+        """Wait until no request is alive and every event is delivered; False after `timeout` seconds."""
+        with self._wake:
+            return self._wake.wait_for(lambda: not self.live and not self._out, timeout)
+
+    def stop(self) -> None:
+        """Let `run` return after its iteration. Requests that are still alive are cancelled."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+
+    def run(self) -> None:
+        """Iterate until `stop`, blocked while there is nothing to do. A failure of the runner ends every request with
+        an error, and the loop with them; it is kept in `failure`."""
+        inflight: InFlight | None = None
+        try:
+            while not self._stopping:
+                inflight = self.iterate(inflight)
+                if inflight is None and not self.scheduler.has_work:
+                    with self._wake:
+                        self._wake.wait_for(lambda: self._inbox or self._stopping)
+            if inflight is not None:
+                inflight.pending.wait()
+            self._drain()
+            for request in list(self.live.values()):
+                self._end(request, FinishReason.CANCELLED, "the engine is shutting down", ErrorCode.UNAVAILABLE)
+            self._deliver()
+        except Exception as failure:
+            log.exception("the engine's loop failed")
+            self.fail(failure)
+
+    def fail(self, failure: BaseException) -> None:
+        """Mark the engine dead and give every request an error. Blocks are not accounted for any more: what failed may
+        have been the accounting."""
+        self.failure = failure
+        with self._wake:
+            self._stopping = True
+        message = f"the engine failed: {type(failure).__name__}: {failure}"
+        for request in list(self.live.values()):
+            event = TokenEvent(
+                request.id, [], finish_reason=FinishReason.ERROR, error=message, error_code=ErrorCode.UNAVAILABLE
+            )
+            self._emit(request, event)
+        self._deliver()
+        if self._on_failure is not None:
+            self._on_failure(failure)
+
+    def iterate(self, inflight: InFlight | None) -> InFlight | None:
+        """One step. Takes the step that is in flight and returns the one that is then."""
+        self._drain()
+        launched = self._launch()
+        if launched is None and inflight is None and self.scheduler.has_work and not self._inbox:
+            raise RuntimeError(f"{self.num_waiting} requests wait and none can run: the scheduler is stuck")
+        if self._overlap:
+            done, inflight = inflight, launched
+        else:
+            done, inflight = launched, None
+        if done is not None:
+            self.committer.commit(done, done.pending.wait())
+        self._deliver()
+        return inflight
+
+    def _launch(self) -> InFlight | None:
+        planned = self.scheduler.schedule()
+        if planned is None:
+            return None
+        plan, requests = planned
+        return InFlight(plan, requests, self._runner.launch(plan))
+
+    def _drain(self) -> None:
+        inbox = self._inbox
+        while inbox:
+            command = inbox.popleft()
+            if isinstance(command, Submit):
+                self._enter(command.request)
+            elif (request := self.live.get(command.request_id)) is not None:
+                self._end(request, FinishReason.CANCELLED, None, ErrorCode.CANCELLED)
+        deadlines = self._deadlines
+        if deadlines:
+            now = self._clock()
+            while deadlines and (deadlines[0][0] <= now or deadlines[0][2].status is Status.FINISHED):
+                request = heapq.heappop(deadlines)[2]
+                if request.status is not Status.FINISHED:
+                    message = (
+                        f"the request ran past its timeout of {request.input.params.timeout_s:g} s "
+                        f"with {request.num_output} tokens generated"
+                    )
+                    self._end(request, FinishReason.ERROR, message, ErrorCode.UNAVAILABLE)
+
+    def _enter(self, request: Request) -> None:
+        self.scheduler.add(request)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
+        # A replayed request may have been at its end already when its earlier life broke off.
+        ended = stopping.check(request) if request.num_output else None
+        if ended is not None:
+            self.committer.end(request, ended[0], stop=ended[1])
+
+    def _end(self, request: Request, reason: FinishReason, error: str | None, code: ErrorCode) -> None:
+        self.committer.end(request, reason, error=error, code=code)
+
+    def _emit(self, request: Request, event: TokenEvent) -> None:
+        if event.finish_reason is not None:
+            del self.live[request.id]
+        batch = self._out.get(request.sink)
+        if batch is None:
+            self._out[request.sink] = [event]
+        else:
+            batch.append(event)
+
+    def _deliver(self) -> None:
+        if not self._out:
+            return
+        for sink, events in self._out.items():
+            try:
+                sink.deliver(events)
+            except Exception:
+                # Nobody listens any more: what this sink still runs is given up.
+                log.exception("a sink failed; its requests are cancelled")
+                for request in list(self.live.values()):
+                    if request.sink is sink:
+                        self.abort(request.id)
+        self._out.clear()
+        if not self.live:
+            with self._wake:
+                self._wake.notify_all()

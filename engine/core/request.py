@@ -1,0 +1,137 @@
+"""One request inside the engine: its tokens, four counters, its status. Everything else follows from them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from engine.cache.table import KVTable
+from engine.types import RequestInput, TokenEvent, TokenLogprobs
+
+
+class Status(Enum):
+    """WAITING → RUNNING → FINISHED. A preempted request goes back to WAITING; a waiting one can end as well."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Sink(Protocol):
+    """Where the events of some requests go. Called on the loop's thread, once a step, with that step's events: it must
+    hand them on and return."""
+
+    def deliver(self, events: list[TokenEvent]) -> None: ...
+
+
+_LEGAL = {
+    Status.WAITING: (Status.RUNNING, Status.FINISHED),
+    Status.RUNNING: (Status.WAITING, Status.FINISHED),
+    Status.FINISHED: (),
+}
+
+
+class Request:
+    """Mutable, owned by the loop's thread.
+
+    tokens         prompt, then generated tokens that are known on the host
+    num_tokens     len(tokens)
+    num_computed   tokens launched: their keys and values are in the cache once the launched steps have run
+    num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row's line holds
+    num_cached     prompt tokens that the first admission took from the prefix cache
+    limit          num_tokens at which it ends for length: max_tokens, or the context is full
+    row, kv        its line of the tables (-1 while waiting) and what it holds of the cache
+    awaits         key of the last block that it waits for a running request to compute, if any
+    started        it was admitted once
+    silent         no event has been given yet
+    order          (priority, arrival): the lower runs first and is preempted last
+    """
+
+    __slots__ = (
+        "arrival",
+        "awaits",
+        "cumulative_logprob",
+        "deadline",
+        "eos_ids",
+        "id",
+        "input",
+        "kv",
+        "limit",
+        "min_length",
+        "num_cached",
+        "num_computed",
+        "num_inflight",
+        "num_prompt",
+        "num_tokens",
+        "order",
+        "prompt_logprobs",
+        "row",
+        "silent",
+        "sink",
+        "started",
+        "status",
+        "stop_ids",
+        "tokens",
+        "want_logprobs",
+        "want_prompt_logprobs",
+    )
+
+    def __init__(
+        self,
+        input: RequestInput,
+        sink: Sink,
+        kv: KVTable,
+        *,
+        arrival: int,
+        limit: int,
+        stop_ids: frozenset[int],
+        eos_ids: tuple[int, ...] = (),
+        deadline: float | None = None,
+    ) -> None:
+        params = input.params
+        self.id = input.request_id
+        self.input = input
+        self.sink = sink
+        self.kv = kv
+        self.arrival = arrival
+        self.order = (params.priority, arrival)
+        self.tokens = [*input.prompt_ids, *input.output_ids]
+        self.num_prompt = len(input.prompt_ids)
+        self.num_tokens = len(self.tokens)
+        self.num_computed = 0
+        self.num_inflight = 0
+        self.num_cached = 0
+        self.limit = limit
+        self.min_length = self.num_prompt + params.min_tokens
+        self.stop_ids = stop_ids
+        self.eos_ids = eos_ids
+        self.deadline = deadline
+        self.row = -1
+        self.status = Status.WAITING
+        self.started = False
+        self.silent = True
+        self.awaits: bytes | None = None
+        self.cumulative_logprob = 0.0
+        self.want_logprobs = params.logprobs is not None
+        self.want_prompt_logprobs = params.prompt_logprobs is not None and not input.output_ids
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * self.num_prompt if self.want_prompt_logprobs else []
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens of its line that no step has computed yet."""
+        return self.num_tokens + self.num_inflight - self.num_computed
+
+    @property
+    def exhausted(self) -> bool:
+        """True when its last token has been drawn, if perhaps not seen: no further step is wanted."""
+        return self.num_tokens + self.num_inflight >= self.limit
+
+    def move(self, status: Status) -> None:
+        """Raises ValueError for an illegal transition: so a request can end only once."""
+        if status not in _LEGAL[self.status]:
+            raise ValueError(f"request {self.id} cannot go from {self.status.name} to {status.name}")
+        self.status = status

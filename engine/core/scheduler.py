@@ -1,0 +1,286 @@
+"""What the next step computes: requests and blocks in, a `StepPlan` out. No phases.
+
+A request has tokens that are known and tokens that are computed; a step closes the gap as far as the budget goes:
+
+    1. running requests one token short (they decode): always, one token each
+    2. running requests further behind (chunks of a prompt, or of all tokens after a preemption), in order
+    3. waiting requests, in order, as rows and blocks allow
+
+When blocks run out the youngest running request gives way: it loses its blocks and later starts again from all its
+tokens, most of which it will find in the prefix tree. Requests that a step already holds never give way in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from dataclasses import dataclass
+
+from engine.cache.manager import NO_MATCH, KVManager
+from engine.config import SchedulerConfig
+from engine.core.plan import RowStart, StepPlan
+from engine.core.policy import WaitingQueue, rank
+from engine.core.request import Request, Status
+
+LATENCY_MIXED_BUDGET = 1024
+
+# A request waits for another that is computing its prefix when that saves at least this share of its own work.
+WAIT_SHARE = 0.25
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+class Scheduler:
+    """Owns the rows, the running list and the waiting queue. Not thread-safe: the loop owns it."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVManager, *, checkpoint_interval: int = 256) -> None:
+        self.stats = SchedulerStats()
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # by rank
+        self._kv = kv
+        self._budget = config.token_budget
+        self._chunk = config.chunk_size or config.token_budget
+        mixed = LATENCY_MIXED_BUDGET if config.preference == "latency" else config.token_budget
+        self._mixed_budget = config.mixed_budget or mixed
+        self._interval = checkpoint_interval
+        self._max_rows = config.max_rows
+        self._free_rows = list(range(config.max_rows))
+        self._step = 0
+        self._stale = False
+        self._preempted = False
+        self._blocked: tuple[int, int, int] | None = None
+        self._begin()
+
+    @property
+    def num_running(self) -> int:
+        return self._max_rows - len(self._free_rows)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.num_running or self.waiting)
+
+    def add(self, request: Request) -> None:
+        self.waiting.add(request)
+
+    def finish(self, request: Request) -> None:
+        """The request is over: its row and blocks are free for the next plan."""
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        else:
+            self._leave(request)
+            self._stale = True
+        request.move(Status.FINISHED)
+
+    def schedule(self) -> tuple[StepPlan, list[Request]] | None:
+        """The next step and the request of each of its lines, or None when nothing can be computed now. Counters of the
+        planned requests advance: the caller must launch the plan."""
+        if self._stale:
+            self.running = [request for request in self.running if request.status is Status.RUNNING]
+            self._stale = False
+        self._begin()
+        behind = self._decode()
+        share = self._budget - len(self._rows)
+        if self._rows:
+            share = min(share, self._mixed_budget)
+        share = self._catch_up(behind, share)
+        # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
+        if self.waiting and share > 0 and not (self._preempted and self._planned):
+            self._admit(share)
+        if not self._planned:
+            return None
+        self._step += 1
+        kv = self._kv
+        plan = StepPlan(
+            step=self._step,
+            rows=self._rows + self._more_rows,
+            first=self._first + self._more_first,
+            count=[1] * len(self._rows) + self._more_count,
+            samples=self._samples + self._more_samples,
+            starts=self._starts,
+            block_writes=kv.writes,
+            state_copies=kv.copies,
+        )
+        kv.writes, kv.copies = [], []
+        return plan, self._requests + self._more_requests
+
+    # Lines of one token come first in a plan, so they are kept apart from longer ones while it is made.
+
+    def _begin(self) -> None:
+        self._rows: list[int] = []
+        self._first: list[int] = []
+        self._samples: list[bool] = []
+        self._requests: list[Request] = []
+        self._more_rows: list[int] = []
+        self._more_first: list[int] = []
+        self._more_count: list[int] = []
+        self._more_samples: list[bool] = []
+        self._more_requests: list[Request] = []
+        self._starts: list[RowStart] = []
+        self._preempted = False
+
+    @property
+    def _planned(self) -> bool:
+        return bool(self._rows or self._more_rows)
+
+    def _put(self, request: Request, count: int) -> None:
+        first = request.num_computed
+        request.num_computed = end = first + count
+        samples = end == request.num_tokens + request.num_inflight
+        if samples:
+            request.num_inflight += 1
+        if count == 1:
+            self._rows.append(request.row)
+            self._first.append(first)
+            self._samples.append(samples)
+            self._requests.append(request)
+        else:
+            self._more_rows.append(request.row)
+            self._more_first.append(first)
+            self._more_count.append(count)
+            self._more_samples.append(samples)
+            self._more_requests.append(request)
+
+    def _decode(self) -> list[Request]:
+        """Plan one token for each running request that is one short; return those that are further behind."""
+        behind: list[Request] = []
+        rows, firsts, samples, requests = self._rows, self._first, self._samples, self._requests
+        kv, running = self._kv, self.running
+        interval = self._interval if kv.keeps_state else 0
+        i = 0
+        while i < len(running):
+            request = running[i]
+            i += 1
+            first = request.num_computed
+            known = request.num_tokens + request.num_inflight
+            if known - first > 1:
+                behind.append(request)
+                continue
+            if known >= request.limit:
+                continue
+            if first >= request.kv.reach:
+                while request.status is Status.RUNNING and kv.extend(request.kv, first, known) < known:
+                    self._preempt(running[-1])
+                if request.status is not Status.RUNNING:
+                    break
+            if interval and first % interval == 0:
+                kv.save_state(request.kv, first)
+            request.num_computed = known
+            request.num_inflight += 1
+            rows.append(request.row)
+            firsts.append(first)
+            samples.append(True)
+            requests.append(request)
+        return [request for request in behind if request.status is Status.RUNNING] if self._preempted else behind
+
+    def _catch_up(self, behind: list[Request], share: int) -> int:
+        """Plan chunks of running requests that are far behind. Returns what is left of `share`."""
+        kv = self._kv
+        while behind and share > 0:
+            request = behind.pop(0)
+            first = request.num_computed
+            end = self._chunk_end(request, first, share)
+            reach = kv.extend(request.kv, first, end)
+            while reach == first and behind:
+                self._preempt(behind.pop())
+                reach = kv.extend(request.kv, first, end)
+            if reach > first:
+                if kv.keeps_state:
+                    kv.save_state(request.kv, first)
+                self._put(request, reach - first)
+                share -= reach - first
+            elif not self._planned:
+                # Nobody else holds blocks that could come free: start again, sharing what the tree holds.
+                self._preempt(request)
+        return share
+
+    def _chunk_end(self, request: Request, first: int, share: int) -> int:
+        """Where a chunk from `first` should end. With recurrent state it ends on a block, so that the state there can
+        be kept: on the last full block of the known tokens, before their rest."""
+        end = first + min(request.num_tokens - first, share, self._chunk)
+        if self._kv.keeps_state:
+            size = self._kv.block_size
+            aligned = min(end, request.num_tokens - 1) // size * size
+            if aligned > first:
+                end = aligned
+        return end
+
+    def _admit(self, share: int) -> None:
+        kv = self._kv
+        admitted: list[Request] = []
+        for request in self.waiting:
+            if share <= 0 or not self._free_rows:
+                break
+            if request.num_inflight:
+                continue
+            if request.awaits is not None and kv.is_computing(request.awaits):
+                continue
+            state = (request.arrival, kv.num_releases, len(self.running))
+            if state == self._blocked:
+                break
+            tokens = request.tokens
+            if request.want_prompt_logprobs and request.silent:
+                match = NO_MATCH
+            else:
+                match = kv.match(request.kv, tokens)
+                gain, key = kv.awaited(request.kv, tokens, match)
+                if gain and gain >= WAIT_SHARE * (len(tokens) - match.num_tokens):
+                    request.awaits = key
+                    continue
+            request.awaits = None
+            first = match.num_tokens
+            end = self._chunk_end(request, first, share)
+            reach = kv.admit(request.kv, self._free_rows[0], tokens, match, end, len(self.running))
+            if reach == first:
+                self._blocked = state
+                break
+            share -= reach - first
+            self._start(request, first)
+            self._put(request, reach - first)
+            admitted.append(request)
+        if admitted:
+            self.waiting.take(admitted)
+
+    def _start(self, request: Request, first: int) -> None:
+        request.move(Status.RUNNING)
+        request.row = row = heapq.heappop(self._free_rows)
+        request.num_computed = first
+        insort(self.running, request, key=rank)
+        if not request.started:
+            request.started = True
+            request.num_cached = min(first, request.num_prompt)
+            self.stats.prompt_tokens += request.num_prompt
+            self.stats.prefix_query_tokens += request.num_tokens
+            self.stats.prefix_hit_tokens += first
+        source = request.input
+        self._starts.append(
+            RowStart(
+                row=row,
+                token_ids=request.tokens.copy(),
+                num_prompt=request.num_prompt,
+                params=source.params,
+                eos_ids=request.eos_ids,
+                bad_word_ids=tuple(map(tuple, source.bad_word_ids)),
+                state_slot=request.kv.state_slot,
+            )
+        )
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the queue, in its old place. A token that is still in flight is kept when it arrives."""
+        self.running.remove(request)
+        self._leave(request)
+        request.move(Status.WAITING)
+        request.num_computed = 0
+        self.waiting.add(request)
+        self.stats.preemptions += 1
+        self._preempted = True
+
+    def _leave(self, request: Request) -> None:
+        self._kv.release(request.kv)
+        heapq.heappush(self._free_rows, request.row)
+        request.row = -1

@@ -1,0 +1,33 @@
+"""When a request ends by its tokens: end of sequence, stop tokens, length. Stop strings are matched on text, by the
+frontend, which then aborts the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.core.request import Request
+from engine.types import FinishReason, SamplingParams
+
+End = tuple[FinishReason, "int | None"]
+
+
+def stop_ids(params: SamplingParams, eos_ids: Iterable[int]) -> frozenset[int]:
+    """Tokens that end a request. ignore_eos takes out the model's own, never those that the client asked for."""
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
+
+
+def length_limit(num_prompt: int, params: SamplingParams, context: int) -> int:
+    """Tokens, prompt included, at which a request ends for length."""
+    return min(num_prompt + params.max_tokens, context)
+
+
+def check(request: Request) -> End | None:
+    """Whether the last token of `request` ends it: the reason, and the token's id when the client named it as a stop
+    token. A stop token counts once min_tokens are reached (before that the sampler suppresses it)."""
+    token = request.tokens[-1]
+    if token in request.stop_ids and request.num_tokens >= request.min_length and request.num_output:
+        named = token in request.input.params.stop_token_ids
+        return FinishReason.STOP, token if named else None
+    if request.num_tokens >= request.limit:
+        return FinishReason.LENGTH, None
+    return None

@@ -1,0 +1,209 @@
+"""A runner without a model: the next token is a hash of exactly what a model would have read.
+
+Keys and values are stood in for by the token ids themselves, kept in the blocks that the plan's tables name; recurrent
+state by a running hash in the state slots. A wrong block, a stale prefix, a block handed out too early or a state that
+was not carried changes the tokens, or is caught as a read of a slot that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.spec import Group, LatentKV, LayerSpec, PagedKV, PoolSpec, Recurrent
+from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan, StepResult
+from engine.types import TokenLogprobs
+
+EOS = 1
+
+
+def pool(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    *,
+    window: int | None = None,
+    window_blocks: int = 64,
+    full: bool = True,
+    state_slots: int = 0,
+) -> PoolSpec:
+    """A pool with a full group, and on demand a windowed (latent) group and a recurrent one."""
+    specs: list[tuple[LayerSpec, int]] = []
+    if state_slots:
+        specs.append((Recurrent(((2, 2),), (4,)), 0))
+    if full:
+        specs.append((PagedKV(1, 8, 8, 2), num_blocks))
+    if window is not None:
+        specs.append((LatentKV(8, 4, 2, window=window), window_blocks))
+    groups = tuple(Group(spec, (i,)) for i, (spec, _) in enumerate(specs))
+    return PoolSpec(groups, tuple(count for _, count in specs), block_size, state_slots)
+
+
+def draw(parts: object, vocab_size: int) -> int:
+    """A token in [EOS, vocab_size): end of sequence comes up now and then."""
+    return EOS + zlib.crc32(repr(parts).encode()) % (vocab_size - EOS)
+
+
+def roll(state: int, token: int) -> int:
+    return zlib.crc32(f"{state},{token}".encode())
+
+
+def expected_next(tokens: Sequence[int], spec: PoolSpec, vocab_size: int) -> int:
+    """What a correct engine draws after `tokens`, from the tokens alone."""
+    parts: list[object] = []
+    for group in spec.groups:
+        if isinstance(group.spec, Recurrent):
+            state = 0
+            for token in tokens:
+                state = roll(state, token)
+            parts.append(state)
+        else:
+            window = getattr(group.spec, "window", None)
+            parts.append(list(tokens[-window:] if window else tokens))
+    return draw(parts, vocab_size)
+
+
+@dataclass
+class _Row:
+    tokens: dict[int, int]
+    num_prompt: int
+    state_slot: int
+    prompt_logprobs: bool
+    logprobs: bool
+    tables: list[dict[int, int]] = field(default_factory=list)
+
+
+class _Step:
+    def __init__(self, runner: ScriptedRunner, plan: StepPlan) -> None:
+        self._runner = runner
+        self.plan = plan
+        self.result: StepResult | None = None
+
+    def wait(self) -> StepResult:
+        self._runner.execute_until(self)
+        assert self.result is not None
+        return self.result
+
+
+class ScriptedRunner:
+    """Runs plans in launch order, as late as it may: at the wait for the step or for a later one.
+
+    fail_row(tokens) names an error for a row that holds these tokens; fail_step is raised by the launch of that step.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        *,
+        vocab_size: int = 50,
+        max_model_len: int = 10_000,
+        fail_row: Callable[[list[int]], str | None] = lambda tokens: None,
+        fail_step: int | None = None,
+    ) -> None:
+        self._info = RunnerInfo(spec, vocab_size, max_model_len, (EOS,))
+        self.plans: list[StepPlan] = []
+        self.closed = False
+        self._fail_row = fail_row
+        self._fail_step = fail_step
+        self._queue: list[_Step] = []
+        self._rows: dict[int, _Row] = {}
+        self._cache: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in spec.groups]
+        self._states: dict[int, int] = {}
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    def launch(self, plan: StepPlan) -> Pending:
+        if plan.step == self._fail_step:
+            raise RuntimeError("the device is gone")
+        assert plan.step == len(self.plans) + 1
+        self.plans.append(plan)
+        step = _Step(self, plan)
+        self._queue.append(step)
+        return step
+
+    def close(self) -> None:
+        self.closed = True
+
+    def execute_until(self, last: _Step) -> None:
+        while last.result is None:
+            step = self._queue.pop(0)
+            step.result = self._execute(step.plan)
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        for start in plan.starts:
+            self._start(start)
+        for write in plan.block_writes:
+            row = self._rows[write.row]
+            for i, block in enumerate(write.blocks):
+                assert block > 0, "the reserved block was handed out"
+                row.tables[write.group][write.index + i] = block
+        for copy in plan.state_copies:
+            self._states[copy.target] = self._states[copy.source]
+        assert plan.count == sorted(plan.count, key=lambda count: count > 1), "lines of one token come first"
+        assert len(set(plan.rows)) == len(plan.rows)
+        result = StepResult(plan.step, [-1] * len(plan.rows))
+        for row, first, count in zip(plan.rows, plan.first, plan.count, strict=True):
+            self._write(self._rows[row], first, count)
+        for line, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
+            self._read(self._rows[row], line, first + count, plan.samples[line], result)
+            if self._rows[row].prompt_logprobs:
+                held = self._rows[row]
+                upto = min(first + count, held.num_prompt - 1)
+                result.prompt_logprobs[line] = [
+                    TokenLogprobs([held.tokens[p + 1]], [-float(p + 1)], [1]) for p in range(first, upto)
+                ]
+        return result
+
+    def _start(self, start: RowStart) -> None:
+        self._rows[start.row] = _Row(
+            dict(enumerate(start.token_ids)),
+            start.num_prompt,
+            start.state_slot,
+            start.params.prompt_logprobs is not None,
+            start.params.logprobs is not None,
+            [{} for _ in self._info.pool.groups],
+        )
+
+    def _write(self, row: _Row, first: int, count: int) -> None:
+        spec = self._info.pool
+        for g, group in enumerate(spec.groups):
+            if isinstance(group.spec, Recurrent):
+                assert row.state_slot > 0
+                state = 0 if first == 0 else self._states[row.state_slot]
+                for p in range(first, first + count):
+                    state = roll(state, row.tokens[p])
+                self._states[row.state_slot] = state
+                continue
+            for p in range(first, first + count):
+                block = row.tables[g][p // spec.block_size]
+                self._cache[g][block, p % spec.block_size] = (p, row.tokens[p])
+
+    def _read(self, row: _Row, line: int, length: int, samples: bool, result: StepResult) -> None:
+        spec = self._info.pool
+        parts: list[object] = []
+        for g, group in enumerate(spec.groups):
+            if isinstance(group.spec, Recurrent):
+                parts.append(self._states[row.state_slot])
+                continue
+            window = getattr(group.spec, "window", None)
+            read = []
+            for p in range(max(0, length - window) if window else 0, length):
+                block = row.tables[g][p // spec.block_size]
+                position, token = self._cache[g][block, p % spec.block_size]
+                assert position == p, f"position {p} is read from a slot that holds position {position}"
+                read.append(token)
+            parts.append(read)
+        if not samples:
+            assert length in row.tokens, "a line that reaches the end of its tokens must draw one"
+            return
+        error = self._fail_row([row.tokens[p] for p in range(length)])
+        if error is not None:
+            result.errors[line] = error
+            return
+        token = draw(parts, self._info.vocab_size)
+        row.tokens[length] = token
+        result.tokens[line] = token
+        if row.logprobs:
+            result.logprobs[line] = TokenLogprobs([token], [-0.5], [1])
