@@ -114,9 +114,9 @@ def _chat(name: str, origin: str, kind: str, doc: str) -> Iterator[Document]:
     answer = _first_paragraphs(doc)
     if len(answer) < 40:
         return
-    for question in QUESTIONS[kind]:
-        text = f"{USER}{question.format(name=name)}{CLOSE}{ASSISTANT}{answer}{CLOSE}"
-        yield Document(f"{kind} {name}", origin, "chat", text)
+    questions = QUESTIONS[kind]
+    question = questions[zlib.crc32(name.encode()) % len(questions)].format(name=name)
+    yield Document(f"{kind} {name}", origin, "chat", f"{USER}{question}{CLOSE}{ASSISTANT}{answer}{CLOSE}")
 
 
 def _first_paragraphs(doc: str, limit: int = 700) -> str:
