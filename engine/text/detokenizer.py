@@ -79,15 +79,16 @@ class Detokenizer:
             text += new
         return Delta(self._release(text), len(ids))
 
-    def finish(self) -> str:
-        """The answer has no more tokens: the text that was held back, with U+FFFD for a character never completed."""
+    def finish(self) -> Delta:
+        """The answer has no more tokens: the text that was held back, with U+FFFD for a character never completed
+        (which may in turn complete a stop string)."""
         if self._ended:
-            return ""
+            return Delta("", 0)
         self._ended = True
         text, new = self._held, self._decoder.finish()
         self._held = ""
         cut = self._find_stop(text, new) if self._stops is not None else None
-        return text + new if cut is None else cut[0]
+        return Delta(text + new, 0) if cut is None else Delta(cut[0], 0, True, cut[1])
 
     def _find_stop(self, text: str, new: str) -> tuple[str, str] | None:
         """(text up to the stop string, the stop string) if `new`, which follows `text`, completes one."""

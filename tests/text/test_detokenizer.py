@@ -24,7 +24,7 @@ def test_deltas_make_up_the_text(text: str, kind: str, draw: st.DataObject) -> N
     detokenizer = Detokenizer(tokenizer)
     deltas = [detokenizer.push(piece).text for piece in pieces(draw, ids)]
     assert "\ufffd" not in "".join(deltas)
-    assert "".join(deltas) + detokenizer.finish() == tokenizer.decode(ids)
+    assert "".join(deltas) + detokenizer.finish().text == tokenizer.decode(ids)
 
 
 @given(ids=st.lists(st.integers(0, 299), max_size=40), kind=KIND, skip=st.booleans(), draw=st.data())
@@ -33,7 +33,7 @@ def test_any_ids_give_the_same_text_in_pieces_and_whole(
 ) -> None:
     tokenizer = BUILT[kind]
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
-    text = "".join(detokenizer.push(piece).text for piece in pieces(draw, ids)) + detokenizer.finish()
+    text = "".join(detokenizer.push(piece).text for piece in pieces(draw, ids)) + detokenizer.finish().text
     assert text == tokenizer.decode(ids, skip)
 
 
@@ -42,7 +42,7 @@ def test_a_tokenizer_without_bytes_of_its_own_is_decoded_by_windows(words: list[
     tokenizer = BUILT["wordpiece"]
     ids = tokenizer.encode(" ".join(words))
     detokenizer = Detokenizer(tokenizer)
-    text = "".join(detokenizer.push([i]).text for i in ids) + detokenizer.finish()
+    text = "".join(detokenizer.push([i]).text for i in ids) + detokenizer.finish().text
     assert text == tokenizer.decode(ids)
 
 
@@ -53,7 +53,7 @@ def test_an_answer_continues_its_prompt(prompt: str, answer: str, kind: str) -> 
     if not tokenizer.decode(ids[:cut]) or "\ufffd" in tokenizer.decode(ids[:cut]):
         return
     detokenizer = Detokenizer(tokenizer, ids[:cut])
-    text = detokenizer.push(ids[cut:]).text + detokenizer.finish()
+    text = detokenizer.push(ids[cut:]).text + detokenizer.finish().text
     assert tokenizer.decode(ids[:cut]) + text == tokenizer.decode(ids)
 
 
@@ -67,13 +67,13 @@ def test_a_character_never_completed_comes_at_the_end(tokenizer: Tokenizer) -> N
     ids = tokenizer.encode("x\U0001fae0")
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(ids[:-1]).text == "x"
-    assert detokenizer.finish() == "\ufffd"
-    assert detokenizer.finish() == ""
+    assert detokenizer.finish().text == "\ufffd"
+    assert detokenizer.finish().text == ""
 
 
 def test_ids_of_a_padded_vocabulary_add_nothing(any_tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(any_tokenizer)
-    assert detokenizer.push([any_tokenizer.vocab_size + 7]).text + detokenizer.finish() == ""
+    assert detokenizer.push([any_tokenizer.vocab_size + 7]).text + detokenizer.finish().text == ""
 
 
 def first_end(text: str, stops: list[str]) -> tuple[int, str] | None:
@@ -101,7 +101,7 @@ def test_a_stop_string_ends_the_text_where_find_finds_it(
     for piece in pieces(draw, ids):
         delta = detokenizer.push(piece)
         shown, used, stop = shown + delta.text, used + delta.num_tokens, delta.stop or stop
-    shown += detokenizer.finish()
+    shown += detokenizer.finish().text
     expected = first_end(text, stops)
     if expected is None:
         assert (shown, used, stop) == (text, len(ids), None)
@@ -121,7 +121,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(folder: object) -> None
     detokenizer = Detokenizer(tokenizer, stop=["zzy", "zq"])
     shown = [detokenizer.push(tokenizer.encode(char)).text for char in "azzzxzz"]
     assert shown == ["a", "", "", "z", "zzx", "", ""]
-    assert detokenizer.finish() == "zz"
+    assert detokenizer.finish().text == "zz"
 
 
 def test_the_token_that_completes_a_stop_string_is_the_last_one_counted() -> None:
@@ -136,7 +136,7 @@ def test_the_token_that_completes_a_stop_string_is_the_last_one_counted() -> Non
 def test_min_tokens_lets_early_stop_strings_pass(min_tokens: int, shown: str) -> None:
     tokenizer = BUILT["byte-level"]
     detokenizer = Detokenizer(tokenizer, stop=["z"], min_tokens=min_tokens)
-    text = "".join(detokenizer.push(tokenizer.encode(char)).text for char in "zzazz") + detokenizer.finish()
+    text = "".join(detokenizer.push(tokenizer.encode(char)).text for char in "zzazz") + detokenizer.finish().text
     assert text == {2: "zza"}.get(min_tokens, shown)
 
 
