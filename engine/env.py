@@ -1,0 +1,60 @@
+"""The environment variables that Nereid reads. Nothing else reads os.environ; `docs/environment.md` explains each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+PYTHON = "NEREID_PYTHON"
+RUN_DIR = "NEREID_RUN_DIR"
+CACHE_DIR = "NEREID_CACHE_DIR"
+PROGRESS = "NEREID_PROGRESS"
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """What the environment says.
+
+    python: interpreter that engine processes run under (a stub's own sys.executable is not one).
+    run_dir: sockets and locks of running models; short, because a socket's path has at most 107 bytes.
+    cache_dir: the assembled server and other things that can be made again.
+    progress: socket address that an engine process reports its loading to; None when nobody watches.
+    """
+
+    python: Path
+    run_dir: Path
+    cache_dir: Path
+    progress: str | None
+
+
+def read(variables: Mapping[str, str] | None = None) -> Environment:
+    """The environment of this process, or the one given."""
+    env = os.environ if variables is None else variables
+    home_cache = Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "/tmp")) / ".cache")
+    return Environment(
+        python=Path(env[PYTHON]) if env.get(PYTHON) else _default_python(),
+        run_dir=Path(env.get(RUN_DIR) or Path(tempfile.gettempdir()) / f"nereid-{os.getuid()}"),
+        cache_dir=Path(env.get(CACHE_DIR) or home_cache / "nereid"),
+        progress=env.get(PROGRESS) or None,
+    )
+
+
+def inherited(**changes: str) -> dict[str, str]:
+    """The environment for a child process, with `changes`."""
+    return {**os.environ, **changes}
+
+
+def path_list(name: str) -> list[str]:
+    """The entries of a colon-separated variable such as PYTHONPATH."""
+    return [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry]
+
+
+def _default_python() -> Path:
+    own = Path(sys.executable) if sys.executable else None
+    if own is not None and own.name.startswith("python"):
+        return own
+    return Path(sys.prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"

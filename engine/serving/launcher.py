@@ -1,0 +1,169 @@
+"""Find a tritonserver and start it: NVIDIA's own inside its container, else the one in the nvidia-pytriton wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine import env
+
+CONTAINER_SERVER = Path("/opt/tritonserver")
+WHEEL_HINT = "pip install 'nereid[server]' (it brings nvidia-pytriton 0.7.0, which carries tritonserver 2.51.0)"
+
+
+class LaunchError(Exception):
+    """The server cannot be started; the message says why and what to do."""
+
+
+class Server(msgspec.Struct, frozen=True):
+    """A tritonserver that can be started. library_path: folders its libraries are in."""
+
+    binary: Path
+    backends: Path
+    library_path: tuple[Path, ...] = ()
+    embedded: bool = False
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to serve and where. models empty: all of the repository.
+
+    shm_bytes: shared memory of each Python-backend instance at its start (it grows by itself).
+    """
+
+    repository: Path
+    models: tuple[str, ...] = ()
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    exit_timeout_s: int = 30
+    shm_bytes: int = 4 << 20
+    log_verbose: int = 0
+    extra: tuple[str, ...] = ()
+
+
+def find_server() -> Server:
+    """The server of this machine. Raises LaunchError when there is none."""
+    binary = shutil.which("tritonserver") or str(CONTAINER_SERVER / "bin" / "tritonserver")
+    if Path(binary).is_file() and (CONTAINER_SERVER / "backends" / "python").is_dir():
+        return Server(binary=Path(binary), backends=CONTAINER_SERVER / "backends")
+    return embedded_server(env.read().cache_dir)
+
+
+def embedded_server(cache: Path) -> Server:
+    """The wheel's server, its backend folder assembled in `cache` with the stub of the running Python."""
+    check_numpy()
+    wheel = wheel_folder()
+    stub_name = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = wheel / "python_backend_stubs" / stub_name / "triton_python_backend_stub"
+    if not stub.is_file():
+        found = ", ".join(sorted(p.name for p in (wheel / "python_backend_stubs").iterdir()))
+        raise LaunchError(f"nvidia-pytriton has no stub for Python {stub_name} (it has {found}): use one of those")
+    libraries = wheel.parents[1] / "nvidia_pytriton.libs"
+    key = f"tritonserver-{wheel_version()}-py{stub_name}-{platform.machine()}"
+    backends = cache / key / "backends"
+    if not (backends / "python" / stub.name).is_file():
+        _assemble(wheel / "backends" / "python", stub, backends / "python")
+    return Server(
+        binary=wheel / "bin" / "tritonserver", backends=backends, library_path=(libraries,), embedded=True
+    )
+
+
+def wheel_folder() -> Path:
+    """`pytriton/tritonserver` of the installed wheel; found without importing pytriton."""
+    spec = importlib.util.find_spec("pytriton")
+    folder = Path(spec.origin).parent / "tritonserver" if spec is not None and spec.origin else None
+    if folder is None or not (folder / "bin" / "tritonserver").is_file():
+        raise LaunchError(f"no tritonserver here: none on PATH, and the wheel is not installed. Run {WHEEL_HINT}")
+    return folder
+
+
+def wheel_version() -> str:
+    from importlib.metadata import version
+
+    return version("nvidia-pytriton")
+
+
+def check_numpy() -> None:
+    """Refuse numpy 2: the 2.51 stub misreads string inputs under it and dies."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("numpy")
+    except PackageNotFoundError:
+        raise LaunchError("numpy is not installed: pip install 'numpy>=1.26,<2'") from None
+    if int(found.split(".")[0]) >= 2:
+        raise LaunchError(
+            f"numpy {found} is installed and the embedded tritonserver 2.51 crashes on string inputs under numpy 2: "
+            "pip install 'numpy>=1.26,<2'"
+        )
+
+
+def command(server: Server, options: Options) -> list[str]:
+    """The server's command line. Models are loaded explicitly, so that load and unload work and a model whose engine
+    cannot come back can take itself out of service."""
+    models = options.models or ("*",)
+    return [
+        str(server.binary),
+        f"--model-repository={options.repository}",
+        f"--backend-directory={server.backends}",
+        f"--http-port={options.http_port}",
+        f"--grpc-port={options.grpc_port}",
+        f"--metrics-port={options.metrics_port}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={name}" for name in models),
+        f"--exit-timeout-secs={options.exit_timeout_s}",
+        f"--backend-config=python,shm-default-byte-size={options.shm_bytes}",
+        f"--log-verbose={options.log_verbose}",
+        "--disable-auto-complete-config",
+        *options.extra,
+    ]
+
+
+def environment(server: Server, progress: str | None = None) -> dict[str, str]:
+    """Environment of the server: stubs inherit it and find `engine` and the packages of this Python by it."""
+    own = [str(Path(__file__).resolve().parents[2]), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if not _in_virtual_environment():
+        own.append(site.getusersitepackages())
+    python_path = list(dict.fromkeys([*own, *env.path_list("PYTHONPATH")]))
+    changes = {env.PYTHON: sys.executable, "PYTHONPATH": ":".join(python_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    libraries = [str(p) for p in server.library_path] + env.path_list("LD_LIBRARY_PATH")
+    if libraries:
+        changes["LD_LIBRARY_PATH"] = ":".join(libraries)
+    if progress is not None:
+        changes[env.PROGRESS] = progress
+    return env.inherited(**changes)
+
+
+def start(options: Options, progress: str | None = None, **popen: object) -> subprocess.Popen[str]:
+    """Start the server; it is the caller's child. Raises LaunchError when there is nothing to start."""
+    if not options.repository.is_dir():
+        raise LaunchError(f"{options.repository} is not a folder: give the model repository with --model-repository")
+    server = find_server()
+    argv: Sequence[str] = command(server, options)
+    return subprocess.Popen(argv, env=environment(server, progress), text=True, **popen)  # type: ignore[call-overload,no-any-return]
+
+
+def _assemble(backend: Path, stub: Path, target: Path) -> None:
+    """Copy the backend and the stub to `target`; another process may be doing the same."""
+    staging = target.with_name(f"{target.name}.{platform.node()}.{id(target)}")
+    shutil.copytree(backend, staging, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(stub, staging / stub.name)
+    try:
+        staging.rename(target)
+    except OSError:
+        shutil.rmtree(staging)
+        if not (target / stub.name).is_file():
+            raise
+
+
+def _in_virtual_environment() -> bool:
+    return sys.prefix != sys.base_prefix

@@ -1,0 +1,84 @@
+"""What frontends and the engine process say to each other, as msgpack over the link."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.types import RequestInput, TokenEvent
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A frontend is there and listens at `address`; when process `pid` dies its requests are aborted."""
+
+    frontend: str
+    pid: int
+    address: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    frontend: str
+    request: RequestInput
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these requests and free what they hold; unknown ids are fine (they have just ended)."""
+
+    request_ids: list[str]
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    frontend: str
+
+
+ToEngine = Hello | Submit | Abort | Bye
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What a frontend must know to refuse a request by itself. num_blocks × block_size is what one request may hold."""
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    info: EngineInfo
+
+
+class Events(msgspec.Struct, frozen=True, tag="events"):
+    """What one step gave the requests of one frontend."""
+
+    events: list[TokenEvent]
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """State of the engine, a few times a second; also the sign that it lives. The last four only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+ToFrontend = Ready | Events | Stats
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far a model's start has come: `done` of `total` in `unit`s. total 0: not known."""
+
+    model: str
+    stage: str
+    done: int
+    total: int
+    unit: str = ""
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_frontend = msgspec.msgpack.Decoder(ToFrontend).decode
+decode_progress = msgspec.msgpack.Decoder(Progress).decode

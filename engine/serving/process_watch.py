@@ -1,0 +1,78 @@
+"""Notice at once that another process has died, whoever its parent is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+
+class ProcessWatch:
+    """Watches one process by a pidfd (Linux 5.3), which neither a zombie nor a reused pid deceives.
+
+    `fd` becomes readable when the process ends. Where pidfds are missing it is None and `dead` asks /proc.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.fd: int | None = None
+        self._gone = False
+        try:
+            self.fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._gone = True
+        except OSError:  # no pidfds on this kernel
+            self._started = start_time(pid)
+
+    def dead(self) -> bool:
+        if self._gone:
+            return True
+        if self.fd is not None:
+            poll = select.poll()
+            poll.register(self.fd, select.POLLIN)
+            self._gone = bool(poll.poll(0))
+        else:
+            self._gone = start_time(self.pid) is None or start_time(self.pid) != self._started
+        return self._gone
+
+    def wait(self, timeout_s: float) -> bool:
+        """True once the process is dead, False after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not self.dead():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if self.fd is not None:
+                select.select([self.fd], [], [], left)
+            else:
+                time.sleep(min(left, 0.05))
+        return True
+
+    def kill(self, number: signal.Signals) -> None:
+        """Send a signal; a process that is gone already is fine."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.fd is not None:
+                signal.pidfd_send_signal(self.fd, number)
+            elif not self.dead():
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd, self._gone = None, True
+
+
+def start_time(pid: int) -> str | None:
+    """Clock ticks since boot at which `pid` started, or None when it is dead (a zombie counts as dead).
+
+    With the pid it names a process for good. Source: proc(5), fields 3 and 22 of /proc/PID/stat.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else fields[19]

@@ -1,0 +1,176 @@
+"""Every name on the wire, once: tensors of the LLM model, the tokenizer and the ensemble.
+
+config.pbtxt files are written from these tables (`repository`), and frontends decode and encode by them. The LLM
+model has vllm_backend's tensors and, so that an ensemble can pass them through, TensorRT-LLM's; the ensemble shows
+only the latter. Shapes are without a batch dimension; the ensemble adds one of size 1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+DType = Literal["BOOL", "INT32", "UINT32", "UINT64", "FP32", "STRING"]
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One input or output. dims: -1 is any length."""
+
+    name: str
+    dtype: DType
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+
+
+TEXT_INPUT = "text_input"
+INPUT_IDS = "input_ids"
+STREAM = "stream"
+SAMPLING_PARAMETERS = "sampling_parameters"
+EXCLUDE_INPUT = "exclude_input_in_output"
+RETURN_LOG_PROBS = "return_log_probs"
+
+TEXT_OUTPUT = "text_output"
+FINISH_REASON = "finish_reason"
+CUMULATIVE_LOGPROB = "cumulative_logprob"
+LOGPROBS = "logprobs"
+NUM_INPUT_TOKENS = "num_input_tokens"
+NUM_OUTPUT_TOKENS = "num_output_tokens"
+TOKEN_IDS = "token_ids"
+OUTPUT_LOG_PROBS = "output_log_probs"
+
+MESSAGES = "messages"
+TEMPLATE_PARAMETERS = "template_parameters"
+ADD_SPECIAL_TOKENS = "add_special_tokens"
+SKIP_SPECIAL_TOKENS = "skip_special_tokens"
+
+STOP_WORDS = "stop_words"
+END_ID = "end_id"
+
+# vllm_backend's flags: each lets one output through.
+RETURN_FLAGS = {
+    "return_finish_reason": FINISH_REASON,
+    "return_cumulative_logprob": CUMULATIVE_LOGPROB,
+    "return_logprobs": LOGPROBS,
+    "return_num_input_tokens": NUM_INPUT_TOKENS,
+    "return_num_output_tokens": NUM_OUTPUT_TOKENS,
+}
+
+# TensorRT-LLM tensors that are sampling parameters under another roof: tensor -> field of SamplingParams.
+SAMPLING_TENSORS = {
+    "max_tokens": "max_tokens",
+    "min_tokens": "min_tokens",
+    "min_length": "min_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "seed": "seed",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    STOP_WORDS: "stop",
+    "bad_words": "bad_words",
+}
+
+# TensorRT-LLM tensors with one value that changes nothing: any other is refused with the sentence.
+NEUTRAL_TENSORS: dict[str, tuple[float | bool, str]] = {
+    "beam_width": (1, "beam search is not implemented: send beam_width 1"),
+    "num_return_sequences": (1, "several answers a request are not implemented: send the request several times"),
+    "length_penalty": (1.0, "length_penalty belongs to beam search, which is not implemented: leave it out"),
+    "return_context_logits": (False, "return_context_logits is not implemented: logits never leave the engine"),
+    "return_generation_logits": (False, "return_generation_logits is not implemented: use return_log_probs"),
+    "return_perf_metrics": (False, "return_perf_metrics is not implemented: read the metrics endpoint"),
+}
+
+_TRTLLM_SAMPLING = (
+    Tensor("max_tokens", "INT32"),
+    Tensor(STOP_WORDS, "STRING", (-1,)),
+    Tensor("bad_words", "STRING", (-1,)),
+    Tensor(END_ID, "INT32"),
+    Tensor("pad_id", "INT32"),
+    Tensor("top_k", "INT32"),
+    Tensor("top_p", "FP32"),
+    Tensor("temperature", "FP32"),
+    Tensor("length_penalty", "FP32"),
+    Tensor("repetition_penalty", "FP32"),
+    Tensor("presence_penalty", "FP32"),
+    Tensor("frequency_penalty", "FP32"),
+    Tensor("min_tokens", "INT32"),
+    Tensor("min_length", "INT32"),
+    Tensor("seed", "UINT64"),
+    Tensor("beam_width", "INT32"),
+    Tensor("num_return_sequences", "INT32"),
+    Tensor(RETURN_LOG_PROBS, "BOOL"),
+    Tensor("return_context_logits", "BOOL"),
+    Tensor("return_generation_logits", "BOOL"),
+    Tensor("return_perf_metrics", "BOOL"),
+)
+
+LLM_INPUTS = (
+    Tensor(TEXT_INPUT, "STRING"),
+    Tensor(INPUT_IDS, "INT32", (-1,)),
+    Tensor(STREAM, "BOOL"),
+    Tensor(SAMPLING_PARAMETERS, "STRING"),
+    Tensor(EXCLUDE_INPUT, "BOOL"),
+    *(Tensor(flag, "BOOL") for flag in RETURN_FLAGS),
+    *_TRTLLM_SAMPLING,
+)
+
+LLM_OUTPUTS = (
+    Tensor(TEXT_OUTPUT, "STRING", (-1,)),
+    Tensor(FINISH_REASON, "STRING", (-1,)),
+    Tensor(CUMULATIVE_LOGPROB, "FP32", (-1,)),
+    Tensor(LOGPROBS, "STRING", (-1,)),
+    Tensor(NUM_INPUT_TOKENS, "UINT32", (1,)),
+    Tensor(NUM_OUTPUT_TOKENS, "UINT32", (-1,)),
+    Tensor(TOKEN_IDS, "INT32", (-1,)),
+    Tensor(OUTPUT_LOG_PROBS, "FP32", (-1, -1)),
+)
+
+TOKENIZER_INPUTS = (
+    Tensor(TEXT_INPUT, "STRING"),
+    Tensor(MESSAGES, "STRING"),
+    Tensor(TEMPLATE_PARAMETERS, "STRING"),
+    Tensor(ADD_SPECIAL_TOKENS, "BOOL"),
+    Tensor(TOKEN_IDS, "INT32", (-1,)),
+    Tensor(SKIP_SPECIAL_TOKENS, "BOOL"),
+)
+
+TOKENIZER_OUTPUTS = (
+    Tensor(INPUT_IDS, "INT32", (-1,)),
+    Tensor(TEXT_OUTPUT, "STRING", (1,)),
+)
+
+# What the ensemble hands to the LLM under the same name, besides the tokenizer's ids.
+ENSEMBLE_PASSED = (
+    *_TRTLLM_SAMPLING,
+    Tensor(STREAM, "BOOL"),
+    Tensor(EXCLUDE_INPUT, "BOOL"),
+    *(Tensor(flag, "BOOL") for flag in RETURN_FLAGS if flag not in ("return_cumulative_logprob", "return_logprobs")),
+)
+
+ENSEMBLE_INPUTS = (Tensor(TEXT_INPUT, "STRING", optional=False), *ENSEMBLE_PASSED)
+
+# Ensemble output -> the LLM's output that it is.
+ENSEMBLE_OUTPUT_MAP = {
+    TEXT_OUTPUT: TEXT_OUTPUT,
+    "cum_log_probs": CUMULATIVE_LOGPROB,
+    OUTPUT_LOG_PROBS: OUTPUT_LOG_PROBS,
+    FINISH_REASON: FINISH_REASON,
+    NUM_INPUT_TOKENS: NUM_INPUT_TOKENS,
+    NUM_OUTPUT_TOKENS: NUM_OUTPUT_TOKENS,
+    TOKEN_IDS: TOKEN_IDS,
+}
+
+_LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}
+ENSEMBLE_OUTPUTS = tuple(
+    Tensor(name, _LLM_OUTPUT[source].dtype, _LLM_OUTPUT[source].dims) for name, source in ENSEMBLE_OUTPUT_MAP.items()
+)
+
+# Wire sentences that clients of vllm_backend look for.
+STREAM_ECHO_REFUSAL = (
+    "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
+)
+LORA_REFUSAL = "LoRA feature is not enabled."
+ERROR_TEXT = "N/A"  # text_output of an error response
+NOT_FINISHED = "None"  # finish_reason of a response that is not the last

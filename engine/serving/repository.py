@@ -1,0 +1,123 @@
+"""Write model-repository entries: config.pbtxt from the wire tables, model.py of a few lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from engine.serving import protocol
+from engine.serving.protocol import Tensor
+
+_GENERATED = "# Written by `nereid add` from engine/serving/protocol.py; parameters are yours to edit.\n"
+
+_LLM_MODEL_PY = '''"""A language model: vllm_backend's tensors over Nereid's engine. Settings stand in config.pbtxt."""
+
+from engine.serving.llm_model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+'''
+
+_TOKENIZER_MODEL_PY = '''"""Text or chat messages to token ids, and token ids to text."""
+
+from engine.serving.tokenizer_model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+'''
+
+
+def llm_config(name: str, parameters: Mapping[str, str], frontends: int = 2) -> str:
+    """config.pbtxt of an LLM model with `frontends` instances over one engine process."""
+    return (
+        _head(name, 0)
+        + "model_transaction_policy { decoupled: true }\n"
+        + f"instance_group [ {{ count: {frontends} kind: KIND_MODEL }} ]\n"
+        + _parameters(parameters)
+        + _tensors("input", protocol.LLM_INPUTS)
+        + _tensors("output", protocol.LLM_OUTPUTS)
+    )
+
+
+def tokenizer_config(name: str, parameters: Mapping[str, str], instances: int = 1) -> str:
+    """config.pbtxt of a tokenizer model."""
+    return (
+        _head(name, 0)
+        + f"instance_group [ {{ count: {instances} kind: KIND_CPU }} ]\n"
+        + _parameters(parameters)
+        + _tensors("input", protocol.TOKENIZER_INPUTS)
+        + _tensors("output", protocol.TOKENIZER_OUTPUTS)
+    )
+
+
+def ensemble_config(name: str, tokenizer: str, llm: str) -> str:
+    """config.pbtxt of the ensemble tokenizer -> LLM.
+
+    max_batch_size 1 over composing models of max_batch_size 0 gives clients TensorRT-LLM's [1, 1] shapes while the
+    composing models see [1].
+    """
+    passed = [(t.name, t.name) for t in protocol.ENSEMBLE_PASSED]
+    outputs = [(source, target) for target, source in protocol.ENSEMBLE_OUTPUT_MAP.items()]
+    steps = [
+        _step(
+            tokenizer, [(protocol.TEXT_INPUT, protocol.TEXT_INPUT)], [(protocol.INPUT_IDS, protocol.INPUT_IDS)]
+        ),
+        _step(llm, [(protocol.INPUT_IDS, protocol.INPUT_IDS), *passed], outputs),
+    ]
+    return (
+        _head(name, 1, platform='platform: "ensemble"')
+        + _tensors("input", protocol.ENSEMBLE_INPUTS)
+        + _tensors("output", protocol.ENSEMBLE_OUTPUTS)
+        + "ensemble_scheduling {\n  step [\n"
+        + ",\n".join(steps)
+        + "\n  ]\n}\n"
+    )
+
+
+def write_llm(repository: Path, name: str, parameters: Mapping[str, str], frontends: int = 2) -> Path:
+    """Write `repository/name` for an LLM. Raises FileExistsError when the entry exists."""
+    return _write(repository / name, llm_config(name, parameters, frontends), _LLM_MODEL_PY)
+
+
+def write_tokenizer(repository: Path, name: str, parameters: Mapping[str, str]) -> Path:
+    """Write `repository/name` for a tokenizer. Raises FileExistsError when the entry exists."""
+    return _write(repository / name, tokenizer_config(name, parameters), _TOKENIZER_MODEL_PY)
+
+
+def write_ensemble(repository: Path, name: str, tokenizer: str, llm: str) -> Path:
+    """Write `repository/name` for the ensemble of two models. Raises FileExistsError when the entry exists."""
+    return _write(repository / name, ensemble_config(name, tokenizer, llm), None)
+
+
+def _write(folder: Path, config: str, model_py: str | None) -> Path:
+    version = folder / "1"
+    version.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    if model_py is None:
+        (version / ".gitkeep").touch()  # the server wants a version folder even where there is nothing to put in it
+    else:
+        (version / "model.py").write_text(model_py)
+    return folder
+
+
+def _head(name: str, max_batch_size: int, platform: str = 'backend: "python"') -> str:
+    return f'{_GENERATED}name: "{name}"\n{platform}\nmax_batch_size: {max_batch_size}\n'
+
+
+def _parameters(parameters: Mapping[str, str]) -> str:
+    lines = [f"  {{ key: {json.dumps(k)} value {{ string_value: {json.dumps(v)} }} }}" for k, v in parameters.items()]
+    return "parameters [\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _tensors(kind: str, tensors: Iterable[Tensor]) -> str:
+    lines = []
+    for t in tensors:
+        dims = ", ".join(map(str, t.dims))
+        optional = " optional: true" if kind == "input" and t.optional else ""
+        lines.append(f'  {{ name: "{t.name}" data_type: TYPE_{t.dtype} dims: [ {dims} ]{optional} }}')
+    return f"{kind} [\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _step(model: str, inputs: Iterable[tuple[str, str]], outputs: Iterable[tuple[str, str]]) -> str:
+    maps = [f'      input_map {{ key: "{k}" value: "{v}" }}' for k, v in inputs]
+    maps += [f'      output_map {{ key: "{k}" value: "{v}" }}' for k, v in outputs]
+    return f'    {{\n      model_name: "{model}"\n      model_version: -1\n' + "\n".join(maps) + "\n    }"

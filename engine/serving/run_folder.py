@@ -1,0 +1,123 @@
+"""The folder that the frontends of one model and its engine process meet in: sockets, the lock, the engine's state."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from engine.serving.process_watch import start_time
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """Which engine process is the current one. `epoch` counts them. `failed` says why there will be no other."""
+
+    epoch: int
+    pid: int
+    failed: str | None = None
+
+
+class RunFolder:
+    """One model of one tritonserver process: `root/PID-STARTED/KEY`.
+
+    A frontend enters by leaving a mark with its pid and leaves by taking it away; the last to leave closes the
+    engine and removes the folder, under the server's lock, so that a load that follows an unload finds nothing half gone.
+    """
+
+    def __init__(self, root: Path, server_pid: int, model_key: str) -> None:
+        self.server_pid = server_pid
+        self.server_folder = root / f"{server_pid}-{start_time(server_pid)}"
+        digest = hashlib.blake2b(model_key.encode(), digest_size=6).hexdigest()
+        self.path = self.server_folder / digest
+
+    def enter(self) -> None:
+        self.server_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sweep(self.server_folder.parent)
+        with self.server_lock():
+            self.path.mkdir(exist_ok=True, mode=0o700)
+            self._mark.touch()
+
+    @contextlib.contextmanager
+    def leave(self) -> Iterator[bool]:
+        """Take the mark away; the body runs under the server's lock, with True when nobody else is in the folder.
+
+        The body closes the engine in that case; the folder goes after it.
+        """
+        with self.server_lock():
+            self._mark.unlink(missing_ok=True)
+            last = not self._others()
+            yield last
+            if last:
+                shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def server_lock(self) -> Iterator[None]:
+        with open(self.server_folder / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def try_lead(self) -> int | None:
+        """A descriptor that holds the model's lock, or None while another frontend has it. Its death frees the lock."""
+        descriptor = os.open(self.path / "leader", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def read_state(self) -> EngineState | None:
+        try:
+            return msgspec.json.decode((self.path / "state").read_bytes(), type=EngineState)
+        except FileNotFoundError:
+            return None
+
+    def write_state(self, state: EngineState) -> None:
+        self._replace("state", msgspec.json.encode(state))
+
+    def read_failure(self, epoch: int) -> str | None:
+        """The sentence that engine `epoch` left when it could not start."""
+        try:
+            return (self.path / f"failure-{epoch}").read_text()
+        except FileNotFoundError:
+            return None
+
+    def write_failure(self, epoch: int, sentence: str) -> None:
+        self._replace(f"failure-{epoch}", sentence.encode())
+
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    def engine_address(self, epoch: int) -> str:
+        return f"ipc://{self.path}/e{epoch}"
+
+    def frontend_address(self, epoch: int) -> str:
+        """A fresh address an epoch, so that nothing of an old engine reaches a request that was sent again."""
+        return f"ipc://{self.path}/f{os.getpid()}-{epoch}"
+
+    @property
+    def _mark(self) -> Path:
+        return self.path / f"frontend-{os.getpid()}"
+
+    def _others(self) -> bool:
+        pids = [int(mark.name.partition("-")[2]) for mark in self.path.glob("frontend-*")]
+        return any(start_time(pid) is not None for pid in pids if pid != os.getpid())
+
+    def _replace(self, name: str, data: bytes) -> None:
+        staged = self.path / f".{name}.{os.getpid()}"
+        staged.write_bytes(data)
+        staged.replace(self.path / name)
+
+
+def sweep(root: Path) -> None:
+    """Remove what servers that are gone left behind (a killed server cleans nothing up)."""
+    for folder in root.glob("*-*"):
+        pid, _, started = folder.name.partition("-")
+        if pid.isdigit() and start_time(int(pid)) != started:
+            shutil.rmtree(folder, ignore_errors=True)
