@@ -72,9 +72,7 @@ def embedded_server(cache: Path) -> Server:
     backends = cache / key / "backends"
     if not (backends / "python" / stub.name).is_file():
         _assemble(wheel / "backends" / "python", stub, backends / "python")
-    return Server(
-        binary=wheel / "bin" / "tritonserver", backends=backends, library_path=(libraries,), embedded=True
-    )
+    return Server(binary=wheel / "bin" / "tritonserver", backends=backends, library_path=(libraries,), embedded=True)
 
 
 def wheel_folder() -> Path:
@@ -149,7 +147,7 @@ def start(options: Options, progress: str | None = None, **popen: object) -> sub
         raise LaunchError(f"{options.repository} is not a folder: give the model repository with --model-repository")
     server = find_server()
     argv: Sequence[str] = command(server, options)
-    return subprocess.Popen(argv, env=environment(server, progress), text=True, **popen)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(argv, env=environment(server, progress), text=True, **popen)  # type: ignore[call-overload]
 
 
 def _assemble(backend: Path, stub: Path, target: Path) -> None:

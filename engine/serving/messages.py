@@ -33,17 +33,8 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 ToEngine = Hello | Submit | Abort | Bye
 
 
-class EngineInfo(msgspec.Struct, frozen=True):
-    """What a frontend must know to refuse a request by itself. num_blocks × block_size is what one request may hold."""
-
-    vocab_size: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-
-
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    info: EngineInfo
+    """The engine takes requests."""
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):
@@ -53,7 +44,7 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """State of the engine, a few times a second; also the sign that it lives. The last four only grow."""
+    """State of the engine, a few times a second; also the sign that it lives. The last five only grow."""
 
     running: int = 0
     waiting: int = 0
@@ -62,7 +53,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
-    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
 
 
 ToFrontend = Ready | Events | Stats

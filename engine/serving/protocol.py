@@ -168,9 +168,7 @@ ENSEMBLE_OUTPUTS = tuple(
 )
 
 # Wire sentences that clients of vllm_backend look for.
-STREAM_ECHO_REFUSAL = (
-    "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
-)
+STREAM_ECHO_REFUSAL = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
 LORA_REFUSAL = "LoRA feature is not enabled."
 ERROR_TEXT = "N/A"  # text_output of an error response
 NOT_FINISHED = "None"  # finish_reason of a response that is not the last

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from engine.serving import protocol
 from engine.serving.protocol import Tensor
+from engine.serving.settings import SettingsError, parse
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 _GENERATED = "# Written by `nereid add` from engine/serving/protocol.py; parameters are yours to edit.\n"
 
@@ -58,9 +62,7 @@ def ensemble_config(name: str, tokenizer: str, llm: str) -> str:
     passed = [(t.name, t.name) for t in protocol.ENSEMBLE_PASSED]
     outputs = [(source, target) for target, source in protocol.ENSEMBLE_OUTPUT_MAP.items()]
     steps = [
-        _step(
-            tokenizer, [(protocol.TEXT_INPUT, protocol.TEXT_INPUT)], [(protocol.INPUT_IDS, protocol.INPUT_IDS)]
-        ),
+        _step(tokenizer, [(protocol.TEXT_INPUT, protocol.TEXT_INPUT)], [(protocol.INPUT_IDS, protocol.INPUT_IDS)]),
         _step(llm, [(protocol.INPUT_IDS, protocol.INPUT_IDS), *passed], outputs),
     ]
     return (
@@ -71,6 +73,47 @@ def ensemble_config(name: str, tokenizer: str, llm: str) -> str:
         + ",\n".join(steps)
         + "\n  ]\n}\n"
     )
+
+
+class AddError(Exception):
+    """An entry cannot be written; the message says why."""
+
+
+def add(
+    checkpoint: Path,
+    name: str,
+    repository: Path,
+    *,
+    settings: Mapping[str, str],
+    tokenizer: bool,
+    ensemble: bool,
+    frontends: int,
+) -> list[Path]:
+    """Write the entries NAME, NAME_tokenizer and NAME_ensemble for a checkpoint folder; returns their folders.
+
+    Raises AddError, and then nothing has been written.
+    """
+    if not NAME.fullmatch(name):
+        raise AddError(f"the name {name!r} cannot be a model's: use letters, digits, '_', '-' and '.'")
+    folder = checkpoint.resolve()
+    if not (folder / "config.json").is_file():
+        raise AddError(f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout")
+    tokenizer_name, ensemble_name = f"{name}_tokenizer", f"{name}_ensemble"
+    names = [name, *([tokenizer_name] if tokenizer else []), *([ensemble_name] if ensemble else [])]
+    for entry in names:
+        if (repository / entry).exists():
+            raise AddError(f"{repository / entry} exists already: remove it or choose another --name")
+    parameters = {"model": str(folder), **settings}
+    try:
+        parse(parameters, repository / name)
+    except SettingsError as error:
+        raise AddError(str(error)) from None
+    written = [write_llm(repository, name, parameters, frontends)]
+    if tokenizer:
+        written.append(write_tokenizer(repository, tokenizer_name, {"model": str(folder)}))
+    if ensemble:
+        written.append(write_ensemble(repository, ensemble_name, tokenizer_name, name))
+    return written
 
 
 def write_llm(repository: Path, name: str, parameters: Mapping[str, str], frontends: int = 2) -> Path:

@@ -26,15 +26,14 @@ class EngineState(msgspec.Struct, frozen=True):
 class RunFolder:
     """One model of one tritonserver process: `root/PID-STARTED/KEY`.
 
-    A frontend enters by leaving a mark with its pid and leaves by taking it away; the last to leave closes the
-    engine and removes the folder, under the server's lock, so that a load that follows an unload finds nothing half gone.
+    A frontend enters by leaving a mark with its pid and leaves by taking it away; the last to leave closes the engine
+    and removes the folder, under the server's lock, so that a load that follows an unload finds nothing half gone.
     """
 
-    def __init__(self, root: Path, server_pid: int, model_key: str) -> None:
+    def __init__(self, root: Path, server_pid: int, key: str) -> None:
         self.server_pid = server_pid
         self.server_folder = root / f"{server_pid}-{start_time(server_pid)}"
-        digest = hashlib.blake2b(model_key.encode(), digest_size=6).hexdigest()
-        self.path = self.server_folder / digest
+        self.path = self.server_folder / key
 
     def enter(self) -> None:
         self.server_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -113,6 +112,11 @@ class RunFolder:
         staged = self.path / f".{name}.{os.getpid()}"
         staged.write_bytes(data)
         staged.replace(self.path / name)
+
+
+def model_key(*parts: str) -> str:
+    """A short folder name for a model: its name, version, configuration, whatever tells two of them apart."""
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()
 
 
 def sweep(root: Path) -> None:

@@ -1,0 +1,151 @@
+"""A Triton request to a checked prompt, sampling parameters and a list of wanted outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engine.serving import protocol, sampling_fields
+from engine.types import ErrorCode, RequestError, SamplingParams
+
+Array = npt.NDArray[Any]
+
+# Request parameters that belong to Triton, not to the model.
+_TRITON_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end", "binary_data_output", "timeout"})
+_PARAMETERS = "request parameters"
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which outputs a response carries."""
+
+    finish_reason: bool = False
+    cumulative_logprob: bool = False
+    logprobs: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+    token_ids: bool = False
+    output_log_probs: bool = False
+
+
+class LlmRequest(msgspec.Struct, frozen=True):
+    """What a client asked for. Exactly one of `text` and `input_ids` is set.
+
+    echo: the answer is preceded by the prompt. top_logprobs: how many alternatives the logprobs output lists, None
+    when the client did not ask for that list (`params.logprobs` may still be set for the sums).
+    """
+
+    text: bytes | None
+    input_ids: list[int] | None
+    stream: bool
+    echo: bool
+    params: SamplingParams
+    wanted: Wanted
+    top_logprobs: int | None
+
+
+def llm_request(
+    tensors: Mapping[str, Array], parameters: Mapping[str, Any], outputs: frozenset[str], timeout_us: int = 0
+) -> LlmRequest:
+    """Check and combine everything that one request carries. Raises RequestError.
+
+    tensors: the inputs by name. parameters: the request parameters. outputs: names that the client wants back.
+    timeout_us: the request's own timeout, 0 for none.
+    """
+    text, input_ids = _prompt(tensors)
+    stream = _flag(tensors, protocol.STREAM)
+    exclude = tensors.get(protocol.EXCLUDE_INPUT)
+    if stream and exclude is not None and not bool(exclude.flat[0]):
+        raise RequestError(protocol.STREAM_ECHO_REFUSAL)
+    params = sampling_fields.build(_sampling_fields(tensors, parameters, timeout_us))
+    top_logprobs = params.logprobs
+    log_probs = _flag(tensors, protocol.RETURN_LOG_PROBS)
+    wanted = Wanted(
+        **{name: name in outputs and _flag(tensors, flag) for flag, name in protocol.RETURN_FLAGS.items()},
+        token_ids=protocol.TOKEN_IDS in outputs,
+        output_log_probs=log_probs and protocol.OUTPUT_LOG_PROBS in outputs,
+    )
+    if log_probs and protocol.CUMULATIVE_LOGPROB in outputs:
+        wanted = msgspec.structs.replace(wanted, cumulative_logprob=True)
+    if params.logprobs is None and (wanted.cumulative_logprob or wanted.output_log_probs):
+        params = msgspec.structs.replace(params, logprobs=0)
+    echo = not stream and (exclude is None or not bool(exclude.flat[0]))
+    return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs)
+
+
+def one_text(tensors: Mapping[str, Array], name: str) -> bytes | None:
+    """The single string in a tensor, None when it is not there. Raises RequestError when it is not single."""
+    tensor = tensors.get(name)
+    if tensor is None:
+        return None
+    if tensor.size != 1:
+        raise RequestError(f"{name} must hold one string, not {tensor.size}")
+    value = tensor.flat[0]
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def token_ids(tensors: Mapping[str, Array], name: str) -> list[int] | None:
+    tensor = tensors.get(name)
+    return None if tensor is None else [int(i) for i in tensor.ravel()]
+
+
+def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, list[int] | None]:
+    text = one_text(tensors, protocol.TEXT_INPUT)
+    ids = token_ids(tensors, protocol.INPUT_IDS)
+    if text is None and ids is None:
+        raise RequestError("the request has no prompt: send text_input, one string, or input_ids")
+    if text is not None and ids is not None:
+        raise RequestError("the request has both text_input and input_ids: send one of them")
+    if text == b"":
+        raise RequestError("text_input is empty: send at least one character, or input_ids")
+    if ids is not None and not ids:
+        raise RequestError("input_ids is empty: send at least one token id")
+    return text, ids
+
+
+def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> dict[str, Any]:
+    """Sampling fields out of the JSON tensor, the flat request parameters and TensorRT-LLM's tensors together."""
+    raw = one_text(tensors, protocol.SAMPLING_PARAMETERS)
+    fields = {} if raw is None else sampling_fields.parse_json(raw)
+    for name, value in parameters.items():
+        if name not in _TRITON_PARAMETERS and not name.startswith("triton_"):
+            _add(fields, name, value, _PARAMETERS)
+    for tensor, field in protocol.SAMPLING_TENSORS.items():
+        if tensor in tensors:
+            _add(fields, field, _scalar_or_strings(tensors[tensor], tensor), tensor)
+    for tensor, (neutral, sentence) in protocol.NEUTRAL_TENSORS.items():
+        if tensor in tensors and tensors[tensor].flat[0] != neutral:
+            raise RequestError(sentence, ErrorCode.UNSUPPORTED)
+    if protocol.END_ID in tensors:
+        end_id = int(tensors[protocol.END_ID].flat[0])
+        fields["stop_token_ids"] = [*(fields.get("stop_token_ids") or ()), *([end_id] if end_id >= 0 else [])]
+    if timeout_us > 0 and "timeout_s" not in fields:
+        fields["timeout_s"] = timeout_us / 1e6
+    return fields
+
+
+def _add(fields: dict[str, Any], name: str, value: Any, source: str) -> None:
+    if name in fields:
+        raise RequestError(f"{name} is given twice: in sampling_parameters and by {source}; send it once")
+    fields[name] = value
+
+
+def _scalar_or_strings(tensor: Array, name: str) -> Any:
+    if tensor.dtype == object:
+        try:
+            return [value.decode("utf-8") for value in tensor.ravel()]
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{name} is not valid UTF-8 at byte {error.start}") from None
+    if tensor.size != 1:
+        raise RequestError(f"{name} must hold one value, not {tensor.size}")
+    value = tensor.flat[0]
+    # The shortest decimal of a float32: 0.9 sent as FP32 is then the 0.9 of a JSON request, not 0.8999999761581421.
+    return float(str(value)) if isinstance(value, np.floating) else value.item()
+
+
+def _flag(tensors: Mapping[str, Array], name: str) -> bool:
+    tensor = tensors.get(name)
+    return tensor is not None and bool(tensor.flat[0])

@@ -1,0 +1,320 @@
+"""One frontend: requests in from Triton, tokens back from the engine, text out. No torch here.
+
+Threads, so that none holds up another:
+    intake   decodes, checks and tokenizes what `submit` was handed, and sends it to the engine
+    link     receives events and leaves them with their streams; never sends to a client
+    sender   detokenizes and sends; what came for a stream meanwhile goes out as one response
+    cancel   asks Triton which clients have gone
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from engine.serving import decode
+from engine.serving.link import Link
+from engine.serving.messages import Stats
+from engine.serving.metrics import Metrics
+from engine.serving.responses import Responses
+from engine.serving.settings import FrontendConfig
+from engine.serving.stream import Stream, now
+from engine.text import Tokenizer
+from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent
+
+logger = logging.getLogger("nereid.frontend")
+
+_CANCEL_S = 0.02
+_CANCEL_SHARE = 10  # of the time, at most one part in so many goes into asking
+_RESENDS = 2  # an engine that died so often with the same request, and no token between, dies of it
+_DOWN = "the engine process of model {model!r} is not there: {why}"
+
+
+class Frontend:
+    """Everything one instance of an LLM model does, but for Triton's own calling conventions.
+
+    link: set by `attach` before any request comes. leading: whether this frontend writes the engine's gauges.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        tokenizer: Tokenizer,
+        config: FrontendConfig,
+        max_held: int,
+        responses: Responses,
+        metrics: Metrics,
+        leading: Callable[[], bool],
+    ) -> None:
+        self._name = name
+        self._model = model
+        self._tokenizer = tokenizer
+        self._config = config
+        self._max_held = max_held
+        self._responses = responses
+        self._metrics = metrics
+        self._leading = leading
+        self._link: Link | None = None
+        self._up = False
+        self.ready = threading.Event()
+        self.failed: str | None = None
+        self.settled = threading.Event()  # ready or failed
+        self.on_give_up: Callable[[], None] | None = None
+        self._lock = threading.Lock()  # the table of streams together with what the engine was told about it
+        self._streams: dict[str, Stream] = {}
+        self._serial = 0
+        self._empty = threading.Condition(self._lock)
+        self._intake: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._busy = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=f"nereid-{target.__name__.strip('_')}", daemon=True)
+            for target in (self._take_in, self._send_out, self._watch_clients)
+        ]
+
+    def attach(self, link: Link) -> None:
+        self._link = link
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: Any) -> None:
+        """Take a Triton request over. Returns at once; the answer goes through the request's response sender."""
+        self._intake.put((request, now()))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until no stream is left. False when some are left after `timeout_s`."""
+        with self._empty:
+            return self._empty.wait_for(lambda: not self._streams and self._intake.empty(), timeout_s)
+
+    def close(self, sentence: str) -> None:
+        """End what is left with UNAVAILABLE and stop the threads. The link is closed by its owner, before."""
+        self._end_all(sentence)
+        self._closing.set()
+        self._busy.set()
+        self._intake.put(None)
+        self._outgoing.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    # What the link says
+
+    def on_ready(self) -> None:
+        assert self._link is not None
+        with self._lock:
+            self._up = True
+            for stream in list(self._streams.values()):
+                if stream.resends > _RESENDS:
+                    self._leave(stream, f"the engine died {stream.resends} times while it ran this request")
+                else:
+                    self._link.submit(stream.engine_request())
+        self.ready.set()
+        self.settled.set()
+
+    def on_events(self, events: list[TokenEvent]) -> None:
+        heard = now()
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is None or stream.ended:
+                continue
+            if event.token_ids:
+                self._observe(stream, event, heard)
+            if stream.receive(event, self._config.stream_interval):
+                self._queue(stream)
+
+    def on_stats(self, stats: Stats) -> None:
+        if self._leading():
+            self._metrics.engine(stats)
+
+    def on_down(self) -> None:
+        with self._lock:
+            self._up = False
+            self.ready.clear()
+            for stream in self._streams.values():
+                stream.resends += 1
+            count = len(self._streams)
+        logger.warning("%s: the engine process died; %d requests wait for the next one", self._name, count)
+
+    def on_failed(self, sentence: str) -> None:
+        with self._lock:
+            self.failed = sentence
+            self._up = False
+        self._end_all(_DOWN.format(model=self._model, why=sentence))
+        first = not self.settled.is_set()
+        self.settled.set()
+        if not first and self.on_give_up is not None:
+            self.on_give_up()
+
+    # Intake
+
+    def _take_in(self) -> None:
+        while (item := self._intake.get()) is not None:
+            request, arrived = item
+            sender = request.get_response_sender()
+            try:
+                self._admit(request, sender, arrived)
+            except RequestError as error:
+                self._responses.send_error(sender, error.message, error.code)
+            except Exception as error:
+                logger.exception("%s: a request failed in the frontend", self._name)
+                self._responses.send_error(sender, f"{type(error).__name__}: {error}", ErrorCode.INTERNAL)
+            if self._intake.empty():
+                with self._empty:
+                    self._empty.notify_all()
+
+    def _admit(self, request: Any, sender: Any, arrived: float) -> None:
+        assert self._link is not None
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        parameters = json.loads(request.parameters() or "{}")
+        outputs = frozenset(request.requested_output_names())
+        asked = decode.llm_request(tensors, parameters, outputs, request.timeout())
+        if asked.text is not None:
+            prompt_ids = self._tokenizer.encode(asked.text)
+        else:
+            prompt_ids = asked.input_ids or []
+        if not prompt_ids:
+            raise RequestError("the prompt has no tokens: send some text")
+        params = asked.params
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=random.getrandbits(SEED_BITS))
+        with self._lock:
+            if self.failed is not None:
+                raise RequestError(_DOWN.format(model=self._model, why=self.failed), ErrorCode.UNAVAILABLE)
+            if not self._up and len(self._streams) >= self._max_held:
+                why = f"it is being restarted and {len(self._streams)} requests wait for it already"
+                raise RequestError(_DOWN.format(model=self._model, why=why), ErrorCode.UNAVAILABLE)
+            self._serial += 1
+            stream = Stream(
+                f"{self._name}-{self._serial}",
+                sender,
+                asked,
+                prompt_ids,
+                params,
+                bad_word_ids(params.bad_words, self._tokenizer),
+                self._tokenizer,
+                arrived,
+            )
+            if self._up:
+                self._link.submit(stream.engine_request())
+            self._streams[stream.request_id] = stream
+            self._busy.set()
+
+    # Sending
+
+    def _queue(self, stream: Stream) -> None:
+        if not stream.queued:
+            stream.queued = True
+            self._outgoing.put(stream)
+
+    def _send_out(self) -> None:
+        while (stream := self._outgoing.get()) is not None:
+            stream.queued = False  # before draining: what comes from now on queues the stream again
+            if stream.ended:
+                continue
+            try:
+                piece, stop_engine = stream.take()
+                if piece is None:
+                    continue
+                if stop_engine:
+                    self._abort([stream.request_id])
+                if piece.finish_reason is not None:
+                    stream.ended = True
+                    self._metrics.finished(piece.finish_reason, now() - stream.arrived)
+                self._responses.send(stream, piece)
+            except Exception as error:
+                logger.exception("%s: sending a response failed", self._name)
+                self._abort([stream.request_id])
+                stream.ended = True
+                self._responses.send_error(stream.sender, f"{type(error).__name__}: {error}", ErrorCode.INTERNAL)
+            if stream.ended:
+                self._forget(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        with self._empty:
+            self._streams.pop(stream.request_id, None)
+            if not self._streams:
+                self._empty.notify_all()
+
+    def _abort(self, request_ids: list[str]) -> None:
+        assert self._link is not None
+        with self._lock:
+            for request_id in request_ids:
+                self._streams.pop(request_id, None)
+            self._link.abort(request_ids)
+
+    # Clients that have gone
+
+    def _watch_clients(self) -> None:
+        pause = _CANCEL_S
+        while not self._closing.wait(pause):
+            if not self._streams:
+                self._busy.clear()
+                if not self._streams:
+                    self._busy.wait()
+            began = now()
+            gone = [s for s in list(self._streams.values()) if not s.ended and s.sender.is_cancelled()]
+            for stream in gone:
+                self._abort([stream.request_id])
+                stream.pending.append(cancelled(stream.request_id))
+                self._queue(stream)
+            pause = max(_CANCEL_S, _CANCEL_SHARE * (now() - began))
+
+    # Endings
+
+    def _end_all(self, sentence: str) -> None:
+        with self._lock:
+            streams = list(self._streams.values())
+            for stream in streams:
+                self._leave(stream, sentence)
+
+    def _leave(self, stream: Stream, sentence: str) -> None:
+        """End a stream with UNAVAILABLE through the sender, which forgets it."""
+        stream.pending.append(
+            TokenEvent(
+                stream.request_id,
+                [],
+                finish_reason=FinishReason.ERROR,
+                error=sentence,
+                error_code=ErrorCode.UNAVAILABLE,
+            )
+        )
+        self._queue(stream)
+
+    def _observe(self, stream: Stream, event: TokenEvent, heard: float) -> None:
+        stream.resends = 0
+        if stream.received:
+            self._metrics.next_token(heard - stream.heard)
+        else:
+            self._metrics.first_token(heard - stream.arrived, len(stream.prompt_ids))
+        stream.heard = heard
+        self._metrics.tokens(len(event.token_ids))
+
+
+def cancelled(request_id: str) -> TokenEvent:
+    return TokenEvent(
+        request_id,
+        [],
+        finish_reason=FinishReason.CANCELLED,
+        error="the request was cancelled by its client",
+        error_code=ErrorCode.CANCELLED,
+    )
+
+
+def bad_word_ids(words: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
+    """Token sequences of each word as it stands at the start of a text and after a space."""
+    sequences: list[list[int]] = []
+    for word in words:
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in sequences:
+                sequences.append(ids)
+    return sequences

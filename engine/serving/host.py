@@ -1,0 +1,267 @@
+"""The engine process: one engine behind a socket. Started by a frontend's supervisor as
+
+    python -m engine.serving.host ROOT SERVER_PID KEY EPOCH MODEL_NAME
+
+It ends when the server's process ends, whatever killed that, or on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import zmq
+
+from engine import env
+from engine.config import EngineConfig
+from engine.serving import messages
+from engine.serving.messages import Abort, Bye, Events, Hello, Progress, Ready, Stats, Submit, ToFrontend
+from engine.serving.process_watch import ProcessWatch
+from engine.serving.run_folder import RunFolder
+from engine.types import ErrorCode, FinishReason, RequestError, RequestInput, TokenEvent
+
+if TYPE_CHECKING:
+    from engine.api import Engine
+
+logger = logging.getLogger("nereid.host")
+
+_STATS_S = 0.1
+
+
+class Frontend:
+    """The way back to one frontend; the engine's sink for its requests. Safe to use from any thread."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], hello: Hello, engine_failed: Callable[[], bool]
+    ) -> None:
+        self._engine_failed = engine_failed
+        self.name = hello.frontend
+        self.watch = ProcessWatch(hello.pid)
+        self.live: set[str] = set()
+        self._lock = threading.Lock()
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.connect(hello.address)
+
+    def deliver(self, events: list[TokenEvent]) -> None:
+        """Send what one step gave this frontend's requests. Nothing of a failed engine leaves: it ends every request
+        with an error, and the next engine process can still finish them."""
+        if self._engine_failed():
+            return
+        for event in events:
+            if event.finish_reason is not None:
+                self.live.discard(event.request_id)
+        self.send(Events(events))
+
+    def send(self, message: ToFrontend) -> None:
+        with self._lock:
+            if not self._socket.closed:
+                self._socket.send(messages.encode(message), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        with self._lock:
+            self._socket.close(linger=0)
+        self.watch.close()
+
+
+class EngineFactory(Protocol):
+    """Builds the engine; takes seconds to minutes, and says how far it is."""
+
+    def __call__(self, config: EngineConfig, progress: ProgressReport) -> Engine: ...
+
+
+class ProgressReport(Protocol):
+    def __call__(self, stage: str, done: int, total: int, unit: str = "") -> None: ...
+
+
+class Host:
+    """Serves one engine to the frontends that say hello. The engine loads on a thread of its own, so that the death
+    of the server is noticed during a long load too."""
+
+    def __init__(self, folder: RunFolder, epoch: int, model_name: str, factory: EngineFactory) -> None:
+        self._folder = folder
+        self._epoch = epoch
+        self._model_name = model_name
+        self._factory = factory
+        self._context = zmq.Context()
+        self._frontends: dict[str, Frontend] = {}
+        self._engine: Engine | None = None
+        self._failure: str | None = None
+        self._loaded = threading.Event()
+        self._stopping = False
+        self._server = ProcessWatch(folder.server_pid)
+        self._progress_socket: zmq.Socket[bytes] | None = None
+
+    def run(self) -> int:
+        """Serve until the server is gone or SIGTERM. Returns the exit status."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        inbox = self._context.socket(zmq.PULL)
+        inbox.set(zmq.RCVHWM, 0)
+        inbox.bind(self._folder.engine_address(self._epoch))
+        threading.Thread(target=self._load, name="nereid-load", daemon=True).start()
+        announced = False
+        try:
+            while not self._stopping:
+                self._serve(inbox)
+                if self._loaded.is_set() and not announced:
+                    announced = True
+                    for frontend in self._frontends.values() if self._engine is not None else ():
+                        frontend.send(Ready())
+                if self._failure is not None:
+                    self._folder.write_failure(self._epoch, self._failure)
+                    return 1
+                if self._server.dead():
+                    return 0
+                if self._engine_failed():
+                    return 1  # the next engine process goes on with what this one ran
+            return 0
+        finally:
+            if self._engine is not None and not self._server.dead():
+                self._engine.close()
+
+    def _serve(self, inbox: zmq.Socket[bytes]) -> None:
+        """Handle messages for a while, then say how the engine is."""
+        poller = self._poller(inbox)
+        until = time.monotonic() + _STATS_S
+        while (left := until - time.monotonic()) > 0 and not self._stopping:
+            ready = dict(poller.poll(int(left * 1000) + 1))
+            if inbox in ready:
+                known = len(self._frontends)
+                while True:
+                    try:
+                        data = inbox.recv(zmq.NOBLOCK)
+                    except zmq.Again:
+                        break
+                    self._handle(data)
+                if len(self._frontends) != known:
+                    poller = self._poller(inbox)
+            if not ready or len(ready) > (inbox in ready):
+                break
+        for frontend in [f for f in self._frontends.values() if f.watch.dead()]:
+            logger.warning("frontend %s is gone: its %d requests are aborted", frontend.name, len(frontend.live))
+            self._drop(frontend)
+        self._report()
+
+    def _poller(self, inbox: zmq.Socket[bytes]) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(inbox, zmq.POLLIN)
+        for watch in [self._server, *(f.watch for f in self._frontends.values())]:
+            if watch.fd is not None:
+                poller.register(watch.fd, zmq.POLLIN)
+        return poller
+
+    def _handle(self, data: bytes) -> None:
+        message = messages.decode_to_engine(data)
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            if self._engine is not None:
+                for request_id in message.request_ids:
+                    self._engine.abort(request_id)
+        elif isinstance(message, Hello):
+            frontend = Frontend(self._context, message, self._engine_failed)
+            self._frontends[message.frontend] = frontend
+            if self._engine is not None:
+                frontend.send(Ready())
+        elif isinstance(message, Bye) and message.frontend in self._frontends:
+            self._drop(self._frontends[message.frontend])
+
+    def _submit(self, message: Submit) -> None:
+        frontend = self._frontends.get(message.frontend)
+        if frontend is None or self._engine is None:
+            return  # it has died meanwhile, or has not heard `Ready` and will send again
+        request: RequestInput = message.request
+        frontend.live.add(request.request_id)
+        try:
+            self._engine.submit(request, frontend)
+        except RequestError as error:
+            frontend.deliver([refusal(request.request_id, error.message, error.code)])
+
+    def _drop(self, frontend: Frontend) -> None:
+        del self._frontends[frontend.name]
+        if self._engine is not None:
+            for request_id in list(frontend.live):
+                self._engine.abort(request_id)
+        frontend.close()
+
+    def _report(self) -> None:
+        if self._engine is None:
+            return
+        now = self._engine.stats()
+        stats = Stats(
+            running=now.running,
+            waiting=now.waiting,
+            blocks_used=sum(group.used for group in now.groups),
+            blocks_total=sum(group.total for group in now.groups),
+            prefix_queries=now.prefix_query_tokens,
+            prefix_hits=now.prefix_hit_tokens,
+            preemptions=now.preemptions,
+            prompt_tokens=now.prompt_tokens,
+            generated_tokens=now.generated_tokens,
+        )
+        for frontend in self._frontends.values():
+            frontend.send(stats)
+
+    def _load(self) -> None:
+        try:
+            address = env.read().progress
+            if address is not None:
+                self._progress_socket = self._context.socket(zmq.PUSH)
+                self._progress_socket.set(zmq.SNDTIMEO, 0)
+                self._progress_socket.connect(address)
+            config = msgspec.json.decode(self._folder.config_file().read_bytes(), type=EngineConfig)
+            self._engine = self._factory(config, self._progress)
+        except (RequestError, ValueError, OSError, RuntimeError, MemoryError) as error:
+            logger.debug("load failed", exc_info=True)
+            self._failure = str(error) or type(error).__name__
+        except BaseException as error:
+            logger.exception("load failed")
+            self._failure = f"{type(error).__name__}: {error}"
+        finally:
+            self._progress("ready", 1, 1)
+            self._loaded.set()
+
+    def _progress(self, stage: str, done: int, total: int, unit: str = "") -> None:
+        if self._progress_socket is not None:
+            self._progress_socket.send(messages.encode(Progress(self._model_name, stage, done, total, unit)))
+
+    def _engine_failed(self) -> bool:
+        return self._engine is not None and self._engine.failure is not None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+
+def refusal(request_id: str, sentence: str, code: ErrorCode) -> TokenEvent:
+    """The one and only event of a request that was not taken."""
+    return TokenEvent(request_id, [], finish_reason=FinishReason.REJECTED, error=sentence, error_code=code)
+
+
+def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
+    """The real engine. torch is imported here and in no other part of the serving side."""
+    progress("import torch", 0, 0)
+    from engine.api import Engine
+
+    return Engine.from_config(config).start()
+
+
+def main(arguments: list[str], factory: EngineFactory = load_engine) -> int:
+    root, server_pid, key, epoch, model_name = arguments
+    logging.basicConfig(level=logging.INFO, format=f"nereid {model_name}: %(message)s")
+    folder = RunFolder(Path(root), int(server_pid), key)
+    status = Host(folder, int(epoch), model_name, factory).run()
+    sys.stderr.flush()
+    os._exit(status)  # threads that wait in C libraries must not hold up the end
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

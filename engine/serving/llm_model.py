@@ -1,0 +1,107 @@
+"""The Python backend's model class of an LLM: one instance is one frontend, all instances share one engine process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb
+
+from engine import env
+from engine.serving.frontend import Frontend
+from engine.serving.link import Link
+from engine.serving.metrics import Metrics
+from engine.serving.responses import Responses
+from engine.serving.run_folder import RunFolder, model_key
+from engine.serving.settings import SettingsError, parse
+from engine.serving.supervisor import Supervisor
+from engine.text import Tokenizer
+from engine.types import RequestError
+
+
+class TritonPythonModel:
+    """Triton calls initialize, then execute for each batch of requests, then finalize."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start or join the model's engine process and wait until it is ready.
+
+        Raises TritonModelException with the engine's own sentence when it cannot load.
+        """
+        logging.basicConfig(level=logging.INFO, format=f"nereid {args['model_instance_name']}: %(message)s")
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        folder = Path(args["model_repository"])
+        try:
+            settings = parse(parameters, folder)
+            tokenizer = Tokenizer.from_folder(settings.tokenizer)
+        except (SettingsError, RequestError) as error:
+            raise pb.TritonModelException(str(error)) from None
+        name, version = args["model_name"], args["model_version"]
+        stamp = os.stat(folder / "config.pbtxt").st_mtime_ns if (folder / "config.pbtxt").exists() else 0
+        key = model_key(name, version, args["model_config"], str(stamp))
+        self._name = name
+        self._drain_s = settings.frontend.drain_s
+        self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
+        self._folder.enter()
+        self._metrics = Metrics(pb, name, version)
+        scheduler = settings.engine.scheduler
+        self._frontend = Frontend(
+            args["model_instance_name"],
+            name,
+            tokenizer,
+            settings.frontend,
+            max_held=scheduler.max_waiting + scheduler.max_rows,
+            responses=Responses(pb),
+            metrics=self._metrics,
+            leading=lambda: self._supervisor.leading,
+        )
+        self._link = Link(self._folder, args["model_instance_name"], self._frontend)
+        self._supervisor = Supervisor(
+            self._folder,
+            name,
+            settings.engine,
+            restart_limit=settings.frontend.restart_limit,
+            hang_timeout_s=settings.frontend.hang_timeout_s,
+            ready=self._frontend.ready.is_set,
+            silent_s=lambda: self._link.silent_s,
+        )
+        self._frontend.attach(self._link)
+        self._metrics.start()
+        self._link.start()
+        self._supervisor.start()
+        self._frontend.settled.wait()
+        if self._frontend.failed is not None:
+            sentence = self._frontend.failed
+            self._shut_down("the model did not load")
+            raise pb.TritonModelException(sentence)
+        self._frontend.on_give_up = self._give_up
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand the requests over; answers go through their response senders."""
+        for request in requests:
+            self._frontend.submit(request)
+
+    def finalize(self) -> None:
+        """Drain, leave, and close the engine when this is the last frontend."""
+        self._frontend.drain(self._drain_s)
+        self._shut_down("the model is being unloaded")
+
+    def _shut_down(self, sentence: str) -> None:
+        self._frontend.close(sentence)
+        self._supervisor.stop()
+        self._link.close()
+        with self._folder.leave() as last:
+            if last:
+                self._supervisor.close_engine()
+        self._metrics.close()
+
+    def _give_up(self) -> None:
+        """Take the model out of service, so that it does not answer ready. Works where models are controlled
+        explicitly (as `nereid serve` does); elsewhere requests are refused one by one."""
+        if self._supervisor.leading:
+            with contextlib.suppress(pb.TritonModelException):
+                pb.unload_model(self._name)

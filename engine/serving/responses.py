@@ -1,0 +1,87 @@
+"""What goes back to Triton: tensors by the wire table, errors as vllm_backend sends them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from engine.serving import protocol
+from engine.serving.stream import Piece, Stream
+from engine.types import ErrorCode, TokenLogprobs
+
+
+class Responses:
+    """Builds responses. pb: the Python backend's `triton_python_backend_utils`, which exists only in a stub."""
+
+    def __init__(self, pb: Any) -> None:
+        self._pb = pb
+        self._final = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        self._codes = {
+            ErrorCode.INVALID_ARG: pb.TritonError.INVALID_ARG,
+            ErrorCode.UNAVAILABLE: pb.TritonError.UNAVAILABLE,
+            ErrorCode.UNSUPPORTED: pb.TritonError.UNSUPPORTED,
+            ErrorCode.NOT_FOUND: pb.TritonError.NOT_FOUND,
+            ErrorCode.INTERNAL: pb.TritonError.INTERNAL,
+            ErrorCode.CANCELLED: pb.TritonError.CANCELLED,
+        }
+
+    def send(self, stream: Stream, piece: Piece) -> None:
+        """Send one response; the last one of a request carries the final flag itself."""
+        if piece.error is not None:
+            self.send_error(stream.sender, piece.error, piece.error_code)
+        elif piece.finish_reason is not None:
+            stream.sender.send(self._response(stream, piece), flags=self._final)
+        else:
+            stream.sender.send(self._response(stream, piece))
+
+    def send_error(self, sender: Any, sentence: str, code: ErrorCode) -> None:
+        """Fail a request: its only or its last response."""
+        error = self._pb.TritonError(sentence, self._codes[code])
+        text = self._strings(protocol.TEXT_OUTPUT, [protocol.ERROR_TEXT])
+        sender.send(self._pb.InferenceResponse(output_tensors=[text], error=error), flags=self._final)
+
+    def _response(self, stream: Stream, piece: Piece) -> Any:
+        wanted = stream.request.wanted
+        text = piece.text if stream.request.stream else stream.echo_text() + piece.text
+        tensors = [self._strings(protocol.TEXT_OUTPUT, [text])]
+        if wanted.token_ids:
+            tensors.append(self._tensor(protocol.TOKEN_IDS, piece.token_ids, np.int32))
+        if wanted.finish_reason:
+            reason = protocol.NOT_FINISHED if piece.finish_reason is None else piece.finish_reason.value
+            tensors.append(self._strings(protocol.FINISH_REASON, [reason]))
+        if wanted.cumulative_logprob:
+            tensors.append(self._tensor(protocol.CUMULATIVE_LOGPROB, [piece.cumulative_logprob], np.float32))
+        if wanted.logprobs:
+            tensors.append(self._strings(protocol.LOGPROBS, [logprobs_json(stream, piece.logprobs)]))
+        if wanted.num_input_tokens:
+            tensors.append(self._tensor(protocol.NUM_INPUT_TOKENS, [len(stream.prompt_ids)], np.uint32))
+        if wanted.num_output_tokens:
+            tensors.append(self._tensor(protocol.NUM_OUTPUT_TOKENS, [len(piece.token_ids)], np.uint32))
+        if wanted.output_log_probs:
+            chosen = [[entry.logprobs[0] for entry in piece.logprobs]]
+            tensors.append(self._tensor(protocol.OUTPUT_LOG_PROBS, chosen, np.float32))
+        return self._pb.InferenceResponse(output_tensors=tensors)
+
+    def _strings(self, name: str, values: list[str]) -> Any:
+        return self._pb.Tensor(name, np.array([v.encode("utf-8") for v in values], dtype=np.object_))
+
+    def _tensor(self, name: str, values: list[Any], dtype: Any) -> Any:
+        return self._pb.Tensor(name, np.array(values, dtype=dtype))
+
+
+def logprobs_json(stream: Stream, entries: list[TokenLogprobs]) -> str:
+    """vllm_backend's form: a list with one object a token, {token id: {logprob, rank, decoded_token}}; "null" when the
+    request's sampling parameters do not ask for logprobs."""
+    if stream.request.top_logprobs is None:
+        return "null"
+    return json.dumps(
+        [
+            {
+                str(i): {"logprob": value, "rank": rank, "decoded_token": stream.decoded_token(i)}
+                for i, value, rank in zip(entry.ids, entry.logprobs, entry.ranks, strict=True)
+            }
+            for entry in entries
+        ]
+    )

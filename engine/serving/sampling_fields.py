@@ -1,0 +1,136 @@
+"""Sampling parameters from what a client sent: JSON, flat request parameters, tensors. Consume or refuse."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from engine.serving.protocol import LORA_REFUSAL
+from engine.types import MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams
+
+SAMPLING_SOURCE = "sampling_parameters"
+
+_ALIASES = {"max_completion_tokens": "max_tokens"}
+
+_STRUCTURED = "structured output is not implemented: leave {name} out and check the text yourself"
+
+# Known fields of other servers: the values that change nothing here, and the sentence for any other value.
+_NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "n": ((1,), "several answers a request are not implemented: send the request n times with different seeds"),
+    "best_of": ((1,), "best_of is not implemented: send the request several times and choose"),
+    "use_beam_search": ((False,), "beam search is not implemented: leave use_beam_search out"),
+    "beam_width": ((1,), "beam search is not implemented: send beam_width 1"),
+    "length_penalty": ((1.0,), "length_penalty belongs to beam search, which is not implemented: leave it out"),
+    "early_stopping": ((False,), "early_stopping belongs to beam search, which is not implemented: leave it out"),
+    "prompt_logprobs": ((), "prompt_logprobs has no output tensor here: leave it out"),
+    "lora_name": ((), LORA_REFUSAL),
+    "detokenize": ((True,), "detokenize=false is not implemented: read the token_ids output and ignore the text"),
+    "spaces_between_special_tokens": ((True,), "spaces_between_special_tokens=false is not implemented: leave it out"),
+    "truncate_prompt_tokens": ((), "truncate_prompt_tokens is not implemented: shorten the prompt before sending it"),
+    "logits_processors": (((),), "logits_processors are not implemented: use logit_bias or allowed_token_ids"),
+    **{
+        name: ((), _STRUCTURED.format(name=name))
+        for name in (
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "guided_decoding",
+            "guided_decoding_backend",
+            "response_format",
+            "json_schema",
+            "regex",
+            "grammar",
+        )
+    },
+}
+
+_FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams)) - {"prompt_logprobs"}
+_OFF = {"top_k": -1, "seed": -1}  # vLLM's and TensorRT-LLM's ways to say "not set"
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """The JSON object in the `sampling_parameters` tensor. Raises RequestError."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"sampling_parameters is not valid UTF-8 at byte {error.start}") from None
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"sampling_parameters is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"sampling_parameters must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def build(fields: Mapping[str, Any], source: str = SAMPLING_SOURCE) -> SamplingParams:
+    """Validated parameters from named values; values may be strings. Raises RequestError with the field's name."""
+    known: dict[str, Any] = {}
+    for given, value in fields.items():
+        name = _ALIASES.get(given, given)
+        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null")):
+            continue
+        if name in _NOT_IMPLEMENTED:
+            _check_neutral(name, value)
+            continue
+        if name not in _FIELDS:
+            raise RequestError(unknown_field(given, source))
+        if name in known:
+            raise RequestError(f"{source}: {name} is given twice")
+        if name in _OFF and str(value).strip() == str(_OFF[name]):
+            continue
+        known[name] = _strings(name, value) if name in ("stop", "bad_words") else value
+    try:
+        return msgspec.convert(known, SamplingParams, strict=False)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{source}: {_sentence(str(error), known)}") from None
+
+
+def unknown_field(name: str, source: str) -> str:
+    close = difflib.get_close_matches(name, _FIELDS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_FIELDS))}"
+    return f"{source}: unknown field {name!r}{hint}"
+
+
+def _strings(name: str, value: Any) -> list[str]:
+    """`stop` and `bad_words` may be one string or a list; empty strings say nothing."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or any(not isinstance(v, str) for v in values):
+        raise RequestError(f"{name} must be a string or a list of strings")
+    if len(values) > MAX_STOP_STRINGS:
+        raise RequestError(f"{name} holds {len(values)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    return [v for v in values if v]
+
+
+def _check_neutral(name: str, value: Any) -> None:
+    neutral, sentence = _NOT_IMPLEMENTED[name]
+    text = str(value).strip().lower()
+    if any(text in (str(v).lower(), str(float(v)).lower() if isinstance(v, int | float) else "") for v in neutral):
+        return
+    if isinstance(value, list | tuple | dict) and not value:
+        return
+    raise RequestError(sentence, ErrorCode.INVALID_ARG if name == "lora_name" else ErrorCode.UNSUPPORTED)
+
+
+def _sentence(error: str, known: Mapping[str, Any]) -> str:
+    """msgspec's "Expected `float` <= 1.0 - at `$.top_p`" with the field first and the value last."""
+    match = re.fullmatch(r"(?P<what>.*?) - at `(?:key in )?\$\.(?P<path>[^`]*)`", error)
+    if match is None:
+        return error
+    field = re.split(r"[.\[]", match["path"])[0]
+    what = match["what"].replace("`", "")
+    shown = repr(known.get(field))
+    return f"{match['path']}: {what[0].lower()}{what[1:]}, got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,116 @@
+"""Settings of a served model, from the `parameters` of its config.pbtxt. Unknown keys are refused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from engine.config import EngineConfig
+
+# Keys that the Python backend itself reads.
+_BACKEND_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
+
+
+class SettingsError(ValueError):
+    """A parameter of config.pbtxt that cannot be used; the message names it."""
+
+
+class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the frontends of a model behave.
+
+    tokenizer: checkpoint folder to tokenize with; None takes `model`.
+    stream_interval: tokens a streamed response waits for, after the first, which is sent at once.
+    restart_limit: starts of a crashed engine in a row before the model gives up.
+    hang_timeout_s: an engine that says nothing for so long is killed and started again.
+    drain_s: how long an unload waits for streams to end by themselves.
+    """
+
+    tokenizer: str | None = None
+    stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
+    restart_limit: Annotated[int, Meta(ge=0)] = 3
+    hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 120.0
+    drain_s: Annotated[float, Meta(ge=0.0)] = 30.0
+
+
+class ModelSettings(msgspec.Struct, frozen=True):
+    engine: EngineConfig
+    frontend: FrontendConfig
+    tokenizer: Path
+
+
+def parse(parameters: Mapping[str, str], folder: Path) -> ModelSettings:
+    """Settings of an LLM model in `folder`. Keys are EngineConfig's fields, dotted for nested ones
+    ("cache.num_blocks"), and FrontendConfig's; a relative path is relative to `folder`.
+
+    Raises SettingsError.
+    """
+    engine: dict[str, Any] = {}
+    frontend: dict[str, Any] = {}
+    engine_keys = set(keys(EngineConfig))
+    frontend_keys = set(keys(FrontendConfig))
+    for key, value in parameters.items():
+        if key in _BACKEND_KEYS:
+            continue
+        if key in frontend_keys:
+            frontend[key] = _value(value)
+        elif key in engine_keys:
+            *parents, leaf = key.split(".")
+            target = engine
+            for parent in parents:
+                target = target.setdefault(parent, {})
+            target[leaf] = _value(value)
+        else:
+            raise SettingsError(_unknown(key, engine_keys | frontend_keys))
+    if not isinstance(engine.get("model"), str) or not engine["model"]:
+        raise SettingsError("config.pbtxt has no parameter 'model': give the folder of a Hugging Face checkpoint")
+    engine["model"] = str(checkpoint(engine["model"], folder))
+    frontend_config = _convert(frontend, FrontendConfig)
+    tokenizer = checkpoint(frontend_config.tokenizer or engine["model"], folder)
+    return ModelSettings(_convert(engine, EngineConfig), frontend_config, tokenizer)
+
+
+def checkpoint(value: str, folder: Path) -> Path:
+    """The folder that a parameter names. Raises SettingsError when there is none."""
+    path = Path(value.replace("$$TRITON_MODEL_DIRECTORY", str(folder))).expanduser()
+    path = path if path.is_absolute() else folder / path
+    if not path.is_dir():
+        raise SettingsError(f"there is no checkpoint folder {path} (parameter of {folder / 'config.pbtxt'})")
+    return path.resolve()
+
+
+def keys(config: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    """Dotted names of every field of a settings struct."""
+    for field in msgspec.structs.fields(config):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from keys(field.type, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def _value(text: str) -> Any:
+    """Lists and objects are JSON; everything else is converted by the field's type."""
+    if text.lstrip()[:1] in ("[", "{"):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return text
+    return text
+
+
+def _convert(values: dict[str, Any], kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"a parameter of config.pbtxt cannot be used: {error}") from None
+
+
+def _unknown(key: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    leaf = [k for k in known if k.rpartition(".")[2] == key]
+    hint = f"did you mean {(leaf or close)[0]!r}?" if leaf or close else f"known are {', '.join(sorted(known))}"
+    return f"config.pbtxt has an unknown parameter {key!r}: {hint}"

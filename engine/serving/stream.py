@@ -1,0 +1,157 @@
+"""One request in a frontend: what came from the engine, what went out as text."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.serving.decode import LlmRequest
+from engine.text import Detokenizer, Tokenizer
+from engine.types import ErrorCode, FinishReason, RequestInput, SamplingParams, TokenEvent, TokenLogprobs
+
+_ENDED_BADLY = frozenset({FinishReason.CANCELLED, FinishReason.REJECTED, FinishReason.ERROR})
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What one response carries. `error` set: the request failed and nothing else counts."""
+
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    error_code: ErrorCode = ErrorCode.INTERNAL
+
+
+class Stream:
+    """A request on its way. `pending` is filled by the link's thread and drained by the sender's; the rest belongs
+    to the sender, except `received`, which the link's thread keeps so that the request can be sent again."""
+
+    def __init__(
+        self,
+        request_id: str,
+        sender: Any,
+        request: LlmRequest,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        bad_word_ids: list[list[int]],
+        tokenizer: Tokenizer,
+        arrived: float,
+    ) -> None:
+        self.request_id = request_id
+        self.sender = sender
+        self.request = request
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.arrived = arrived
+        self.received: list[int] = []
+        self.heard = 0.0
+        self.resends = 0
+        self.ended = False
+        self.queued = False
+        self.pending: deque[TokenEvent] = deque()
+        self._bad_word_ids = bad_word_ids
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt_ids,
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+        self._cumulative = 0.0
+        self._held: list[Piece] = []
+
+    def engine_request(self) -> RequestInput:
+        """The request as the engine takes it; after tokens have come, the one that goes on behind them."""
+        return RequestInput(
+            request_id=self.request_id,
+            prompt_ids=self.prompt_ids,
+            params=self.params,
+            output_ids=self.received,
+            bad_word_ids=self._bad_word_ids,
+        )
+
+    def receive(self, event: TokenEvent, interval: int) -> bool:
+        """Take an event; True when the sender has something to do. Called by the link's thread only.
+
+        A streamed response waits for `interval` tokens, but for the first and the last. Without streaming only the
+        end matters, unless stop strings must be looked for.
+        """
+        first = not self.received
+        self.received.extend(event.token_ids)
+        self.pending.append(event)
+        if event.finish_reason is not None:
+            return True
+        if not self.request.stream:
+            return bool(self.params.stop)
+        return first or interval == 1 or len(self.received) % interval == 0
+
+    def take(self) -> tuple[Piece | None, bool]:
+        """(what to send now, whether the engine is to be told to stop). Called by the sender only."""
+        events = [self.pending.popleft() for _ in range(len(self.pending))]
+        if not events:
+            return None, False
+        piece, stop_engine = self._merge(events)
+        if self.request.stream or piece.error is not None:
+            return piece, stop_engine
+        self._held.append(piece)
+        return (self._whole(), stop_engine) if piece.finish_reason is not None else (None, False)
+
+    def decoded_token(self, token_id: int) -> str:
+        return self._tokenizer.token_text(token_id)
+
+    def echo_text(self) -> str:
+        """The prompt as it is put before an answer that is not streamed."""
+        if not self.request.echo:
+            return ""
+        if self.request.text is not None:
+            return self.request.text.decode("utf-8")
+        return self._tokenizer.decode(self.prompt_ids)
+
+    def _merge(self, events: Sequence[TokenEvent]) -> tuple[Piece, bool]:
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        for event in events:
+            token_ids += event.token_ids
+            logprobs += event.logprobs or ()
+        last = events[-1]
+        reason = last.finish_reason
+        if reason in _ENDED_BADLY:
+            sentence = last.error or f"the request ended: {reason.value}"
+            code = ErrorCode.CANCELLED if reason is FinishReason.CANCELLED and last.error is None else last.error_code
+            return Piece(finish_reason=reason, error=sentence, error_code=code), False
+        # The token that ended the answer (end of sequence, a stop token) has no text of its own.
+        by_token = reason is FinishReason.STOP and not self.params.include_stop_str_in_output
+        delta = self._detokenizer.push(token_ids[:-1] if by_token else token_ids)
+        text, stopped, used = delta.text, delta.stopped, delta.num_tokens
+        stop_engine = stopped and reason is None
+        if not stopped and reason is not None:
+            tail = self._detokenizer.finish()
+            text, stopped, used = text + tail.text, tail.stopped, len(token_ids)
+        if stopped:
+            reason = FinishReason.STOP
+            token_ids, logprobs = token_ids[:used], logprobs[:used]
+        self._cumulative += sum(entry.logprobs[0] for entry in logprobs)
+        return Piece(text, token_ids, logprobs, self._cumulative, reason), stop_engine
+
+    def _whole(self) -> Piece:
+        """All pieces of an answer that is not streamed, as one."""
+        last = self._held[-1]
+        return Piece(
+            text="".join([p.text for p in self._held]),
+            token_ids=[i for p in self._held for i in p.token_ids],
+            logprobs=[entry for p in self._held for entry in p.logprobs],
+            cumulative_logprob=last.cumulative_logprob,
+            finish_reason=last.finish_reason,
+        )
+
+
+def now() -> float:
+    return time.monotonic()
