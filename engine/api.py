@@ -134,11 +134,20 @@ class Engine:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, on_failure: Callable[[BaseException], None] | None = None) -> Engine:
-        """Build the runner (this imports torch and reads the weights) and an engine over it."""
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        on_failure: Callable[[BaseException], None] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Engine:
+        """Build the runner (this imports torch and reads the weights) and an engine over it.
+
+        progress is called with (what is being done, how much is done, how much there is).
+        """
         from engine.runner.build import build_runner
 
-        return cls(build_runner(config), config, on_failure=on_failure)
+        return cls(build_runner(config, progress), config, on_failure=on_failure)
 
     def start(self) -> Engine:
         if self._thread is not None:

@@ -247,11 +247,11 @@ def refusal(request_id: str, sentence: str, code: ErrorCode) -> TokenEvent:
 
 
 def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
-    """The real engine. torch is imported here and in no other part of the serving side."""
+    """The real engine. torch is imported behind this, and by no other part of the serving side."""
     progress("import torch", 0, 0)
     from engine.api import Engine
 
-    return Engine.from_config(config).start()
+    return Engine.from_config(config, progress=progress).start()
 
 
 def main(arguments: list[str], factory: EngineFactory = load_engine) -> int:

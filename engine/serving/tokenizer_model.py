@@ -15,10 +15,6 @@ from engine.serving.settings import SettingsError, checkpoint
 from engine.text import ChatTemplate, Tokenizer
 from engine.types import ErrorCode, RequestError
 
-_CODES = {
-    ErrorCode.INVALID_ARG: pb.TritonError.INVALID_ARG,
-    ErrorCode.UNSUPPORTED: pb.TritonError.UNSUPPORTED,
-}
 _RENDER_FIELDS = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -46,7 +42,8 @@ class TritonPythonModel:
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             ids, text = self._convert(tensors)
         except RequestError as error:
-            code = _CODES.get(error.code, pb.TritonError.INTERNAL)
+            unsupported = error.code is ErrorCode.UNSUPPORTED
+            code = pb.TritonError.UNSUPPORTED if unsupported else pb.TritonError.INVALID_ARG
             return pb.InferenceResponse(output_tensors=[], error=pb.TritonError(error.message, code))
         outputs = [pb.Tensor(protocol.INPUT_IDS, np.array(ids, dtype=np.int32))]
         if protocol.TEXT_OUTPUT in request.requested_output_names():
