@@ -1,0 +1,3 @@
+from clients.openai.cli import run
+
+run()

@@ -1,0 +1,109 @@
+"""What answers look like, for the OpenAPI page. Answers are built as plain dictionaries; tests hold them to this."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorDetail
+
+
+class TokenDetails(Answer):
+    cached_tokens: int
+
+
+class UsageAnswer(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: TokenDetails
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionAnswer(Answer):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageAnswer
+
+
+class ChatMessage(Answer):
+    role: Literal["assistant"]
+    content: str | None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+
+
+class ChatAnswer(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+
+
+class ModelCard(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(Answer):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+
+
+class Words(Answer):
+    prompt: str
+
+
+_WHY = {
+    400: "The request is refused; the message says why",
+    401: "No API key, or a wrong one",
+    404: "No such model or path",
+    413: "The request body is too large",
+    429: "Too many open requests for this key",
+    500: "The shim or the engine failed",
+    503: "No replica can take the request now; see Retry-After",
+    504: "The request's deadline passed",
+}
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
+}

@@ -1,0 +1,199 @@
+"""The application: routes, errors in the API's shape, start and stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from clients.openai.answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList, Tokens, Words
+from clients.openai.chat import chat
+from clients.openai.completions import complete
+from clients.openai.config import ShimConfig
+from clients.openai.encode import error_response, json_response
+from clients.openai.errors import ApiError, BackendError, from_validation
+from clients.openai.gate import Gate
+from clients.openai.metrics import ShimMetrics
+from clients.openai.probe import Probe
+from clients.openai.prompts import decode_ids, tokenize_source
+from clients.openai.router import Router
+from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from clients.openai.shim import Shim, package_version
+from clients.openai.stats import Stats
+from clients.openai.stream import while_connected
+from clients.openai.triton import ModelInfo
+
+log = logging.getLogger("nereid.openai")
+
+_WEB = Path(__file__).resolve().parent.parent / "web"
+_WEB_FILES = frozenset({"app.js", "style.css", "docs.js"})
+
+
+def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp:
+    """The ASGI application. metrics_folder: prometheus_client's multiprocess folder when there are several workers."""
+    metrics = ShimMetrics(metrics_folder)
+    shim = Shim(config, Router(config, metrics), metrics)
+    stats, probe = Stats(shim.router), Probe(shim.router)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await shim.router.start()
+        try:
+            yield
+        finally:
+            await stats.close()
+            await shim.router.close()
+
+    app = FastAPI(
+        title="Nereid",
+        summary="The OpenAI API over a Triton model repository",
+        version=package_version(),
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    _errors(app)
+    _api(app, shim)
+    _service(app, shim, stats, probe)
+    if config.web:
+        _web(app)
+    gate: ASGIApp = Gate(app, config, metrics)
+    if config.cors_origins:
+        gate = CORSMiddleware(
+            gate,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return gate
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api(_: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(BackendError)
+    async def backend(_: Request, error: BackendError) -> Response:
+        return error_response(error.to_api())
+
+    @app.exception_handler(RequestValidationError)
+    async def validation(_: Request, error: RequestValidationError) -> Response:
+        return error_response(from_validation(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        if error.status_code == 400:
+            message = f"The request body cannot be read as JSON: {error.detail}"
+        response = error_response(ApiError(error.status_code, message))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> Response:
+        return error_response(ApiError(500, "The shim failed on this request; its log says why.", code="internal"))
+
+
+def _api(app: FastAPI, shim: Shim) -> None:
+    def card(info: ModelInfo) -> dict[str, Any]:
+        return {
+            "id": info.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": info.owner,
+            "max_model_len": info.max_model_len,
+        }
+
+    @app.post("/v1/completions", response_model=CompletionAnswer, responses=ERRORS, tags=["generate"])
+    async def completions(http: Request, body: CompletionRequest) -> Response:
+        return await complete(shim, http, body)
+
+    @app.post("/v1/chat/completions", response_model=ChatAnswer, responses=ERRORS, tags=["generate"])
+    async def chat_completions(http: Request, body: ChatRequest) -> Response:
+        return await chat(shim, http, body)
+
+    @app.get("/v1/models", response_model=ModelList, responses=ERRORS, tags=["models"])
+    async def models() -> Response:
+        cards = [card(info) for _, info in sorted(shim.router.models.items())]
+        return json_response({"object": "list", "data": cards})
+
+    @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=ERRORS, tags=["models"])
+    async def model(model: str) -> Response:
+        return json_response(card(shim.router.model(model)))
+
+    @app.post("/tokenize", response_model=Tokens, responses=ERRORS, tags=["text"])
+    async def tokenize(http: Request, body: TokenizeRequest) -> Response:
+        info = shim.router.model(body.model)
+        ids = await while_connected(http.receive, tokenize_source(shim.router, info, body))
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [await decode_ids(shim.router, info, [i], False) for i in ids]
+        return json_response(answer)
+
+    @app.post("/detokenize", response_model=Words, responses=ERRORS, tags=["text"])
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        info = shim.router.model(body.model)
+        skip = body.skip_special_tokens is True
+        return json_response({"prompt": await decode_ids(shim.router, info, body.tokens, skip)})
+
+
+def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
+    @app.get("/health", responses=ERRORS, tags=["service"], summary="200 while a replica serves a model")
+    async def health() -> Response:
+        if not shim.router.models:
+            raise ApiError(503, "No tritonserver with a ready model answers.", code="backend_unavailable")
+        return json_response({"status": "ok", "models": sorted(shim.router.models)})
+
+    @app.get("/health/generate", responses=ERRORS, tags=["service"], summary="One real token from every model")
+    async def health_generate() -> Response:
+        results = await probe.run()
+        failed = {name: result for name, result in results.items() if result != "ok"}
+        if failed:
+            raise ApiError(503, "; ".join(f"{n}: {r}" for n, r in failed.items()), code="generation_failed")
+        return json_response({"status": "ok", "models": results})
+
+    @app.get("/version", tags=["service"])
+    async def version() -> Response:
+        return json_response({"version": package_version()})
+
+    @app.get("/stats", responses=ERRORS, tags=["service"], summary="Live gauges of every replica")
+    async def live() -> Response:
+        return json_response(await stats.body())
+
+    @app.get("/metrics", tags=["service"], summary="The shim's own metrics, for Prometheus")
+    async def metrics() -> Response:
+        return Response(shim.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+
+def _web(app: FastAPI) -> None:
+    headers = {
+        "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(_WEB / "index.html", headers=headers)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> FileResponse:
+        return FileResponse(_WEB / "docs.html", headers=headers)
+
+    @app.get("/web/{name}", include_in_schema=False)
+    async def asset(name: str) -> FileResponse:
+        if name not in _WEB_FILES:
+            raise HTTPException(404, "Not Found")
+        return FileResponse(_WEB / name, headers=headers)

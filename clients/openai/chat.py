@@ -1,0 +1,280 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from clients.openai.config import ShimConfig
+from clients.openai.encode import json_response
+from clients.openai.errors import unsupported
+from clients.openai.logprobs import chat_logprobs
+from clients.openai.params import sampling_fields
+from clients.openai.prompts import Source, chat_source
+from clients.openai.reasoning import ReasoningSplitter
+from clients.openai.relay import Batch, relay
+from clients.openai.schema import ChatRequest
+from clients.openai.shim import Label, Shim
+from clients.openai.stream import DONE, event, start_stream, while_connected
+from clients.openai.tools import (
+    CallArguments,
+    CallStart,
+    ContentDelta,
+    Delta,
+    ForcedParser,
+    HermesParser,
+    LlamaParser,
+    PlainParser,
+    ToolParser,
+)
+from clients.openai.trace import Trace, trace_of
+from clients.openai.triton import Generation, Piece, Prompt
+from clients.openai.usage import Usage
+
+_TO_THE_END = -1  # max_tokens: until the context is full
+
+
+async def chat(shim: Shim, http: Request, request: ChatRequest) -> Response:
+    """The answer, or the stream once its first token is there. Raises ApiError, BackendError."""
+    trace = trace_of(http)
+    trace.model = request.model
+    trace.user = request.safety_identifier or request.user or "-"
+    if request.active_tools and shim.config.tool_parser == "none":
+        raise unsupported("tools", "this server was started with --tool-parser none.")
+    answer = _Answer(shim, request, trace)
+    if request.stream:
+        return await start_stream(http.receive, answer.events())
+    return json_response(await while_connected(http.receive, answer.whole()))
+
+
+class Choice:
+    """One choice of a chat answer: pieces of generated text in, message deltas out."""
+
+    def __init__(self, request: ChatRequest, config: ShimConfig) -> None:
+        forced = request.forced_tool
+        # A template that was told not to think, a forced call and a continued message leave no open <think>.
+        thinking = (request.chat_template_kwargs or {}).get("enable_thinking") is not False
+        split = config.reasoning_parser if thinking and forced is None else "none"
+        self._splitter = ReasoningSplitter("none" if request.continue_final_message else split)
+        self._tools = tool_parser(request, config)
+        self._forced = forced is not None
+        self._one_call = self._forced or request.parallel_tool_calls is False
+        self._include_reasoning = request.include_reasoning is not False
+        self._num_calls = 0
+        self.stopped = False  # a single call is complete: the rest is not wanted
+        self.finish_reason: str | None = None
+
+    def feed(self, piece: Piece) -> list[dict[str, Any]]:
+        """Deltas of the message that this piece completes."""
+        if self.finish_reason is not None:
+            return []
+        deltas = self._split(*self._splitter.feed(piece.text))
+        if piece.finish_reason is not None:
+            if not self.stopped:
+                deltas += self._split(*self._splitter.finish())
+                deltas += self._plain(self._tools.finish())
+            self.finish_reason = self._reason(piece.finish_reason)
+        elif self.stopped:
+            self.finish_reason = self._reason("stop")
+        return deltas
+
+    def _reason(self, engine: str) -> str:
+        if self.stopped:
+            engine = "stop"
+        return "tool_calls" if engine == "stop" and self._num_calls and not self._forced else engine
+
+    def _split(self, reasoning: str, content: str) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        if reasoning and self._include_reasoning:
+            deltas.append({"reasoning_content": reasoning})
+        if content and not self.stopped:
+            deltas += self._plain(self._tools.feed(content))
+        return deltas
+
+    def _plain(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+        bodies: list[dict[str, Any]] = []
+        for delta in deltas:
+            if self._one_call and not isinstance(delta, ContentDelta) and delta.index > 0:
+                break
+            if isinstance(delta, ContentDelta):
+                bodies.append({"content": delta.text})
+            elif isinstance(delta, CallStart):
+                self._num_calls += 1
+                function = {"name": delta.name, "arguments": ""}
+                call = {"index": delta.index, "id": delta.call_id, "type": "function", "function": function}
+                bodies.append({"tool_calls": [call]})
+            elif isinstance(delta, CallArguments):
+                bodies.append({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]})
+        if self._one_call and self._tools.calls_done:
+            self.stopped = True
+        return bodies
+
+
+def tool_parser(request: ChatRequest, config: ShimConfig) -> ToolParser:
+    if request.forced_tool is not None:
+        return ForcedParser(request.forced_tool)
+    if not request.active_tools:
+        return PlainParser()
+    if config.tool_parser == "llama3":
+        return LlamaParser([tool.function.name for tool in request.active_tools])
+    return HermesParser()
+
+
+class Message:
+    """A choice's deltas put together."""
+
+    def __init__(self) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+
+    def add(self, delta: dict[str, Any]) -> None:
+        self.content.append(delta.get("content") or "")
+        self.reasoning.append(delta.get("reasoning_content") or "")
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                function = dict(call["function"])
+                self.calls.append({"id": call["id"], "type": "function", "function": function})
+            else:
+                self.calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+
+    def body(self) -> dict[str, Any]:
+        content = "".join(self.content)
+        reasoning = "".join(self.reasoning)
+        body: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning:
+            body["reasoning_content"] = reasoning
+        if self.calls:
+            body["content"] = content or None
+            body["tool_calls"] = self.calls
+        return body
+
+
+class _Answer:
+    """One chat request on its way through."""
+
+    def __init__(self, shim: Shim, request: ChatRequest, trace: Trace) -> None:
+        self._shim = shim
+        self._request = request
+        self._label = Label.new("chatcmpl", "chat.completion", request.model)
+        self._trace = trace
+        self._usage = trace.usage = Usage(request.num_choices)
+        self._choices = [Choice(request, shim.config) for _ in range(request.num_choices)]
+        self._source = Source(Prompt())
+
+    async def whole(self) -> dict[str, Any]:
+        request = self._request
+        count = request.num_choices
+        messages = [Message() for _ in range(count)]
+        token_ids: list[list[int]] = [[] for _ in range(count)]
+        entries: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+        prompt_logprobs = None
+        streamed = count > 1 or request.forced_tool is not None or request.parallel_tool_calls is False
+        async with aclosing(self._pieces(streamed)) as pieces:
+            async for index, piece, deltas in pieces:
+                for delta in deltas:
+                    messages[index].add(delta)
+                token_ids[index] += piece.token_ids
+                entries[index] += piece.logprobs or ()
+                prompt_logprobs = piece.prompt_logprobs or prompt_logprobs
+        choices = []
+        for index, choice in enumerate(self._choices):
+            body: dict[str, Any] = {"index": index, "message": messages[index].body(), "logprobs": None}
+            if self._source.echo:
+                body["message"]["content"] = self._source.echo + (body["message"]["content"] or "")
+            if request.logprobs:
+                body["logprobs"] = chat_logprobs(entries[index], token_ids[index], request.top_logprobs or 0)
+            body["finish_reason"] = choice.finish_reason
+            if request.return_token_ids:
+                body["token_ids"] = token_ids[index]
+            choices.append(body)
+        answer = self._label.body(choices) | self._extras() | {"usage": self._usage.body()}
+        if request.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs
+        if request.return_token_ids:
+            answer["prompt_token_ids"] = list(self._source.prompt.ids or ())
+        return answer
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        request = self._request
+        begun: set[int] = set()
+        async with aclosing(self._pieces(stream=True)) as pieces:
+            async for index, piece, deltas in pieces:
+                if index not in begun:
+                    begun.add(index)
+                    deltas.insert(0, {"role": "assistant", "content": self._source.echo})
+                finish = self._choices[index].finish_reason
+                if not deltas and (finish or request.logprobs or request.return_token_ids or request.continuous_usage):
+                    deltas.append({})
+                chunks = []
+                for place, delta in enumerate(deltas):
+                    choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                    if place == len(deltas) - 1:
+                        choice["finish_reason"] = finish
+                        if request.logprobs and piece.logprobs:
+                            choice["logprobs"] = chat_logprobs(
+                                piece.logprobs, piece.token_ids, request.top_logprobs or 0
+                            )
+                        if request.return_token_ids:
+                            choice["token_ids"] = piece.token_ids
+                    chunks.append(event(self._chunk([choice])))
+                if chunks:
+                    yield b"".join(chunks)
+        if request.include_usage:
+            yield event(self._chunk([]) | {"usage": self._usage.body()})
+        yield DONE
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        body = self._label.body(choices, "chat.completion.chunk")
+        if self._request.continuous_usage:
+            body["usage"] = self._usage.body()
+        elif self._request.include_usage:
+            body["usage"] = None
+        return body
+
+    def _extras(self) -> dict[str, Any]:
+        return {} if self._request.service_tier is None else {"service_tier": "default"}
+
+    async def _pieces(self, stream: bool) -> AsyncGenerator[tuple[int, Piece, list[dict[str, Any]]], None]:
+        """(choice, piece, its deltas), counted; a choice that needs no more is cancelled."""
+        batch = await self._batch(stream)
+        stopped: set[int] = set()
+        async with aclosing(relay(self._shim.router, batch, stopped)) as pieces:
+            async for index, piece in pieces:
+                self._shim.account(self._trace, self._usage, index, piece)
+                deltas = self._choices[index].feed(piece)
+                yield index, piece, deltas
+                if self._choices[index].stopped:
+                    stopped.add(index)
+
+    async def _batch(self, stream: bool) -> Batch:
+        request, shim = self._request, self._shim
+        info = shim.router.model(request.model)
+        shim.check_choices(request.num_choices)
+        self._source = await chat_source(shim.router, info, request, shim.config.tool_parser)
+        group = [self._generation(choice, stream) for choice in range(request.num_choices)]
+        return Batch([group], shim.config.share_after)
+
+    def _generation(self, choice: int, stream: bool) -> Generation:
+        request = self._request
+        wanted = (request.top_logprobs or 0) if request.logprobs else None
+        limit = request.limit
+        return Generation(
+            model=request.model,
+            request_id=f"{self._label.answer_id}-{choice}",
+            prompt=self._source.prompt,
+            sampling=sampling_fields(
+                request,
+                max_tokens=_TO_THE_END if limit is None else limit,
+                logprobs=wanted,
+                choice=choice,
+                longest_s=self._shim.config.request_timeout_s,
+            ),
+            stream=stream,
+            logprobs=wanted is not None,
+            prompt_logprobs=request.prompt_logprobs is not None,
+        )

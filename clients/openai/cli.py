@@ -1,0 +1,101 @@
+"""`python -m clients.openai` and `nereid openai`: flags to a ShimConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from clients.openai.config import Replica, ShimConfig
+from clients.openai.workers import serve
+
+
+def main(
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9000,
+    workers: Annotated[int, typer.Option(help="Processes that share the port.")] = 1,
+    triton: Annotated[
+        list[str] | None,
+        typer.Option(help="A tritonserver, HOST:GRPC_PORT[:METRICS_PORT]; give it once a replica."),
+    ] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="A key clients must send; give it once a key.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20,
+    max_concurrency_per_key: Annotated[
+        int, typer.Option(help="Open requests a key may have in one worker; 0 is no limit.")
+    ] = 0,
+    max_choices: Annotated[int, typer.Option(help="Most generations (prompts x n) a request may ask for.")] = 256,
+    request_timeout: Annotated[float, typer.Option(help="Longest a request may take, in seconds.")] = 600.0,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; serves HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="PEM file; clients must show a certificate of it.")] = None,
+    tool_parser: Annotated[str, typer.Option(help="How models write tool calls: hermes, llama3 or none.")] = "hermes",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="think: answers open <think>; think-open: the template does; none.")
+    ] = "think",
+    affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True,
+    affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8,
+    share_after: Annotated[
+        int, typer.Option(help="Characters of prompt from which n > 1 waits to share its blocks.")
+    ] = 512,
+    health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0,
+    web: Annotated[bool, typer.Option(help="Serve the chat page at / and the API page at /docs.")] = True,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve the OpenAI API for models on Triton."""
+    try:
+        config = _config(
+            host=host,
+            port=port,
+            workers=workers,
+            replicas=tuple(Replica.parse(text) for text in triton or ["localhost:8001"]),
+            api_keys=(*(api_key or ()), *_keys_in(api_key_file)),
+            cors_origins=tuple(cors_origin or ()),
+            max_body_bytes=max_body_bytes,
+            max_concurrency_per_key=max_concurrency_per_key,
+            max_choices=max_choices,
+            request_timeout_s=request_timeout,
+            tls_certificate=_file(tls_certificate),
+            tls_key=_file(tls_key),
+            tls_client_ca=_file(tls_client_ca),
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+            affinity=affinity,
+            affinity_slack=affinity_slack,
+            share_after=share_after,
+            health_interval_s=health_interval,
+            web=web,
+        )
+        if log_level not in ("debug", "info", "warning", "error"):
+            raise ValueError(f"--log-level {log_level!r} is not debug, info, warning or error")
+        serve(config, log_level)
+    except (ValueError, OSError) as error:
+        typer.echo(f"nereid openai: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _config(**settings: object) -> ShimConfig:
+    """Validated as msgspec validates: a wrong value is a sentence with the setting's name."""
+    return msgspec.convert(msgspec.to_builtins(settings), ShimConfig)
+
+
+def _keys_in(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    if not keys:
+        raise ValueError(f"--api-key-file {path} holds no key")
+    return keys
+
+
+def _file(path: Path | None) -> str | None:
+    if path is not None and not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    return None if path is None else str(path)
+
+
+def run() -> None:
+    typer.run(main)

@@ -1,0 +1,158 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from clients.openai.encode import json_response
+from clients.openai.logprobs import completion_logprobs
+from clients.openai.params import sampling_fields
+from clients.openai.prompts import Source, completion_sources
+from clients.openai.relay import Batch, Collected, collect, relay
+from clients.openai.schema import CompletionRequest
+from clients.openai.shim import Label, Shim
+from clients.openai.stream import DONE, event, start_stream, while_connected
+from clients.openai.trace import Trace, trace_of
+from clients.openai.triton import Generation
+from clients.openai.usage import Usage
+
+
+async def complete(shim: Shim, http: Request, request: CompletionRequest) -> Response:
+    """The answer, or the stream once its first token is there. Raises ApiError, BackendError."""
+    trace = trace_of(http)
+    trace.model, trace.user = request.model, request.user or "-"
+    answer = _Answer(shim, request, trace)
+    if request.stream:
+        return await start_stream(http.receive, answer.events())
+    return json_response(await while_connected(http.receive, answer.whole()))
+
+
+class _Answer:
+    """One completion request on its way through."""
+
+    def __init__(self, shim: Shim, request: CompletionRequest, trace: Trace) -> None:
+        self._shim = shim
+        self._request = request
+        self._label = Label.new("cmpl", "text_completion", request.model)
+        self._trace = trace
+        self._usage = trace.usage = Usage(request.num_candidates)
+        self._echo_logprobs = bool(request.echo and request.logprobs is not None)
+        self._sources: Sequence[Source] = ()
+
+    async def whole(self) -> dict[str, Any]:
+        request = self._request
+        batch = await self._batch(stream=request.num_candidates > 1)
+        collected = await collect(self._counted(batch), len(batch.generations))
+        choices: list[dict[str, Any]] = []
+        for prompt, source in enumerate(self._sources):
+            start = prompt * request.num_candidates
+            group = collected[start : start + request.num_candidates]
+            if request.num_candidates > request.num_choices:
+                group = sorted(group, key=lambda c: c.mean_logprob, reverse=True)[: request.num_choices]
+            choices += [self._choice(len(choices) + k, source, one) for k, one in enumerate(group)]
+        return self._label.body(choices) | {"usage": self._usage.body()}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        request, label = self._request, self._label
+        batch = await self._batch(stream=True)
+        told: dict[int, int] = {}  # characters sent, a choice
+        async with aclosing(self._counted(batch)) as pieces:
+            async for index, piece in pieces:
+                text = piece.text
+                choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+                if index not in told:
+                    source = self._sources[index // request.num_candidates]
+                    told[index] = 0
+                    choice["text"] = source.echo + text
+                    if request.return_token_ids:
+                        choice["prompt_token_ids"] = list(source.prompt.ids or ())
+                if request.logprobs is not None and piece.logprobs:
+                    choice["logprobs"] = completion_logprobs(
+                        piece.logprobs, piece.token_ids, request.logprobs, told[index]
+                    )
+                if request.return_token_ids:
+                    choice["token_ids"] = piece.token_ids
+                if piece.finish_reason is not None:
+                    choice["finish_reason"] = "length" if request.max_tokens == 0 else piece.finish_reason
+                told[index] += len(text)
+                body = label.body([choice])
+                if request.continuous_usage:
+                    body["usage"] = self._usage.body()
+                elif request.include_usage:
+                    body["usage"] = None
+                yield event(body)
+        if request.include_usage:
+            yield event(label.body([]) | {"usage": self._usage.body()})
+        yield DONE
+
+    async def _batch(self, stream: bool) -> Batch:
+        request, shim = self._request, self._shim
+        info = shim.router.model(request.model)
+        shim.check_choices(request.num_prompts * request.num_candidates)
+        self._sources = await completion_sources(shim.router, info, request)
+        groups = [
+            [self._generation(number, source, candidate, stream) for candidate in range(request.num_candidates)]
+            for number, source in enumerate(self._sources)
+        ]
+        return Batch(groups, shim.config.share_after)
+
+    def _generation(self, number: int, source: Source, candidate: int, stream: bool) -> Generation:
+        request = self._request
+        sampling = sampling_fields(
+            request,
+            # The engine generates at least one token; for an echo of the prompt alone it is dropped again.
+            max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
+            logprobs=request.logprobs,
+            choice=candidate,
+            longest_s=self._shim.config.request_timeout_s,
+        )
+        if self._echo_logprobs:
+            sampling["prompt_logprobs"] = max(request.prompt_logprobs or 0, request.logprobs or 0)
+        return Generation(
+            model=request.model,
+            request_id=f"{self._label.answer_id}-{number * request.num_candidates + candidate}",
+            prompt=source.prompt,
+            sampling=sampling,
+            stream=stream,
+            logprobs=request.logprobs is not None,
+            cumulative=request.num_candidates > request.num_choices,
+            prompt_logprobs="prompt_logprobs" in sampling,
+        )
+
+    async def _counted(self, batch: Batch) -> AsyncGenerator[tuple[int, Any], None]:
+        async with aclosing(relay(self._shim.router, batch)) as pieces:
+            async for index, piece in pieces:
+                if self._request.max_tokens == 0:
+                    piece = replace(piece, text="", token_ids=(), logprobs=None)
+                self._shim.account(self._trace, self._usage, index, piece)
+                yield index, piece
+
+    def _choice(self, index: int, source: Source, one: Collected) -> dict[str, Any]:
+        request = self._request
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": source.echo + one.text,
+            "logprobs": self._logprobs(source, one),
+            "finish_reason": "length" if request.max_tokens == 0 else one.finish_reason,
+        }
+        if request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = one.prompt_logprobs
+        if request.return_token_ids:
+            choice["prompt_token_ids"] = list(source.prompt.ids or ())
+            choice["token_ids"] = one.token_ids
+        return choice
+
+    def _logprobs(self, source: Source, one: Collected) -> dict[str, Any] | None:
+        count = self._request.logprobs
+        if count is None:
+            return None
+        if not self._echo_logprobs:
+            return completion_logprobs(one.logprobs, one.token_ids, count, 0)
+        entries = [*(one.prompt_logprobs or ()), *one.logprobs]
+        return completion_logprobs(entries, [*(source.prompt.ids or ()), *one.token_ids], count, 0)

@@ -1,0 +1,80 @@
+"""Settings of the OpenAI shim, as one frozen value. Flags fill it (`cli`), workers receive it whole."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+ToolParser = Literal["hermes", "llama3", "none"]
+ReasoningParser = Literal["think", "think-open", "none"]
+
+_ADDRESS = re.compile(r"^(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<grpc>\d+)(?::(?P<metrics>\d+))?$")
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """One tritonserver: its gRPC address and the page that serves its metrics."""
+
+    grpc: str
+    metrics_url: str
+
+    @classmethod
+    def parse(cls, text: str) -> Replica:
+        """`HOST:GRPC_PORT[:METRICS_PORT]`; the metrics port defaults to 8002. Raises ValueError."""
+        match = _ADDRESS.match(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not HOST:GRPC_PORT or HOST:GRPC_PORT:METRICS_PORT")
+        host, metrics = match["host"], match["metrics"] or "8002"
+        return cls(grpc=f"{host}:{match['grpc']}", metrics_url=f"http://{host}:{metrics}/metrics")
+
+
+class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the shim is told.
+
+    replicas: tritonservers that hold the same models; a request goes to one of them.
+    api_keys: accepted bearer keys; empty lets everyone in.
+    cors_origins: origins a browser may call from; empty sends no CORS header.
+    max_body_bytes: a larger request body gets 413.
+    max_concurrency_per_key: requests one key (or, without keys, one address) may have open in one worker; 0
+        is no limit.
+    max_choices: most prompts x n (or best_of) one request may ask for.
+    request_timeout_s: deadline given to the engine when a request names none, and the most one may name.
+    affinity: send equal prompt beginnings to the same replica while its load allows.
+    affinity_slack: open requests a replica may be ahead of the least loaded one and still win by affinity.
+    tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in.
+    share_after: characters (or four times the tokens) of prompt from which the choices of one prompt wait for the
+        first one's first token, so that they find the prompt's blocks in the prefix cache.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 9000
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
+    replicas: tuple[Replica, ...] = (Replica.parse("localhost:8001"),)
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
+    max_concurrency_per_key: Annotated[int, Meta(ge=0)] = 0
+    max_choices: Annotated[int, Meta(ge=1)] = 256
+    request_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    tool_parser: ToolParser = "hermes"
+    reasoning_parser: ReasoningParser = "think"
+    affinity: bool = True
+    affinity_slack: Annotated[int, Meta(ge=0)] = 8
+    share_after: Annotated[int, Meta(ge=0)] = 512
+    health_interval_s: Annotated[float, Meta(gt=0)] = 2.0
+    web: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.replicas:
+            raise ValueError("at least one tritonserver is needed: --triton HOST:GRPC_PORT[:METRICS_PORT]")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("TLS needs both --tls-certificate and --tls-key")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if any(not key.strip() for key in self.api_keys):
+            raise ValueError("an API key is empty")

@@ -1,0 +1,124 @@
+"""Errors in the API's own shape: {"error": {message, type, param, code}}, and the status each cause gets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+RETRY_AFTER_S = 1
+CLIENT_CLOSED = 499
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    CLIENT_CLOSED: "client_closed_request",
+    500: "server_error",
+    501: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+_FROM_TRITON = {
+    "INVALID_ARG": 400,
+    "INVALID_ARGUMENT": 400,
+    "UNSUPPORTED": 400,
+    "UNIMPLEMENTED": 400,
+    "NOT_FOUND": 404,
+    "RESOURCE_EXHAUSTED": 503,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+    "CANCELLED": CLIENT_CLOSED,
+}
+
+
+class ApiError(Exception):
+    """An answer other than 200. The message is for the person who sent the request."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    @property
+    def headers(self) -> dict[str, str]:
+        if self.status in (429, 503):
+            return {"Retry-After": str(RETRY_AFTER_S)}
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {}
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class BackendError(Exception):
+    """What Triton answered instead of a result. `code` is its status name (INVALID_ARG, UNAVAILABLE ...)."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    @property
+    def retryable(self) -> bool:
+        """True when another replica may well serve the same request."""
+        return self.code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
+
+    def to_api(self) -> ApiError:
+        status = _FROM_TRITON.get(self.code, 500)
+        return ApiError(status, self.message, code="engine_overloaded" if status == 503 else None)
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """A field the API knows and this server cannot honour."""
+    return ApiError(400, f"`{param}` is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def invalid(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")
+
+
+_UNION_BRANCH = re.compile(r"(str|int|float|bool|literal|list|dict|function-|constrained|nullable)|[A-Z]|.*\[")
+
+
+def parameter_name(location: Iterable[str | int]) -> str | None:
+    """('body', 'messages', 0, 'role') -> 'messages[0].role'. pydantic's names of union branches end it."""
+    name = ""
+    for part in location:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif name and _UNION_BRANCH.match(part):
+            break
+        elif part not in ("body", "query", "path", "header"):
+            name += f".{part}" if name else part
+    return name or None
+
+
+def from_validation(problems: Iterable[Mapping[str, Any]]) -> ApiError:
+    """What pydantic found first, as one sentence that names the field. Branches of a union are one problem."""
+    found = list(problems)
+    problem = found[0]
+    kind, message = problem.get("type", ""), str(problem.get("msg", "invalid request"))
+    if kind == "json_invalid":
+        detail = problem.get("ctx", {}).get("error", message)
+        return ApiError(400, f"The request body is not valid JSON: {detail}", code="invalid_json")
+    param = parameter_name(problem.get("loc", ()))
+    if kind == "extra_forbidden":
+        return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
+    if kind == "missing":
+        if param is None:
+            return ApiError(400, "The request body is missing; send a JSON object.", code="invalid_json")
+        return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if param is None:
+        return ApiError(400, f"The request body must be a JSON object sent as application/json: {message}")
+    branches = [str(p.get("msg")) for p in found if parameter_name(p.get("loc", ())) == param]
+    message = ", or ".join(dict.fromkeys(branches))
+    return ApiError(400, f"Invalid value for '{param}': {message}.", param=param, code="invalid_value")

@@ -1,0 +1,186 @@
+"""Everything that happens to a request before an endpoint sees it: identity, keys, size, share, log line.
+
+A plain ASGI wrapper: streamed chunks pass through one function call, nothing is buffered on the way out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from clients.openai.config import ShimConfig
+from clients.openai.encode import error_response
+from clients.openai.errors import CLIENT_CLOSED, ApiError
+from clients.openai.metrics import ShimMetrics
+from clients.openai.stream import ClientGone
+from clients.openai.trace import Trace
+
+log = logging.getLogger("nereid.openai.access")
+
+OPEN_PATHS = frozenset(
+    {"/", "/health", "/health/generate", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
+)
+_PLAIN_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
+
+
+class Keys:
+    """The accepted API keys. Every key is compared, in constant time, whatever was sent."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def find(self, given: str) -> int | None:
+        """The number of the key that `given` is."""
+        digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest()
+        found = None
+        for number, known in enumerate(self._digests):
+            if hmac.compare_digest(known, digest):
+                found = number
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, config: ShimConfig, metrics: ShimMetrics) -> None:
+        self._app = app
+        self._config = config
+        self._metrics = metrics
+        self._keys = Keys(config.api_keys)
+        self._open: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        trace = Trace(request_id=given if _PLAIN_ID.match(given) else uuid.uuid4().hex)
+        scope["nereid.trace"] = trace
+        answer = _Answer(send, trace.request_id)
+        self._metrics.open_requests.inc()
+        counted = False
+        try:
+            trace.caller = self._caller(scope, headers)
+            if self._counts(scope):
+                self._enter(trace.caller)
+                counted = True
+            body = await self._body(scope, headers, receive)
+            await self._app(scope, body, answer.send)
+        except ApiError as error:
+            answer.status = error.status
+            if isinstance(error, ClientGone):
+                self._metrics.disconnects.inc()
+            elif not answer.started:
+                await error_response(error)(scope, receive, answer.send)
+        finally:
+            if counted:
+                self._leave(trace.caller)
+            self._metrics.open_requests.dec()
+            self._finish(scope, trace, answer.status)
+
+    def _caller(self, scope: Scope, headers: Headers) -> str:
+        """Who asks: the number of its key, or its address. Raises ApiError 401."""
+        address = scope["client"][0] if scope.get("client") else "-"
+        if not self._keys or scope["path"] in OPEN_PATHS or scope["path"].startswith("/web/"):
+            return str(address)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise ApiError(401, "An API key is needed: send `Authorization: Bearer KEY`.", code="missing_api_key")
+        number = self._keys.find(key.strip())
+        if number is None:
+            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
+        return f"key{number}"
+
+    def _counts(self, scope: Scope) -> bool:
+        return scope["method"] == "POST" and self._config.max_concurrency_per_key > 0
+
+    def _enter(self, caller: str) -> None:
+        limit = self._config.max_concurrency_per_key
+        if self._open[caller] >= limit:
+            raise ApiError(
+                429, f"{limit} requests are open already, the most at one time here.", code="rate_limit_exceeded"
+            )
+        self._open[caller] += 1
+
+    def _leave(self, caller: str) -> None:
+        self._open[caller] -= 1
+        if not self._open[caller]:
+            del self._open[caller]
+
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """`receive` with the whole body read already. Raises ApiError 413, ClientGone."""
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return receive
+        limit = self._config.max_body_bytes
+        too_large = ApiError(413, f"The request body may hold at most {limit} bytes here.", code="body_too_large")
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise too_large
+        chunks, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            more = message.get("more_body", False)
+            if size > limit:
+                raise too_large
+        whole: list[Message] = [{"type": "http.request", "body": b"".join(chunks), "more_body": False}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        return replay
+
+    def _finish(self, scope: Scope, trace: Trace, status: int) -> None:
+        route = scope.get("route")
+        path = getattr(route, "path", None) or ("unknown" if status == 404 else scope["path"])
+        self._metrics.requests.labels(path, str(status)).inc()
+        if trace.model != "-" and status == 200:
+            self._metrics.duration.labels(path).observe(trace.seconds)
+            if trace.first_token_s is not None:
+                self._metrics.first_token.observe(trace.first_token_s)
+        usage = trace.usage
+        log.log(
+            logging.INFO if status < 500 or status == CLIENT_CLOSED else logging.WARNING,
+            "%s %s %d %.1fms id=%s caller=%s model=%s user=%r prompt=%d generated=%d ttft=%s",
+            scope["method"],
+            scope["path"],
+            status,
+            trace.seconds * 1000,
+            trace.request_id,
+            trace.caller,
+            trace.model,
+            trace.user[:128],
+            usage.prompt_tokens if usage else 0,
+            usage.completion_tokens if usage else 0,
+            "-" if trace.first_token_s is None else f"{trace.first_token_s * 1000:.1f}ms",
+        )
+
+
+class _Answer:
+    """Watches what is sent: the status for the log, the request's id for the client."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id.encode()
+        self.status = 500
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+        await self._send(message)

@@ -1,0 +1,63 @@
+"""A request's fields as the engine's sampling parameters."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+from clients.openai.errors import invalid
+from clients.openai.schema import Sampling
+
+_SEED_MASK = 2**63 - 1
+
+_SAME_NAME = (
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "priority",
+    "prompt_logprobs",
+)
+
+
+def derive_seed(seed: int, choice: int) -> int:
+    """The seed of choice number `choice`: the request's own for the first, hashed from it for the others."""
+    if choice == 0:
+        return seed & _SEED_MASK
+    digest = blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _SEED_MASK
+
+
+def sampling_fields(
+    request: Sampling, *, max_tokens: int | None, logprobs: int | None, choice: int, longest_s: float
+) -> dict[str, Any]:
+    """The JSON of sampling_parameters. Only what was asked for is in it; the engine has the defaults.
+
+    longest_s: most seconds a request may take. Raises ApiError when it asks for more.
+    """
+    fields: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) not in (None, [])}
+    if max_tokens is not None:
+        fields["max_tokens"] = max_tokens
+    if logprobs is not None:
+        fields["logprobs"] = logprobs
+    if request.top_k is not None and request.top_k > 0:
+        fields["top_k"] = request.top_k
+    if request.stop:
+        fields["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+    if request.logit_bias:
+        fields["logit_bias"] = request.logit_bias
+    if request.seed is not None:
+        fields["seed"] = derive_seed(request.seed, choice)
+    if request.timeout is not None and request.timeout > longest_s:
+        raise invalid("timeout", f"`timeout` may be at most {longest_s:g} seconds here.")
+    fields["timeout_s"] = request.timeout if request.timeout is not None else longest_s
+    return fields

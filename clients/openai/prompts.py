@@ -1,0 +1,159 @@
+"""What a request wants continued, as the LLM model takes it. Text goes down as text unless its ids are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clients.openai.errors import ApiError, invalid, unsupported
+from clients.openai.router import Router
+from clients.openai.schema import ChatRequest, CompletionRequest, Message, TokenizeRequest, Tool
+from clients.openai.tools import forced_prefix
+from clients.openai.triton import ModelInfo, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One prompt of a request, and its text when the answer repeats it."""
+
+    prompt: Prompt
+    echo: str = ""
+
+
+async def completion_sources(router: Router, info: ModelInfo, request: CompletionRequest) -> list[Source]:
+    """The prompts of a completion, in order."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        texts: list[str] | None = [prompt]
+    elif isinstance(prompt[0], str):
+        texts = [p for p in prompt if isinstance(p, str)]
+    else:
+        texts = None
+    if texts is not None:
+        return [await _text_source(router, info, request, text) for text in texts]
+    if request.add_special_tokens is not None:
+        raise invalid("add_special_tokens", "`add_special_tokens` goes with a text prompt; ids are taken as they are.")
+    lists = [prompt] if isinstance(prompt[0], int) else prompt
+    return [await _ids_source(router, info, request, _ids(ids)) for ids in lists]
+
+
+async def _text_source(router: Router, info: ModelInfo, request: CompletionRequest, text: str) -> Source:
+    needs_ids = (
+        request.truncate_prompt_tokens is not None
+        or request.add_special_tokens is False
+        or request.return_token_ids
+        or (request.echo and request.logprobs is not None)
+    )
+    if not needs_ids:
+        return Source(Prompt(text=text), text if request.echo else "")
+    ids = await encode_text(router, info, text, request.add_special_tokens is not False)
+    if request.truncate_prompt_tokens is not None and len(ids) > request.truncate_prompt_tokens:
+        return await _ids_source(router, info, request, ids)
+    return Source(Prompt(ids=tuple(ids)), text if request.echo else "")
+
+
+async def _ids_source(router: Router, info: ModelInfo, request: CompletionRequest, ids: Sequence[int]) -> Source:
+    ids = _last(ids, request.truncate_prompt_tokens)
+    echo = await decode_ids(router, info, ids, request.skip_special_tokens is not False) if request.echo else ""
+    return Source(Prompt(ids=tuple(ids)), echo)
+
+
+async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, tool_form: str) -> Source:
+    """The conversation through the model's chat template, in ids."""
+    if request.add_special_tokens:
+        raise unsupported("add_special_tokens", "a chat template writes the special tokens itself.")
+    messages = template_messages(request.messages)
+    continued = bool(request.continue_final_message)
+    forced = request.forced_tool
+    if forced is not None:
+        messages.append({"role": "assistant", "content": forced_prefix(tool_form, forced)})
+        continued = True
+    parameters = template_parameters(
+        request.active_tools, request.add_generation_prompt, continued, request.chat_template_kwargs
+    )
+    tokenizer = tokenizer_of(info)
+    ids = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
+    echo = str(messages[-1].get("content") or "") if request.echo else ""
+    ids = list(_last(ids, request.truncate_prompt_tokens))
+    return Source(Prompt(ids=tuple(ids), affinity=request.prompt_cache_key), echo)
+
+
+async def tokenize_source(router: Router, info: ModelInfo, request: TokenizeRequest) -> list[int]:
+    """Ids of what POST /tokenize sent."""
+    if request.prompt is not None:
+        return await encode_text(router, info, request.prompt, request.add_special_tokens is not False)
+    if request.add_special_tokens:
+        raise unsupported("add_special_tokens", "a chat template writes the special tokens itself.")
+    messages = template_messages(request.messages or [])
+    parameters = template_parameters(
+        request.tools or [],
+        request.add_generation_prompt,
+        bool(request.continue_final_message),
+        request.chat_template_kwargs,
+    )
+    tokenizer = tokenizer_of(info)
+    return await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
+
+
+async def encode_text(router: Router, info: ModelInfo, text: str, add_special_tokens: bool) -> list[int]:
+    tokenizer = tokenizer_of(info)
+    return await router.ask(info.name, lambda server: server.encode(tokenizer, text, add_special_tokens))
+
+
+async def decode_ids(router: Router, info: ModelInfo, ids: Sequence[int], skip_special_tokens: bool) -> str:
+    if not ids:
+        return ""
+    tokenizer = tokenizer_of(info)
+    return await router.ask(info.name, lambda server: server.decode(tokenizer, ids, skip_special_tokens))
+
+
+def tokenizer_of(info: ModelInfo) -> str:
+    """Raises ApiError when the repository has no tokenizer model for this LLM."""
+    if info.tokenizer is None:
+        raise ApiError(
+            400,
+            f"The model `{info.name}` has no tokenizer model in its repository, so only a completion's plain text or "
+            "token ids can be served. Add one with `nereid add`.",
+            param="model",
+            code="tokenizer_missing",
+        )
+    return info.tokenizer
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates know them: `developer` is the newer name of `system`, parts become one text."""
+    return [_template_message(message) for message in messages]
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+    plain["role"] = "system" if message.role == "developer" else message.role
+    if isinstance(message.content, list):
+        plain["content"] = "\n".join(part.words for part in message.content)
+    elif message.content is None:
+        plain["content"] = message.refusal or ""
+    return plain
+
+
+def template_parameters(
+    tools: Sequence[Tool], generation_prompt: bool | None, continued: bool, variables: dict[str, Any] | None
+) -> dict[str, Any]:
+    parameters: dict[str, Any] = dict(variables or {})
+    for name in ("tools", "documents", "messages", "add_generation_prompt", "continue_final_message"):
+        if name in parameters:
+            raise invalid("chat_template_kwargs", f"{name!r} is a field of the request; leave it out of the variables.")
+    if tools:
+        parameters["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+    if continued:
+        parameters["continue_final_message"] = True
+    parameters["add_generation_prompt"] = not continued and generation_prompt is not False
+    return parameters
+
+
+def _ids(value: object) -> list[int]:
+    return [i for i in value if isinstance(i, int)] if isinstance(value, list) else []
+
+
+def _last(ids: Sequence[int], count: int | None) -> Sequence[int]:
+    return ids if count is None else ids[-count:]

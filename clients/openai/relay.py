@@ -1,0 +1,134 @@
+"""Run the generations of one request, side by side, and bring their pieces together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from clients.openai.router import Router
+from clients.openai.triton import Generation, Piece
+
+_QUEUE_PIECES = 64
+
+
+@dataclass
+class Collected:
+    """Everything one generation has said so far."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    finish_reason: str | None = None
+    cumulative_logprob: float = 0.0
+    num_input: int = 0
+    num_cached: int = 0
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        self.token_ids.extend(piece.token_ids)
+        self.logprobs.extend(piece.logprobs or ())
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.cumulative_logprob = piece.cumulative_logprob
+        self.prompt_logprobs = piece.prompt_logprobs or self.prompt_logprobs
+        self.num_input = piece.num_input or self.num_input
+        self.num_cached = piece.num_cached or self.num_cached
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def mean_logprob(self) -> float:
+        return self.cumulative_logprob / max(1, len(self.token_ids))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Generations of one request. `groups[i]` holds the candidates of prompt i; index = prompt x candidates + k."""
+
+    groups: Sequence[Sequence[Generation]]
+    share_after: int = 0
+
+    @property
+    def generations(self) -> list[Generation]:
+        return [generation for group in self.groups for generation in group]
+
+
+async def relay(router: Router, batch: Batch, stopped: Collection[int] = ()) -> AsyncGenerator[tuple[int, Piece], None]:
+    """(generation index, piece) as pieces come. Leaving early cancels all of them; one that fails fails them all.
+
+    stopped: indices whose generation is to be cancelled; the caller adds to it while it handles a piece.
+    """
+    generations = batch.generations
+    if len(generations) == 1:
+        async with aclosing(router.generate(generations[0])) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+                if stopped:
+                    return
+        return
+    queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue(_QUEUE_PIECES)
+    tasks: list[asyncio.Task[None]] = []
+    for group in batch.groups:
+        # Later candidates wait for the first one's first token, and then find the prompt's blocks in the cache.
+        shares = len(group) > 1 and group[0].prompt.weight >= batch.share_after
+        begun = asyncio.Event() if shares else None
+        for place, generation in enumerate(group):
+            feed = _feed(router, generation, len(tasks), queue, begun, place == 0)
+            tasks.append(asyncio.create_task(feed))
+    live = set(range(len(tasks)))
+    try:
+        while live:
+            number, item = await queue.get()
+            if number not in live:
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                live.discard(number)
+                continue
+            yield number, item
+            if number in stopped:
+                live.discard(number)
+                tasks[number].cancel()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(
+    router: Router,
+    generation: Generation,
+    index: int,
+    queue: asyncio.Queue[tuple[int, Piece | BaseException | None]],
+    begun: asyncio.Event | None,
+    first: bool,
+) -> None:
+    try:
+        if begun is not None and not first:
+            await begun.wait()
+        async with aclosing(router.generate(generation)) as pieces:
+            async for piece in pieces:
+                if begun is not None:
+                    begun.set()
+                await queue.put((index, piece))
+        await queue.put((index, None))
+    except Exception as error:
+        await queue.put((index, error))
+    finally:
+        if begun is not None:
+            begun.set()
+
+
+async def collect(pieces: AsyncGenerator[tuple[int, Piece], None], count: int) -> list[Collected]:
+    """Everything that `count` generations say, by index."""
+    collected = [Collected() for _ in range(count)]
+    async with aclosing(pieces) as all_pieces:
+        async for index, piece in all_pieces:
+            collected[index].add(piece)
+    return collected

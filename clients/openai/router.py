@@ -1,0 +1,204 @@
+"""Which replica gets a request: prefix affinity, then the least loaded; health checks; retry before the first token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TypeVar
+
+from clients.openai.config import ShimConfig
+from clients.openai.errors import ApiError, BackendError
+from clients.openai.metrics import ShimMetrics
+from clients.openai.triton import Generation, ModelInfo, Piece, TritonReplica
+
+log = logging.getLogger("nereid.openai")
+
+T = TypeVar("T")
+
+
+class PrefixIndex:
+    """Which replica last saw a prompt beginning: chained hashes of fixed chunks, least recently used out first.
+
+    chunk: bytes hashed together; an entry stands for the whole prompt up to its chunk's end.
+    """
+
+    def __init__(self, chunk: int = 256, capacity: int = 65536) -> None:
+        self._chunk = chunk
+        self._capacity = capacity
+        self._owners: OrderedDict[bytes, str] = OrderedDict()
+
+    def find(self, key: bytes) -> str | None:
+        """The replica with the longest known beginning of `key`."""
+        owner = None
+        for digest in self._digests(key):
+            known = self._owners.get(digest)
+            if known is None:
+                break
+            self._owners.move_to_end(digest)
+            owner = known
+        return owner
+
+    def add(self, key: bytes, replica: str) -> None:
+        for digest in self._digests(key):
+            self._owners[digest] = replica
+            self._owners.move_to_end(digest)
+        while len(self._owners) > self._capacity:
+            self._owners.popitem(last=False)
+
+    def forget(self, replica: str) -> None:
+        """The replica restarted: its cache is empty."""
+        for digest in [d for d, owner in self._owners.items() if owner == replica]:
+            del self._owners[digest]
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def _digests(self, key: bytes) -> Iterable[bytes]:
+        # A short key (a prompt_cache_key) is one chunk; of a long one, only whole chunks count.
+        digest = b""
+        end = max(len(key) - len(key) % self._chunk, min(len(key), self._chunk))
+        for start in range(0, end, self._chunk):
+            digest = blake2b(digest + key[start : start + self._chunk], digest_size=12).digest()
+            yield digest
+
+
+@dataclass
+class ReplicaState:
+    """A replica and what the router knows of it."""
+
+    server: TritonReplica
+    models: dict[str, ModelInfo] = field(default_factory=dict)
+    healthy: bool = False
+    open_requests: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.server.address.grpc
+
+
+class Router:
+    """Sends generations to replicas. `start` before use, inside the event loop; `close` after."""
+
+    def __init__(self, config: ShimConfig, metrics: ShimMetrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._prefixes = PrefixIndex()
+        self._watch: asyncio.Task[None] | None = None
+        self.replicas: list[ReplicaState] = []
+
+    async def start(self) -> None:
+        self.replicas = [ReplicaState(TritonReplica(address)) for address in self._config.replicas]
+        await self.check()
+        self._watch = asyncio.create_task(self._check_forever())
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        for replica in self.replicas:
+            await replica.server.close()
+
+    @property
+    def models(self) -> dict[str, ModelInfo]:
+        """Models of all healthy replicas."""
+        return {name: info for replica in self.replicas if replica.healthy for name, info in replica.models.items()}
+
+    def model(self, name: str) -> ModelInfo:
+        """Raises ApiError 404 for a model nobody has, 503 when no replica answers."""
+        for replica in self.replicas:
+            if replica.healthy and name in replica.models:
+                return replica.models[name]
+        if not any(replica.healthy for replica in self.replicas):
+            raise ApiError(503, "No tritonserver is ready; try again in a moment.", code="backend_unavailable")
+        known = ", ".join(sorted(self.models)) or "none"
+        raise ApiError(
+            404, f"The model `{name}` does not exist. Models here: {known}.", param="model", code="model_not_found"
+        )
+
+    def pick(self, model: str, key: bytes, without: Iterable[str] = ()) -> ReplicaState:
+        """The replica for a prompt. Raises BackendError UNAVAILABLE when none is left."""
+        excluded = set(without)
+        able = [r for r in self.replicas if r.healthy and model in r.models and r.name not in excluded]
+        if not able:
+            raise BackendError("UNAVAILABLE", f"No replica can serve the model `{model}` now; try again in a moment.")
+        best = min(able, key=lambda r: r.open_requests)
+        if self._config.affinity and len(self.replicas) > 1:
+            key = model.encode() + b"\0" + key
+            owner = self._prefixes.find(key)
+            for replica in able:
+                if replica.name == owner and replica.open_requests <= best.open_requests + self._config.affinity_slack:
+                    best = replica
+            self._prefixes.add(key, best.name)
+        return best
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
+        """Pieces from one replica; another is tried only while nothing has come. Raises BackendError."""
+        tried: list[str] = []
+        while True:
+            replica = self.pick(generation.model, generation.prompt.key, tried)
+            started = False
+            replica.open_requests += 1
+            try:
+                async with aclosing(replica.server.generate(generation)) as pieces:
+                    async for piece in pieces:
+                        started = True
+                        yield piece
+                return
+            except BackendError as error:
+                tried.append(replica.name)
+                if started or not error.retryable or not self._others(generation.model, tried):
+                    raise
+                self._metrics.retries.inc()
+                log.warning("request %s moves off %s: %s", generation.request_id, replica.name, error.message)
+            finally:
+                replica.open_requests -= 1
+
+    async def ask(self, model: str, call: Callable[[TritonReplica], Awaitable[T]]) -> T:
+        """One short call (tokenize, detokenize) to any replica with the model. Raises BackendError."""
+        tried: list[str] = []
+        while True:
+            able = [r for r in self.replicas if r.healthy and model in r.models and r.name not in tried]
+            if not able:
+                raise BackendError("UNAVAILABLE", f"No replica can serve the model `{model}` now.")
+            replica = min(able, key=lambda r: r.open_requests)
+            try:
+                return await call(replica.server)
+            except BackendError as error:
+                tried.append(replica.name)
+                if not error.retryable or not self._others(model, tried):
+                    raise
+
+    def _others(self, model: str, tried: list[str]) -> bool:
+        return any(r.healthy and model in r.models and r.name not in tried for r in self.replicas)
+
+    async def check(self) -> None:
+        """Ask every replica whether it is ready and what it serves."""
+        await asyncio.gather(*(self._check_one(replica) for replica in self.replicas))
+
+    async def _check_one(self, replica: ReplicaState) -> None:
+        healthy = False
+        if await replica.server.ready():
+            with contextlib.suppress(BackendError):
+                replica.models = await replica.server.models()
+                healthy = True
+        if healthy != replica.healthy:
+            log.warning("replica %s is %s", replica.name, "ready" if healthy else "not ready")
+            if healthy:
+                self._prefixes.forget(replica.name)
+        replica.healthy = healthy
+        self._metrics.replica_up.labels(replica.name).set(healthy)
+
+    async def _check_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.health_interval_s)
+            try:
+                await self.check()
+            except Exception:
+                log.exception("the health check failed")

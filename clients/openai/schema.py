@@ -1,0 +1,373 @@
+"""What a request may hold. Unknown fields are refused by name; fields that the API knows and this server cannot
+honour are refused with the reason (`refuse`), never dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from clients.openai.errors import invalid, unsupported
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Text = Annotated[str, Field(max_length=64 << 20)]
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)]
+
+_LATER = "constrained decoding is not built yet; ask for JSON in the prompt instead."
+
+
+class Strict(BaseModel):
+    """No unknown field, no coercion between JSON types, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="Usage so far in every chunk.")
+    include_obfuscation: bool | None = None
+
+    @model_validator(mode="after")
+    def _refuse(self) -> StreamOptions:
+        if self.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation", "chunks are sent as they are, without padding.")
+        return self
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _refuse(self) -> ResponseFormat:
+        if self.type != "text":
+            raise unsupported("response_format", f"type {self.type!r} needs a grammar, and {_LATER}")
+        if self.json_schema is not None:
+            raise invalid("response_format.json_schema", "json_schema goes with type 'json_schema' only.")
+        return self
+
+
+class Sampling(Strict):
+    """The fields that completions and chat share."""
+
+    model: Annotated[str, Field(min_length=1, description="A name from GET /v1/models.")]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 or -1 is off.")] | None = None
+    min_p: Unit | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Annotated[str, Field(min_length=1)] | Stops | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    logit_bias: dict[TokenName, Bias] | None = Field(
+        None, description="Token id (as a string) to a bias added to its logit."
+    )
+    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Keep only the last so many tokens of the prompt."
+    )
+    return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description="Lower goes first.")
+    timeout: Annotated[float, Field(gt=0.0)] | None = Field(None, description="Deadline in seconds.")
+    user: str | None = Field(None, description="Written to the access log.")
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "`stream_options` is only allowed when `stream` is true.")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "`prompt_logprobs` is only available when `stream` is false.")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+    )
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> CompletionRequest:
+        if self.suffix:
+            raise unsupported("suffix", "the models served here continue text; they do not fill in the middle.")
+        if self.best_of is not None:
+            if self.best_of < self.num_choices:
+                raise invalid("best_of", f"`best_of` ({self.best_of}) must be at least `n` ({self.num_choices}).")
+            if self.stream and self.best_of > self.num_choices:
+                raise invalid("best_of", "`best_of` greater than `n` cannot be streamed: the best is known at the end.")
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "`max_tokens` 0 is only allowed with `echo`: nothing would be returned.")
+        if self.echo and self.stream and self.logprobs is not None:
+            raise invalid("echo", "`echo` with `logprobs` needs the prompt's log-probabilities; set `stream` to false.")
+        return self
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 if isinstance(self.prompt, str) or isinstance(self.prompt[0], int) else len(self.prompt)
+
+    @property
+    def num_candidates(self) -> int:
+        return self.best_of or self.num_choices
+
+
+class TextPart(Strict):
+    type: Literal["text", "image_url", "input_audio", "file", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+    @model_validator(mode="after")
+    def _refuse(self) -> TextPart:
+        if self.type not in ("text", "refusal"):
+            raise unsupported("messages", f"a content part of type {self.type!r}; the models served here read text.")
+        if (self.text if self.type == "text" else self.refusal) is None:
+            raise invalid("messages", f"a content part of type {self.type!r} needs the field {self.type!r}.")
+        return self
+
+    @property
+    def words(self) -> str:
+        return (self.text if self.type == "text" else self.refusal) or ""
+
+
+class FunctionCall(Strict):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str = Field(description="A JSON object as a string.")
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Strict):
+    """One turn. `reasoning_content` is what an earlier answer carried; templates that know it render it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Message:
+        if self.function_call is not None:
+            raise unsupported("messages", "`function_call` is the deprecated form; send `tool_calls`.")
+        if self.audio is not None or self.annotations:
+            raise unsupported("messages", "audio and annotations; the models served here read text.")
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
+            raise invalid("messages", f"a {self.role} message needs `content`.")
+        if self.role != "assistant" and (self.tool_calls or self.reasoning_content or self.refusal):
+            raise invalid("messages", "only assistant messages carry tool_calls, reasoning_content or refusal.")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise invalid("messages", "`tool_call_id` belongs to tool messages, and each of them needs it.")
+        return self
+
+
+class FunctionSpec(Strict):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _refuse(self) -> FunctionSpec:
+        if self.strict:
+            raise unsupported("tools", f"`strict` needs a grammar, and {_LATER}")
+        return self
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(Strict):
+    name: Annotated[str, Field(min_length=1)]
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
+    echo: bool | None = Field(None, description="With continue_final_message: repeat the message being continued.")
+    safety_identifier: str | None = Field(None, description="Written to the access log.")
+    prompt_cache_key: str | None = Field(None, description="Requests with equal keys go to the same replica.")
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    modalities: list[str] | None = None
+    service_tier: str | None = None
+    prompt_cache_retention: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    web_search_options: Any = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatRequest:
+        refuse(self)
+        if self.max_tokens == 0:
+            raise invalid("max_tokens", "`max_tokens` must be at least 1.")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` set to true.")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them.")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise invalid("continue_final_message", "it excludes `add_generation_prompt`: no new turn is opened.")
+            if self.messages[-1].role != "assistant":
+                raise invalid("continue_final_message", "the last message must be the assistant's.")
+        elif self.echo:
+            raise invalid("echo", "in chat, `echo` repeats the message being continued: set `continue_final_message`.")
+        self._check_tools()
+        return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) != len(names):
+            raise invalid("tools", "two tools have the same name.")
+        if self.tool_choice == "required":
+            raise unsupported("tool_choice", f"'required' needs a grammar, and {_LATER}")
+        if self.tool_choice in ("auto",) and not names:
+            raise invalid("tool_choice", "`tool_choice` needs `tools`.")
+        if isinstance(self.tool_choice, NamedTool):
+            if self.tool_choice.function.name not in names:
+                raise invalid("tool_choice", f"no tool is named {self.tool_choice.function.name!r}.")
+            if self.continue_final_message:
+                raise invalid("tool_choice", "a named tool cannot be forced while a message is continued.")
+        if self.parallel_tool_calls is not None and not names:
+            raise invalid("parallel_tool_calls", "`parallel_tool_calls` needs `tools`.")
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def active_tools(self) -> list[Tool]:
+        """The tools that the model is shown: none with tool_choice 'none'."""
+        return [] if self.tool_choice == "none" else list(self.tools or ())
+
+    @property
+    def forced_tool(self) -> str | None:
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+
+def refuse(request: ChatRequest) -> None:
+    """Fields of the API whose meaning this server cannot give. Values that ask for nothing are let through."""
+    harmless: dict[str, tuple[Any, str]] = {
+        "store": ((None, False), "nothing is stored here."),
+        "metadata": ((None, {}), "it labels stored completions, and nothing is stored here."),
+        "modalities": ((None, ["text"]), "the models served here write text."),
+        "service_tier": ((None, "auto", "default"), "there is one tier; `priority` orders requests."),
+        "prompt_cache_retention": ((None, "in_memory", "in-memory"), "prefixes stay while blocks last."),
+        "reasoning_effort": ((None,), "templates differ; set `chat_template_kwargs` (Qwen3: enable_thinking)."),
+        "verbosity": ((None, "medium"), "the models served here have no such setting."),
+        "audio": ((None,), "the models served here write text."),
+        "functions": ((None, []), "it is the deprecated form; send `tools`."),
+        "function_call": ((None,), "it is the deprecated form; send `tool_choice`."),
+        "moderation": ((None,), "no moderation model is served here."),
+        "prediction": ((None,), "predicted outputs are not used here."),
+        "prompt_cache_options": ((None,), "the prefix cache is automatic; see `prompt_cache_key`."),
+        "web_search_options": ((None,), "no search is attached."),
+    }
+    for name, (allowed, why) in harmless.items():
+        if getattr(request, name) not in allowed:
+            raise unsupported(name, why)
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize: `prompt`, or `messages` through the model's chat template."""
+
+    model: Annotated[str, Field(min_length=1)]
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "send either `prompt` or `messages`.")
+        if self.prompt is not None:
+            for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+                if getattr(self, name) is not None:
+                    raise invalid(name, f"`{name}` goes with `messages`.")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: Annotated[str, Field(min_length=1)]
+    tokens: list[TokenId]
+    skip_special_tokens: bool | None = None

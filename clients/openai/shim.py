@@ -1,0 +1,67 @@
+"""What the endpoints share: settings, router, metrics, and how an answer is labelled."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from clients.openai.config import ShimConfig
+from clients.openai.errors import invalid
+from clients.openai.metrics import ShimMetrics
+from clients.openai.router import Router
+from clients.openai.trace import Trace
+from clients.openai.triton import Piece
+from clients.openai.usage import Usage
+
+
+def package_version() -> str:
+    try:
+        return version("nereid")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+@dataclass(frozen=True)
+class Shim:
+    config: ShimConfig
+    router: Router
+    metrics: ShimMetrics
+
+    def check_choices(self, count: int) -> None:
+        if count > self.config.max_choices:
+            raise invalid(
+                "n", f"the request asks for {count} generations (prompts x n); at most {self.config.max_choices} here."
+            )
+
+    def account(self, trace: Trace, usage: Usage, index: int, piece: Piece) -> None:
+        """Count a piece that came for generation `index`."""
+        trace.token_came()
+        usage.add(index, piece.num_input, piece.num_cached, len(piece.token_ids))
+        self.metrics.tokens.inc(len(piece.token_ids))
+
+
+@dataclass(frozen=True)
+class Label:
+    """The fields that an answer and each of its chunks begin with."""
+
+    answer_id: str
+    kind: str
+    created: int
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, kind: str, model: str) -> Label:
+        return cls(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model)
+
+    def body(self, choices: Sequence[dict[str, Any]], kind: str | None = None) -> dict[str, Any]:
+        return {
+            "id": self.answer_id,
+            "object": kind or self.kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }

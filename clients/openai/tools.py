@@ -1,0 +1,411 @@
+"""Tool calls out of generated text, as it streams: the Qwen/Hermes form and the Llama 3 form.
+
+Hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several in a row.
+Llama 3: the whole answer is `{"name": ..., "parameters": {...}}`, perhaps after <|python_tag|>, several joined by `;`.
+Arguments are passed on as the model wrote them, character by character, without waiting for their end.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
+LLAMA_TAG = "<|python_tag|>"
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call's name is known. `index` counts the calls of one answer."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments, a piece of JSON text."""
+
+    index: int
+    text: str
+
+
+Delta = ContentDelta | CallStart | CallArguments
+
+
+class ToolParser(Protocol):
+    """Splits one answer. `calls_done` counts calls whose end has been seen."""
+
+    calls_done: int
+
+    def feed(self, text: str) -> list[Delta]: ...
+
+    def finish(self) -> list[Delta]: ...
+
+
+class CallScanner:
+    """Reads one call object, `{"name": string, "arguments" or "parameters": value}`, a piece of text at a time.
+
+    `raw` is everything taken so far, `rest` what follows the object once `done`. `bad` is set at the first
+    character that JSON does not allow where it stands.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.done = False
+        self.bad = False
+        self.raw = ""
+        self.rest = ""
+        self._state = "start"
+        self._key = ""
+        self._token = ""  # the string or literal being read
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._arguments = ""  # not handed out yet
+        self._has_arguments = False
+        self._quoted = False
+
+    @classmethod
+    def inside_arguments(cls, name: str) -> CallScanner:
+        """A scanner for a call whose text up to and including the arguments' `{` was given to the model."""
+        scanner = cls()
+        scanner.name, scanner._state, scanner._key = name, "value", "arguments"
+        scanner._depth, scanner._arguments, scanner._has_arguments = 1, "{", True
+        return scanner
+
+    def feed(self, text: str) -> None:
+        for position, char in enumerate(text):
+            self._step(char)
+            if self.done:
+                self.raw += text[: position + 1]
+                self.rest = text[position + 1 :]
+                return
+            if self.bad:
+                break
+        self.raw += text
+
+    def take_arguments(self) -> str:
+        """Argument text since the last call; empty until the name is known."""
+        if self.name is None or self._quoted:
+            return ""
+        taken, self._arguments = self._arguments, ""
+        return taken
+
+    @property
+    def arguments_complete(self) -> bool:
+        return self._has_arguments and self._state in ("after", "end")
+
+    def _step(self, char: str) -> None:
+        if self._state == "value":
+            self._in_value(char)
+        elif self._state == "key":
+            self._in_key(char)
+        elif char.isspace():
+            return
+        elif self._state == "start":
+            self._expect(char, "{", "first")
+        elif self._state == "colon":
+            self._expect(char, ":", "before")
+        elif self._state == "before":
+            self._open_value(char)
+        elif self._state in ("first", "next") and char == '"':
+            self._state, self._token, self._escaped = "key", '"', False
+        elif self._state == "after" and char == ",":
+            self._state = "next"
+        elif self._state in ("first", "after") and char == "}":
+            self._close()
+        else:
+            self.bad = True
+
+    def _expect(self, char: str, wanted: str, state: str) -> None:
+        if char == wanted:
+            self._state = state
+        else:
+            self.bad = True
+
+    def _in_key(self, char: str) -> None:
+        self._token += char
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._key = self._decoded(self._token)
+            self._state = "colon"
+
+    def _open_value(self, char: str) -> None:
+        self._state, self._token, self._depth, self._in_string, self._escaped = "value", "", 0, False, False
+        if self._key in ("arguments", "parameters"):
+            self._has_arguments = True
+            self._quoted = char == '"'
+        self._in_value(char)
+
+    def _in_value(self, char: str) -> None:
+        if not self._in_string and self._depth == 0 and self._token and char in ",}] \n\t\r":
+            self._end_value()  # a number, true, false or null ends where something else begins
+            if not self.bad and not char.isspace():
+                self._step(char)
+            return
+        self._put(char)
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+                if self._depth == 0:
+                    self._end_value()
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            if self._depth == 0:
+                self._end_value()
+            elif self._depth < 0:
+                self.bad = True
+
+    def _put(self, char: str) -> None:
+        if self._key in ("arguments", "parameters"):
+            self._arguments += char
+        if self._depth == 0 or self._key == "name":
+            self._token += char
+
+    def _end_value(self) -> None:
+        self._state = "after"
+        if self._key == "name":
+            self.name = self._decoded(self._token)
+        elif self._quoted and self._key in ("arguments", "parameters"):
+            self._arguments, self._quoted = self._decoded(self._arguments), False
+
+    def _close(self) -> None:
+        if self.name is None:
+            self.bad = True
+            return
+        if not self._has_arguments:
+            self._arguments = "{}"
+        self._state, self.done = "end", True
+
+    def _decoded(self, text: str) -> str:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, str):
+            self.bad = True
+            return ""
+        return value
+
+
+class _Calls:
+    """What both forms share: numbering calls and turning a scanner's progress into deltas."""
+
+    def __init__(self) -> None:
+        self.calls_done = 0
+        self._started = 0
+        self._announced = False
+
+    def _progress(self, scanner: CallScanner) -> list[Delta]:
+        deltas: list[Delta] = []
+        if scanner.name is not None and not self._announced:
+            self._announced = True
+            self._started += 1
+            deltas.append(CallStart(self._started - 1, f"call_{uuid.uuid4().hex[:24]}", scanner.name))
+        if self._announced:
+            text = scanner.take_arguments()
+            if text:
+                deltas.append(CallArguments(self._started - 1, text))
+        if scanner.done:
+            self._ended()
+        return deltas
+
+    def _ended(self) -> None:
+        self.calls_done += 1
+        self._announced = False
+
+
+class HermesParser(_Calls):
+    """Text around the tags is content; white space next to a tag is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = ""
+        self._scanner: CallScanner | None = None
+        self._closing = False  # a call has ended, its closing tag is still to come
+
+    def feed(self, text: str) -> list[Delta]:
+        deltas: list[Delta] = []
+        text, self._held = self._held + text, ""
+        while text:
+            if self._scanner is not None:
+                text = self._in_call(text, self._scanner, deltas)
+            elif self._closing:
+                text = self._after_call(text)
+            else:
+                text = self._in_content(text, deltas)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        held, self._held = self._held, ""
+        if self._scanner is None:
+            return [] if self._started and not held.strip() else self._content(held)
+        scanner, self._scanner = self._scanner, None
+        return [] if self._announced else [ContentDelta(HERMES_OPEN + scanner.raw)]
+
+    def _in_content(self, text: str, deltas: list[Delta]) -> str:
+        before, tag, after = text.partition(HERMES_OPEN)
+        if tag:
+            deltas.extend(self._content(before.rstrip()))
+            self._scanner = CallScanner()
+            return after
+        keep = before[: len(before) - partial_suffix(before, HERMES_OPEN)].rstrip()
+        self._held = before[len(keep) :]
+        deltas.extend(self._content(keep))
+        return ""
+
+    def _in_call(self, text: str, scanner: CallScanner, deltas: list[Delta]) -> str:
+        scanner.feed(text)
+        deltas.extend(self._progress(scanner))
+        if not scanner.bad and not scanner.done:
+            return ""
+        self._scanner = None
+        if scanner.done:
+            self._closing = True
+            return scanner.rest
+        if self._announced:
+            self._ended()
+        else:
+            deltas.append(ContentDelta(HERMES_OPEN + scanner.raw))
+        return ""
+
+    def _after_call(self, text: str) -> str:
+        body = text.lstrip()
+        if HERMES_CLOSE.startswith(body) and body != HERMES_CLOSE:
+            self._held = text
+            return ""
+        self._closing = False
+        return body.removeprefix(HERMES_CLOSE)
+
+    @staticmethod
+    def _content(text: str) -> list[Delta]:
+        return [ContentDelta(text)] if text else []
+
+
+class LlamaParser(_Calls):
+    """An answer that begins with a call object of a known tool is calls; any other is content."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._held = ""
+        self._scanner: CallScanner | None = None
+        self._plain = False
+
+    def feed(self, text: str) -> list[Delta]:
+        deltas: list[Delta] = []
+        text, self._held = self._held + text, ""
+        while text:
+            if self._plain:
+                deltas.append(ContentDelta(text))
+                text = ""
+            elif self._scanner is not None:
+                text = self._in_call(text, self._scanner, deltas)
+            else:
+                text = self._between(text)
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        held, self._held = self._held, ""
+        if self._scanner is not None and not self._announced:
+            held = self._scanner.raw
+        self._scanner = None
+        return [ContentDelta(held)] if held.strip() else []
+
+    def _between(self, text: str) -> str:
+        body = text.lstrip("; \n\t") if self._started else text.lstrip()
+        body = body.removeprefix(LLAMA_TAG).lstrip()
+        if not body or (LLAMA_TAG.startswith(body) and body != LLAMA_TAG):
+            self._held = text
+            return ""
+        if body.startswith("{"):
+            self._scanner = CallScanner()
+            return body
+        self._plain = True
+        return text
+
+    def _in_call(self, text: str, scanner: CallScanner, deltas: list[Delta]) -> str:
+        scanner.feed(text)
+        unknown = scanner.name is not None and scanner.name not in self._names
+        if not unknown:
+            deltas.extend(self._progress(scanner))
+        if unknown or scanner.bad:
+            self._scanner = None
+            self._plain = True
+            if self._announced:
+                self._ended()
+                return ""
+            return scanner.raw + scanner.rest
+        if scanner.done:
+            self._scanner = None
+            return scanner.rest
+        return ""
+
+
+class ForcedParser(_Calls):
+    """A named tool: the model was given the call up to its arguments' `{` and writes on from there."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._scanner = CallScanner.inside_arguments(name)
+
+    def feed(self, text: str) -> list[Delta]:
+        if self.calls_done:
+            return []
+        self._scanner.feed(text)
+        deltas = self._progress(self._scanner)
+        if not self._scanner.done and (self._scanner.bad or self._scanner.arguments_complete):
+            self._ended()
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        return [] if self._started else self._progress(self._scanner)
+
+
+class PlainParser:
+    """No tools: everything is content."""
+
+    calls_done = 0
+
+    def feed(self, text: str) -> list[Delta]:
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        return []
+
+
+def forced_prefix(form: str, name: str) -> str:
+    """The beginning of a call of `name`, to put in front of the model's answer."""
+    quoted = json.dumps(name)
+    if form == "hermes":
+        return f'{HERMES_OPEN}\n{{"name": {quoted}, "arguments": {{'
+    return f'{{"name": {quoted}, "parameters": {{'
+
+
+def partial_suffix(text: str, tag: str) -> int:
+    """Characters at the end of `text` that may be the beginning of `tag`."""
+    for size in range(min(len(text), len(tag) - 1), 0, -1):
+        if text.endswith(tag[:size]):
+            return size
+    return 0

@@ -1,0 +1,37 @@
+"""What is known about one HTTP request: for the access log and the metrics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from clients.openai.usage import Usage
+
+
+@dataclass
+class Trace:
+    """Filled by the gate (request_id, caller) and by the endpoint."""
+
+    request_id: str
+    caller: str = "-"
+    model: str = "-"
+    user: str = "-"
+    started: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
+    usage: Usage | None = None
+
+    def token_came(self) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = time.perf_counter() - self.started
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+
+def trace_of(request: Request) -> Trace:
+    trace = request.scope["nereid.trace"]
+    assert isinstance(trace, Trace)
+    return trace

@@ -1,0 +1,100 @@
+"""Run the shim: one process, or several that share one listening socket."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import ssl
+import tempfile
+import time
+from types import FrameType
+
+import uvicorn
+
+from clients.openai.config import ShimConfig
+
+log = logging.getLogger("nereid.openai")
+
+_BACKLOG = 2048
+_RESTART_S = 1.0
+_DRAIN_S = 30
+
+
+def serve(config: ShimConfig, log_level: str = "info") -> None:
+    """Serve until SIGTERM or SIGINT, then let open requests end. Raises OSError when the port is taken."""
+    listener = _listen(config)
+    if config.workers == 1:
+        _work(config, listener, log_level, None)
+        return
+    folder = tempfile.mkdtemp(prefix="nereid-openai-")
+    # prometheus_client reads this when a worker imports it; the workers' files in it add up to one page.
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    try:
+        _supervise(config, listener, log_level, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listen(config: ShimConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((config.host, config.port))
+    listener.listen(_BACKLOG)
+    listener.set_inheritable(True)
+    return listener
+
+
+def _work(config: ShimConfig, listener: socket.socket, log_level: str, metrics_folder: str | None) -> None:
+    """One worker, in this process."""
+    from clients.openai.app import create_app  # imports prometheus_client: the folder must be set before
+
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    settings = uvicorn.Config(
+        create_app(config, metrics_folder),
+        log_level=log_level,
+        access_log=False,  # the gate writes one line a request, with the model and the token counts
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_S,
+        ssl_certfile=config.tls_certificate,
+        ssl_keyfile=config.tls_key,
+        ssl_ca_certs=config.tls_client_ca,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if config.tls_client_ca else ssl.CERT_NONE,
+    )
+    uvicorn.Server(settings).run(sockets=[listener])
+
+
+def _supervise(config: ShimConfig, listener: socket.socket, log_level: str, folder: str) -> None:
+    spawn = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
+    stopping = False
+
+    def start() -> multiprocessing.process.BaseProcess:
+        worker = spawn.Process(target=_work, args=(config, listener, log_level, folder))
+        worker.start()
+        return worker
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    workers = [start() for _ in range(config.workers)]
+    while not stopping:
+        time.sleep(_RESTART_S)
+        for place, worker in enumerate(workers):
+            if not worker.is_alive() and not stopping:
+                log.error("worker %s ended with status %s; starting another", worker.pid, worker.exitcode)
+                workers[place] = start()
+    for worker in workers:
+        if worker.pid is not None and worker.is_alive():
+            os.kill(worker.pid, signal.SIGTERM)
+    for worker in workers:
+        worker.join(_DRAIN_S + 5)
+        if worker.is_alive():
+            worker.kill()

@@ -1,0 +1,142 @@
+"""What the shim answers before a model is asked: keys, sizes, paths, CORS. The app is real, Triton is absent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from clients.openai.app import create_app
+from clients.openai.config import ShimConfig
+
+Ask = Callable[..., httpx.Response]
+BODY = {"model": "m", "prompt": "x"}
+
+
+def asker(**settings: Any) -> Ask:
+    app = create_app(ShimConfig(**settings))
+
+    def ask(method: str, path: str, **options: Any) -> httpx.Response:
+        async def run() -> httpx.Response:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://shim") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(run())
+
+    return ask
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return dict(body["error"])
+
+
+def test_keys_are_asked_for_where_work_is_done() -> None:
+    ask = asker(api_keys=("first", "second"))
+    for headers in (
+        {},
+        {"Authorization": "Bearer third"},
+        {"Authorization": "Basic first"},
+        {"Authorization": "Bearer"},
+    ):
+        response = ask("POST", "/v1/completions", json=BODY, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert error_of(response)["type"] == "authentication_error"
+    for key in ("first", "second"):
+        assert ask("POST", "/v1/completions", json=BODY, headers={"Authorization": f"Bearer {key}"}).status_code == 503
+    for path in ("/v1/models", "/stats"):
+        assert ask("GET", path).status_code == 401
+    for path in ("/version", "/metrics", "/", "/docs", "/openapi.json"):
+        assert ask("GET", path).status_code == 200
+
+
+def test_without_a_server_the_answer_is_503_with_retry_after() -> None:
+    ask = asker()
+    for response in (ask("POST", "/v1/completions", json=BODY), ask("GET", "/health"), ask("GET", "/health/generate")):
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+        assert error_of(response)["code"] == "backend_unavailable"
+
+
+def test_a_large_body_is_413_whether_its_length_is_told_or_not() -> None:
+    ask = asker(max_body_bytes=1024)
+    told = ask("POST", "/v1/completions", json={"model": "m", "prompt": "x" * 2000})
+
+    async def chunks() -> Any:
+        for _ in range(4):
+            yield b"x" * 512
+
+    untold = ask("POST", "/v1/completions", content=chunks())
+    for response in (told, untold):
+        assert response.status_code == 413
+        assert "1024 bytes" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "not valid JSON"),
+        (b"", "missing"),
+        (b"[]", "JSON object"),
+        (b'"x"', "JSON object"),
+        (b"\xff\xfe", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b'{"model": "m", "prompt": "\\ud800"}', "prompt"),
+        (b'{"model": "m"}', "prompt"),
+    ],
+)
+def test_broken_bodies_are_400_in_the_error_shape(content: bytes, says: str) -> None:
+    response = asker()("POST", "/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert says in error_of(response)["message"]
+
+
+def test_unknown_paths_and_methods_have_the_error_shape() -> None:
+    ask = asker()
+    for method, path, status in (("GET", "/v1/what", 404), ("GET", "/v1/completions", 405), ("GET", "/web/x", 404)):
+        response = ask(method, path)
+        assert response.status_code == status
+        assert path in error_of(response)["message"]
+
+
+def test_cors_is_off_unless_an_origin_is_named() -> None:
+    origin = {"Origin": "https://a.example"}
+    assert "access-control-allow-origin" not in asker()("GET", "/version", headers=origin).headers
+    ask = asker(cors_origins=("https://a.example",), api_keys=("k",))
+    assert ask("GET", "/version", headers=origin).headers["access-control-allow-origin"] == "https://a.example"
+    assert "access-control-allow-origin" not in ask("GET", "/version", headers={"Origin": "https://b.example"}).headers
+    asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    assert ask("OPTIONS", "/v1/completions", headers=asked).status_code == 200
+    assert ask("GET", "/v1/models", headers=origin).headers["access-control-allow-origin"] == "https://a.example"
+
+
+def test_the_request_id_comes_back_unless_it_could_break_a_log_line() -> None:
+    ask = asker()
+    assert ask("GET", "/version", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = ask("GET", "/version", headers={"X-Request-Id": "two words"}).headers["x-request-id"]
+    assert len(made) == 32
+
+
+def test_the_pages_load_nothing_from_elsewhere() -> None:
+    ask = asker()
+    for path in ("/", "/docs"):
+        response = ask("GET", path)
+        assert "default-src 'self'" in response.headers["content-security-policy"]
+        assert "http://" not in response.text
+        assert "https://" not in response.text
+    off = asker(web=False)
+    assert off("GET", "/").status_code == 404
+
+
+def test_every_answer_is_counted() -> None:
+    ask = asker()
+    ask("POST", "/v1/completions", json=BODY)
+    page = ask("GET", "/metrics").text
+    assert 'nereid_openai_requests_total{path="/v1/completions",status="503"} 1.0' in page

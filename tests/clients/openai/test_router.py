@@ -1,0 +1,118 @@
+"""Where a prompt goes: the replica that has its beginning, unless it is too busy."""
+
+from __future__ import annotations
+
+import pytest
+
+from clients.openai.config import Replica, ShimConfig
+from clients.openai.errors import ApiError, BackendError
+from clients.openai.metrics import ShimMetrics
+from clients.openai.router import PrefixIndex, ReplicaState, Router
+from clients.openai.triton import ModelInfo, Prompt, TritonReplica
+
+
+class Server(TritonReplica):
+    """A replica that is never called: only its address counts here."""
+
+    def __init__(self, address: Replica) -> None:
+        self.address = address
+
+
+def router(count: int, **settings: object) -> Router:
+    config = ShimConfig(replicas=tuple(Replica.parse(f"h{i}:1") for i in range(count)), **settings)  # type: ignore[arg-type]
+    made = Router(config, ShimMetrics())
+    info = {"demo": ModelInfo("demo")}
+    made.replicas = [ReplicaState(Server(address), models=info, healthy=True) for address in config.replicas]
+    return made
+
+
+def test_the_longest_known_beginning_wins() -> None:
+    index = PrefixIndex(chunk=4)
+    index.add(b"aaaabbbb", "one")
+    index.add(b"aaaacccc", "two")
+    assert index.find(b"aaaabbbbdddd") == "one"
+    assert index.find(b"aaaaccccdddd") == "two"
+    assert index.find(b"aaaazzzz") == "two"  # both have it; the later one has it freshest
+    assert index.find(b"zzzz") is None
+
+
+def test_what_was_not_used_longest_is_forgotten_first() -> None:
+    index = PrefixIndex(chunk=4, capacity=2)
+    index.add(b"aaaa", "one")
+    index.add(b"bbbb", "two")
+    index.find(b"aaaa")
+    index.add(b"cccc", "one")
+    assert index.find(b"bbbb") is None
+    assert index.find(b"aaaa") == "one"
+    assert len(index) == 2
+    index.forget("one")
+    assert len(index) == 0
+
+
+def test_without_a_known_beginning_the_least_loaded_replica_is_taken() -> None:
+    r = router(3)
+    for state, load in zip(r.replicas, (5, 1, 4), strict=True):
+        state.open_requests = load
+    assert r.pick("demo", b"x" * 600).name == "h1:1"
+
+
+def test_equal_beginnings_go_to_the_same_replica_until_it_is_too_busy() -> None:
+    r = router(2, affinity_slack=3)
+    first = r.pick("demo", b"shared" * 200 + b"one")
+    first.open_requests = 3
+    assert r.pick("demo", b"shared" * 200 + b"two") is first
+    first.open_requests = 4
+    assert r.pick("demo", b"shared" * 200 + b"three") is not first
+
+
+def test_affinity_can_be_turned_off() -> None:
+    r = router(2, affinity=False)
+    first = r.pick("demo", b"shared" * 200)
+    first.open_requests = 1
+    assert r.pick("demo", b"shared" * 200) is not first
+
+
+def test_a_cache_key_decides_whatever_the_prompt_is() -> None:
+    r = router(2)
+    first = r.pick("demo", Prompt(text="a" * 999, affinity="session-1").key)
+    first.open_requests = 2
+    assert r.pick("demo", Prompt(text="b" * 999, affinity="session-1").key) is first
+
+
+def test_replicas_that_are_down_or_tried_are_left_out() -> None:
+    r = router(3)
+    r.replicas[0].healthy = False
+    assert r.pick("demo", b"k", without=["h1:1"]).name == "h2:1"
+    with pytest.raises(BackendError, match="No replica can serve"):
+        r.pick("demo", b"k", without=["h1:1", "h2:1"])
+
+
+def test_an_unknown_model_is_404_and_no_server_is_503() -> None:
+    r = router(1)
+    with pytest.raises(ApiError) as unknown:
+        r.model("nope")
+    assert (unknown.value.status, unknown.value.param) == (404, "model")
+    assert "demo" in unknown.value.message
+    r.replicas[0].healthy = False
+    with pytest.raises(ApiError) as down:
+        r.model("demo")
+    assert down.value.status == 503
+    assert "Retry-After" in down.value.headers
+
+
+@pytest.mark.parametrize(
+    ("text", "grpc", "metrics"),
+    [
+        ("localhost:8001", "localhost:8001", "http://localhost:8002/metrics"),
+        ("10.0.0.2:81:82", "10.0.0.2:81", "http://10.0.0.2:82/metrics"),
+        ("[::1]:81", "[::1]:81", "http://[::1]:8002/metrics"),
+    ],
+)
+def test_replica_addresses(text: str, grpc: str, metrics: str) -> None:
+    assert Replica.parse(text) == Replica(grpc, metrics)
+
+
+@pytest.mark.parametrize("text", ["localhost", "localhost:", "http://x:1", ":8001"])
+def test_wrong_replica_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:GRPC_PORT"):
+        Replica.parse(text)

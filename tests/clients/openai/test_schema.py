@@ -1,0 +1,174 @@
+"""Every field is honoured or refused by name. Nothing here needs a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
+import pytest
+from pydantic import ValidationError
+
+from clients.openai.errors import ApiError, from_validation
+from clients.openai.params import derive_seed, sampling_fields
+from clients.openai.schema import ChatRequest, CompletionRequest, Sampling
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+ASK = [{"role": "user", "content": "hi"}]
+
+
+def refusal(kind: type[Sampling], **fields: Any) -> ApiError:
+    base: dict[str, Any] = (
+        {"model": "m", "prompt": "x"} if kind is CompletionRequest else {"model": "m", "messages": ASK}
+    )
+    try:
+        kind.model_validate({**base, **fields})
+    except ApiError as error:
+        return error
+    except ValidationError as error:
+        return from_validation(error.errors())  # type: ignore[arg-type]
+    raise AssertionError(f"{fields} is accepted")
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.model_validate({"model": "m", "messages": ASK, **fields})
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"model": "m", "prompt": "x", **fields})
+
+
+def test_every_field_of_the_official_client_is_known() -> None:
+    for params, kind in (
+        (chat_params.CompletionCreateParamsBase, ChatRequest),
+        (completion_params.CompletionCreateParamsBase, CompletionRequest),
+    ):
+        missing = set(params.__annotations__) - set(kind.model_fields)
+        assert not missing, f"{kind.__name__} does not know {sorted(missing)}: honour or refuse them"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"suffix": "end"}, "suffix"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"what": 1}}, "stream_options.what"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"timeout": 0}, "timeout"),
+    ],
+)
+def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal(CompletionRequest, **fields)
+    assert error.status == 400
+    assert (error.param or "").startswith(param)
+    assert param.split(".")[-1] in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"store": True}, "store"),
+        ({"metadata": {"a": "b"}}, "metadata"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ],
+)
+def test_chat_refuses_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal(ChatRequest, **fields)
+    assert error.status == 400
+    assert (error.param or "").startswith(param)
+    assert len(error.message) > 20
+
+
+def test_null_means_the_default() -> None:
+    plain = sampling_fields(chat(), max_tokens=5, logprobs=None, choice=0, longest_s=9)
+    nulls = chat(**{name: None for name in ChatRequest.model_fields if name not in ("model", "messages")})
+    assert sampling_fields(nulls, max_tokens=5, logprobs=None, choice=0, longest_s=9) == plain
+    assert plain == {"max_tokens": 5, "timeout_s": 9}
+
+
+def test_every_sampling_field_reaches_the_engine_under_its_name() -> None:
+    asked = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ["a", "b"],
+        "stop_token_ids": [3],
+        "bad_words": ["no"],
+        "allowed_token_ids": [1, 2],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"4": -100.0},
+        "priority": 2,
+        "prompt_logprobs": 1,
+    }
+    sent = sampling_fields(completion(**asked, timeout=3.0), max_tokens=9, logprobs=2, choice=0, longest_s=60)
+    assert sent == {**asked, "max_tokens": 9, "logprobs": 2, "timeout_s": 3.0}
+    from engine.types import SamplingParams
+
+    assert set(sent) <= set(SamplingParams.__struct_fields__)
+
+
+def test_one_stop_string_is_a_list_and_top_k_minus_one_is_off() -> None:
+    sent = sampling_fields(completion(stop="a", top_k=-1), max_tokens=None, logprobs=None, choice=0, longest_s=1)
+    assert sent == {"stop": ["a"], "timeout_s": 1}
+
+
+def test_a_longer_timeout_than_the_server_allows_is_refused() -> None:
+    with pytest.raises(ApiError, match="at most 10 seconds"):
+        sampling_fields(completion(timeout=11.0), max_tokens=None, logprobs=None, choice=0, longest_s=10)
+
+
+def test_choices_have_seeds_of_their_own_that_can_be_had_again() -> None:
+    seeds = [derive_seed(7, choice) for choice in range(100)]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 100
+    assert seeds == [derive_seed(7, choice) for choice in range(100)]
+    assert all(0 <= seed < 2**63 for seed in [*seeds, derive_seed(-5, 0)])
