@@ -1,0 +1,136 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any
+
+from tritonclient.grpc import InferInput
+from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from clients.python import wire
+from clients.python.wire import Chunk, Completion, Message, Prompt, ServerError
+from engine.types import SamplingParams
+
+_DEFAULTS = SamplingParams()
+
+
+class AsyncClient:
+    """Talks to one LLM model and its tokenizer model. One client serves any number of requests at once.
+
+    url: host:port of the server's gRPC. Every method raises ServerError with the server's sentence.
+    """
+
+    def __init__(self, url: str = "localhost:8001", model: str = "demo", tokenizer: str = "tokenizer") -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._server = InferenceServerClient(url)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._server.close()
+
+    async def ready(self) -> bool:
+        """Whether the model answers; False also when no server listens."""
+        try:
+            return bool(await self._server.is_model_ready(self.model))
+        except InferenceServerException:
+            return False
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = _DEFAULTS, request_id: str = ""
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer as it is made. prompt: text or token ids. Closing the generator cancels the request."""
+        return self._responses(wire.generation_inputs(prompt, params, stream=True), request_id)
+
+    async def complete(self, prompt: Prompt, params: SamplingParams = _DEFAULTS, request_id: str = "") -> Completion:
+        """The whole answer in one response. Cancelling the awaiting task cancels the request."""
+        inputs = wire.generation_inputs(prompt, params, stream=False)
+        chunks = [chunk async for chunk in self._responses(inputs, request_id)]
+        if not chunks:
+            raise ServerError("the server ended the request without an answer", "INTERNAL")
+        return wire.joined(chunks)
+
+    async def batch(
+        self, prompts: Iterable[Prompt], params: SamplingParams = _DEFAULTS, at_once: int = 64
+    ) -> list[Completion]:
+        """The answers to all prompts, in their order, `at_once` requests at a time. One failure cancels the others."""
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(prompt: Prompt) -> Completion:
+            async with gate:
+                return await self.complete(prompt, params)
+
+        tasks = [asyncio.ensure_future(one(prompt)) for prompt in prompts]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def chat_ids(self, messages: Sequence[Message], **template: Any) -> list[int]:
+        """The prompt that the checkpoint's chat template makes of `messages`, as token ids.
+
+        template: tools, continue_final_message, add_generation_prompt and the template's own variables.
+        """
+        return await self._ids(wire.chat_inputs(messages, template))
+
+    async def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams = _DEFAULTS, **template: Any
+    ) -> AsyncGenerator[Chunk, None]:
+        """The next message of a chat as it is made. Closing the generator cancels the request."""
+        async with aclosing(self.stream(await self.chat_ids(messages, **template), params)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def chat(
+        self, messages: Sequence[Message], params: SamplingParams = _DEFAULTS, **template: Any
+    ) -> Completion:
+        """The next message of a chat."""
+        return await self.complete(await self.chat_ids(messages, **template), params)
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return await self._ids(wire.text_inputs(text, add_special_tokens))
+
+    async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        inputs = wire.ids_inputs(ids, skip_special_tokens)
+        try:
+            result = await self._server.infer(self.tokenizer, inputs)
+        except InferenceServerException as error:
+            raise wire.server_error(error) from None
+        return str(result.as_numpy("text_output").reshape(-1)[0].decode())
+
+    async def _ids(self, inputs: list[InferInput]) -> list[int]:
+        try:
+            result = await self._server.infer(self.tokenizer, inputs)
+        except InferenceServerException as error:
+            raise wire.server_error(error) from None
+        return [int(i) for i in result.as_numpy("input_ids").reshape(-1)]
+
+    async def _responses(self, inputs: list[InferInput], request_id: str) -> AsyncGenerator[Chunk, None]:
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": self.model, "inputs": inputs, "request_id": request_id}
+
+        call = self._server.stream_infer(requests())
+        try:
+            async for result, error in call:
+                if error is not None:
+                    raise wire.server_error(error)
+                chunk = wire.chunk_of(result)
+                if chunk is not None:
+                    yield chunk
+        except InferenceServerException as error:
+            raise wire.server_error(error) from None
+        finally:
+            call.cancel()  # changes nothing when the stream is over

@@ -1,0 +1,138 @@
+"""`nereid chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from clients.python.sync import Client
+from clients.python.timing import Timing
+from clients.python.wire import Message, ServerError
+from engine.types import SamplingParams
+
+HELP = """\
+/system TEXT       set the system message (without TEXT: remove it)
+/params            show the sampling parameters
+/params NAME=VALUE set some of them, e.g. /params temperature=0.2 max_tokens=200
+/history           show the conversation
+/clear             forget the conversation
+/retry             answer the last message again
+/help, /quit"""
+
+
+class Chat:
+    """The conversation and its commands; knows nothing of terminals but a console to print on."""
+
+    def __init__(self, client: Client, params: SamplingParams, console: Console, system: str | None = None) -> None:
+        self._client = client
+        self._console = console
+        self.params = params
+        self.system = system
+        self.history: list[Message] = []
+
+    def run(self, read: Callable[[], str]) -> None:
+        """Answer lines from `read` until it raises EOFError or the user quits."""
+        self._console.print(f"Chatting with {self._client.model}. /help lists the commands; Ctrl-C ends an answer.")
+        while True:
+            try:
+                line = read().strip()
+            except (EOFError, KeyboardInterrupt):
+                self._console.print()
+                return
+            if line in ("/quit", "/exit"):
+                return
+            if line.startswith("/"):
+                self.command(line)
+            elif line:
+                self.history.append({"role": "user", "content": line})
+                self.answer()
+
+    def command(self, line: str) -> None:
+        """Obey a line that starts with a slash."""
+        name, _, rest = line.partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: self._console.print(HELP, highlight=False, markup=False),
+            "/system": self._set_system,
+            "/params": self._set_params,
+            "/history": lambda _: self._show_history(),
+            "/clear": lambda _: self.history.clear(),
+            "/retry": lambda _: self._retry(),
+        }
+        command = commands.get(name)
+        if command is None:
+            self._console.print(f"There is no command {name}. /help lists them.", markup=False)
+        else:
+            command(rest.strip())
+
+    def answer(self) -> None:
+        """Stream the answer to the history's last message; Ctrl-C ends it and keeps what came."""
+        timing = Timing()
+        text = ""
+        note = ""
+        chunks = self._client.stream_chat(self._messages(), self.params)
+        try:
+            for chunk in chunks:
+                timing.token(len(chunk.token_ids))
+                text += chunk.text
+                self._console.print(chunk.text, end="", markup=False, highlight=False)
+                if chunk.finish_reason == "length":
+                    note = "; max_tokens reached"
+        except KeyboardInterrupt:
+            note = "; cancelled"
+        except ServerError as error:
+            self.history.pop()
+            self._console.print(f"[red]error:[/] {error}", highlight=False)
+            return
+        finally:
+            chunks.close()  # type: ignore[attr-defined]  # a generator; this is what cancels the request
+        self.history.append({"role": "assistant", "content": text})
+        self._console.print(f"\n[dim]{timing}{note}[/]", highlight=False)
+
+    def _messages(self) -> list[Message]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *self.history]
+
+    def _set_system(self, text: str) -> None:
+        self.system = text or None
+
+    def _set_params(self, text: str) -> None:
+        try:
+            changes = _assignments(text)
+            if changes:
+                values = {**msgspec.to_builtins(self.params), **changes}
+                self.params = msgspec.convert(values, SamplingParams)
+        except ValueError as error:
+            self._console.print(f"[red]error:[/] {error}", highlight=False)
+            return
+        self._console.print_json(msgspec.json.encode(self.params).decode() if self.params else "{}")
+
+    def _show_history(self) -> None:
+        for message in self._messages():
+            self._console.print(f"[bold]{message['role']}[/]: ", end="")
+            self._console.print(message["content"], markup=False, highlight=False)
+
+    def _retry(self) -> None:
+        while self.history and self.history[-1]["role"] == "assistant":
+            self.history.pop()
+        if self.history:
+            self.answer()
+        else:
+            self._console.print("There is no message to answer yet.")
+
+
+def _assignments(text: str) -> dict[str, Any]:
+    """NAME=VALUE words; a value is JSON or, when it is not, a string. Raises ValueError."""
+    changes: dict[str, Any] = {}
+    for word in shlex.split(text):
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"{word}: write NAME=VALUE")
+        try:
+            changes[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            changes[name] = value
+    return changes

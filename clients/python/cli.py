@@ -1,0 +1,111 @@
+"""The `nereid` command: what serves (engine.serving.cli) and what talks to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated
+
+import typer
+from engine.serving.cli import app
+from rich.console import Console
+from rich.live import Live
+
+from clients.python import bench as bench_module
+from clients.python import top as top_module
+from clients.python.aio import AsyncClient
+from clients.python.chat import Chat
+from clients.python.sync import Client
+from clients.python.wire import ServerError
+from engine.types import SamplingParams
+
+Url = Annotated[str, typer.Option(help="host:port of the server's gRPC.")]
+Model = Annotated[str, typer.Option(help="The LLM model.")]
+TokenizerModel = Annotated[str, typer.Option("--tokenizer", help="The tokenizer model.")]
+
+
+@app.command()
+def chat(
+    url: Url = "localhost:8001",
+    model: Model = "demo",
+    tokenizer: TokenizerModel = "tokenizer",
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: int = 512,
+    temperature: float = 0.7,
+    seed: int | None = None,
+) -> None:
+    """Talk with a model in the terminal."""
+    console = Console()
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with Client(url, model, tokenizer) as client:
+        _require_ready(client.ready(), url, model)
+        Chat(client, params, console, system).run(lambda: console.input("[bold cyan]> [/]"))
+
+
+@app.command()
+def bench(
+    url: Url = "localhost:8001",
+    model: Model = "demo",
+    streams: Annotated[list[int] | None, typer.Option(help="Streams at a time; may be repeated.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 2,
+    num_input: Annotated[int, typer.Option("--input", min=1, help="Prompt tokens.")] = 128,
+    num_output: Annotated[int, typer.Option("--output", min=1, help="Generated tokens.")] = 64,
+    vocab_size: Annotated[int, typer.Option(min=1, help="Prompts are random ids below this.")] = 512,
+    seed: int = 0,
+) -> None:
+    """Measure a running server and print a small table."""
+
+    async def run() -> list[bench_module.Figures]:
+        async with AsyncClient(url, model) as client:
+            _require_ready(await client.ready(), url, model)
+            await bench_module.measure(client, bench_module.Work(1, 1, num_input, num_output), vocab_size, seed)
+            rows = []
+            for n, count in enumerate(streams or [1, 4, 16]):
+                work = bench_module.Work(count, requests, num_input, num_output)
+                rows.append(await bench_module.measure(client, work, vocab_size, seed + n + 1))
+            return rows
+
+    try:
+        Console().print(bench_module.table(asyncio.run(run())))
+    except ServerError as error:
+        raise _failure(str(error)) from None
+
+
+@app.command()
+def top(
+    url: Annotated[str, typer.Option(help="The server's metrics page.")] = "http://localhost:8002/metrics",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0 goes on until Ctrl-C.")] = 0,
+) -> None:
+    """Watch a server: running, waiting, KV use, tokens/s, TTFT."""
+    try:
+        before = top_module.read(url)
+        with Live(top_module.table(before, before), auto_refresh=False) as live:
+            looks = 0
+            while not count or looks < count:
+                time.sleep(interval)
+                now = top_module.read(url)
+                live.update(top_module.table(before, now), refresh=True)
+                before, looks = now, looks + 1
+    except KeyboardInterrupt:
+        return
+    except OSError as error:
+        raise _failure(f"no metrics at {url}: {error}. Is the server up (nereid serve)?") from None
+
+
+def _require_ready(ready: bool, url: str, model: str) -> None:
+    if not ready:
+        raise _failure(f"no model {model} answers at {url}. Start one with: nereid serve")
+
+
+def _failure(sentence: str) -> typer.Exit:
+    Console(stderr=True).print(f"[red]error:[/] {sentence}", highlight=False)
+    return typer.Exit(1)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
