@@ -7,7 +7,6 @@ import time
 from typing import Annotated
 
 import typer
-from engine.serving.cli import app
 from rich.console import Console
 from rich.live import Live
 
@@ -17,6 +16,7 @@ from clients.python.aio import AsyncClient
 from clients.python.chat import Chat
 from clients.python.sync import Client
 from clients.python.wire import ServerError
+from engine.serving.cli import app
 from engine.types import SamplingParams
 
 Url = Annotated[str, typer.Option(help="host:port of the server's gRPC.")]
