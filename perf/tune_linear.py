@@ -94,7 +94,7 @@ def row_tiles(rows: int, product: Product) -> list[Tile]:
                     for warps in (4, 8):
                         if warps == 8 and (outputs * inputs * wide < 8192 or swap):
                             continue
-                        tiles += [Tile(height, outputs, inputs, split, stages, warps, swap, p) for p in (0, 256)]
+                        tiles += [Tile(height, outputs, inputs, split, 1, stages, warps, swap, p) for p in (0, 256)]
     return tiles
 
 

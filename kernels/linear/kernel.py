@@ -1,7 +1,105 @@
-"""Matrix product with weights stored as [out, in], fused with its neighbours when there are few rows."""
+"""Matrix product with weights stored as [out, in], fused with its neighbours when there are few rows.
+
+Few rows: Triton kernels that read the weight once, at the speed of memory (`skinny`). Many rows: cuBLAS, with norm and
+activation as kernels of their own. The borders and tiles were measured on an H200 by `perf.tune_linear`.
+"""
 
 from __future__ import annotations
 
-from kernels.linear.reference import linear as linear
+import torch
 
-__all__ = ["linear"]
+from kernels.gated_activation.kernel import gated_activation
+from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, tile_linear, vector_linear
+from kernels.rms_norm.kernel import rms_norm
+
+FUSED_NORM_ROWS = 16
+TILE_ROWS = 32
+HEAD_OUTPUTS = 1 << 16
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """y = residual + act(norm(x) @ weightᵀ + bias), each of norm, bias, act and residual only when it is given.
+
+    Shapes as in the reference; weight is contiguous, rows of x and residual may be strided. Up to 32 rows of a 16-bit
+    type take one kernel, which rounds once, at the end. float32 goes to cuBLAS at any size.
+
+    Raises ValueError when activation and residual are both given.
+    """
+    if activation is not None and residual is not None:
+        raise ValueError("linear takes an activation or a residual, not both")
+    rows = x.shape[0]
+    n = weight.shape[0] // (2 if activation else 1)
+    pdl = not INTERPRETED
+    if not rows:
+        return x.new_zeros((0, n))
+    fused_norm = norm_weight is not None and rows <= FUSED_NORM_ROWS and not deterministic
+    narrow = x.dtype != torch.float32 or INTERPRETED
+    fits = rows <= FUSED_NORM_ROWS or (rows <= TILE_ROWS and n < HEAD_OUTPUTS)
+    if norm_weight is not None and not (fused_norm and narrow):
+        x, _ = rms_norm(x, norm_weight, eps, offset=offset)
+        norm_weight = None
+    if deterministic:
+        return tile_linear(
+            x, weight, bias, None, eps, offset, residual, activation, _invariant_tile(rows, n), pdl=False
+        )
+    if not (narrow and fits):
+        return _library(x, weight, bias, residual, activation)
+    if rows == 1:
+        vector = _vector_tile(norm_weight is not None, activation is not None)
+        return vector_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, vector, pdl)
+    tile = _tile(rows, n, norm_weight is not None, activation is not None)
+    return tile_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, tile, pdl)
+
+
+def _vector_tile(norm: bool, activation: bool) -> VectorTile:
+    if activation:
+        return VectorTile(4, 256, 4, stages=5)
+    return VectorTile(8, 256, 4) if norm else VectorTile(2, 1024, 4)
+
+
+def _tile(rows: int, n: int, norm: bool, activation: bool) -> Tile:
+    """Narrow outputs are split over the inputs, so that there are programs for every multiprocessor."""
+    if rows <= FUSED_NORM_ROWS:
+        if norm or activation or n >= HEAD_OUTPUTS:
+            return Tile(16, 32, 256, prefetch=256)
+        return Tile(16, 32, 128, split=4 if n <= 4096 else 1, stages=6, prefetch=256)
+    if activation:
+        return Tile(32, 64, 128, stages=3, warps=8, prefetch=256)
+    return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)
+
+
+def _invariant_tile(rows: int, n: int) -> Tile:
+    """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn.
+
+    Few rows take a slice a program, many rows take the slices one after another; a slice's own sum goes through the
+    tensor cores 16 inputs at a time either way.
+    """
+    slices = 4 if n <= 4096 else 1
+    if rows <= 64:
+        return Tile(16 if rows <= 16 else 64, 64, 64, split=slices, stages=4, swap=True)
+    return Tile(128, 128, 64, serial=slices, stages=3, warps=8)
+
+
+def _library(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+) -> torch.Tensor:
+    if residual is not None and bias is None:
+        return torch.addmm(residual, x, weight.t())
+    y = torch.nn.functional.linear(x, weight, bias)
+    if activation is not None:
+        return gated_activation(y, activation)
+    return y if residual is None else residual + y

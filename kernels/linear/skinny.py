@@ -143,11 +143,13 @@ def vector_kernel(
 def tile_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
     M, N, K, x_stride, y_stride, residual_stride, eps, offset,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, SERIAL: tl.constexpr, STAGES: tl.constexpr,
     NORM: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     SWAP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Each program gives BM rows of BN outputs, over one of SPLIT slices of K; grid (N/BN, M/BM, SPLIT).
+    """Each program gives BM rows of BN outputs, over SERIAL of the SPLIT · SERIAL slices of K;
+    grid (N/BN, M/BM, SPLIT).
 
     The last slice to finish sums all slices in order, so the result does not depend on which one that is.
     With ACT, N counts outputs and the weight has 2N rows. SWAP puts the weight on the tensor cores' long side.
@@ -161,9 +163,8 @@ def tile_kernel(
     k = tl.arange(0, BK)
     live_n = n < N
     live_m = m < M
-    steps = tl.cdiv(K, BK * SPLIT)
-    start = pid_k * steps * BK
-    stop = tl.minimum(start + steps * BK, K)
+    reach = tl.cdiv(K, BK * SPLIT * SERIAL) * BK
+    start = pid_k * SERIAL * reach
     w_rows = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
     up_rows = w_rows + N.to(tl.int64) * K
     x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
@@ -176,37 +177,46 @@ def tile_kernel(
                 _prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
         gdc_wait()
 
-    acc = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
-    acc_up = acc
+    total = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
+    total_up = total
     square = tl.zeros((BM,), tl.float32)
-    for at in tl.range(start, stop, BK, num_stages=STAGES):
-        inside = (at + k) < stop
-        if EVEN:
-            w = tl.load(w_rows + at)
-        else:
-            w = tl.load(w_rows + at, mask=live_n[:, None] & inside[None, :], other=0.0)
-        x = tl.load(x_rows + at, mask=live_m[:, None] & inside[None, :], other=0.0)
-        if NORM:
-            g = tl.load(norm_ptr + at + k, mask=inside, other=0.0).to(tl.float32) + offset
-            f = x.to(tl.float32)
-            square += tl.sum(f * f, axis=1)
-            x = (f * g[None, :]).to(x_ptr.dtype.element_ty)
-        x = x.to(DOT)
-        w = w.to(DOT)
-        if SWAP:
-            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
-        if ACT is not None:
+    for _ in range(SERIAL):
+        stop = tl.minimum(start + reach, K)
+        acc = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
+        acc_up = acc
+        for at in tl.range(start, stop, BK, num_stages=STAGES):
+            inside = (at + k) < stop
             if EVEN:
-                u = tl.load(up_rows + at)
+                w = tl.load(w_rows + at)
             else:
-                u = tl.load(up_rows + at, mask=live_n[:, None] & inside[None, :], other=0.0)
-            u = u.to(DOT)
+                w = tl.load(w_rows + at, mask=live_n[:, None] & inside[None, :], other=0.0)
+            x = tl.load(x_rows + at, mask=live_m[:, None] & inside[None, :], other=0.0)
+            if NORM:
+                g = tl.load(norm_ptr + at + k, mask=inside, other=0.0).to(tl.float32) + offset
+                f = x.to(tl.float32)
+                square += tl.sum(f * f, axis=1)
+                x = (f * g[None, :]).to(x_ptr.dtype.element_ty)
+            x = x.to(DOT)
+            w = w.to(DOT)
             if SWAP:
-                acc_up = tl.dot(u, tl.trans(x), acc_up, input_precision="ieee")
+                acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
             else:
-                acc_up = tl.dot(x, tl.trans(u), acc_up, input_precision="ieee")
+                acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+            if ACT is not None:
+                if EVEN:
+                    u = tl.load(up_rows + at)
+                else:
+                    u = tl.load(up_rows + at, mask=live_n[:, None] & inside[None, :], other=0.0)
+                u = u.to(DOT)
+                if SWAP:
+                    acc_up = tl.dot(u, tl.trans(x), acc_up, input_precision="ieee")
+                else:
+                    acc_up = tl.dot(x, tl.trans(u), acc_up, input_precision="ieee")
+        total += acc
+        total_up += acc_up
+        start = stop
+    acc = total
+    acc_up = total_up
     if SWAP:
         acc = tl.trans(acc)
         acc_up = tl.trans(acc_up)
@@ -259,12 +269,14 @@ class VectorTile:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How `tile_kernel` is cut: rows, outputs and inputs a tile, slices of the inputs, pipeline depth, warps."""
+    """How `tile_kernel` is cut: rows, outputs and inputs a tile, slices of the inputs (`split` of them to
+    a program each, `serial` one after another), pipeline depth, warps."""
 
     rows: int
     outputs: int
     inputs: int
     split: int = 1
+    serial: int = 1
     stages: int = 4
     warps: int = 4
     swap: bool = False
@@ -316,9 +328,9 @@ def tile_linear(
     tile_kernel[grid](
         x, weight, bias, norm_weight, residual, y, parts, counts,
         m, n, k, x.stride(0), y.stride(0), residual.stride(0) if residual is not None else 0, eps, offset,
-        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, STAGES=tile.stages,
+        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, SERIAL=tile.serial, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        SWAP=tile.swap, EVEN=n % tile.outputs == 0 and k % (tile.inputs * tile.split) == 0,
+        SWAP=tile.swap, EVEN=n % tile.outputs == 0 and k % (tile.inputs * tile.split * tile.serial) == 0,
         PDL=pdl, PREFETCH=tile.prefetch if pdl else 0, DOT=_dot_type(x.dtype), **extra,
     )  # fmt: skip
     return y

@@ -1,0 +1,78 @@
+"""Inputs of the matrix product: every size class of rows, with each neighbour that may be fused, and odd sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.registry import Case, Tolerance
+from kernels.testing import TOLERANCES, randn
+
+# The reference rounds after each part, the kernel for few rows once: norm, product, activation and sum add up.
+FUSED = {
+    torch.float32: Tolerance(max_rel=2e-5, rms=5e-6),
+    torch.bfloat16: Tolerance(max_rel=3e-2, rms=1.6e-2),
+    torch.float16: Tolerance(max_rel=4e-3, rms=2e-3),
+}
+
+
+def case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    n: int,
+    k: int,
+    *,
+    bias: bool = False,
+    norm: bool = False,
+    activation: str | None = None,
+    residual: bool = False,
+    offset: float = 0.0,
+    deterministic: bool = False,
+    small: bool = True,
+) -> Case:
+    """n counts outputs: behind an activation the weight has 2n rows."""
+    rows = 2 * n if activation else n
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        return {
+            "x": randn(generator, device, dtype, t, k),
+            "weight": randn(generator, device, dtype, rows, k, scale=k**-0.5),
+            "bias": randn(generator, device, dtype, rows) if bias else None,
+            "norm_weight": randn(generator, device, dtype, k) if norm else None,
+            "eps": 1e-6,
+            "offset": offset,
+            "residual": randn(generator, device, dtype, t, n) if residual else None,
+            "activation": activation,
+            "deterministic": deterministic,
+        }
+
+    moved = (rows * k + t * k + t * n * (2 if residual else 1)) * dtype.itemsize
+    tolerance = FUSED[dtype] if norm or activation or residual else TOLERANCES[dtype]
+    return Case(name, dtype, make, tolerance, bytes=moved, flops=2 * t * rows * k, small=small)
+
+
+def cases() -> list[Case]:
+    made = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for t in (1, 3, 17, 33):
+            made.append(case(f"T{t} N96 K128", dtype, t, 96, 128))
+            made.append(case(f"T{t} N33 K72 bias, norm", dtype, t, 33, 72, bias=True, norm=True, offset=1.0))
+            made.append(case(f"T{t} N40 K264 residual", dtype, t, 40, 264, residual=True))
+            made.append(case(f"T{t} N40 K64 norm, silu", dtype, t, 40, 64, norm=True, activation="silu"))
+        made.append(case("T2 N40 K64 bias, gelu", dtype, 2, 40, 64, bias=True, activation="gelu_tanh"))
+        for t in (1, 70):
+            made.append(
+                case(f"T{t} N40 K264 deterministic", dtype, t, 40, 264, norm=True, residual=True, deterministic=True)
+            )
+    for t in (1, 8, 32, 64, 1024):
+        for name, n, k, fused in (
+            ("qkv", 6144, 2560, {"norm": True}),
+            ("out", 2560, 4096, {"residual": True}),
+            ("gate and up", 9728, 2560, {"norm": True, "activation": "silu"}),
+            ("down", 2560, 9728, {"residual": True}),
+            ("head", 151936, 2560, {"norm": True}),
+        ):
+            made.append(case(f"T{t} Qwen3-4B {name}", torch.bfloat16, t, n, k, small=False, **fused))
+    return made
