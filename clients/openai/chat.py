@@ -35,7 +35,7 @@ from clients.openai.trace import Trace, trace_of
 from clients.openai.triton import Generation, Piece, Prompt
 from clients.openai.usage import Usage
 
-_TO_THE_END = -1  # max_tokens: until the context is full
+_TO_THE_END = 2**31 - 1  # max_tokens: the engine stops when the context is full
 
 
 async def chat(shim: Shim, http: Request, request: ChatRequest) -> Response:

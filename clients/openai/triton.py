@@ -223,6 +223,7 @@ def _llm_request(generation: Generation) -> dict[str, Any]:
         _strings("sampling_parameters", msgspec.json.encode(generation.sampling).decode()),
         _flag("return_finish_reason", True),
         _flag("return_num_input_tokens", True),
+        _flag("return_num_cached_tokens", True),
     ]
     outputs = ["text_output", "finish_reason", "token_ids", "num_input_tokens", "num_cached_tokens"]
     if prompt.ids is not None:

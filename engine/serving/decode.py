@@ -27,6 +27,8 @@ class Wanted(msgspec.Struct, frozen=True):
     logprobs: bool = False
     num_input_tokens: bool = False
     num_output_tokens: bool = False
+    num_cached_tokens: bool = False
+    prompt_logprobs: bool = False
     token_ids: bool = False
     output_log_probs: bool = False
 

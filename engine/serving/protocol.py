@@ -37,6 +37,8 @@ LOGPROBS = "logprobs"
 NUM_INPUT_TOKENS = "num_input_tokens"
 NUM_OUTPUT_TOKENS = "num_output_tokens"
 TOKEN_IDS = "token_ids"
+NUM_CACHED_TOKENS = "num_cached_tokens"
+PROMPT_LOGPROBS = "prompt_logprobs"
 OUTPUT_LOG_PROBS = "output_log_probs"
 
 MESSAGES = "messages"
@@ -47,14 +49,17 @@ SKIP_SPECIAL_TOKENS = "skip_special_tokens"
 STOP_WORDS = "stop_words"
 END_ID = "end_id"
 
-# vllm_backend's flags: each lets one output through.
+# Flags that each let one output through: vllm_backend's five, and two of our own.
 RETURN_FLAGS = {
     "return_finish_reason": FINISH_REASON,
     "return_cumulative_logprob": CUMULATIVE_LOGPROB,
     "return_logprobs": LOGPROBS,
     "return_num_input_tokens": NUM_INPUT_TOKENS,
     "return_num_output_tokens": NUM_OUTPUT_TOKENS,
+    "return_num_cached_tokens": NUM_CACHED_TOKENS,
+    "return_prompt_logprobs": PROMPT_LOGPROBS,
 }
+_NOT_IN_ENSEMBLE = ("return_cumulative_logprob", "return_logprobs", "return_prompt_logprobs")
 
 # TensorRT-LLM tensors that are sampling parameters under another roof: tensor -> field of SamplingParams.
 SAMPLING_TENSORS = {
@@ -125,6 +130,8 @@ LLM_OUTPUTS = (
     Tensor(NUM_OUTPUT_TOKENS, "UINT32", (-1,)),
     Tensor(TOKEN_IDS, "INT32", (-1,)),
     Tensor(OUTPUT_LOG_PROBS, "FP32", (-1, -1)),
+    Tensor(NUM_CACHED_TOKENS, "UINT32", (1,)),
+    Tensor(PROMPT_LOGPROBS, "STRING", (1,)),
 )
 
 TOKENIZER_INPUTS = (
@@ -146,7 +153,7 @@ ENSEMBLE_PASSED = (
     *_TRTLLM_SAMPLING,
     Tensor(STREAM, "BOOL"),
     Tensor(EXCLUDE_INPUT, "BOOL"),
-    *(Tensor(flag, "BOOL") for flag in RETURN_FLAGS if flag not in ("return_cumulative_logprob", "return_logprobs")),
+    *(Tensor(flag, "BOOL") for flag in RETURN_FLAGS if flag not in _NOT_IN_ENSEMBLE),
 )
 
 ENSEMBLE_INPUTS = (Tensor(TEXT_INPUT, "STRING", optional=False), *ENSEMBLE_PASSED)
@@ -160,6 +167,7 @@ ENSEMBLE_OUTPUT_MAP = {
     NUM_INPUT_TOKENS: NUM_INPUT_TOKENS,
     NUM_OUTPUT_TOKENS: NUM_OUTPUT_TOKENS,
     TOKEN_IDS: TOKEN_IDS,
+    NUM_CACHED_TOKENS: NUM_CACHED_TOKENS,
 }
 
 _LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}

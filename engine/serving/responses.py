@@ -59,6 +59,10 @@ class Responses:
             tensors.append(self._tensor(protocol.NUM_INPUT_TOKENS, [len(stream.prompt_ids)], np.uint32))
         if wanted.num_output_tokens:
             tensors.append(self._tensor(protocol.NUM_OUTPUT_TOKENS, [len(piece.token_ids)], np.uint32))
+        if wanted.num_cached_tokens:
+            tensors.append(self._tensor(protocol.NUM_CACHED_TOKENS, [stream.num_cached], np.uint32))
+        if wanted.prompt_logprobs:
+            tensors.append(self._strings(protocol.PROMPT_LOGPROBS, [prompt_logprobs_json(stream)]))
         if wanted.output_log_probs:
             chosen = [[entry.logprobs[0] for entry in piece.logprobs]]
             tensors.append(self._tensor(protocol.OUTPUT_LOG_PROBS, chosen, np.float32))
@@ -76,12 +80,20 @@ def logprobs_json(stream: Stream, entries: list[TokenLogprobs]) -> str:
     request's sampling parameters do not ask for logprobs."""
     if stream.request.top_logprobs is None:
         return "null"
-    return json.dumps(
-        [
-            {
-                str(i): {"logprob": value, "rank": rank, "decoded_token": stream.decoded_token(i)}
-                for i, value, rank in zip(entry.ids, entry.logprobs, entry.ranks, strict=True)
-            }
-            for entry in entries
-        ]
-    )
+    return json.dumps([_entry(stream, entry) for entry in entries])
+
+
+def prompt_logprobs_json(stream: Stream) -> str:
+    """The prompt's log-probabilities in the same form, one entry a prompt token (null for the first, which nothing
+    precedes), once; "null" on the other responses and when they were not asked for."""
+    entries, stream.prompt_logprobs = stream.prompt_logprobs, None
+    if entries is None:
+        return "null"
+    return json.dumps([None if entry is None else _entry(stream, entry) for entry in entries])
+
+
+def _entry(stream: Stream, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
+    return {
+        str(i): {"logprob": value, "rank": rank, "decoded_token": stream.decoded_token(i)}
+        for i, value, rank in zip(entry.ids, entry.logprobs, entry.ranks, strict=True)
+    }

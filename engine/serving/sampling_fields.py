@@ -27,7 +27,6 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
     "beam_width": ((1,), "beam search is not implemented: send beam_width 1"),
     "length_penalty": ((1.0,), "length_penalty belongs to beam search, which is not implemented: leave it out"),
     "early_stopping": ((False,), "early_stopping belongs to beam search, which is not implemented: leave it out"),
-    "prompt_logprobs": ((), "prompt_logprobs has no output tensor here: leave it out"),
     "lora_name": ((), LORA_REFUSAL),
     "detokenize": ((True,), "detokenize=false is not implemented: read the token_ids output and ignore the text"),
     "spaces_between_special_tokens": ((True,), "spaces_between_special_tokens=false is not implemented: leave it out"),
@@ -51,7 +50,7 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
     },
 }
 
-_FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams)) - {"prompt_logprobs"}
+_FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams))
 _OFF = {"top_k": -1, "seed": -1}  # vLLM's and TensorRT-LLM's ways to say "not set"
 
 

@@ -66,6 +66,8 @@ class Stream:
             min_tokens=params.min_tokens,
         )
         self._cumulative = 0.0
+        self.num_cached = 0  # prompt tokens found in the prefix cache
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._held: list[Piece] = []
 
     def engine_request(self) -> RequestInput:
@@ -121,6 +123,8 @@ class Stream:
         for event in events:
             token_ids += event.token_ids
             logprobs += event.logprobs or ()
+            self.num_cached = event.num_cached or self.num_cached
+            self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
         last = events[-1]
         reason = last.finish_reason
         if reason in _ENDED_BADLY:
