@@ -24,13 +24,14 @@ def rope_kv_write(
     For a rotated pair (a, b) at angle θ:  a' = a·cos θ − b·sin θ,  b' = b·cos θ + a·sin θ.
     Pairs are (i, i + R/2) or, interleaved, (2i, 2i + 1). Channels past R pass through.
 
-    qkv [T, (H + 2G)·D]; positions [T] int32; slots [T] int64 (block · block_size + offset, negative writes nothing);
+    qkv [T, (H + 2G)·D], rows may stand apart; positions [T] int32; slots [T] int64 (block · block_size + offset,
+    negative writes nothing);
     cos_sin [P, R] float32, cos in the first R/2 columns; k_cache, v_cache [N, G, block_size, D], written in place;
     q_norm, k_norm [D] → q [T, H, D]. Computed in float32, rounded once.
     """
     _, g, block_size, d = k_cache.shape
     t = qkv.shape[0]
-    heads = qkv.view(t, num_heads + 2 * g, d)
+    heads = qkv.reshape(t, num_heads + 2 * g, d)
     q, k, v = heads.split((num_heads, g, g), dim=1)
     angles = cos_sin[positions.long()][:, None]
     cos, sin = angles.chunk(2, dim=-1)

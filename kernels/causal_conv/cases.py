@@ -1,0 +1,47 @@
+"""Cases of the causal convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.mixed import mixed
+from kernels.registry import Case
+from kernels.testing import TOLERANCES, randn
+
+
+def _case(
+    name: str, dtype: torch.dtype, lines: list[tuple[int, int]], channels: int, width: int = 4, small: bool = True
+) -> Case:
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        batch = mixed(device, g, lines)
+        slots = torch.randperm(len(lines) + 1, generator=g, device=g.device)[: len(lines)] + 1
+        return {
+            # Inputs stand beside other columns of a projection.
+            "x": randn(g, device, dtype, batch.num_tokens, channels + 8)[:, :channels],
+            "weight": randn(g, device, dtype, channels, width),
+            "state": randn(g, device, dtype, len(lines) + 2, width - 1, channels),
+            "state_slots": slots.to(device),
+            "query_start": batch.query_start,
+            "context_len": batch.context_len,
+            "num_single": batch.num_single,
+            "max_query": max(batch.counts),
+        }
+
+    tokens = sum(count for count, _ in lines)
+    moved = dtype.itemsize * channels * (2 * tokens + width + 2 * len(lines) * (width - 1))
+    return Case(
+        name, dtype, make, TOLERANCES[dtype], moved, 2 * tokens * channels * width, mutated=("state",), small=small
+    )
+
+
+def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    return [
+        _case("decode", f32, [(1, 1), (1, 2), (1, 9)], 37),
+        _case("mixed lines, shorter than the filter and longer", f32, [(1, 5), (2, 2), (2, 7), (11, 11), (19, 30)], 24),
+        _case("two taps, bfloat16", bf16, [(1, 4), (5, 9)], 40, width=2),
+        _case("64 lines, 8192 channels", bf16, [(1, 1024)] * 64, 8192, small=False),
+        _case("one chunk of 4096, 8192 channels", bf16, [(4096, 4096)], 8192, small=False),
+    ]

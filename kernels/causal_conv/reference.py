@@ -1,0 +1,39 @@
+"""Depthwise causal convolution of a mixed batch, with the inputs it still needs kept a request."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    state: torch.Tensor,
+    state_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    num_single: int,
+    max_query: int,
+) -> torch.Tensor:
+    """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a line; state keeps its last W − 1 inputs.
+
+    Inputs before the line's tokens come from state[state_slots[i]]; a line whose first token is its request's first
+    starts from zeros. Lines of state slot 0 are padding.
+
+    x [T, C]; weight [C, W]; state [S, W − 1, C], written in place; state_slots [B] int64; query_start [B+1],
+    context_len [B] int32 → [T, C] in x's dtype, computed in float32.
+    """
+    out = torch.empty_like(x)
+    starts, lens, slots = query_start.tolist(), context_len.tolist(), state_slots.tolist()
+    width = weight.shape[1]
+    for i, slot in enumerate(slots):
+        lo, hi = starts[i], starts[i + 1]
+        if hi == lo:
+            continue
+        past = state[slot] if lens[i] > hi - lo else torch.zeros_like(state[slot])
+        line = torch.cat((past.to(x.dtype), x[lo:hi]))
+        y = F.conv1d(line.float().T[None], weight.float()[:, None], groups=x.shape[1])[0].T
+        out[lo:hi] = F.silu(y).to(x.dtype)
+        state[slot] = line[line.shape[0] - (width - 1) :].to(state.dtype)
+    return out

@@ -1,0 +1,63 @@
+"""Cases of the gated delta rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.mixed import mixed
+from kernels.registry import Case, Tolerance
+from kernels.testing import TOLERANCES, randn
+
+# A chunk solves a system of its keys: both sides do so in float32, in another order.
+FLOAT32 = Tolerance(max_rel=3e-5, rms=1e-5)
+
+
+def _case(
+    name: str,
+    dtype: torch.dtype,
+    lines: list[tuple[int, int]],
+    key_heads: int,
+    heads: int,
+    dk: int,
+    dv: int,
+    small: bool = True,
+) -> Case:
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        batch = mixed(device, g, lines)
+        t = batch.num_tokens
+        slots = torch.randperm(len(lines) + 1, generator=g, device=g.device)[: len(lines)] + 1
+        return {
+            "qkv": randn(g, device, dtype, t, 2 * key_heads * dk + heads * dv),
+            "a": randn(g, device, dtype, t, heads + 3)[:, :heads],
+            "b": randn(g, device, dtype, t, heads + 3)[:, 3:],
+            "a_log": randn(g, device, torch.float32, heads),
+            "dt_bias": randn(g, device, torch.float32, heads),
+            "state": randn(g, device, torch.float32, len(lines) + 2, heads, dk, dv),
+            "state_slots": slots.to(device),
+            "query_start": batch.query_start,
+            "context_len": batch.context_len,
+            "num_key_heads": key_heads,
+            "num_single": batch.num_single,
+            "max_query": max(batch.counts),
+        }
+
+    tokens = sum(count for count, _ in lines)
+    states = 8 * len(lines) * heads * dk * dv
+    moved = states + dtype.itemsize * tokens * (2 * key_heads * dk + 2 * heads * dv + 2 * heads)
+    tolerance = FLOAT32 if dtype == torch.float32 else TOLERANCES[dtype]
+    return Case(name, dtype, make, tolerance, moved, 6 * tokens * heads * dk * dv, mutated=("state",), small=small)
+
+
+def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    return [
+        _case("decode, one head a key head", f32, [(1, 1), (1, 30)], 2, 2, 16, 16),
+        _case("decode, odd sizes", f32, [(1, 5), (1, 2), (1, 1)], 1, 3, 24, 20),
+        _case("mixed lines", f32, [(1, 9), (3, 3), (5, 40), (32, 32), (45, 60)], 2, 4, 16, 24),
+        _case("mixed lines, bfloat16", bf16, [(1, 9), (40, 70)], 1, 2, 32, 32),
+        _case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], 16, 32, 128, 128, small=False),
+        _case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, 16, 32, 128, 128, small=False),
+        _case("one chunk of 4096, 32 heads of 128 x 128", bf16, [(4096, 4096)], 16, 32, 128, 128, small=False),
+    ]

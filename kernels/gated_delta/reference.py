@@ -1,0 +1,83 @@
+"""Gated delta rule (Yang et al. 2024, arXiv:2412.06464) of a mixed batch, with its state kept a request."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+CHUNK = 64
+
+
+def gated_delta(
+    qkv: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    state_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    num_key_heads: int,
+    num_single: int,
+    max_query: int,
+) -> torch.Tensor:
+    """For each token of a line, a head's state S [Dk, Dv] becomes
+        S ← eᵍ S,   S ← S + k ⊗ β (v − kᵀS),   o = qᵀS / √Dk,
+    with g = −e^a_log · softplus(a + dt_bias), β = sigmoid(b), and q and k divided by their length √(Σx² + 1e-6).
+
+    A line whose first token is its request's first starts from S = 0, another from state[state_slots[i]]; both leave
+    S there. Key head i serves the value heads i·H/Hk … (i+1)·H/Hk − 1. Many tokens are taken in chunks: within one,
+    the updates solve a unit triangular system.
+
+    qkv [T, 2·Hk·Dk + H·Dv] (queries, keys, values); a, b [T, H]; a_log, dt_bias [H]; state [S, H, Dk, Dv] float32,
+    written in place; state_slots [B] int64; query_start [B+1], context_len [B] int32 → [T, H, Dv] in qkv's dtype.
+    Computed in float32.
+    """
+    _, heads, dk, dv = state.shape
+    t = qkv.shape[0]
+    q, k, v = qkv.split((num_key_heads * dk, num_key_heads * dk, heads * dv), dim=-1)
+
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        f = x.float().view(t, num_key_heads, dk)
+        f = f * torch.rsqrt(f.square().sum(dim=-1, keepdim=True) + 1e-6)
+        return f.repeat_interleave(heads // num_key_heads, dim=1).transpose(0, 1)
+
+    q, k = unit(q) * dk**-0.5, unit(k)
+    v = v.float().view(t, heads, dv).transpose(0, 1)
+    g = (-a_log.float().exp() * F.softplus(a.float() + dt_bias.float())).T
+    beta = torch.sigmoid(b.float()).T
+    out = torch.empty(t, heads, dv, dtype=qkv.dtype, device=qkv.device)
+    starts, lens, slots = query_start.tolist(), context_len.tolist(), state_slots.tolist()
+    for i, slot in enumerate(slots):
+        lo, hi = starts[i], starts[i + 1]
+        if hi == lo:
+            continue
+        s = state[slot].clone() if lens[i] > hi - lo else torch.zeros_like(state[slot])
+        for first in range(lo, hi, CHUNK):
+            c = slice(first, min(first + CHUNK, hi))
+            o, s = _chunk(q[:, c], k[:, c], v[:, c], g[:, c], beta[:, c], s)
+            out[c] = o.transpose(0, 1).to(out.dtype)
+        state[slot] = s
+    return out
+
+
+def _chunk(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, s: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One chunk of C tokens of every head: q, k [H, C, Dk], v [H, C, Dv], g, beta [H, C], s [H, Dk, Dv] → o and s.
+
+    With G the running sum of g, the write of token i is
+        u_i = β_i (v_i − e^{G_i} k_iᵀS − Σ_{j<i} e^{G_i − G_j} (k_i·k_j) u_j),
+    a unit lower triangular system in u.
+    """
+    total = g.cumsum(dim=-1)
+    decay = (total[:, :, None] - total[:, None]).tril().exp().tril()
+    system = (beta[..., None] * (k @ k.transpose(1, 2)) * decay).tril(-1)
+    wanted = beta[..., None] * (v - total.exp()[..., None] * (k @ s))
+    u = torch.linalg.solve_triangular(
+        system + torch.eye(k.shape[1], device=k.device), wanted, upper=False, unitriangular=True
+    )
+    o = total.exp()[..., None] * (q @ s) + (q @ k.transpose(1, 2) * decay) @ u
+    last = total[:, -1:]
+    return o, last.exp()[..., None] * s + (k * (last - total).exp()[..., None]).transpose(1, 2) @ u

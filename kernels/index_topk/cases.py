@@ -1,0 +1,55 @@
+"""Cases of the indexer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.mixed import kept, mixed
+from kernels.registry import Case
+from kernels.testing import EXACT, randn
+
+
+def _case(
+    name: str,
+    dtype: torch.dtype,
+    lines: list[tuple[int, int]],
+    heads: int,
+    dim: int,
+    ratio: int,
+    top_k: int,
+    block_size: int,
+    small: bool = True,
+) -> Case:
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        batch = mixed(device, g, lines, block_size)
+        known = [length // ratio for length in batch.contexts]
+        return {
+            "q": randn(g, device, dtype, batch.num_tokens, heads, dim),
+            "weights": randn(g, device, dtype, batch.num_tokens, heads),
+            "cache": kept(device, g, dtype, batch, block_size // ratio, dim, known),
+            "block_table": batch.block_table,
+            "query_start": batch.query_start,
+            "context_len": batch.context_len,
+            "ratio": ratio,
+            "top_k": top_k,
+            "scale": (heads * dim) ** -0.5,
+            **batch.bounds(),
+        }
+
+    tokens = sum(count for count, _ in lines)
+    pairs = sum(count * length // ratio for count, length in lines)
+    entries = sum(length // ratio for _, length in lines)
+    moved = dtype.itemsize * (tokens * heads * (dim + 1) + entries * dim) + 4 * tokens * top_k
+    return Case(name, dtype, make, EXACT, moved, 2 * pairs * heads * (dim + 1), small=small)
+
+
+def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    return [
+        _case("fewer entries than places", f32, [(1, 3), (1, 9), (6, 6)], 3, 16, 4, 8, 16),
+        _case("more entries than places", f32, [(1, 40), (5, 64)], 4, 16, 4, 3, 16),
+        _case("no entry yet", f32, [(1, 1), (2, 2)], 2, 16, 4, 3, 16),
+        _case("64 lines of 4096, 512 kept", bf16, [(1, 4096)] * 64, 64, 128, 4, 512, 128, small=False),
+    ]

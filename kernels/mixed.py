@@ -1,0 +1,89 @@
+"""Inputs that cases of stateful ops share: a mixed batch of lines over a pool of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Lines with counts[i] new tokens after contexts[i] − counts[i] known ones; lines of one token come first."""
+
+    counts: tuple[int, ...]
+    contexts: tuple[int, ...]
+    block_size: int
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    positions: torch.Tensor
+    block_table: torch.Tensor
+    slots: torch.Tensor
+
+    @property
+    def num_single(self) -> int:
+        return sum(count == 1 for count in self.counts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(-(-length // self.block_size) for length in self.contexts) + 1
+
+    def bounds(self) -> dict[str, int]:
+        return {"num_single": self.num_single, "max_query": max(self.counts), "max_context": max(self.contexts)}
+
+
+def mixed(
+    device: torch.device, generator: torch.Generator, lines: Sequence[tuple[int, int]], block_size: int = 16
+) -> Mixed:
+    """lines are (new tokens, tokens in all). Blocks are dealt out in random order and block 0 to nobody."""
+    counts, contexts = tuple(count for count, _ in lines), tuple(length for _, length in lines)
+    needed = [-(-length // block_size) for length in contexts]
+    order = torch.randperm(sum(needed), generator=generator, device=generator.device).cpu() + 1
+    table = torch.zeros(len(lines), max(needed), dtype=torch.int32)
+    for i, blocks in enumerate(order.split(needed)):
+        table[i, : len(blocks)] = blocks.int()
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    positions = torch.cat([torch.arange(length - count, length) for count, length in lines])
+    line_of = torch.repeat_interleave(torch.arange(len(lines)), torch.tensor(counts))
+    slots = table[line_of, positions // block_size].long() * block_size + positions % block_size
+    return Mixed(
+        counts,
+        contexts,
+        block_size,
+        starts.int().to(device),
+        torch.tensor(contexts, dtype=torch.int32, device=device),
+        positions.int().to(device),
+        table.to(device),
+        slots.to(device),
+    )
+
+
+def cos_sin(device: torch.device, length: int, rotary_dim: int, theta: float = 10000.0) -> torch.Tensor:
+    """A plain rotary table [length, rotary_dim], cos first."""
+    frequency = theta ** (-torch.arange(0, rotary_dim, 2, device=device) / rotary_dim)
+    angles = torch.arange(length, device=device)[:, None] * frequency[None]
+    return torch.cat((angles.cos(), angles.sin()), dim=1).float()
+
+
+def kept(
+    device: torch.device,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    batch: Mixed,
+    entries: int,
+    dim: int,
+    known: Sequence[int],
+) -> torch.Tensor:
+    """A cache [blocks, entries a block, dim] with the first known[i] entries of each line; NaN everywhere else."""
+    cache = torch.full((batch.num_blocks, entries, dim), float("nan"), dtype=dtype, device=device)
+    for line, count in enumerate(known):
+        drawn = torch.randn(count, dim, generator=generator, device=generator.device).to(device=device, dtype=dtype)
+        for first in range(0, count, entries):
+            part = drawn[first : first + entries]
+            cache[int(batch.block_table[line, first // entries]), : len(part)] = part
+    return cache

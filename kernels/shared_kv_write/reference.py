@@ -1,0 +1,42 @@
+"""Query and key norm, rotary embedding of the last channels and the write into a cache of one vector a token."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rotate_tail(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [..., D] float32 with its last R channels turned in pairs (2i, 2i + 1); cos and sin [..., R/2]."""
+    plain = x.shape[-1] - 2 * cos.shape[-1]
+    a, b = x[..., plain::2], x[..., plain + 1 :: 2]
+    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    return torch.cat((x[..., :plain], turned), dim=-1)
+
+
+def shared_kv_write(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    cache: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """cache[slot] = turned(rms_norm(kv) ∘ norm);  returns turned(rms_norm(q)), a head at a time and without weight.
+
+    q [T, H, D]; kv [T, D], key and value at once; positions [T] int32; slots [T] int64, negative writes nothing;
+    cos_sin [*, R] float32, cos first, turns the last R channels in pairs (2i, 2i + 1); cache [N, block_size, D],
+    written in place; norm [D] → [T, H, D]. Computed in float32, rounded once.
+    """
+    cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)
+
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        f = x.float()
+        return f * torch.rsqrt(f.square().mean(dim=-1, keepdim=True) + eps)
+
+    live = slots >= 0
+    places = slots[live]
+    entry = rotate_tail(unit(kv) * norm.float(), cos, sin)
+    cache[places // cache.shape[1], places % cache.shape[1]] = entry[live].to(cache.dtype)
+    return rotate_tail(unit(q), cos[:, None], sin[:, None]).to(q.dtype)

@@ -1,0 +1,76 @@
+"""Cases of attention over a window and compressed entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.mixed import cos_sin, kept, mixed
+from kernels.registry import Case
+from kernels.testing import TOLERANCES, randn
+
+
+def _case(
+    name: str,
+    dtype: torch.dtype,
+    lines: list[tuple[int, int]],
+    heads: int,
+    dim: int,
+    rope: int,
+    window: int,
+    block_size: int,
+    ratio: int = 0,
+    chosen: int = 0,
+    small: bool = True,
+) -> Case:
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        batch = mixed(device, g, lines, block_size)
+        made: dict[str, Any] = {
+            "q": randn(g, device, dtype, batch.num_tokens, heads, dim),
+            "cache": kept(device, g, dtype, batch, block_size, dim, batch.contexts),
+            "block_table": batch.block_table,
+            "query_start": batch.query_start,
+            "context_len": batch.context_len,
+            "positions": batch.positions,
+            "cos_sin": cos_sin(device, max(batch.contexts), rope),
+            "sinks": randn(g, device, torch.float32, heads),
+            "scale": dim**-0.5,
+            "window": window,
+            **batch.bounds(),
+        }
+        if ratio:
+            known = [length // ratio for length in batch.contexts]
+            made["entries"] = kept(device, g, dtype, batch, block_size // ratio, dim, known)
+            made["entry_table"] = batch.block_table
+            made["ratio"] = ratio
+        if chosen:
+            most = max(max(batch.contexts) // ratio, chosen)
+            ready = (batch.positions.long() + 1) // ratio
+            order = torch.rand(batch.num_tokens, most, generator=g, device=g.device).to(device).argsort(dim=-1)
+            order = order[:, :chosen]
+            kept_first = torch.where(order < ready[:, None], order, -1)
+            made["chosen"] = kept_first.sort(dim=-1, descending=True).values.int()
+        return made
+
+    tokens = sum(count for count, _ in lines)
+    extra = [min(chosen or length, length // ratio) if ratio else 0 for _, length in lines]
+    read = sum(min(length, window + count) + more for (count, length), more in zip(lines, extra, strict=True))
+    pairs = sum(count * (min(length, window) + more) for (count, length), more in zip(lines, extra, strict=True))
+    moved = dtype.itemsize * dim * (read + 2 * tokens * heads)
+    return Case(name, dtype, make, TOLERANCES[dtype], moved, 4 * pairs * heads * dim, small=small)
+
+
+def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    lines = [(1, 1), (1, 30), (1, 64), (5, 5), (7, 50)]
+    many = [(1, 4096)] * 64
+    return [
+        _case("window alone", f32, lines, 3, 24, 8, 12, 16),
+        _case("every entry", f32, lines, 4, 32, 16, 12, 16, ratio=16),
+        _case("chosen entries", f32, lines, 4, 32, 16, 12, 16, ratio=4, chosen=6),
+        _case("chosen entries, bfloat16", bf16, [(1, 40), (3, 20)], 20, 32, 16, 8, 16, ratio=4, chosen=5),
+        _case("64 lines of 4096, window", bf16, many, 64, 512, 64, 128, 128, small=False),
+        _case("64 lines of 4096, ratio 128", bf16, many, 64, 512, 64, 128, 128, ratio=128, small=False),
+        _case("64 lines of 4096, 512 of ratio 4", bf16, many, 64, 512, 64, 128, 128, ratio=4, chosen=512, small=False),
+    ]

@@ -1,0 +1,56 @@
+"""Where kernels run in these tests: compiled on a GPU when there is one, else under Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def _complete_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as bare uint16: it multiplies those as integers and truncates when it casts."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def widen(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widen(a), widen(b), *rest)
+
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
+            return cast(self, source, target)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16)
+        return interpreter.TensorHandle(rounded.numpy().view(np.uint16).reshape(source.data.shape), tl.bfloat16)
+
+    patch.setattr(builder, "create_dot", create_dot)
+    patch.setattr(builder, "cast_impl", cast_impl)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _where_kernels_run(device: torch.device) -> Iterator[None]:
+    """Kernels are bound to the interpreter when their module is first imported, so the ops import them lazily."""
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type == "cpu":
+            patch.setenv("TRITON_INTERPRET", "1")
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            _complete_bfloat16(patch)
+            yield
+            torch.set_num_threads(threads)
+        else:
+            yield
