@@ -113,6 +113,8 @@ class EngineLoop:
             while not self._stopping:
                 inflight = self.iterate(inflight)
                 if inflight is None and not self.scheduler.has_work:
+                    while not self._inbox and not self._stopping and self._runner.idle():
+                        pass
                     with self._wake:
                         self._wake.wait_for(lambda: self._inbox or self._stopping)
             if inflight is not None:

@@ -16,6 +16,7 @@ from engine.models import registry
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
+from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
 from engine.runner.runner import DeviceRunner
 from engine.weights import dummy, loader
@@ -47,7 +48,9 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
         unused = ("lm_head.weight",) if model.tied else ()
         report = None if progress is None else lambda done, total: progress("weights", done, total)
         loader.load(parameters, Checkpoint.open(config.model), family.rules(model), unused, report)
-    return _with_pools(config, build, decoder)
+    runner = _with_pools(config, build, decoder)
+    _capture_first(runner, progress)
+    return runner
 
 
 def _with_pools(config: EngineConfig, build: Build, decoder: Decoder) -> DeviceRunner:
@@ -59,14 +62,27 @@ def _with_pools(config: EngineConfig, build: Build, decoder: Decoder) -> DeviceR
         activations = _profile(_runner(config, build, decoder, smallest), config, build)
     room = free_bytes(build.device, config.cache, activations)
     pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
-    return _runner(config, build, decoder, pool)
+    graphs = config.runtime.graphs and build.device.type == "cuda"
+    return _runner(config, build, decoder, pool, CudaCapture(build.device) if graphs else None)
 
 
-def _runner(config: EngineConfig, build: Build, decoder: Decoder, pool: PoolSpec) -> DeviceRunner:
+def _capture_first(runner: DeviceRunner, progress: Progress | None) -> None:
+    """Make the graphs that the first requests need. This also compiles the kernels of decode steps."""
+    shapes = [] if runner.graphs is None else runner.graphs.first
+    for done, shape in enumerate(shapes):
+        runner.warm(shape)
+        if progress is not None:
+            progress("graphs", done + 1, len(shapes))
+
+
+def _runner(
+    config: EngineConfig, build: Build, decoder: Decoder, pool: PoolSpec, capture: Capture | None = None
+) -> DeviceRunner:
     info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids)
     caches = CacheTensors(pool, len(decoder.layers), build.dtype, build.device)
     scheduler = config.scheduler
-    return DeviceRunner(decoder, caches, info, build.ops, scheduler.max_rows, scheduler.token_budget, build.device)
+    limits = (scheduler.max_rows, scheduler.token_budget)
+    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture)
 
 
 def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:

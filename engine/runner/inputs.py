@@ -55,19 +55,20 @@ class Inputs:
         self._pool = pool
         self._cuda = device.type == "cuda"
         self._device = device
-        size = sum(_sections(max_lines, max_tokens)) + CHANGE_WORDS
+        # one line more for the dummy line that pads a prompt
+        size = sum(_sections(max_lines + 1, max_tokens)) + CHANGE_WORDS
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(1 + self._cuda)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
         self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
 
-    def stage(self, plan: StepPlan, padded_lines: int | None = None) -> StepShape:
+    def stage(self, plan: StepPlan, padded: StepShape | None = None) -> StepShape:
         """Send a plan's numbers and its changes of the tables to the device.
 
-        `padded_lines` adds dummy lines of one token up to that many; the plan must then hold single-token lines only.
+        `padded` is a shape to fill up with dummy lines: of one token each, but for the last, which takes what is left.
         """
-        step, shape = self._pack(plan, padded_lines or len(plan.rows))
+        step, shape = self._pack(plan, padded)
         changes = [self._tables.start(start) for start in plan.starts]
         if plan.block_writes:
             changes.append(self._tables.block_writes(plan.block_writes))
@@ -94,28 +95,30 @@ class Inputs:
         _join(changes, host.numpy())
         return host.to(self._device, non_blocking=True)
 
-    def _pack(self, plan: StepPlan, num_lines: int) -> tuple[Words, StepShape]:
+    def _pack(self, plan: StepPlan, padded: StepShape | None) -> tuple[Words, StepShape]:
         rows, first, count = (np.asarray(part, np.int32) for part in (plan.rows, plan.first, plan.count))
         out_rows = np.where(np.asarray(plan.samples, bool), rows, self._tables.dummy)
+        num_lines = len(rows) if padded is None else padded.lines
         pad = num_lines - len(rows)
-        if pad:
-            assert pad > 0
-            assert plan.num_tokens == len(plan.rows), "only steps of single tokens are padded"
+        if padded is not None and pad:
+            spare = np.ones(pad, np.int32)
+            spare[-1] = padded.tokens - plan.num_tokens - (pad - 1)
             dummy = np.full(pad, self._tables.dummy, np.int32)
             rows, out_rows = np.concatenate((rows, dummy)), np.concatenate((out_rows, dummy))
-            first, count = np.pad(first, (0, pad)), np.pad(count, (0, pad), constant_values=1)
+            first, count = np.pad(first, (0, pad)), np.concatenate((count, spare))
         start = np.concatenate(([0], np.cumsum(count)))
         lines = np.repeat(np.arange(num_lines), count)
         positions = np.arange(start[-1]) - np.repeat(start[:-1] - first, count)
         held = first + count
         step = np.concatenate((start, held, rows, out_rows, start[1:] - 1, positions, lines)).astype(np.int32)
-        shape = StepShape(
+        shape = padded or StepShape(
             lines=num_lines,
             tokens=int(start[-1]),
             num_single=int((count == 1).sum()),
             max_query=int(count.max()),
             max_context=int(held.max()),
         )
+        assert (shape.lines, shape.tokens) == (num_lines, start[-1])
         return step, shape
 
     def batch(self, shape: StepShape) -> tuple[DeviceBatch, Lines]:

@@ -13,6 +13,7 @@ import torch
 from engine.cache.tensors import CacheTensors
 from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
+from engine.runner.graphs import Capture, StepGraphs
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
 from engine.runner.tables import RowTables
@@ -27,7 +28,10 @@ PROMPT_CHUNK = 256
 
 
 class DeviceRunner:
-    """One device, one model, one pool. Every method must be called from one thread."""
+    """One device, one model, one pool. Every method must be called from one thread.
+
+    capture makes graphs of steps; None runs every step eagerly.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class DeviceRunner:
         max_rows: int,
         token_budget: int,
         device: torch.device,
+        capture: Capture | None = None,
     ) -> None:
         self._decoder = decoder
         self._caches = caches
@@ -50,6 +55,9 @@ class DeviceRunner:
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
+        self._graphs: StepGraphs | None = None
+        if capture is not None:
+            self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len)
 
     @property
     def info(self) -> RunnerInfo:
@@ -60,10 +68,15 @@ class DeviceRunner:
         """Enqueue a step. The plan's lines must fit the engine's max_rows and token_budget."""
         for start in plan.starts:
             self._start(start)
-        shape = self._inputs.stage(plan)
-        self._caches.copy_states(plan.state_copies)
         wishes, wanted = self._wishes(plan)
-        x, drawn = self.compute(shape, wishes, [a + b for a, b in zip(plan.first, plan.count, strict=True)])
+        padded = self._graphs.fit(plan) if self._graphs is not None and wishes.plain else None
+        shape = self._inputs.stage(plan, padded)
+        self._caches.copy_states(plan.state_copies)
+        if self._graphs is not None and padded is not None:
+            x, drawn = self._graphs.run(padded)
+        else:
+            lengths = [a + b for a, b in zip(plan.first, plan.count, strict=True)]
+            x, drawn = self.compute(shape, wishes, lengths)
         parts, prompts = self._prompt_logprobs(plan, x)
         outputs = [drawn.tokens.int(), *(drawn.logprobs or ()), *parts]
         return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts)
@@ -84,11 +97,34 @@ class DeviceRunner:
         tokens[lines.out_rows, lines.lengths] = drawn.tokens.clamp(min=0).int()
         return x, drawn
 
+    @property
+    def graphs(self) -> StepGraphs | None:
+        """Graphs of steps, when they are on."""
+        return self._graphs
+
+    def idle(self) -> bool:
+        """Make one more graph ahead of its use. False when there is none to make."""
+        shape = None if self._graphs is None else self._graphs.missing
+        if shape is None:
+            return False
+        self.warm(shape)
+        return True
+
+    @torch.inference_mode()
+    def warm(self, shape: StepShape) -> None:
+        """Make the graph of a shape, by a step of dummy lines."""
+        assert self._graphs is not None
+        dummy = self._tables.dummy
+        count = [1] * shape.lines if shape.num_single else [shape.tokens - 1, 1]
+        plan = StepPlan(0, [dummy] * shape.lines, [0] * shape.lines, count, [False] * shape.lines)
+        self._inputs.stage(plan, shape)
+        self._graphs.run(shape)
+
     def close(self) -> None:
         """Free the device memory. The runner cannot be used afterwards."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits"):
+        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_graphs"):
             delattr(self, name)
         gc.collect()
         if self._device.type == "cuda":

@@ -114,6 +114,9 @@ class ScriptedRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    def idle(self) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> Pending:
         if plan.step == self._fail_step:
             raise RuntimeError("the device is gone")

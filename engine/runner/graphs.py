@@ -1,0 +1,118 @@
+"""CUDA graphs of the steps that are short on the GPU: decode steps, and the prompt of one request.
+
+A graph is made for a shape, and a step is padded up to the next shape there is: decode steps by dummy lines of one
+token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
+are the reserved block 0. What varies between replays (lengths, ids, tables) is read from the device.
+
+A shape's first step runs eagerly, which compiles what it needs, and is captured after. A few shapes are made at start,
+the rest when the engine is idle, or when a step needs one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from engine.core.plan import StepPlan
+from engine.runner.inputs import StepShape
+from engine.sampling.sampler import Drawn
+
+# Lines of a decode step: dense, because a padded line costs its share of the step.
+LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
+# Tokens of a lone prompt. From about 512 on the GPU takes longer than the host needs to launch its kernels.
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+# Made before the engine is ready.
+FIRST_LINES = (1, 2, 4, 8)
+FIRST_TOKENS = (128,)
+
+Outcome = tuple[torch.Tensor, Drawn]
+Compute = Callable[[StepShape], Outcome]
+Replay = Callable[[], Outcome]
+Capture = Callable[[Compute, StepShape], Replay]
+
+
+class CudaCapture:
+    """Turns a computation into a graph that shares its memory with the others: one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, compute: Compute, shape: StepShape) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            # Not torch.cuda.graph(): it collects garbage and empties the allocator's cache each time.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            outcome = compute(shape)
+            graph.capture_end()
+        current.wait_stream(self._stream)
+
+        def replay() -> Outcome:
+            graph.replay()
+            return outcome
+
+        return replay
+
+
+class StepGraphs:
+    """Graphs by shape. `max_lines` and `max_tokens` bound a step, `max_context` a request.
+
+    compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        capture: Capture,
+        max_lines: int,
+        max_tokens: int,
+        max_context: int,
+    ) -> None:
+        self._compute = compute
+        self._capture = capture
+        self._max_context = max_context
+        self._lines = sorted({*(n for n in LINES if n < max_lines), min(max_lines, LINES[-1])})
+        self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_lines > 1 else []
+        self._replays: dict[StepShape, Replay] = {}
+
+    def fit(self, plan: StepPlan) -> StepShape | None:
+        """The shape to pad the plan to, or None when no graph is made for its kind of step."""
+        lines, tokens = len(plan.rows), plan.num_tokens
+        if tokens == lines:
+            at = bisect_left(self._lines, lines)
+            return self.decode(self._lines[at]) if at < len(self._lines) else None
+        if lines == 1:
+            at = bisect_left(self._tokens, tokens)
+            return self.prompt(self._tokens[at]) if at < len(self._tokens) else None
+        return None
+
+    def decode(self, lines: int) -> StepShape:
+        return StepShape(lines, lines, num_single=lines, max_query=1, max_context=self._max_context)
+
+    def prompt(self, tokens: int) -> StepShape:
+        return StepShape(2, tokens, num_single=0, max_query=tokens, max_context=self._max_context)
+
+    def run(self, shape: StepShape) -> Outcome:
+        """Run the staged step of that shape: its outputs stay valid until the next step runs."""
+        replay = self._replays.get(shape)
+        if replay is not None:
+            return replay()
+        outcome = self._compute(shape)
+        self._replays[shape] = self._capture(self._compute, shape)
+        return outcome
+
+    @property
+    def first(self) -> list[StepShape]:
+        """Shapes to make before the first request."""
+        lines = [n for n in self._lines if n in FIRST_LINES]
+        return [self.decode(n) for n in lines] + [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
+
+    @property
+    def missing(self) -> StepShape | None:
+        """The next shape that is worth making ahead of its use."""
+        shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
+        return next((shape for shape in shapes if shape not in self._replays), None)

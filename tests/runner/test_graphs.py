@@ -1,0 +1,168 @@
+"""Graphs pad steps to shapes; padding must not change a token, and every shape must be captured once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.core.plan import BlockWrite, RowStart, StepPlan
+from engine.runner import build
+from engine.runner.graphs import Compute, Outcome, Replay, StepGraphs
+from engine.runner.inputs import StepShape
+from engine.runner.runner import DeviceRunner
+from engine.types import SamplingParams
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+}
+BLOCK = 16
+BLOCKS_A_ROW = 10
+
+
+class Recorder:
+    """Stands in for a CUDA capture: a replay computes the shape again, on what is staged by then."""
+
+    def __init__(self) -> None:
+        self.captured: list[StepShape] = []
+        self.replayed: list[StepShape] = []
+
+    def __call__(self, compute: Compute, shape: StepShape) -> Replay:
+        self.captured.append(shape)
+
+        def replay() -> Outcome:
+            self.replayed.append(shape)
+            return compute(shape)
+
+        return replay
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    return folder
+
+
+def make_runner(checkpoint: Path, recorder: Recorder | None, max_rows: int = 16) -> DeviceRunner:
+    config = EngineConfig(
+        model=str(checkpoint),
+        load_format="dummy",
+        scheduler=SchedulerConfig(max_rows=max_rows, token_budget=512),
+        cache=CacheConfig(block_size=BLOCK, num_blocks=1 + max_rows * BLOCKS_A_ROW),
+        runtime=RuntimeConfig(device="cpu"),
+    )
+    runner = build.build_runner(config)
+    if recorder is not None:
+        runner._graphs = StepGraphs(runner.compute, recorder, max_rows, 512, runner.info.max_model_len)
+    return runner
+
+
+def greedy(runner: DeviceRunner, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    """Each prompt alone in a step of its own, then all of them together, token by token."""
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    tokens = []
+    for row, prompt in enumerate(prompts):
+        blocks = tuple(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW))
+        plan = StepPlan(
+            row,
+            [row],
+            [0],
+            [len(prompt)],
+            [True],
+            starts=[RowStart(row, prompt, len(prompt), params)],
+            block_writes=[BlockWrite(0, row, 0, blocks)],
+        )
+        tokens.append(list(runner.launch(plan).wait().tokens))
+    lengths = [len(prompt) for prompt in prompts]
+    rows = list(range(len(prompts)))
+    for step in range(steps):
+        first = [length + step for length in lengths]
+        drawn = runner.launch(StepPlan(100 + step, rows, first, [1] * len(rows), [True] * len(rows))).wait().tokens
+        for row, token in enumerate(drawn):
+            tokens[row].append(token)
+    return tokens
+
+
+def prompts(count: int, generator: torch.Generator) -> list[list[int]]:
+    lengths = [16, 17, 40, 64, 96, 5, 1, 31, 33, 90][:count]
+    return [torch.randint(0, 320, (n,), generator=generator).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize(("lines", "shape"), [(9, 16), (5, 8), (3, 4), (8, 8), (1, 1)])
+def test_padded_steps_draw_the_same_tokens(checkpoint: Path, lines: int, shape: int) -> None:
+    given = prompts(lines, torch.Generator().manual_seed(lines))
+    recorder = Recorder()
+    padded = greedy(make_runner(checkpoint, recorder), given, steps=6)
+    assert padded == greedy(make_runner(checkpoint, None), given, steps=6)
+    assert recorder.captured[-1] == StepShape(shape, shape, shape, 1, 256)
+    assert len(recorder.replayed) >= 5
+    assert len(set(recorder.captured)) == len(recorder.captured)
+
+
+def test_a_prompt_is_padded_by_a_dummy_line(checkpoint: Path) -> None:
+    recorder = Recorder()
+    greedy(make_runner(checkpoint, recorder), prompts(5, torch.Generator().manual_seed(0)), steps=0)
+    assert [(s.lines, s.tokens, s.num_single) for s in recorder.captured] == [
+        (2, 16, 0),
+        (2, 32, 0),
+        (2, 64, 0),
+        (2, 96, 0),
+    ]
+
+
+def test_rows_past_the_largest_shape_and_several_prompts_run_eagerly(checkpoint: Path) -> None:
+    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256)
+    assert graphs.fit(StepPlan(0, list(range(12)), [5] * 12, [1] * 12, [True] * 12)) == graphs.decode(12)
+    assert graphs.fit(StepPlan(0, [0, 1], [0, 0], [7, 9], [True, True])) is None
+    assert graphs.fit(StepPlan(0, [0, 1], [9, 0], [1, 9], [True, True])) is None
+    assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
+
+
+def test_a_step_that_edits_logits_is_not_replayed(checkpoint: Path) -> None:
+    recorder = Recorder()
+    runner = make_runner(checkpoint, recorder)
+    params = msgspec.structs.replace(SamplingParams(temperature=0.0), logit_bias={7: 100.0})
+    plan = StepPlan(
+        0,
+        [0],
+        [0],
+        [1],
+        [True],
+        starts=[RowStart(0, [3], 1, params)],
+        block_writes=[BlockWrite(0, 0, 0, (1,))],
+    )
+    assert runner.launch(plan).wait().tokens == [7]
+    assert recorder.captured == []
+
+
+def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
+    recorder = Recorder()
+    runner = make_runner(checkpoint, recorder)
+    while runner.idle():
+        pass
+    assert runner.graphs is not None
+    assert len(recorder.captured) == len(set(recorder.captured))
+    assert set(runner.graphs.first) <= set(recorder.captured)
+    assert {s.lines for s in recorder.captured if s.num_single} == {1, 2, 4, 8, 16}
