@@ -19,11 +19,11 @@ class Attention(nn.Module):
 
     def __init__(self, config: AttentionConfig, build: Build) -> None:
         super().__init__()
-        if config.gated:
-            raise NotImplementedError("attention with an output gate is not implemented")
         self.config = config
         hidden, d = build.config.hidden, config.head_dim
-        self.qkv = Linear(hidden, (config.num_heads + 2 * config.num_kv_heads) * d, build, config.bias)
+        # The gate stands behind q, k and v.
+        self._sizes = ((config.num_heads + 2 * config.num_kv_heads) * d, config.num_heads * d if config.gated else 0)
+        self.qkv = Linear(hidden, sum(self._sizes), build, config.bias)
         self.out = Linear(config.num_heads * d, hidden, build, config.output_bias)
         self.q_norm = build.empty(d) if config.qk_norm else None
         self.k_norm = build.empty(d) if config.qk_norm else None
@@ -44,8 +44,9 @@ class Attention(nn.Module):
         """x, residual [T, hidden] → [T, hidden]. Writes the step's keys and values into the cache."""
         (cache,) = caches
         assert isinstance(cache, PagedCache)
+        qkv, gate = self.qkv(x, norm=norm).split(self._sizes, dim=-1)
         q = self._ops.rope_kv_write(
-            self.qkv(x, norm=norm),
+            qkv,
             batch.positions,
             batch.slots[cache.group],
             self._rope,
@@ -72,4 +73,7 @@ class Attention(nn.Module):
             window=self.config.window,
             softcap=self.config.softcap,
         )
-        return self.out(o.flatten(1), residual=residual)
+        o = o.flatten(1)
+        if self.config.gated:
+            o = self._ops.sigmoid_gate(o, gate)
+        return self.out(o, residual=residual)

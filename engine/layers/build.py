@@ -30,10 +30,12 @@ class Build:
     def dtype_bytes(self) -> int:
         return self.dtype.itemsize
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
-        """A parameter to be filled by the loader; it has no memory yet."""
+    def empty(self, *shape: int, dtype: torch.dtype | None = None, below: int | None = None) -> torch.nn.Parameter:
+        """A parameter to be filled by the loader; it has no memory yet. `below` bounds the values of a table of ids."""
         tensor = torch.empty(shape, dtype=dtype or self.dtype, device="meta")
-        return torch.nn.Parameter(tensor, requires_grad=False)
+        parameter = torch.nn.Parameter(tensor, requires_grad=False)
+        parameter.below = below  # type: ignore[attr-defined]
+        return parameter
 
     def rope(self, config: RopeConfig | None, head_dim: int) -> torch.Tensor:
         """The cos and sin table [max_model_len, rotary_dim], shared by layers of equal config."""

@@ -24,7 +24,7 @@ class Mlp(nn.Module):
         self.down = Linear(inner, hidden, build, config.bias)
 
     def forward(
-        self, x: torch.Tensor, norm: RmsNorm, batch: DeviceBatch, residual: torch.Tensor | None
+        self, x: torch.Tensor, norm: RmsNorm | None, batch: DeviceBatch, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        """x, residual [T, hidden] → [T, hidden]."""
+        """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
         return self.down(self.gate_up(x, norm=norm), residual=residual)

@@ -11,10 +11,11 @@ from engine.layers.build import Build
 class RmsNorm(nn.Module):
     """y = x / rms(x) * (weight + offset). A projection may take the norm in instead (`Linear.forward`)."""
 
-    def __init__(self, size: int, build: Build) -> None:
+    def __init__(self, size: int, build: Build, eps: float | None = None) -> None:
+        """eps None takes the model's."""
         super().__init__()
         self.weight = build.empty(size)
-        self.eps = build.config.norm.eps
+        self.eps = build.config.norm.eps if eps is None else eps
         self.offset = build.config.norm.offset
         self._op = build.ops.rms_norm
 

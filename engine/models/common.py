@@ -6,6 +6,8 @@ A family file composes these; it says only what is its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from engine.models.config import (
@@ -14,11 +16,12 @@ from engine.models.config import (
     LayerConfig,
     MlpConfig,
     ModelConfig,
+    MoeConfig,
     NormConfig,
     RopeConfig,
 )
 from engine.models.reader import ConfigError, Reader
-from engine.weights.rules import Rule, concat
+from engine.weights.rules import Rule, concat, stack, stack_concat
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -71,6 +74,8 @@ def _scaled_rope(reader: Reader, head_dim: int, max_position: int, interleaved: 
         numbers["attention_factor"] = _yarn_attention_factor(reader, factor)
     # DeepSeek and Qwen repeat these beside a scaling that does not use them.
     reader.skip("original_max_position_embeddings", "finetuned", "factor")
+    # Time, height and width of a text token are the same position, however the channels are dealt out to them.
+    reader.skip("mrope_section", "mrope_interleaved")
     reader.finish()
     return RopeConfig(
         theta=theta,
@@ -114,8 +119,10 @@ def activation(reader: Reader, key: str = "hidden_act") -> Activation:
     return ACTIVATIONS[reader.require(key, *ACTIVATIONS)]
 
 
-def attention(reader: Reader, *, qk_norm: bool = False, window: int | None = None) -> AttentionConfig:
-    """Grouped-query attention as Llama and its kin write it."""
+def attention(
+    reader: Reader, *, qk_norm: bool = False, window: int | None = None, rotary: RopeConfig | None = None
+) -> AttentionConfig:
+    """Grouped-query attention as Llama and its kin write it. `rotary` None reads it from the config."""
     heads = reader.read(int, "num_attention_heads")
     head_dim = reader.read(int, "head_dim", reader.read(int, "hidden_size") // heads)
     bias = reader.read(bool, "attention_bias", False)
@@ -124,7 +131,7 @@ def attention(reader: Reader, *, qk_norm: bool = False, window: int | None = Non
         num_kv_heads=reader.read(int, "num_key_value_heads", heads),
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        rope=rope(reader, head_dim),
+        rope=rope(reader, head_dim) if rotary is None else rotary,
         qk_norm=qk_norm,
         bias=bias,
         output_bias=bias,
@@ -175,6 +182,31 @@ def decoder(reader: Reader, family: str, layers: tuple[LayerConfig, ...], rotary
     )
 
 
+def num_experts(reader: Reader, *keys: str) -> int:
+    """The count of routed experts, which releases of transformers keep under different keys."""
+    said = {value for key in keys if (value := reader.optional(int, key)) is not None}
+    if len(said) != 1:
+        raise ConfigError(f"{reader.where} must give one of {', '.join(keys)}; it gives {len(said)} different values")
+    return said.pop()
+
+
+def layer_types(reader: Reader, kinds: tuple[str, str], every_key: str, every: int) -> list[str]:
+    """The kind of each layer: listed, or the second kind in each `every_key`-th layer and the first elsewhere.
+
+    Raises ConfigError for a kind that is none of `kinds` and for a list of another length.
+    """
+    every, count = reader.read(int, every_key, every), num_layers(reader)
+    listed = reader.read(list, "layer_types", [kinds[(i + 1) % every == 0] for i in range(count)])
+    unknown = sorted(set(map(str, listed)) - set(kinds))
+    if unknown:
+        raise ConfigError(
+            f"{reader.where}: layer_types holds {', '.join(unknown)}, not implemented; implemented: {', '.join(kinds)}"
+        )
+    if len(listed) != count:
+        raise ConfigError(f"{reader.where}: layer_types holds {len(listed)} kinds for {count} layers")
+    return listed
+
+
 def num_layers(reader: Reader) -> int:
     return reader.read(int, "num_hidden_layers")
 
@@ -219,21 +251,47 @@ def norm_rules(sandwich: bool = False, name: str = "model.layers.{layer}") -> li
     return [Rule(f"layers.{{layer}}.{ours}.weight", (f"{name}.{theirs}.weight",)) for ours, theirs in names.items()]
 
 
-def outer_rules(config: ModelConfig, name: str = "model") -> list[Rule]:
+def moe_rules(config: MoeConfig, name: str = "model.layers.{layer}.mlp") -> list[Rule]:
+    """Each expert's gate and up become one matrix, and all experts one tensor."""
+    at = "layers.{layer}.ffn"
+    experts = [f"{name}.experts.{e}" for e in range(config.num_experts)]
+    rules = [
+        Rule(f"{at}.router", (f"{name}.gate.weight",)),
+        Rule(
+            f"{at}.gate_up",
+            tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up")),
+            stack_concat,
+        ),
+        Rule(f"{at}.down", tuple(f"{expert}.down_proj.weight" for expert in experts), stack),
+    ]
+    if config.correction_bias:
+        rules.append(Rule(f"{at}.correction", (f"{name}.gate.e_score_correction_bias",)))
+    if config.shared_intermediate:
+        shared = mlp_rules(MlpConfig(config.shared_intermediate), f"{name}.shared_experts")
+        rules += [replace(rule, target=rule.target.replace(".ffn.", ".ffn.shared.")) for rule in shared]
+    return rules
+
+
+def outer_rules(config: ModelConfig) -> list[Rule]:
     """Embedding, final norm and, when it is not the embedding again, the head."""
     rules = [
-        Rule("embed.weight", (f"{name}.embed_tokens.weight",)),
-        Rule("norm.weight", (f"{name}.norm.weight",)),
+        Rule("embed.weight", (f"{config.prefix}.embed_tokens.weight",)),
+        Rule("norm.weight", (f"{config.prefix}.norm.weight",)),
     ]
     return rules if config.tied else [*rules, Rule("head.weight", ("lm_head.weight",))]
 
 
-def decoder_rules(config: ModelConfig) -> list[Rule]:
-    """Rules of a model whose layers are grouped-query attention and a gated feed-forward part."""
-    rules = outer_rules(config)
+def decoder_rules(
+    config: ModelConfig, mixer_rules: Callable[..., list[Rule]] = attention_rules, mixer_name: str = "self_attn"
+) -> list[Rule]:
+    """Rules of a whole model; `mixer_rules(config, name)` are those of a layer's mixer, `name` that of its tensors."""
+    rules, name = outer_rules(config), f"{config.prefix}.layers.{{layer}}"
     for index, layer in enumerate(config.layers):
-        assert isinstance(layer.mixer, AttentionConfig)
-        assert isinstance(layer.ffn, MlpConfig)
-        templates = norm_rules(layer.sandwich) + attention_rules(layer.mixer) + mlp_rules(layer.ffn)
+        ffn = moe_rules if isinstance(layer.ffn, MoeConfig) else mlp_rules
+        templates = [
+            *norm_rules(layer.sandwich, name),
+            *mixer_rules(layer.mixer, f"{name}.{mixer_name}"),
+            *ffn(layer.ffn, f"{name}.mlp"),  # type: ignore[arg-type]
+        ]
         rules += [rule.at(index) for rule in templates]
     return rules

@@ -185,7 +185,7 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: embedding, layers, final norm, head."""
+    """A decoder: embedding, layers, final norm, head. `prefix` is where the checkpoint keeps all but the head."""
 
     family: str
     vocab_size: int
@@ -200,3 +200,4 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     bos_ids: tuple[int, ...] = field(default=())
     eos_ids: tuple[int, ...] = field(default=())
+    prefix: str = "model"

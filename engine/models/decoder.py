@@ -13,16 +13,30 @@ from engine.cache.tensors import LayerCache
 from engine.layers.attention import Attention
 from engine.layers.build import Build
 from engine.layers.embedding import Embedding
+from engine.layers.gated_delta import GatedDelta
 from engine.layers.linear import Linear
+from engine.layers.mla import LatentAttention
 from engine.layers.mlp import Mlp
+from engine.layers.moe import Moe
 from engine.layers.norm import RmsNorm
-from engine.models.config import AttentionConfig, LayerConfig, MlpConfig
+from engine.models.config import (
+    AttentionConfig,
+    GatedDeltaConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MlpConfig,
+    MoeConfig,
+)
 from engine.runner.batch import DeviceBatch
 
 # A mixer is called with (x, norm, batch, caches, residual), a feed-forward part with (x, norm, batch, residual). Each
 # norms its input by `norm`, adds `residual` to what it gives unless that is None, and a mixer declares its `specs`.
-MIXERS: dict[type, Callable[[Any, Build], nn.Module]] = {AttentionConfig: Attention}
-FEED_FORWARDS: dict[type, Callable[[Any, Build], nn.Module]] = {MlpConfig: Mlp}
+MIXERS: dict[type, Callable[[Any, Build], nn.Module]] = {
+    AttentionConfig: Attention,
+    GatedDeltaConfig: GatedDelta,
+    LatentAttentionConfig: LatentAttention,
+}
+FEED_FORWARDS: dict[type, Callable[[Any, Build], nn.Module]] = {MlpConfig: Mlp, MoeConfig: Moe}
 
 
 def _built(table: dict[type, Callable[[Any, Build], nn.Module]], config: object, build: Build) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,13 +15,20 @@ from engine.weights.rules import Rule
 
 # architecture in config.json → module of engine.models
 FAMILIES: dict[str, str] = {
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "LlamaForCausalLM": "llama",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
 }
 
 
 class Family(Protocol):
-    """What a family module provides."""
+    """What a family module provides. `unused` and `rename` may be left out."""
 
     def parse(self, reader: Reader) -> ModelConfig:
         """Read every value that matters; what is not implemented is refused by name."""
@@ -29,6 +37,18 @@ class Family(Protocol):
     def rules(self, config: ModelConfig) -> list[Rule]:
         """Where each parameter of the decoder comes from."""
         ...
+
+
+def unused(family: Family, config: ModelConfig) -> tuple[str, ...]:
+    """Name patterns of tensors that a checkpoint may hold and serving text does without."""
+    extra: Callable[[ModelConfig], tuple[str, ...]] = getattr(family, "unused", lambda _: ())
+    return (*extra(config), "lm_head.weight") if config.tied else extra(config)
+
+
+def rename(family: Family) -> Callable[[str], str]:
+    """From the name of a checkpoint's tensor to the one that the family's rules use, where releases differ."""
+    same: Callable[[str], str] = getattr(family, "rename", str)
+    return same
 
 
 def family_of(values: dict[str, Any]) -> Family:

@@ -45,9 +45,9 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
     if config.load_format == "dummy":
         dummy.fill(parameters, model.hidden, model.norm.offset)
     else:
-        unused = ("lm_head.weight",) if model.tied else ()
         report = None if progress is None else lambda done, total: progress("weights", done, total)
-        loader.load(parameters, Checkpoint.open(config.model), family.rules(model), unused, report)
+        checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
+        loader.load(parameters, checkpoint, family.rules(model), registry.unused(family, model), report)
     runner = _with_pools(config, build, decoder)
     _capture_first(runner, progress)
     return runner

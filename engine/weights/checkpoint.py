@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -84,6 +85,15 @@ class Checkpoint:
         if lost:
             raise WeightsError(f"{index.name} lists tensors that its files do not hold: {_listed(lost)}")
         return cls(entries)
+
+    def renamed(self, rename: Callable[[str], str]) -> Checkpoint:
+        """The same tensors under other names. Raises WeightsError when two would share one."""
+        entries: dict[str, Entry] = {}
+        for name, entry in self.entries.items():
+            other = entries.setdefault(rename(name), entry)
+            if other is not entry:
+                raise WeightsError(f"tensors {other.name} and {name} are two names of the same weights; remove one")
+        return Checkpoint(entries)
 
     @property
     def num_bytes(self) -> int:

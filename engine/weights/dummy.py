@@ -10,26 +10,31 @@ import torch
 SEED = 20250101
 LOGIT_STD = 3.0
 BIAS_STD = 0.02
+# Norms that are stored as their difference from the model's norm offset.
+OFFSET_NORMS = ("norm.weight", "q_norm", "k_norm")
 
 
 def fill(parameters: Mapping[str, torch.Tensor], hidden: int, norm_offset: float) -> None:
     """Matrices get standard deviation 1/sqrt(fan in), so that activations keep their size through any depth.
 
     Embedding and head get LOGIT_STD/sqrt(hidden): logits then have a standard deviation of about LOGIT_STD, which is
-    far from flat. Norm weights act as one. Each parameter has a stream of its own, so that a model's weights do not
-    depend on the order they are filled in.
+    far from flat. Norm weights act as one. Tables of ids spread evenly over what they may hold. Each parameter has a
+    stream of its own, so that a model's weights do not depend on the order they are filled in.
     """
     with torch.no_grad():
         for name, parameter in parameters.items():
             generator = torch.Generator(device=parameter.device)
             generator.manual_seed(SEED ^ zlib.crc32(name.encode()))
             if not parameter.is_floating_point():
-                raise ValueError(f"dummy weights are floating-point and {name} is {parameter.dtype}")
-            if name in ("embed.weight", "head.weight"):
+                # Places of a row differ: an expert is never chosen twice by one token.
+                count = torch.arange(parameter.numel(), device=parameter.device) % parameter.below  # type: ignore[attr-defined]
+                parameter.copy_(count.view(parameter.shape))
+            elif name in ("embed.weight", "head.weight"):
                 parameter.normal_(0.0, LOGIT_STD / hidden**0.5, generator=generator)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, BIAS_STD, generator=generator)
             elif parameter.dim() == 1:
-                parameter.fill_(1.0 - norm_offset)
+                offset = norm_offset if name.endswith(OFFSET_NORMS) else 0.0
+                parameter.fill_(1.0 - offset)
             else:
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)

@@ -23,6 +23,7 @@ from engine.weights.rules import Rule
 Progress = Callable[[int, int], None]
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+INTS = frozenset({torch.int64, torch.int32})
 BUFFER_BYTES = 16 << 20
 THREADS = {"cuda": 8, "cpu": 2}
 
@@ -95,14 +96,31 @@ def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[lis
     except ValueError as error:
         return [], [f"misshapen: {_listed([_shaped(entry) for entry in entries])}: {error}"]
     pieces, wrong = [], []
-    for entry, view in zip(entries, views, strict=True):
+    for entry, view in _parts(entries, views):
         if tuple(view.shape) != entry.shape:
             wrong.append(f"misshapen: {_shaped(entry)}, needed {list(view.shape)}")
-        elif entry.dtype != view.dtype and not (entry.dtype in FLOATS and view.dtype in FLOATS):
+        elif entry.dtype != view.dtype and not any({entry.dtype, view.dtype} <= kinds for kinds in (FLOATS, INTS)):
             wrong.append(f"wrong dtype: {entry.name} is {entry.dtype}, needed {view.dtype}".replace("torch.", ""))
         else:
             pieces.append(Piece(entry, view))
     return pieces, wrong
+
+
+def _parts(
+    entries: Sequence[Entry], views: Sequence[torch.Tensor | list[torch.Tensor]]
+) -> Iterable[tuple[Entry, torch.Tensor]]:
+    """Each source with its view; one that is given several is cut into as many runs of rows."""
+    for entry, view in zip(entries, views, strict=True):
+        if isinstance(view, torch.Tensor):
+            yield entry, view
+        elif sum(len(part) for part in view) != entry.shape[0]:
+            yield entry, view[0]
+        else:
+            row_bytes, start = entry.num_bytes // entry.shape[0], entry.start
+            for part in view:
+                shape = (len(part), *entry.shape[1:])
+                yield Entry(entry.name, entry.file, start, entry.dtype, shape), part
+                start += len(part) * row_bytes
 
 
 def _shaped(entry: Entry) -> str:

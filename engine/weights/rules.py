@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[int, ...]
-Combine = Callable[["Tensor", Sequence[Shape]], "list[Tensor]"]
+# One view a source, or a list of views that take consecutive rows of it.
+Combine = Callable[["Tensor", Sequence[Shape]], "Sequence[Tensor | list[Tensor]]"]
 
 
 def whole(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
@@ -42,6 +43,11 @@ def stack_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     """Sources come in runs, one run an entry of the target's first dimension; a run is concatenated (gate, up)."""
     run = len(shapes) // target.shape[0]
     return [view for i, entry in enumerate(target) for view in concat(entry, shapes[i * run : (i + 1) * run])]
+
+
+def flat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """One matrix whose rows the target keeps in groups (one a head)."""
+    return [target.flatten(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,72 @@
+"""Linear attention by the gated delta rule (Yang et al. 2024, arXiv:2412.06464), with state of fixed size."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.cache.spec import LayerSpec, Recurrent
+from engine.cache.tensors import LayerCache, StateCache
+from engine.layers.build import Build
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.models.config import GatedDeltaConfig
+from engine.runner.batch import DeviceBatch
+
+
+class GatedDelta(nn.Module):
+    """residual + out(gated_norm(delta(conv(qkv)), z)); qkv, z, a and b come from one projection of norm(x).
+
+    Keeps the last inputs of the convolution and one [Dk, Dv] matrix a value head, float32.
+    """
+
+    def __init__(self, config: GatedDeltaConfig, build: Build) -> None:
+        super().__init__()
+        self.config = config
+        hidden, heads = build.config.hidden, config.num_value_heads
+        values = heads * config.value_dim
+        channels = 2 * config.num_key_heads * config.key_dim + values
+        self._sizes = (channels, values, heads, heads)
+        self.project = Linear(hidden, sum(self._sizes), build)
+        self.conv = build.empty(channels, 1, config.conv_width)
+        self.a_log = build.empty(heads, dtype=torch.float32)
+        self.dt_bias = build.empty(heads, dtype=torch.float32)
+        self.norm = build.empty(config.value_dim)
+        self.out = Linear(values, hidden, build)
+        self._eps = build.config.norm.eps
+        self._ops = build.ops
+        self.specs: tuple[LayerSpec, ...] = (
+            Recurrent(
+                ((config.conv_width - 1, channels), (heads, config.key_dim, config.value_dim)),
+                (build.dtype_bytes, 4),
+            ),
+        )
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: RmsNorm,
+        batch: DeviceBatch,
+        caches: tuple[LayerCache, ...],
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x, residual [T, hidden] → [T, hidden]. Brings the lines' states up to their last token."""
+        (cache,) = caches
+        assert isinstance(cache, StateCache)
+        inputs, state = cache.states
+        qkv, z, b, a = self.project(x, norm=norm).split(self._sizes, dim=-1)
+        lines = (batch.state_slots, batch.query_start, batch.context_len)
+        qkv = self._ops.causal_conv(qkv, self.conv[:, 0], inputs, *lines, batch.num_single, batch.max_query)
+        o = self._ops.gated_delta(
+            qkv,
+            a,
+            b,
+            self.a_log,
+            self.dt_bias,
+            state,
+            *lines,
+            self.config.num_key_heads,
+            batch.num_single,
+            batch.max_query,
+        )
+        return self.out(self._ops.gated_norm(o, z, self.norm, self._eps), residual=residual)

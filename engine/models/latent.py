@@ -1,0 +1,62 @@
+"""What the families with latent attention have in common: its config and its weight names."""
+
+from __future__ import annotations
+
+import math
+
+from engine.models import common
+from engine.models.config import LatentAttentionConfig, LayerConfig, ModelConfig, MoeConfig
+from engine.models.reader import Reader
+from engine.weights.rules import Rule, concat, flat
+
+
+def attention(reader: Reader, interleaved: bool) -> LatentAttentionConfig:
+    """Latent attention; YaRN with `mscale_all_dim` also scales the scores (DeepSeek-V2 2024, arXiv:2405.04434)."""
+    nope, rope_dim = reader.read(int, "qk_nope_head_dim"), reader.read(int, "qk_rope_head_dim")
+    heads = reader.read(int, "num_attention_heads")
+    reader.require("num_key_value_heads", heads, default=heads)
+    reader.skip("head_dim", "qk_head_dim")  # both follow from the parts
+    scaling = reader.optional(dict, "rope_parameters") or reader.optional(dict, "rope_scaling") or {}
+    all_dim, factor = scaling.get("mscale_all_dim") or 0.0, scaling.get("factor") or 1.0
+    mscale = 0.1 * all_dim * math.log(factor) + 1.0 if all_dim and factor > 1 else 1.0
+    return LatentAttentionConfig(
+        num_heads=heads,
+        q_rank=reader.optional(int, "q_lora_rank"),
+        kv_rank=reader.read(int, "kv_lora_rank"),
+        nope_dim=nope,
+        rope_dim=rope_dim,
+        value_dim=reader.read(int, "v_head_dim"),
+        scale=(nope + rope_dim) ** -0.5 * mscale * mscale,
+        rope=common.rope(reader, rope_dim, interleaved=interleaved),
+        bias=reader.read(bool, "attention_bias", False),
+    )
+
+
+def layers(reader: Reader, mixer: LatentAttentionConfig, experts: MoeConfig) -> tuple[LayerConfig, ...]:
+    """The first layers are dense, the others routed."""
+    reader.require("moe_layer_freq", 1, default=1)
+    reader.skip("aux_loss_alpha", "seq_aux", "ep_size", "router_aux_loss_coef", "output_router_logits")
+    dense, mlp = reader.read(int, "first_k_dense_replace"), common.mlp(reader)
+    return tuple(LayerConfig(mixer, mlp if i < dense else experts) for i in range(common.num_layers(reader)))
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    return common.decoder_rules(config, attention_rules)
+
+
+def attention_rules(config: LatentAttentionConfig, name: str) -> list[Rule]:
+    at = "layers.{layer}.mixer"
+    first = "q_proj" if config.q_rank is None else "q_a_proj"
+    kinds = ("weight", "bias") if config.bias else ("weight",)
+    made = [Rule(f"{at}.down.{k}", (f"{name}.{first}.{k}", f"{name}.kv_a_proj_with_mqa.{k}"), concat) for k in kinds]
+    made += [Rule(f"{at}.out.{k}", (f"{name}.o_proj.{k}",)) for k in kinds]
+    made += [
+        Rule(f"{at}.kv_norm", (f"{name}.kv_a_layernorm.weight",)),
+        Rule(f"{at}.kv_up", (f"{name}.kv_b_proj.weight",), flat),
+    ]
+    if config.q_rank is not None:
+        made += [
+            Rule(f"{at}.q_norm.weight", (f"{name}.q_a_layernorm.weight",)),
+            Rule(f"{at}.q_up.weight", (f"{name}.q_b_proj.weight",)),
+        ]
+    return made

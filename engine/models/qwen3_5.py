@@ -1,0 +1,84 @@
+"""Qwen3.5, text: three layers of linear attention by the gated delta rule to one of attention with an output gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.models import common
+from engine.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, NormConfig
+from engine.models.reader import Reader
+from engine.weights.rules import Rule, Shape, concat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+KINDS = ("linear_attention", "full_attention")
+
+
+def parse(reader: Reader) -> ModelConfig:
+    text = reader.child("text_config")
+    if text is None:
+        return _text(reader, "model")
+    reader.skip("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    tied = reader.read(bool, "tie_word_embeddings", False)
+    config = replace(_text(text, "model.language_model"), tied=tied)
+    text.finish()
+    return config
+
+
+def _text(reader: Reader, prefix: str) -> ModelConfig:
+    reader.require("attn_output_gate", True, default=True)
+    reader.require("mamba_ssm_dtype", "float32", default="float32")
+    reader.require("hidden_act", "silu")
+    reader.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    attention = replace(common.attention(reader, qk_norm=True), gated=True)
+    linear = GatedDeltaConfig(
+        num_key_heads=reader.read(int, "linear_num_key_heads"),
+        num_value_heads=reader.read(int, "linear_num_value_heads"),
+        key_dim=reader.read(int, "linear_key_head_dim"),
+        value_dim=reader.read(int, "linear_value_head_dim"),
+        conv_width=reader.read(int, "linear_conv_kernel_dim"),
+    )
+    kinds = common.layer_types(reader, KINDS, "full_attention_interval", 4)
+    mlp = common.mlp(reader)
+    layers = tuple(LayerConfig(attention if kind == "full_attention" else linear, mlp) for kind in kinds)
+    config = common.decoder(reader, "qwen3_5", layers, attention.rope)
+    return replace(config, norm=NormConfig(config.norm.eps, offset=1.0), prefix=prefix)
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    return common.decoder_rules(config, _mixer_rules, "")
+
+
+def _mixer_rules(config: AttentionConfig | GatedDeltaConfig, name: str) -> list[Rule]:
+    at = "layers.{layer}.mixer"
+    if isinstance(config, AttentionConfig):
+        name = f"{name}self_attn"
+
+        def query_and_gate(target: Tensor, shapes: Sequence[Shape]) -> Sequence[Tensor | list[Tensor]]:
+            """A head's query rows and gate rows alternate in q_proj; the gates of all heads stand behind k and v."""
+            d, heads, groups = config.head_dim, config.num_heads, config.num_kv_heads
+            q, k, v, gate = target.split((heads * d, groups * d, groups * d, heads * d))
+            pairs = zip(q.split(d), gate.split(d), strict=True)
+            return [[rows for pair in pairs for rows in pair], k, v]
+
+        parts = common.attention_rules(config, name)
+        return [replace(rule, combine=query_and_gate) if ".qkv." in rule.target else rule for rule in parts]
+    name = f"{name}linear_attn"
+    projections = tuple(f"{name}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
+    return [
+        Rule(f"{at}.project.weight", projections, concat),
+        Rule(f"{at}.conv", (f"{name}.conv1d.weight",)),
+        Rule(f"{at}.a_log", (f"{name}.A_log",)),
+        Rule(f"{at}.dt_bias", (f"{name}.dt_bias",)),
+        Rule(f"{at}.norm", (f"{name}.norm.weight",)),
+        Rule(f"{at}.out.weight", (f"{name}.out_proj.weight",)),
+    ]
+
+
+def unused(config: ModelConfig) -> tuple[str, ...]:
+    """The vision tower, and the layers that predict further tokens at once."""
+    return ("model.visual.*", "mtp.*", "model.mtp.*")
