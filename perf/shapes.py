@@ -1,0 +1,105 @@
+"""Model folders without weights, for measurements: a published shape and a tokenizer that can name every token id.
+
+    python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …]
+
+Serve one with load_format "dummy": the weights are seeded random numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-4b": {**QWEN3, "hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
+    "qwen3-8b": {**QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False},
+    # for tests of the harness on a machine without a GPU
+    "tiny": {
+        **QWEN3,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "vocab_size": 2048,
+        "bos_token_id": 2045,
+        "eos_token_id": 2046,
+        "torch_dtype": "float32",
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def write(folder: Path, name: str) -> Path:
+    """Writes FOLDER/NAME with config.json and tokenizer.json; returns it."""
+    config = SHAPES[name]
+    target = folder / name
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+    (target / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    _write_tokenizer(target / "tokenizer.json", config["vocab_size"])
+    return target
+
+
+def _write_tokenizer(file: Path, size: int) -> None:
+    """Byte-level BPE of `size` tokens: bytes, then pairs and triples of printable characters, then named fillers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: i for i, letter in enumerate(letters)}
+    plain = [chr(code) for code in range(33, 127)]
+    merges = []
+    pairs = itertools.product(plain, plain)
+    triples = ((a + b, c) for a, b, c in itertools.product(plain, plain, plain))
+    for left, right in itertools.chain(pairs, triples):
+        if len(vocab) >= size - 8:
+            break
+        merges.append((left, right))
+        vocab[left + right] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(f"<|{i}|>", normalized=False) for i in range(len(vocab), size)])
+    tokenizer.save(str(file), pretty=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="+", choices=sorted(SHAPES))
+    args = parser.parse_args()
+    for name in args.names:
+        print(write(args.folder, name))
+
+
+if __name__ == "__main__":
+    main()
