@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from engine.cache.manager import KVManager
 from engine.core import stopping
@@ -27,19 +26,6 @@ from engine.core.scheduler import Scheduler
 from engine.types import ErrorCode, FinishReason, TokenEvent
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    request_id: str
-
-
-Command = Submit | Abort
 
 
 class EngineLoop:
@@ -68,7 +54,8 @@ class EngineLoop:
         self._overlap = overlap
         self._clock = clock
         self._on_failure = on_failure
-        self._inbox: deque[Command] = deque()
+        self._submitted: deque[Request] = deque()
+        self._aborted: deque[Request] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -76,7 +63,7 @@ class EngineLoop:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._inbox) + len(self.scheduler.waiting)
+        return len(self._submitted) + len(self.scheduler.waiting)
 
     def enter(self, request: Request) -> bool:
         """Queue a request, from any thread. False when the loop has ended or is about to: then it takes nothing."""
@@ -84,15 +71,17 @@ class EngineLoop:
             if self._stopping:
                 return False
             self.live[request.id] = request
-            self._inbox.append(Submit(request))
+            self._submitted.append(request)
             self._wake.notify_all()
         return True
 
     def abort(self, request_id: str) -> None:
         """Cancel a request, from any thread. An unknown id is ignored."""
         with self._wake:
-            self._inbox.append(Abort(request_id))
-            self._wake.notify_all()
+            request = self.live.get(request_id)
+            if request is not None:
+                self._aborted.append(request)
+                self._wake.notify_all()
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Wait until no request is alive and every event is delivered; False after `timeout` seconds."""
@@ -113,10 +102,10 @@ class EngineLoop:
             while not self._stopping:
                 inflight = self.iterate(inflight)
                 if inflight is None and not self.scheduler.has_work:
-                    while not self._inbox and not self._stopping and self._runner.idle():
+                    while not (self._submitted or self._stopping) and self._runner.idle():
                         pass
                     with self._wake:
-                        self._wake.wait_for(lambda: self._inbox or self._stopping)
+                        self._wake.wait_for(lambda: self._submitted or self._stopping)
             if inflight is not None:
                 inflight.pending.wait()
             self._drain()
@@ -147,7 +136,7 @@ class EngineLoop:
         """One step. Takes the step that is in flight and returns the one that is then."""
         self._drain()
         launched = self._launch()
-        if launched is None and inflight is None and self.scheduler.has_work and not self._inbox:
+        if launched is None and inflight is None and self.scheduler.has_work:
             raise RuntimeError(f"{self.num_waiting} requests wait and none can run: the scheduler is stuck")
         if self._overlap:
             done, inflight = inflight, launched
@@ -166,12 +155,11 @@ class EngineLoop:
         return InFlight(plan, requests, self._runner.launch(plan))
 
     def _drain(self) -> None:
-        inbox = self._inbox
-        while inbox:
-            command = inbox.popleft()
-            if isinstance(command, Submit):
-                self._enter(command.request)
-            elif (request := self.live.get(command.request_id)) is not None:
+        while self._submitted:
+            self._enter(self._submitted.popleft())
+        while self._aborted:
+            request = self._aborted.popleft()
+            if request.status is not Status.FINISHED:
                 self._end(request, FinishReason.CANCELLED, None, ErrorCode.CANCELLED)
         deadlines = self._deadlines
         if deadlines:

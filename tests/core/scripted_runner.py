@@ -204,6 +204,7 @@ class ScriptedRunner:
         error = self._fail_row([row.tokens[p] for p in range(length)])
         if error is not None:
             result.errors[line] = error
+            row.tokens[length] = 0  # like a real one, it does not stop the next step, which is on its way
             return
         token = draw(parts, self._info.vocab_size)
         row.tokens[length] = token
