@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 
 class Timing:
@@ -40,7 +41,7 @@ class Timing:
     @property
     def gaps(self) -> list[float]:
         """Time from each token to the next; tokens of one response come at once."""
-        return [after - before for before, after in zip(self._tokens, self._tokens[1:], strict=False)]
+        return [after - before for before, after in pairwise(self._tokens)]
 
     def __str__(self) -> str:
         if self.ttft is None:

@@ -1,0 +1,194 @@
+"""NVIDIA's perf_analyzer against a running server, with the figures that it leaves out: TTFT, ITL, tokens/s.
+
+    python -m perf.perf_analyzer [--url localhost:8001] [--model demo] [--concurrency 4] [--requests 20] [--json OUT]
+
+Runs the command that Triton's own tests run for streamed language models (server/qa/L0_perf_vllm), for a fixed number
+of requests, with the binary out of the tritonclient 2.50.0 wheel, then reads its profile export. The two libraries
+that the binary wants from the system are lent to it from the nvidia-pytriton wheel, so nothing has to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from clients.python.bench import percentile
+
+_LIBRARIES = {"libb64.so.0d": "libb64-*.so*", "libcudart.so.12": "libcudart-*.so.12*"}
+
+
+class PerfAnalyzerError(Exception):
+    """perf_analyzer could not run or failed requests; the message says which."""
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What one run measured; times in seconds, one entry a request (ttft, latency) or a token after the first (itl)."""
+
+    concurrency: int
+    num_requests: int
+    num_tokens: int
+    seconds: float
+    ttft: list[float]
+    itl: list[float]
+    latency: list[float]
+
+
+def run(
+    url: str,
+    model: str,
+    *,
+    concurrency: int,
+    requests: int,
+    prompt: str,
+    max_tokens: int,
+    extra: Sequence[str] = (),
+) -> Profile:
+    """Measure; every request is streamed and `max_tokens` long. Raises PerfAnalyzerError."""
+    with tempfile.TemporaryDirectory(prefix="nereid-perf-") as name:
+        folder = Path(name)
+        lend_libraries(folder)
+        (folder / "input.json").write_text(json.dumps(input_data(prompt, max_tokens)))
+        command = [
+            binary(), "-m", model, "-u", url, "-i", "grpc", "--async", "--streaming",
+            f"--concurrency-range={concurrency}", f"--request-count={requests}",
+            f"--input-data={folder / 'input.json'}", f"--profile-export-file={folder / 'export.json'}", *extra,
+        ]  # fmt: skip
+        libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+        done = subprocess.run(command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, capture_output=True, text=True)
+        if done.returncode != 0 or not (folder / "export.json").is_file():
+            raise PerfAnalyzerError(
+                f"perf_analyzer ended with status {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            )
+        return read_export(json.loads((folder / "export.json").read_text()), max_tokens)
+
+
+def binary() -> str:
+    """Path of perf_analyzer: next to this Python, else on PATH."""
+    own = Path(sys.executable).parent / "perf_analyzer"
+    found = str(own) if own.is_file() else shutil.which("perf_analyzer")
+    if found is None:
+        raise PerfAnalyzerError("there is no perf_analyzer; it comes with: pip install tritonclient==2.50.0")
+    return found
+
+
+def lend_libraries(folder: Path) -> None:
+    """Link what perf_analyzer wants from the system (Debian's libb64-0d, CUDA's runtime) out of nvidia-pytriton."""
+    try:
+        files = importlib.metadata.files("nvidia-pytriton") or []
+    except importlib.metadata.PackageNotFoundError:
+        return  # inside NVIDIA's SDK container the system has them
+    for name, pattern in _LIBRARIES.items():
+        found = [file for file in files if file.match(pattern)]
+        if found:
+            (folder / name).symlink_to(Path(str(found[0].locate())).resolve())
+
+
+def input_data(prompt: str, max_tokens: int) -> dict[str, Any]:
+    """One request with vllm_backend's tensors. ignore_eos makes every answer as long as the others."""
+    parameters = json.dumps({"max_tokens": max_tokens, "min_tokens": max_tokens, "ignore_eos": True, "temperature": 0})
+    request = {
+        "text_input": [prompt],
+        "stream": [True],
+        "return_num_output_tokens": [True],
+        "sampling_parameters": [parameters],
+    }
+    return {"data": [request]}
+
+
+def read_export(export: Mapping[str, Any], max_tokens: int) -> Profile:
+    """The figures in a profile export. Raises PerfAnalyzerError when a request lacks tokens.
+
+    A response without outputs is the empty one that only says that a stream is over; it is no token.
+    """
+    experiment = export["experiments"][0]
+    ttft, itl, latency = [], [], []
+    first, last = float("inf"), 0.0
+    for request in experiment["requests"]:
+        start = request["timestamp"] / 1e9
+        times = _token_times(request)
+        if len(times) != max_tokens:
+            raise PerfAnalyzerError(f"a request was answered with {len(times)} tokens instead of {max_tokens}")
+        ttft.append(times[0] - start)
+        latency.append(times[-1] - start)
+        itl += [after - before for before, after in itertools.pairwise(times)]
+        first, last = min(first, start), max(last, times[-1])
+    if not ttft:
+        raise PerfAnalyzerError("perf_analyzer completed no request")
+    return Profile(
+        concurrency=experiment["experiment"]["value"],
+        num_requests=len(ttft),
+        num_tokens=len(ttft) * max_tokens,
+        seconds=last - first,
+        ttft=ttft,
+        itl=itl,
+        latency=latency,
+    )
+
+
+def _token_times(request: Mapping[str, Any]) -> list[float]:
+    times: list[float] = []
+    for at, outputs in zip(request["response_timestamps"], request["response_outputs"], strict=True):
+        times += [at / 1e9] * int(outputs.get("num_output_tokens", 0))
+    return times
+
+
+def table(profiles: Sequence[Profile]) -> Table:
+    heads = ("streams", "requests", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "latency p50", "tokens/s")
+    out = Table(*heads, title="perf_analyzer", caption="times in ms")
+    for profile in profiles:
+        spans = (profile.ttft, 0.5), (profile.ttft, 0.99), (profile.itl, 0.5), (profile.itl, 0.99)
+        times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v, p in (*spans, (profile.latency, 0.5))]
+        pace = f"{profile.num_tokens / profile.seconds:.0f}"
+        out.add_row(str(profile.concurrency), str(profile.num_requests), *times, pace)
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="localhost:8001")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--prompt", default="A server takes a question and gives back an answer. " * 4)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--json", type=Path, help="also write every time to this file")
+    args, extra = parser.parse_known_args()
+    console = Console()
+    try:
+        profiles = [
+            run(
+                args.url,
+                args.model,
+                concurrency=concurrency,
+                requests=args.requests,
+                prompt=args.prompt,
+                max_tokens=args.max_tokens,
+                extra=extra,
+            )
+            for concurrency in args.concurrency
+        ]
+    except PerfAnalyzerError as error:
+        console.print(f"error: {error}", markup=False)
+        return 1
+    console.print(table(profiles))
+    if args.json is not None:
+        args.json.write_bytes(msgspec.json.encode(profiles))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""`make perf-smoke`: perf_analyzer and locust against a server of their own, a few seconds each, no failure allowed.
+
+python -m perf.smoke [--seconds 5] [--model demo]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from clients.python.bench import percentile
+from clients.python.local_server import LocalServer, ServerFailed
+from perf import perf_analyzer
+
+PROMPT = "A server takes a question and gives back an answer, one word after another. "
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+KINDS = ("TTFT", "ITL", "E2E")
+WAYS = ("gRPC stream", "HTTP generate_stream")
+
+
+class SmokeFailed(Exception):
+    """A load tool failed or saw a failure; the message says what it printed."""
+
+
+def smoke(server: LocalServer, model: str, seconds: int, console: Console) -> None:
+    """Run both tools and print their tables. Raises SmokeFailed or PerfAnalyzerError."""
+    profile = perf_analyzer.run(server.grpc, model, concurrency=4, requests=16, prompt=PROMPT, max_tokens=8)
+    console.print(perf_analyzer.table([profile]))
+    console.print(locust(server, model, seconds))
+
+
+def locust(server: LocalServer, model: str, seconds: int) -> Table:
+    """Two gRPC and two HTTP users for `seconds`."""
+    command = [
+        sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "GrpcStreamUser", "GenerateStreamUser",
+        "--headless", "--users", "4", "--spawn-rate", "4", "--run-time", f"{seconds}s", "--stop-timeout", "60",
+        "--host", f"http://{server.http}", "--grpc", server.grpc, "--llm", model, "--words", "16",
+        "--max-tokens", "8", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SmokeFailed(f"locust ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    entries = json.loads(done.stdout)
+    missing = {(kind, way) for kind in KINDS for way in WAYS} - {(e["method"], e["name"]) for e in entries}
+    failures = sum(entry["num_failures"] for entry in entries)
+    if missing or failures:
+        raise SmokeFailed(f"locust saw {failures} failures and measured nothing of {sorted(missing)}:\n{done.stderr}")
+    out = Table("what", "over", "count", "p50", "p95", "p99", title="locust", caption="times in ms; 0 failures")
+    for entry in sorted(entries, key=lambda entry: (KINDS.index(entry["method"]), entry["name"])):
+        times = [f"{_percentile(entry['response_times'], share):.0f}" for share in (0.5, 0.95, 0.99)]
+        out.add_row(entry["method"], entry["name"], str(entry["num_requests"]), *times)
+    return out
+
+
+def _percentile(counts: dict[str, int], share: float) -> float:
+    """Of locust's table of rounded times (ms) and how often each was seen."""
+    return percentile([float(ms) for ms, count in counts.items() for _ in range(count)], share)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=5)
+    parser.add_argument("--model", default="demo")
+    args = parser.parse_args()
+    console = Console(width=120)
+    try:
+        with LocalServer() as server:
+            smoke(server, args.model, args.seconds, console)
+    except (ServerFailed, SmokeFailed, perf_analyzer.PerfAnalyzerError) as error:
+        console.print(f"error: {error}", markup=False, highlight=False)
+        return 1
+    console.print("perf-smoke passed: 0 failures")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
