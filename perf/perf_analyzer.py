@@ -73,7 +73,11 @@ def run(
             raise PerfAnalyzerError(
                 f"perf_analyzer ended with status {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
             )
-        return read_export(json.loads((folder / "export.json").read_text()), max_tokens)
+        try:
+            export = json.loads((folder / "export.json").read_text())
+        except ValueError as error:
+            raise PerfAnalyzerError(f"perf_analyzer's export is not JSON ({error}):\n{done.stdout[-3000:]}") from error
+        return read_export(export, max_tokens)
 
 
 def binary() -> str:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
+from grpc.aio import AioRpcError
 from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
@@ -17,6 +18,8 @@ from clients.python.wire import Chunk, Completion, Message, Prompt, ServerError
 from engine.types import SamplingParams
 
 _DEFAULTS = SamplingParams()
+# Asks Triton to end a stream with a gRPC status instead of an error message without a code.
+_STATUS_ERRORS = {"triton_grpc_error": "true"}
 
 
 class AsyncClient:
@@ -122,7 +125,7 @@ class AsyncClient:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield {"model_name": self.model, "inputs": inputs, "request_id": request_id}
 
-        call = self._server.stream_infer(requests())
+        call = self._server.stream_infer(requests(), headers=_STATUS_ERRORS)
         try:
             async for result, error in call:
                 if error is not None:
@@ -132,5 +135,7 @@ class AsyncClient:
                     yield chunk
         except InferenceServerException as error:
             raise wire.server_error(error) from None
+        except AioRpcError as error:
+            raise ServerError(error.details() or str(error), error.code().name) from None
         finally:
             call.cancel()  # changes nothing when the stream is over

@@ -14,7 +14,7 @@ _PREFIX = "vllm:"
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The metrics page at one moment: model -> metric -> value, histograms by their _sum and _count."""
+    """The metrics page at one moment: model -> metric (without _total) -> value; histograms by _sum and _count."""
 
     at: float
     models: dict[str, dict[str, float]]
@@ -33,7 +33,7 @@ def parse(page: str, at: float) -> Sample:
         for name, labels, value, *_ in family.samples:
             if name.startswith(_PREFIX) and "le" not in labels:
                 model = labels.get("model") or labels.get("model_name") or "?"
-                models[model][name.removeprefix(_PREFIX)] += value
+                models[model][name.removeprefix(_PREFIX).removesuffix("_total")] += value
     return Sample(at, {model: dict(values) for model, values in models.items()})
 
 
@@ -49,11 +49,11 @@ def table(before: Sample, now: Sample) -> Table:
             f"{values.get('num_requests_waiting', 0):.0f}",
             f"{values.get('kv_cache_usage_perc', 0):.0%}",
             grown.share("prefix_cache_hits", "prefix_cache_queries"),
-            grown.rate("prompt_tokens_total"),
-            grown.rate("generation_tokens_total"),
+            grown.rate("prompt_tokens"),
+            grown.rate("generation_tokens"),
             grown.mean_ms("time_to_first_token_seconds"),
             grown.mean_ms("inter_token_latency_seconds"),
-            f"{values.get('num_preemptions_total', 0):.0f}",
+            f"{values.get('num_preemptions', 0):.0f}",
         )
     return out
 

@@ -1,0 +1,59 @@
+"""The arithmetic of bench and top, without a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from clients.python import bench, top
+from clients.python.timing import Timing
+
+PAGE = """\
+# HELP vllm:num_requests_running Requests that the engine computes
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{model="demo",version="1"}} 3
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{{model="demo",version="1"}} {tokens}
+# TYPE vllm:prefix_cache_queries counter
+vllm:prefix_cache_queries{{model="demo",version="1"}} {tokens}
+# TYPE vllm:prefix_cache_hits counter
+vllm:prefix_cache_hits{{model="demo",version="1"}} 30
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{{model="demo",version="1",le="1"}} {count}
+vllm:time_to_first_token_seconds_bucket{{model="demo",version="1",le="+Inf"}} {count}
+vllm:time_to_first_token_seconds_sum{{model="demo",version="1"}} {total}
+vllm:time_to_first_token_seconds_count{{model="demo",version="1"}} {count}
+# TYPE nv_inference_count counter
+nv_inference_count{{model="demo",version="1"}} 7
+"""
+
+
+def test_top_reads_growth_between_two_looks() -> None:
+    before = top.parse(PAGE.format(tokens=100, count=1, total=0.5), at=10.0)
+    now = top.parse(PAGE.format(tokens=300, count=5, total=0.9), at=12.0)
+    assert now.models["demo"]["num_requests_running"] == 3
+    assert "nv_inference_count" not in now.models["demo"]
+    cells = [next(iter(column.cells)) for column in top.table(before, now).columns]
+    assert cells == ["demo", "3", "0", "0%", "0%", "0", "100", "100.0 ms", "-", "0"]
+
+
+def test_top_of_one_look_has_no_rates() -> None:
+    sample = top.parse(PAGE.format(tokens=100, count=1, total=0.5), at=10.0)
+    assert "-" in [next(iter(column.cells)) for column in top.table(sample, sample).columns]
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.99, 4), (1.0, 4)])
+def test_percentiles_are_of_the_nearest_rank(share: float, value: float) -> None:
+    assert bench.percentile([4, 2, 1, 3], share) == value
+
+
+def test_timing_counts_tokens_not_responses() -> None:
+    timing = Timing()
+    assert (timing.ttft, timing.total, timing.tokens_per_s, str(timing)) == (None, None, None, "no tokens")
+    timing.token(3)
+    timing.token()
+    assert timing.num_tokens == 4
+    assert timing.gaps[:2] == [0.0, 0.0]
+    assert len(timing.gaps) == 3
+    assert timing.ttft is not None
+    assert timing.total is not None
+    assert timing.ttft <= timing.total

@@ -1,0 +1,107 @@
+"""`nereid chat`, `bench` and `top` against the real server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from clients.python import Client, SamplingParams
+from clients.python.chat import Chat
+from clients.python.cli import app
+from clients.python.local_server import LocalServer
+
+pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.timeout(300)]
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+
+
+class Terminal:
+    """A chat whose user types the given lines."""
+
+    def __init__(self, client: Client, *lines: str) -> None:
+        self.out = io.StringIO()
+        self.chat = Chat(client, PARAMS, Console(file=self.out, width=200, no_color=True))
+        typed: Iterator[str] = iter(lines)
+
+        def read() -> str:
+            line = next(typed, None)
+            if line is None:
+                raise EOFError
+            return line
+
+        self.chat.run(read)
+
+    @property
+    def shown(self) -> str:
+        return self.out.getvalue()
+
+
+def test_a_conversation_remembers(client: Client) -> None:
+    terminal = Terminal(client, "Hello", "And then?", "/history")
+    roles = [message["role"] for message in terminal.chat.history]
+    assert roles == ["user", "assistant", "user", "assistant"]
+    expected = client.chat(terminal.chat.history[:3], PARAMS).text
+    assert terminal.chat.history[3]["content"] == expected
+    assert "8 tokens; max_tokens reached" in terminal.shown
+    assert "user: And then?" in terminal.shown
+
+
+def test_commands_change_what_is_sent(client: Client) -> None:
+    terminal = Terminal(client, "/system Be brief.", "/params max_tokens=3 stop='[\"x\"]'", "Hello", "/retry")
+    assert terminal.chat.system == "Be brief."
+    assert (terminal.chat.params.max_tokens, terminal.chat.params.stop) == (3, ("x",))
+    assert len(terminal.chat.history) == 2
+    messages = [{"role": "system", "content": "Be brief."}, terminal.chat.history[0]]
+    assert terminal.chat.history[1]["content"] == client.chat(messages, terminal.chat.params).text
+    assert Terminal(client, "Hello", "/clear", "/quit", "never read").chat.history == []
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/params temperature=hot", "temperature"),
+        ("/params top_p=7", "top_p"),
+        ("/params colour=1", "colour"),
+        ("/params loud", "write NAME=VALUE"),
+        ("/dance", "no command /dance"),
+        ("/retry", "no message to answer"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(client: Client, line: str, says: str) -> None:
+    terminal = Terminal(client, line)
+    assert says in terminal.shown
+    assert terminal.chat.params == PARAMS
+
+
+def test_a_refused_message_is_taken_back(client: Client) -> None:
+    terminal = Terminal(client, "word " * 9000)
+    assert "error:" in terminal.shown
+    assert terminal.chat.history == []
+
+
+def test_bench_prints_a_row_for_each_number_of_streams(server: LocalServer) -> None:
+    options = ["--streams", "1", "--streams", "3", "--requests", "1", "--input", "8", "--output", "4"]
+    result = CliRunner().invoke(app, ["bench", "--url", server.grpc, *options], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    rows = [line.replace("│", " ").split() for line in result.output.splitlines() if "8/4" in line]
+    assert [row[:3] for row in rows] == [["1", "1", "8/4"], ["3", "3", "8/4"]]
+
+
+def test_top_shows_the_models_and_what_they_did(server: LocalServer, client: Client) -> None:
+    client.complete("Hello", PARAMS)
+    url = f"http://{server.metrics}/metrics"
+    result = CliRunner().invoke(app, ["top", "--url", url, "--count", "1", "--interval", "0.6"], env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    assert "demo" in result.output
+    assert "running" in result.output
+
+
+@pytest.mark.parametrize("command", [["bench", "--url", "127.0.0.1:9"], ["top", "--url", "http://127.0.0.1:9/metrics"]])
+def test_without_a_server_a_sentence_says_so(command: list[str]) -> None:
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "nereid serve" in result.output

@@ -1,0 +1,161 @@
+"""Imports run one way, and the control side has no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Values that cross boundaries; any part may import them.
+CONTRACTS = {
+    "engine.types",
+    "engine.config",
+    "engine.env",
+    "engine.core.plan",
+    "engine.cache.spec",
+    "engine.cache.writes",
+    "engine.cache.tensors",
+    "engine.models.config",
+    "engine.runner.batch",
+}
+# What a part may import besides itself and the contracts; "engine" and "clients" mean all of it.
+MAY_IMPORT = {
+    "kernels": set(),
+    "engine.parallel": set(),
+    "engine.layers": {"kernels", "engine.parallel", "engine.quant"},
+    "engine.quant": {"kernels", "engine.weights"},
+    "engine.weights": {"kernels", "engine.quant", "engine.parallel"},
+    "engine.models": {"engine.layers", "engine.weights", "engine.quant", "engine.parallel"},
+    "engine.sampling": {"kernels"},
+    "engine.structured": set(),
+    "engine.speculative": {"kernels", "engine.models", "engine.layers"},
+    "engine.cache": set(),
+    "engine.core": {"engine.cache"},
+    "engine.text": set(),
+    "engine.runner": {
+        "kernels",
+        "engine.layers",
+        "engine.models",
+        "engine.weights",
+        "engine.quant",
+        "engine.sampling",
+        "engine.speculative",
+        "engine.structured",
+        "engine.cache",
+        "engine.parallel",
+    },
+    "engine.api": {"engine.core", "engine.cache", "engine.runner", "engine.models"},
+    "engine.serving": {"engine.api", "engine.text", "engine.core", "engine.structured"},
+    "engine.demo": {"engine.text"},
+    "clients": {"engine.types", "engine.text", "engine.serving", "engine.config"},
+}
+# The files that may import torch: what executes. Everything else is the control side.
+TORCH_SIDE = (
+    "kernels/",
+    "engine/layers/",
+    "engine/models/",
+    "engine/weights/",
+    "engine/quant/",
+    "engine/sampling/",
+    "engine/speculative/",
+    "engine/structured/mask",
+    "engine/parallel/",
+    "engine/runner/",
+    "engine/cache/tensors",
+    "engine/demo/train",
+)
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(file: Path, *, at_import_only: bool = False) -> Iterator[str]:
+    """Modules that `file` imports. at_import_only: leave out imports inside functions and for type checkers."""
+    tree = ast.parse(file.read_text())
+    for node in _module_level(tree) if at_import_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                deeper = f"{node.module}.{alias.name}"
+                yield deeper if _is_module(deeper) else node.module
+
+
+def _module_level(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        yield child
+        yield from _module_level(child)
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def part_of(module: str) -> str:
+    """The part that rules are about: kernels, clients, or engine and one level below it."""
+    head, _, rest = module.partition(".")
+    return f"engine.{rest.split('.')[0]}" if head == "engine" and rest else head
+
+
+@pytest.mark.parametrize("file", sources("kernels", "engine", "clients"), ids=module_of)
+def test_imports_run_one_way(file: Path) -> None:
+    own = part_of(module_of(file))
+    base = own == "engine" or module_of(file) in CONTRACTS
+    allowed: set[str] = set() if base else MAY_IMPORT[own]
+    for module in imports(file):
+        part = part_of(module)
+        if module.split(".")[0] not in ("kernels", "engine", "clients", "perf", "tests") or part == own:
+            continue
+        assert (module in CONTRACTS and own != "kernels") or part in allowed, f"{own} must not import {module}"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [f for f in sources("engine", "clients") if not f.relative_to(ROOT).as_posix().startswith(TORCH_SIDE)],
+    ids=module_of,
+)
+def test_the_control_side_imports_no_torch(file: Path) -> None:
+    assert not {m.split(".")[0] for m in imports(file, at_import_only=True)} & {"torch", "triton", "transformers"}
+
+
+def test_frontends_and_clients_run_without_torch() -> None:
+    """Not only the direct imports: nothing that they import brings torch or transformers along."""
+    program = """
+import sys
+import clients.python.cli, clients.openai, engine.core.scheduler, engine.cache.manager, engine.text
+import engine.serving.frontend, engine.serving.responses, engine.serving.decode, engine.serving.supervisor
+print([name for name in ("torch", "triton", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_only_tests_and_training_need_transformers() -> None:
+    users = {module_of(f) for f in sources("kernels", "engine", "clients") if "transformers" in set(imports(f))}
+    assert users <= {"engine.demo.train"}
+
+
+def test_only_env_reads_the_environment() -> None:
+    for file in sources("kernels", "engine"):
+        if module_of(file) == "engine.env":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            name = node.attr if isinstance(node, ast.Attribute) else ""
+            assert name not in ("environ", "getenv"), f"{module_of(file)}:{node.lineno} reads the environment"  # type: ignore[attr-defined]
