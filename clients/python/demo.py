@@ -23,8 +23,8 @@ from clients.python.timing import Timing
 from clients.python.wire import ServerError
 from engine.types import SamplingParams
 
-PROMPT = "A server takes a question and"
-PARAMS = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+PROMPT = "The queue module implements"
+PARAMS = SamplingParams(max_tokens=64, temperature=0.0)
 
 
 def over_grpc(server: LocalServer) -> Iterator[str]:
@@ -49,7 +49,6 @@ def over_ensemble(server: LocalServer) -> Iterator[str]:
         "stream": np.array([[True]]),
         "max_tokens": np.array([[PARAMS.max_tokens]], dtype=np.int32),
         "temperature": np.array([[PARAMS.temperature]], dtype=np.float32),
-        "end_id": np.array([[-1]], dtype=np.int32),
     }
     kinds = {"text_input": "BYTES", "stream": "BOOL", "temperature": "FP32"}
     inputs = []
