@@ -28,6 +28,7 @@ OPS = (
     "gated_delta",
     "gated_norm",
     "sigmoid_gate",
+    "rotate_tail",
     "shared_kv_write",
     "compress_kv",
     "index_topk",

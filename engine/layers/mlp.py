@@ -17,14 +17,19 @@ class Mlp(nn.Module):
 
     def __init__(self, config: MlpConfig, build: Build) -> None:
         super().__init__()
-        if config.limit is not None:
-            raise NotImplementedError("a dense feed-forward part that clips its gate is not implemented")
         hidden, inner = build.config.hidden, config.intermediate
-        self.gate_up = Linear(hidden, 2 * inner, build, config.bias, activation=config.activation)
+        self._config = config
+        # The product's own activation does not clip.
+        fused = config.activation if config.limit is None else None
+        self.gate_up = Linear(hidden, 2 * inner, build, config.bias, activation=fused)
+        self._gated_activation = build.ops.gated_activation
         self.down = Linear(inner, hidden, build, config.bias)
 
     def forward(
         self, x: torch.Tensor, norm: RmsNorm | None, batch: DeviceBatch, residual: torch.Tensor | None
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
-        return self.down(self.gate_up(x, norm=norm), residual=residual)
+        h = self.gate_up(x, norm=norm)
+        if self._config.limit is not None:
+            h = self._gated_activation(h, self._config.activation, limit=self._config.limit)
+        return self.down(h, residual=residual)

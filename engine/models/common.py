@@ -46,10 +46,11 @@ def rope(reader: Reader, head_dim: int, *, layer_type: str | None = None, interl
         if layer_type is not None and layer_type in parameters:
             where, parameters = f"{where}: {layer_type}", parameters[layer_type]
         values.update(parameters)
-    return _scaled_rope(Reader(values, where), head_dim, reader.read(int, "max_position_embeddings"), interleaved)
+    return scaled_rope(Reader(values, where), head_dim, reader.read(int, "max_position_embeddings"), interleaved)
 
 
-def _scaled_rope(reader: Reader, head_dim: int, max_position: int, interleaved: bool) -> RopeConfig:
+def scaled_rope(reader: Reader, head_dim: int, max_position: int, interleaved: bool) -> RopeConfig:
+    """Rotary embedding from one object that holds all of it."""
     named = {kind for key in ("rope_type", "type") if (kind := reader.optional(str, key)) is not None}
     if len(named) > 1:
         raise ConfigError(f"{reader.where} names two rope types: {', '.join(sorted(named))}; keep one")

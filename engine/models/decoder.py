@@ -14,11 +14,13 @@ from engine.layers.attention import Attention
 from engine.layers.build import Build
 from engine.layers.embedding import Embedding
 from engine.layers.gated_delta import GatedDelta
+from engine.layers.hyper import HyperConnection, HyperHead
 from engine.layers.linear import Linear
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import Mlp
 from engine.layers.moe import Moe
 from engine.layers.norm import RmsNorm
+from engine.layers.sparse import SparseAttention
 from engine.models.config import (
     AttentionConfig,
     GatedDeltaConfig,
@@ -26,6 +28,7 @@ from engine.models.config import (
     LayerConfig,
     MlpConfig,
     MoeConfig,
+    SparseAttentionConfig,
 )
 from engine.runner.batch import DeviceBatch
 
@@ -35,6 +38,7 @@ MIXERS: dict[type, Callable[[Any, Build], nn.Module]] = {
     AttentionConfig: Attention,
     GatedDeltaConfig: GatedDelta,
     LatentAttentionConfig: LatentAttention,
+    SparseAttentionConfig: SparseAttention,
 }
 FEED_FORWARDS: dict[type, Callable[[Any, Build], nn.Module]] = {MlpConfig: Mlp, MoeConfig: Moe}
 
@@ -74,17 +78,34 @@ class DecoderLayer(nn.Module):
         return x + self.ffn_out_norm(self.ffn(x, self.ffn_norm, batch, residual=None))
 
 
+class HyperDecoderLayer(DecoderLayer):
+    """A layer on parallel residual streams: each part takes a mix of them and is merged back into them."""
+
+    def __init__(self, config: LayerConfig, build: Build) -> None:
+        super().__init__(config, build)
+        assert build.config.hyper is not None
+        self.mixer_hyper = HyperConnection(build.config.hyper, build)
+        self.ffn_hyper = HyperConnection(build.config.hyper, build)
+
+    def forward(self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...]) -> torch.Tensor:
+        """x [T, N, hidden] → [T, N, hidden]."""
+        inner, post, comb = self.mixer_hyper(x)
+        x = self.mixer_hyper.merge(self.mixer(inner, self.mixer_norm, batch, caches, residual=None), x, post, comb)
+        inner, post, comb = self.ffn_hyper(x)
+        return self.ffn_hyper.merge(self.ffn(inner, self.ffn_norm, batch, residual=None), x, post, comb)
+
+
 class Decoder(nn.Module):
     """Built without memory; `materialize` gives it some, then the loader fills it."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
         config = build.config
-        if config.hyper is not None:
-            raise NotImplementedError("hyper-connections are not implemented")
         self.config = config
         self.embed = Embedding(build)
-        self.layers = nn.ModuleList(DecoderLayer(layer, build) for layer in config.layers)
+        kind = DecoderLayer if config.hyper is None else HyperDecoderLayer
+        self.layers = nn.ModuleList(kind(layer, build) for layer in config.layers)
+        self.hyper_head = None if config.hyper is None else HyperHead(config.hyper, build)
         self.norm = RmsNorm(config.hidden, build)
         self.head = Linear(config.hidden, config.vocab_size, build)
         self.tie()
@@ -107,9 +128,11 @@ class Decoder(nn.Module):
     def forward(self, batch: DeviceBatch, caches: tuple[tuple[LayerCache, ...], ...]) -> torch.Tensor:
         """Residual stream after the last layer, not yet normed: [T, hidden]. caches[i] are layer i's."""
         x = self.embed(batch.token_ids)
+        if self.config.hyper is not None:
+            x = x[:, None].expand(-1, self.config.hyper.streams, -1)
         for layer, kept in zip(self.layers, caches, strict=True):
             x = layer(x, batch, kept)
-        return x
+        return x if self.hyper_head is None else self.hyper_head(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Rows of the residual stream [N, hidden] → [N, vocab_size]."""

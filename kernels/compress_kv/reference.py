@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.shared_kv_write.reference import rotate_tail
+from kernels.rotate_tail.reference import turn
 
 
 def compress_kv(
@@ -63,6 +63,6 @@ def compress_kv(
             slot = int(slots[lo + (w + 1) * ratio - 1 - first])
             if slot >= 0:
                 place = slot // ratio
-                cache[place // per_block, place % per_block] = rotate_tail(entry, cos, sin).to(cache.dtype)
+                cache[place // per_block, place % per_block] = turn(entry, cos, sin).to(cache.dtype)
         kept = min(size, hi - lo)
         state[row, torch.arange(lens[i] - kept, lens[i], device=kv.device) % size] = raw[-kept:].to(state.dtype)

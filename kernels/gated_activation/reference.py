@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 
 
-def gated_activation(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-    """y = act(x[:, :F]) * x[:, F:], in float32, rounded once.
+def gated_activation(x: torch.Tensor, activation: str = "silu", limit: float | None = None) -> torch.Tensor:
+    """y = act(x[:, :F]) * x[:, F:], in float32, rounded once. A limit clips gate above and up on both sides first.
 
     x [T, 2F] (gate, then up) → [T, F]. activation: "silu" or "gelu_tanh".
     """
     gate, up = x.float().chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return (act * up).to(x.dtype)

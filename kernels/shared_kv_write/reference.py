@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import torch
 
-
-def rotate_tail(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [..., D] float32 with its last R channels turned in pairs (2i, 2i + 1); cos and sin [..., R/2]."""
-    plain = x.shape[-1] - 2 * cos.shape[-1]
-    a, b = x[..., plain::2], x[..., plain + 1 :: 2]
-    turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-    return torch.cat((x[..., :plain], turned), dim=-1)
+from kernels.rotate_tail.reference import turn
 
 
 def shared_kv_write(
@@ -37,6 +31,6 @@ def shared_kv_write(
 
     live = slots >= 0
     places = slots[live]
-    entry = rotate_tail(unit(kv) * norm.float(), cos, sin)
+    entry = turn(unit(kv) * norm.float(), cos, sin)
     cache[places // cache.shape[1], places % cache.shape[1]] = entry[live].to(cache.dtype)
-    return rotate_tail(unit(q), cos[:, None], sin[:, None]).to(q.dtype)
+    return turn(unit(q), cos[:, None], sin[:, None]).to(q.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.shared_kv_write.reference import rotate_tail
+from kernels.rotate_tail.reference import turn
 
 
 def sparse_attention(
@@ -64,5 +64,5 @@ def sparse_attention(
         s = torch.cat((s, sinks.float()[None, :, None].expand(hi - lo, -1, 1)), dim=-1)
         o = torch.softmax(s, dim=-1)[..., :-1] @ keys.float()
         cos, sin = cos_sin[positions[lo:hi].long()][:, None].chunk(2, dim=-1)
-        out[lo:hi] = rotate_tail(o, cos, -sin).to(q.dtype)
+        out[lo:hi] = turn(o, cos, -sin).to(q.dtype)
     return out

@@ -1,0 +1,180 @@
+"""Attention in a window beside compressed entries of all that is before it (DeepSeek-V4 2026, §2.3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.cache.spec import CompressedKV, LatentKV, LayerSpec, Recurrent
+from engine.cache.tensors import LatentCache, LayerCache, StateCache
+from engine.layers.build import Build
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.models.config import SparseAttentionConfig
+from engine.runner.batch import DeviceBatch
+
+
+class Compressor(nn.Module):
+    """Makes the entries of one cache: learned places and a norm. `values` [T, C] and `gates` [T, C] come projected."""
+
+    def __init__(self, config: SparseAttentionConfig, dim: int, build: Build) -> None:
+        super().__init__()
+        self.windows = 2 if config.overlap else 1
+        self.channels = self.windows * dim
+        self.bias = build.empty(config.ratio, self.channels, dtype=torch.float32)
+        self.norm = build.empty(dim)
+        self._ratio = config.ratio
+        self._rope = build.rope(config.rope, config.rope.rotary_dim)
+        self._eps = build.config.norm.eps
+        self._op = build.ops.compress_kv
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """The values and gates of the windows that are not closed yet."""
+        return (self.windows * self._ratio, 2, self.channels)
+
+    def forward(
+        self, values: torch.Tensor, gates: torch.Tensor, batch: DeviceBatch, cache: LatentCache, state: torch.Tensor
+    ) -> None:
+        """Writes the entries of the windows that the step closes into `cache`."""
+        self._op(
+            values,
+            gates,
+            self.bias,
+            self.norm,
+            self._rope,
+            batch.slots[cache.group],
+            cache.entries,
+            state,
+            batch.state_slots,
+            batch.query_start,
+            batch.context_len,
+            self._ratio,
+            batch.num_single,
+            batch.max_query,
+            eps=self._eps,
+        )
+
+
+class SparseAttention(nn.Module):
+    """residual + out(attend(norm(x))). One product gives the query latent, the key-value vector and all that the
+    compressors and the indexer read of x; another takes the query latent to the heads of queries and indexer."""
+
+    def __init__(self, config: SparseAttentionConfig, build: Build) -> None:
+        super().__init__()
+        self.config = config
+        hidden, heads, d = build.config.hidden, config.num_heads, config.head_dim
+        index = config.indexer
+        self.compressor = Compressor(config, d, build) if config.ratio else None
+        self.index_compressor = Compressor(config, index.head_dim, build) if index is not None else None
+        self._first = [config.q_rank, d]
+        for compressor in (self.compressor, self.index_compressor):
+            self._first += [0, 0] if compressor is None else [compressor.channels] * 2
+        self._first.append(0 if index is None else index.num_heads)
+        self._second = [heads * d, 0 if index is None else index.num_heads * index.head_dim]
+        self.down = Linear(hidden, sum(self._first), build)
+        self.q_norm = RmsNorm(config.q_rank, build)
+        self.q_up = Linear(config.q_rank, sum(self._second), build)
+        self.kv_norm = build.empty(d)
+        self.sinks = build.empty(heads, dtype=torch.float32)
+        self.out_down = build.empty(config.out_groups, config.out_rank, heads * d // config.out_groups)
+        self.out = Linear(config.out_groups * config.out_rank, hidden, build)
+        self._rope = build.rope(config.rope, config.rope.rotary_dim)
+        self._eps = build.config.norm.eps
+        self._ops = build.ops
+        self.specs = self._declare(build.dtype_bytes)
+
+    def _declare(self, dtype_bytes: int) -> tuple[LayerSpec, ...]:
+        config = self.config
+        specs: list[LayerSpec] = [LatentKV(config.head_dim, 0, dtype_bytes, config.window)]
+        states = [c.state_shape for c in (self.compressor, self.index_compressor) if c is not None]
+        if config.ratio:
+            specs.append(CompressedKV(config.head_dim, config.ratio, dtype_bytes))
+        if config.indexer is not None:
+            specs.append(CompressedKV(config.indexer.head_dim, config.ratio, dtype_bytes))
+        if states:
+            specs.append(Recurrent(tuple(states), (dtype_bytes,) * len(states)))
+        return tuple(specs)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norm: RmsNorm,
+        batch: DeviceBatch,
+        caches: tuple[LayerCache, ...],
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x, residual [T, hidden] → [T, hidden]. Writes the step's vectors, entries and states."""
+        config = self.config
+        window, entries, keys = _latents(caches)
+        q, kv, values, gates, index_values, index_gates, index_weights = self.down(x, norm=norm).split(
+            self._first, dim=-1
+        )
+        q, index_q = self.q_up(q.contiguous(), norm=self.q_norm).split(self._second, dim=-1)
+        q = self._ops.shared_kv_write(
+            q.unflatten(-1, (config.num_heads, config.head_dim)),
+            kv,
+            batch.positions,
+            batch.slots[window.group],
+            self._rope,
+            window.entries,
+            self.kv_norm,
+            eps=self._eps,
+        )
+        more = {}
+        if self.compressor is not None and entries is not None:
+            states = caches[-1]
+            assert isinstance(states, StateCache)
+            self.compressor(values, gates, batch, entries, states.states[0])
+            more = {
+                "entries": entries.entries,
+                "entry_table": batch.block_tables[entries.group],
+                "ratio": config.ratio,
+            }
+            if self.index_compressor is not None and keys is not None:
+                self.index_compressor(index_values, index_gates, batch, keys, states.states[1])
+                more["chosen"] = self._choose(index_q, index_weights, batch, keys)
+        o = self._ops.sparse_attention(
+            q,
+            window.entries,
+            batch.block_tables[window.group],
+            batch.query_start,
+            batch.context_len,
+            batch.positions,
+            self._rope,
+            self.sinks,
+            config.scale,
+            config.window,
+            batch.num_single,
+            batch.max_query,
+            batch.max_context,
+            **more,
+        )
+        o = o.view(len(o), config.out_groups, -1).transpose(0, 1)
+        o = torch.bmm(o, self.out_down.transpose(1, 2)).transpose(0, 1)
+        return self.out(o.flatten(1), residual=residual)
+
+    def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
+        """The entries that each token reads: [T, top_k] int32."""
+        index = self.config.indexer
+        assert index is not None
+        return self._ops.index_topk(
+            self._ops.rotate_tail(q.unflatten(-1, (index.num_heads, index.head_dim)), batch.positions, self._rope),
+            weights,
+            keys.entries,
+            batch.block_tables[keys.group],
+            batch.query_start,
+            batch.context_len,
+            self.config.ratio,
+            index.top_k,
+            (index.num_heads * index.head_dim) ** -0.5,
+            batch.num_single,
+            batch.max_query,
+            batch.max_context,
+        )
+
+
+def _latents(caches: tuple[LayerCache, ...]) -> tuple[LatentCache, LatentCache | None, LatentCache | None]:
+    """The window, the compressed entries and the indexer's keys, in the order that specs declare them."""
+    kept = [cache for cache in caches if isinstance(cache, LatentCache)]
+    return kept[0], kept[1] if len(kept) > 1 else None, kept[2] if len(kept) > 2 else None
