@@ -61,26 +61,25 @@ class _Answer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         request, label = self._request, self._label
         batch = await self._batch(stream=True)
-        told: dict[int, int] = {}  # characters sent, a choice
+        told: dict[int, int] = {}  # characters of the tokens sent, a choice
         async with aclosing(self._counted(batch)) as pieces:
             async for index, piece in pieces:
-                text = piece.text
-                choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+                choice: dict[str, Any] = {"index": index, "text": piece.text, "logprobs": None, "finish_reason": None}
                 if index not in told:
                     source = self._sources[index // request.num_candidates]
                     told[index] = 0
-                    choice["text"] = source.echo + text
+                    choice["text"] = source.echo + piece.text
                     if request.return_token_ids:
                         choice["prompt_token_ids"] = list(source.prompt.ids or ())
                 if request.logprobs is not None and piece.logprobs:
                     choice["logprobs"] = completion_logprobs(
                         piece.logprobs, piece.token_ids, request.logprobs, told[index]
                     )
+                    told[index] += sum(map(len, choice["logprobs"]["tokens"]))
                 if request.return_token_ids:
                     choice["token_ids"] = piece.token_ids
                 if piece.finish_reason is not None:
                     choice["finish_reason"] = "length" if request.max_tokens == 0 else piece.finish_reason
-                told[index] += len(text)
                 body = label.body([choice])
                 if request.continuous_usage:
                     body["usage"] = self._usage.body()

@@ -22,6 +22,7 @@ _HEADERS = {"triton_grpc_error": "true"}
 _LLM_INPUTS = {"text_input", "input_ids", "sampling_parameters", "stream"}
 _TOKENIZER_INPUTS = {"text_input", "messages", "template_parameters", "token_ids"}
 _NOT_FINISHED = "None"
+_TIMED_OUT = "ran past its timeout"  # Triton has no code for it; another replica must not be asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,4 +293,6 @@ def _raise(error: Exception) -> NoReturn:
         raise error
     if code in ("OK", "UNKNOWN"):
         code = "INTERNAL"
+    if code == "UNAVAILABLE" and _TIMED_OUT in message:
+        code = "DEADLINE_EXCEEDED"
     raise BackendError(code, message) from error

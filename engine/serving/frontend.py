@@ -203,9 +203,10 @@ class Frontend:
                 self._tokenizer,
                 arrived,
             )
+            # In the table first: the first token may be back before this thread runs again.
+            self._streams[stream.request_id] = stream
             if self._up:
                 self._link.submit(stream.engine_request())
-            self._streams[stream.request_id] = stream
             self._busy.set()
 
     # Sending
