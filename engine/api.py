@@ -280,10 +280,13 @@ class Engine:
             self._accepting = False
             closed, self._closed = self._closed, True
         self._loop.stop()
+        if closed:
+            return
         if self._thread is not None:
             self._thread.join()
-        if not closed:
-            self._runner.close()
+        else:
+            self._loop.run()  # never started: it only ends what was submitted
+        self._runner.close()
 
     def check_integrity(self) -> None:
         """Account for every block and slot. For tests, while the engine is idle. Raises AssertionError."""

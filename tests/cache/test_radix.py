@@ -1,0 +1,129 @@
+"""The prefix tree: found by content, safe from collisions, evicted from the leaves, oldest use first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from engine.cache.radix import Node, Prefix, PrefixTree, chain_hash
+
+
+def insert(tree: PrefixTree, tokens: list[int], salt: bytes = b"") -> Node:
+    """Put all full blocks of `tokens` in the tree, used now; the deepest node."""
+    prefix = prefix_of(tree, tokens, salt)
+    node = tree.root(salt)
+    for _ in prefix.keys:
+        node = tree.child(node, prefix) or tree.insert(node, prefix, [1])
+    touch(tree, node)
+    return node
+
+
+def touch(tree: PrefixTree, node: Node) -> None:
+    tree.lock(node)
+    tree.unlock(node)
+
+
+def prefix_of(tree: PrefixTree, tokens: list[int], salt: bytes = b"") -> Prefix:
+    prefix = tree.prefix(salt)
+    prefix.extend(tokens, len(tokens) // tree.block_size)
+    return prefix
+
+
+def matched(tree: PrefixTree, tokens: list[int], salt: bytes = b"", limit: int = 100) -> int:
+    return len(tree.match(prefix_of(tree, tokens, salt), limit))
+
+
+def test_finds_the_longest_prefix_in_whole_blocks() -> None:
+    tree = PrefixTree(2)
+    insert(tree, [1, 2, 3, 4, 5, 6, 7])
+    assert matched(tree, [1, 2, 3, 4, 5, 6, 7, 8]) == 3
+    assert matched(tree, [1, 2, 3, 4, 9, 9]) == 2
+    assert matched(tree, [1, 2, 3]) == 1
+    assert matched(tree, [2, 1]) == 0
+    assert matched(tree, [1, 2, 3, 4], limit=1) == 1
+
+
+def test_the_same_block_after_another_beginning_is_another_node() -> None:
+    tree = PrefixTree(2)
+    insert(tree, [1, 2, 3, 4])
+    insert(tree, [9, 9, 3, 4])
+    assert tree.num_nodes == 4
+
+
+def test_salts_part_the_tree() -> None:
+    tree = PrefixTree(2)
+    insert(tree, [1, 2], b"a")
+    assert matched(tree, [1, 2], b"a") == 1
+    assert matched(tree, [1, 2], b"b") == 0
+    assert matched(tree, [1, 2]) == 0
+    assert tree.evict() is not None
+    assert not tree._roots, "a root without children is kept for nobody"
+
+
+def test_contents_with_one_key_never_meet() -> None:
+    """With a hash that always collides a match still compares the tokens, and an insertion refuses."""
+    tree = PrefixTree(2, hash=lambda data: b"same")
+    insert(tree, [1, 2])
+    assert matched(tree, [1, 2]) == 1
+    assert matched(tree, [3, 4]) == 0
+    with pytest.raises(LookupError):
+        tree.child(tree.root(b""), prefix_of(tree, [3, 4]))
+
+
+def test_keys_depend_on_content_alone() -> None:
+    """Another process, with other hash randomisation, gives the same keys: so tiers and replicas can compare them."""
+    code = (
+        "from engine.cache.radix import PrefixTree\n"
+        "prefix = PrefixTree(2).prefix(b's'); prefix.extend([1, 2, 3, 4], 2); print(prefix.keys)"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert other.strip() == repr(prefix_of(PrefixTree(2), [1, 2, 3, 4], b"s").keys)
+
+
+def test_keys_grow_with_the_tokens() -> None:
+    tree = PrefixTree(3)
+    tokens = list(range(20))
+    grown = tree.prefix()
+    for count in range(7):
+        grown.extend(tokens, count)
+    assert grown.keys == prefix_of(tree, tokens).keys
+    assert len(set(grown.keys)) == 6
+    assert all(len(key) == len(chain_hash(b"")) == 16 for key in grown.keys)
+
+
+def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:
+    tree = PrefixTree(1)
+    for tokens in ([1, 2, 3], [1, 2, 4], [5]):
+        insert(tree, tokens)
+    touch(tree, tree.match(prefix_of(tree, [1, 2, 3]), 3)[-1])
+    order = []
+    while (node := tree.evict()) is not None:
+        order.append(int.from_bytes(node.tokens, sys.byteorder))
+        tree.check_integrity()
+    assert order == [4, 5, 3, 2, 1]
+
+
+def test_a_lock_protects_the_path_and_nothing_else() -> None:
+    tree = PrefixTree(1)
+    insert(tree, [1, 2, 3])
+    node = tree.match(prefix_of(tree, [1, 2]), 2)[-1]
+    tree.lock(node)
+    assert [n.depth for n in iter(tree.evict, None)] == [3]
+    assert matched(tree, [1, 2, 3]) == 2
+    tree.unlock(node)
+    assert [n.depth for n in iter(tree.evict, None)] == [2, 1]
+    with pytest.raises(ValueError, match="more often than it was locked"):
+        tree.unlock(node)
+
+
+def test_the_queue_of_leaves_does_not_grow_with_use() -> None:
+    tree = PrefixTree(1)
+    nodes = [insert(tree, [i]) for i in range(10)]
+    for _ in range(100):
+        for node in nodes:
+            touch(tree, node)
+    assert len(tree._leaves) <= 2 * 10 + 65
+    tree.check_integrity()
+    assert list(iter(tree.evict, None)) == nodes

@@ -1,0 +1,252 @@
+"""How steps are filled: budget, chunks, mixing, admission, preemption, waiting for a shared prefix."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from engine.config import CacheConfig, SchedulerConfig
+from engine.core.plan import StepPlan
+from tests.core.harness import Harness, make_config
+from tests.core.scripted_runner import ScriptedRunner, pool
+
+
+def prompt(length: int, start: int = 2) -> list[int]:
+    return [start + i % 40 for i in range(length)]
+
+
+def prefilled(plan: StepPlan) -> int:
+    return sum(count for count in plan.count if count > 1)
+
+
+def test_one_step_holds_decoding_rows_and_chunks_with_single_lines_first() -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(token_budget=16))
+    harness.submit("a", prompt(4))
+    harness.step(2)
+    harness.submit("b", prompt(40, 9))
+    harness.step()
+    plan = harness.runner.plans[-1]
+    assert (plan.rows, plan.count, plan.samples) == ([0, 1], [1, 15], [True, False])
+
+
+@pytest.mark.parametrize(("chunk_size", "chunks"), [(0, [16, 16, 8]), (7, [7, 7, 7, 7, 7, 5])])
+def test_a_prompt_is_cut_by_budget_and_chunk_size(chunk_size: int, chunks: list[int]) -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(token_budget=16, chunk_size=chunk_size))
+    harness.submit("a", prompt(40), max_tokens=1)
+    harness.run()
+    assert [plan.count for plan in harness.runner.plans] == [[count] for count in chunks]
+    assert [plan.samples for plan in harness.runner.plans] == [[False]] * (len(chunks) - 1) + [[True]]
+
+
+def test_decoding_rows_are_served_in_every_step_of_a_long_prompt() -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(token_budget=8, overlap=False))
+    harness.submit("a", prompt(4), max_tokens=20)
+    harness.step()
+    harness.submit("long", prompt(100, 9))
+    for _ in range(12):
+        harness.step()
+        assert harness.runner.plans[-1].count[0] == 1
+        assert prefilled(harness.runner.plans[-1]) == 7
+    assert len(harness.tokens("a")) == 13
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"mixed_budget": 5}, 5),
+        ({"preference": "throughput"}, 59),
+        ({"mixed_budget": 5, "preference": "throughput"}, 5),
+    ],
+)
+def test_the_share_of_prompts_in_a_mixed_step_is_bounded(settings: dict[str, object], share: int) -> None:
+    harness = Harness(ScriptedRunner(pool(200)), make_config(token_budget=60, **settings))
+    harness.submit("a", prompt(4), max_tokens=20)
+    harness.step(2)
+    harness.submit("long", prompt(200, 9))
+    harness.step()
+    assert prefilled(harness.runner.plans[-1]) == share
+
+
+def test_latency_preference_bounds_mixed_steps_only() -> None:
+    harness = Harness(ScriptedRunner(pool(2000)), make_config(token_budget=4000, preference="latency"))
+    harness.submit("first", prompt(3000), max_tokens=20)
+    harness.step()
+    assert harness.runner.plans[-1].count == [3000]
+    harness.submit("second", prompt(3000, 9))
+    harness.step()
+    assert harness.runner.plans[-1].count == [1, 1024]
+
+
+def test_a_budget_below_the_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"token_budget \(8\) must be at least max_rows \(16\)"):
+        SchedulerConfig(max_rows=16, token_budget=8)
+
+
+def test_a_checkpoint_interval_off_the_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be a multiple of block_size"):
+        CacheConfig(block_size=32, checkpoint_interval=48)
+
+
+def test_rows_are_reused_and_bounded() -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(max_rows=2))
+    for name in "abcde":
+        harness.submit(name, prompt(3, ord(name) - 90), max_tokens=3)
+    harness.run()
+    assert all(set(plan.rows) <= {0, 1} for plan in harness.runner.plans)
+    assert max(len(plan.rows) for plan in harness.runner.plans) == 2
+
+
+def test_lower_priority_values_go_first() -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(max_rows=1))
+    harness.submit("running", prompt(3), max_tokens=3)
+    harness.step()
+    harness.submit("late", prompt(3, 9), priority=0)
+    harness.submit("low", prompt(3, 12), priority=5)
+    harness.submit("urgent", prompt(3, 15), priority=-1)
+    harness.run()
+    assert list(harness.events) == ["running", "urgent", "late", "low"]
+
+
+def test_the_youngest_is_preempted_and_loses_nothing() -> None:
+    # 11 blocks of 4 hold one request of 40 tokens and one more block.
+    harness = Harness(ScriptedRunner(pool(12)), make_config(prefix_cache=False))
+    for name, start in (("old", 2), ("young", 9)):
+        harness.submit(name, prompt(12, start), max_tokens=24)
+    harness.run()
+    assert harness.engine.stats().preemptions > 0
+    assert harness.tokens("old") == harness.expected(prompt(12), 24)
+    assert harness.tokens("young") == harness.expected(prompt(12, 9), 24)
+    restarts = [start for plan in harness.runner.plans for start in plan.starts][2:]
+    assert all(start.token_ids[:12] == prompt(12, 9) for start in restarts), "the older one never gives way"
+    assert all(len(start.token_ids) > 12 and start.num_prompt == 12 for start in restarts)
+
+
+def test_a_preempted_request_finds_its_own_blocks_in_the_tree() -> None:
+    harness = Harness(ScriptedRunner(pool(12)), make_config(prefix_cache=True))
+    for name, start in (("old", 2), ("young", 9)):
+        harness.submit(name, prompt(12, start), max_tokens=24)
+    harness.run()
+    again = [start.row for plan in harness.runner.plans for start in plan.starts][2:]
+    assert again
+    assert harness.tokens("young") == harness.expected(prompt(12, 9), 24)
+    assert [event.num_cached for event in harness.events["young"] if event.num_cached] == []
+
+
+def test_the_head_of_the_queue_is_not_overtaken_for_lack_of_blocks() -> None:
+    harness = Harness(ScriptedRunner(pool(16)), make_config())
+    harness.submit("running", prompt(20), max_tokens=8)
+    harness.step()
+    harness.submit("big", prompt(40, 9), max_tokens=2)
+    harness.submit("small", prompt(2, 14), max_tokens=2)
+    harness.run()
+    assert list(harness.events) == ["running", "big", "small"]
+
+
+def test_siblings_sent_together_compute_their_prompt_once() -> None:
+    """n requests over one prompt: the first computes it, the others wait for its blocks instead of computing too."""
+    harness = Harness(ScriptedRunner(pool()), make_config(token_budget=64))
+    shared = prompt(33)
+    for i in range(4):
+        harness.submit(str(i), shared, seed=i)
+    harness.run()
+    computed = sum(prefilled(plan) for plan in harness.runner.plans)
+    assert computed == 33
+    stats = harness.engine.stats()
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (4 * 33, 3 * 32)
+    assert all(harness.tokens(str(i)) == harness.expected(shared) for i in range(4))
+
+
+def test_who_waits_for_a_prefix_does_not_hold_up_the_others() -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(token_budget=16))
+    harness.submit("first", prompt(33))
+    harness.submit("sibling", prompt(33))
+    harness.submit("other", prompt(3, 30))
+    harness.step(3)
+    assert [start.num_prompt for plan in harness.runner.plans for start in plan.starts] == [33, 3]
+
+
+def test_a_waiting_sibling_goes_on_when_the_one_it_waits_for_is_cancelled() -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(token_budget=16))
+    harness.submit("first", prompt(65))
+    harness.submit("sibling", prompt(65))
+    harness.step(2)
+    harness.engine.abort("first")
+    harness.run()
+    assert harness.tokens("sibling") == harness.expected(prompt(65))
+
+
+def test_a_small_common_beginning_is_not_waited_for() -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(token_budget=64))
+    harness.submit("a", prompt(4) + prompt(24, 9))
+    harness.submit("b", prompt(4) + prompt(24, 12))
+    harness.step()
+    assert len(harness.runner.plans[0].rows) == 2
+
+
+def test_state_is_kept_at_the_last_full_block_of_a_prompt_and_found_again() -> None:
+    harness = Harness(ScriptedRunner(pool(state_slots=6)), make_config())
+    first = prompt(14)
+    harness.submit("a", first, max_tokens=4)
+    harness.run()
+    assert [plan.count for plan in harness.runner.plans[:2]] == [[12], [2]]
+    harness.submit("b", [*first, 3, 4, 5], max_tokens=4)
+    harness.run()
+    assert harness.events["b"][0].num_cached == 12
+    assert harness.tokens("b") == harness.expected([*first, 3, 4, 5], 4)
+
+
+def test_state_is_kept_while_generating_so_that_the_next_turn_hits() -> None:
+    harness = Harness(ScriptedRunner(pool(state_slots=6)), make_config(checkpoint_interval=16))
+    harness.submit("a", prompt(5), max_tokens=40)
+    harness.run()
+    turn = prompt(5) + harness.tokens("a") + [3, 4]
+    harness.submit("b", turn, max_tokens=4)
+    harness.run()
+    assert harness.events["b"][0].num_cached == 32
+    assert harness.tokens("b") == harness.expected(turn, 4)
+
+
+def test_blocks_that_left_the_window_come_free_while_a_request_runs() -> None:
+    spec = pool(2, window=8, window_blocks=12, full=False)
+    harness = Harness(ScriptedRunner(spec), make_config(prefix_cache=False))
+    harness.submit("a", prompt(30), max_tokens=200)
+    harness.step(60)
+    assert harness.engine.stats().groups[0].used <= 4
+    harness.run()
+    assert harness.tokens("a") == harness.expected(prompt(30), 200)
+
+
+@pytest.mark.parametrize(("block_size", "calls_a_row"), [(64, 16), (1, 60)])
+def test_host_work_grows_with_the_rows_and_not_faster(block_size: int, calls_a_row: int) -> None:
+    """Function calls of a steady decoding step, counted: four times the rows take at most four times the calls, whether
+    no row or every row takes a new block."""
+
+    def calls(rows: int) -> int:
+        harness = Harness(
+            ScriptedRunner(pool(50 * rows, block_size)), make_config(max_rows=rows, token_budget=64 * rows)
+        )
+        for i in range(rows):
+            harness.submit(str(i), [2 + i % 40, 3 + i // 40, 5], max_tokens=40)
+        for _ in range(6):
+            harness.inflight = harness.loop.iterate(harness.inflight)
+        step = harness.inflight
+        assert step is not None
+        result = step.pending.wait()
+        count = 0
+
+        def profile(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(profile)
+        try:
+            harness.loop.scheduler.schedule()
+            harness.loop.committer.commit(step, result)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    few, many = calls(32), calls(128)
+    assert many <= 4 * few
+    assert many <= 128 * calls_a_row
