@@ -101,7 +101,7 @@ def sample(
     if drawn.numel():
         some, heat = x[drawn], temperature[drawn]
         filters = (top_k[drawn] > 0) | (top_p[drawn] < 1) | (min_p[drawn] > 0)
-        scores = (some - top[drawn, None]) / heat[:, None] + gumbel(seeds[drawn], positions[drawn], x.shape[1])
+        scores = some / heat[:, None] + gumbel(seeds[drawn], positions[drawn], x.shape[1])
         cut = filters.nonzero().squeeze(1)
         if cut.numel():
             at = drawn[cut]

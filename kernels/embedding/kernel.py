@@ -1,0 +1,50 @@
+"""Embedding gather in Triton."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _gather(p_ids, p_weight, p_y, E, weight_stride, scale, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    i_token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    m_columns = columns < E
+    row = tl.load(p_ids + i_token).to(tl.int64)
+    y = tl.load(p_weight + row * weight_stride + columns, mask=m_columns, other=0.0)
+    if HAS_SCALE:
+        y = (y.to(tl.float32) * scale).to(y.dtype)
+    tl.store(p_y + i_token * E + columns, y, mask=m_columns)
+
+
+@lru_cache(maxsize=64)
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(scale, dtype=dtype))
+
+
+def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """y[t] = weight[ids[t]] * scale, with `scale` rounded to the weight's dtype first (as Gemma does).
+
+    One program copies up to 1024 channels of one token. Shapes as in the reference; weight's rows may be strided.
+    """
+    tokens, channels = ids.shape[0], weight.shape[1]
+    y = torch.empty((tokens, channels), dtype=weight.dtype, device=weight.device)
+    if tokens:
+        _gather[(tokens, triton.cdiv(channels, _BLOCK))](
+            ids,
+            weight,
+            y,
+            channels,
+            weight.stride(0),
+            _rounded(scale, weight.dtype),
+            HAS_SCALE=scale != 1.0,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+    return y

@@ -1,0 +1,42 @@
+"""Gated activation in Triton (Shazeer 2020, arXiv:2002.05202)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _gate(p_x, p_y, F, x_stride, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
+    i_token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    m_columns = columns < F
+    p_gate = p_x + i_token * x_stride + columns
+    gate = tl.load(p_gate, mask=m_columns, other=0.0)
+    up = tl.load(p_gate + F, mask=m_columns, other=0.0).to(tl.float32)
+    g = gate.to(tl.float32)
+    if IS_SILU:
+        act = g * tl.sigmoid(g)
+    else:
+        act = g * tl.sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
+    tl.store(p_y + i_token * F + columns, (act * up).to(gate.dtype), mask=m_columns)
+
+
+def gated_activation(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
+    """y = act(x[:, :F]) * x[:, F:], in float32, rounded once.
+
+    silu(g) = g·σ(g);  gelu_tanh(g) = ½g(1 + tanh u) = g·σ(2u) with u = √(2/π)(g + 0.044715 g³).
+    Shapes as in the reference; x's rows may be strided. Raises ValueError for another activation.
+    """
+    if activation not in ("silu", "gelu_tanh"):
+        raise ValueError(f"activation {activation!r} is not implemented: use 'silu' or 'gelu_tanh'")
+    tokens, channels = x.shape[0], x.shape[1] // 2
+    y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
+    if tokens:
+        _gate[(tokens, triton.cdiv(channels, _BLOCK))](
+            x, y, channels, x.stride(0), IS_SILU=activation == "silu", BLOCK=_BLOCK, num_warps=4
+        )
+    return y
