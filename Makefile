@@ -3,7 +3,6 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-DEMO   := .cache/demo
 export OMP_NUM_THREADS ?= 1
 
 ifeq ($(origin PY), undefined)
@@ -20,16 +19,13 @@ help:  ## this list
 setup:  ## make .venv (once for each state of pyproject.toml)
 	@$(PYTHON) bootstrap.py --venv $(VENV)
 
-$(DEMO)/model.safetensors: | $(SETUP)
-	@$(PY) -m engine.demo.make $(DEMO)
-
-demo: $(SETUP) $(DEMO)/model.safetensors  ## start a server, stream a completion three ways, stop it
+demo: $(SETUP)  ## start a server, stream a completion three ways, stop it
 	@$(PY) -m clients.python.demo
 
-serve: $(SETUP) $(DEMO)/model.safetensors  ## serve model_repository on 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
-	@$(PY) -m engine.serving.cli serve
+serve: $(SETUP)  ## serve model_repository on 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
+	@$(PY) -m clients.python.cli serve
 
-test: $(SETUP) lint type $(DEMO)/model.safetensors  ## the whole suite on CPU, with the linters, the server and the load tools
+test: $(SETUP) lint type  ## the whole suite on CPU, with the linters, the server and the load tools
 	@$(PY) -m pytest -n 2 --dist loadgroup tests
 
 lint: $(SETUP)  ## ruff: rules and format
@@ -42,10 +38,10 @@ type: $(SETUP)  ## mypy
 test-gpu: $(SETUP)  ## the tests that need a CUDA device
 	@$(PY) -m pytest -m gpu tests
 
-gate: $(SETUP) $(DEMO)/model.safetensors  ## the correctness gate against transformers
+gate: $(SETUP)  ## the correctness gate against transformers
 	@$(PY) -m pytest tests/gate
 
-perf-smoke: $(SETUP) $(DEMO)/model.safetensors  ## perf_analyzer and locust against a server, a few seconds each
+perf-smoke: $(SETUP)  ## perf_analyzer and locust against a server, a few seconds each
 	@$(PY) -m perf.smoke
 
 clean:  ## remove .venv and everything made

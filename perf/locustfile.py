@@ -11,11 +11,17 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+# locust puts this folder first, where perf/engine.py would be taken for the package `engine`
+_HERE = Path(__file__).resolve().parent
+sys.path[:] = [str(_HERE.parent), *(entry for entry in sys.path if Path(entry).resolve() != _HERE)]
 
 import grpc
 from grpc.experimental import gevent as grpc_gevent

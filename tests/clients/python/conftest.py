@@ -9,16 +9,12 @@ import pytest
 
 from clients.python import Client
 from clients.python.local_server import LocalServer
-from engine.demo.make import make
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[LocalServer]:
-    checkpoint = ROOT / ".cache" / "demo"
-    if not (checkpoint / "model.safetensors").is_file():
-        make(checkpoint)
     with LocalServer(ROOT / "model_repository") as running:
         yield running
 
