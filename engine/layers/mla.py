@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2 2024, arXiv:2405.04434) over a latent cache.
+"""Multi-head latent attention (arXiv:2405.04434) over a latent cache.
 
 The up-projection of keys is taken to the queries and that of values to the output ("absorbed"), so that attention
 reads the latents as they are and the cache holds nothing else.

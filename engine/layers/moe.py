@@ -1,4 +1,4 @@
-"""Routed experts beside a shared one (Shazeer et al. 2017, arXiv:1701.06538; DeepSeekMoE 2024, arXiv:2401.06066)."""
+"""Routed experts beside a shared one (Shazeer et al. 2017, arXiv:1701.06538; arXiv:2401.06066)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def frequencies(config: RopeConfig, device: torch.device) -> torch.Tensor:
 
 
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1 (arXiv:2407.21783): slow waves are stretched by `factor`, fast ones kept, those between are blended.
+    """arXiv:2407.21783: slow waves are stretched by `factor`, fast ones kept, those between are blended.
 
     Turns in the original context decide: ≤ low_freq_factor is slow, ≥ high_freq_factor is fast.
     """

@@ -1,4 +1,4 @@
-"""Attention in a window beside compressed entries of all that is before it (DeepSeek-V4 2026, §2.3)."""
+"""Attention in a window beside compressed entries of all that is before it (compressed sparse attention, 2026)."""
 
 from __future__ import annotations
 

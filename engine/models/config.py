@@ -6,6 +6,7 @@ one model may differ. No torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -201,3 +202,9 @@ class ModelConfig:
     bos_ids: tuple[int, ...] = field(default=())
     eos_ids: tuple[int, ...] = field(default=())
     prefix: str = "model"
+
+    @property
+    def block_multiple(self) -> int:
+        """Tokens that a block of the cache must hold, or a multiple of them: compressed entries never cross blocks."""
+        ratios = [layer.mixer.ratio for layer in self.layers if isinstance(layer.mixer, SparseAttentionConfig)]
+        return math.lcm(*(ratio for ratio in ratios if ratio))

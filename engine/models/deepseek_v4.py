@@ -29,8 +29,11 @@ def parse(reader: Reader) -> ModelConfig:
     main, compressed = _ropes(reader)
     mixers, experts = _mixers(reader, main, compressed), _experts(reader)
     count = common.num_layers(reader)
-    hashed = reader.optional(int, "num_hash_layers")
-    routed = reader.optional(list, "mlp_layer_types") or [FFN_KINDS[i >= (hashed or 0)] for i in range(count)]
+    routed = reader.optional(list, "mlp_layer_types")
+    if routed is None:
+        hashed = reader.read(int, "num_hash_layers")
+        routed = [FFN_KINDS[i >= hashed] for i in range(count)]
+    reader.skip("num_hash_layers")
     if set(routed) - set(FFN_KINDS) or len(routed) < count:
         raise ConfigError(f"{reader.where}: mlp_layer_types = {routed!r} is not implemented for {count} layers")
     by_id = replace(experts, hashed=True, correction_bias=False)
@@ -64,7 +67,8 @@ def _mixers(reader: Reader, main: RopeConfig, compressed: RopeConfig) -> dict[in
     """The layer kinds by their compress ratio."""
     reader.require("num_key_value_heads", 1)
     reader.require("attention_bias", False, default=False)
-    reader.require("compress_rates", {k: v for k, v in KINDS.items() if v}, default=None)
+    rates = {kind: ratio for kind, ratio in KINDS.items() if ratio}
+    reader.require("compress_rates", rates, default=rates)
     head_dim = reader.read(int, "head_dim")
     alone = SparseAttentionConfig(
         num_heads=reader.read(int, "num_attention_heads"),

@@ -23,7 +23,7 @@ from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
 
-# Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for Qwen3.
+# Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
 
 

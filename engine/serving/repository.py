@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from engine.models import registry
+from engine.models.config import ModelConfig
+from engine.models.reader import ConfigError
 from engine.serving import protocol
 from engine.serving.protocol import Tensor
 from engine.serving.settings import SettingsError, parse
@@ -91,6 +94,7 @@ def add(
 ) -> list[Path]:
     """Write the entries NAME, NAME_tokenizer and NAME_ensemble for a checkpoint folder; returns their folders.
 
+    A model that is not implemented, or a value of its config that is not, is refused here and not at start.
     Raises AddError, and then nothing has been written.
     """
     if not NAME.fullmatch(name):
@@ -103,10 +107,11 @@ def add(
     for entry in names:
         if (repository / entry).exists():
             raise AddError(f"{repository / entry} exists already: remove it or choose another --name")
-    parameters = {"model": str(folder), **settings}
     try:
+        model, _ = registry.load(folder)
+        parameters = {"model": str(folder), **_needed(model), **settings}
         parse(parameters, repository / name)
-    except SettingsError as error:
+    except (ConfigError, SettingsError) as error:
         raise AddError(str(error)) from None
     written = [write_llm(repository, name, parameters, frontends)]
     if tokenizer:
@@ -114,6 +119,11 @@ def add(
     if ensemble:
         written.append(write_ensemble(repository, ensemble_name, tokenizer_name, name))
     return written
+
+
+def _needed(model: ModelConfig) -> dict[str, str]:
+    """Settings that a model cannot be served without."""
+    return {} if model.block_multiple == 1 else {"cache.block_size": str(model.block_multiple)}
 
 
 def write_llm(repository: Path, name: str, parameters: Mapping[str, str], frontends: int = 2) -> Path:

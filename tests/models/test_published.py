@@ -1,0 +1,170 @@
+"""Published configs of every family: what is read from them, what each layer keeps, and that rules fill every
+parameter. Weights are not needed for any of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.cache.spec import Recurrent, group_layers
+from engine.layers.build import Build
+from engine.models import registry
+from engine.models.config import (
+    AttentionConfig,
+    GatedDeltaConfig,
+    LatentAttentionConfig,
+    MlpConfig,
+    ModelConfig,
+    MoeConfig,
+    SparseAttentionConfig,
+)
+from engine.models.decoder import Decoder
+from engine.models.reader import ConfigError
+from kernels import select
+
+CONFIGS = Path(__file__).parent / "configs"
+QUANTIZED = {"qwen3-8b-fp8", "kimi-k2-instruct", "deepseek-v4-flash"}
+SERVED = sorted(file.stem for file in CONFIGS.glob("*.json") if file.stem not in QUANTIZED)
+MIB = 1 << 20
+
+
+def values(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
+    return loaded
+
+
+def parse(name: str, **changes: Any) -> ModelConfig:
+    return registry.parse({**values(name), **changes})
+
+
+def decoder(config: ModelConfig) -> Decoder:
+    """Without memory: parameters are shapes."""
+    cpu = torch.device("cpu")
+    return Decoder(Build(select(cpu), config, torch.bfloat16, cpu, max_model_len=8))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_rules_fill_every_parameter_once(name: str) -> None:
+    config = parse(name)
+    rules = registry.family_of(values(name)).rules(config)
+    targets = Counter(rule.target for rule in rules)
+    parameters = set(dict(decoder(config).named_parameters()))
+    assert set(targets) == parameters
+    assert set(targets.values()) == {1}
+    sources = [source for rule in rules for source in rule.sources]
+    assert len(sources) == len(set(sources))
+
+
+@pytest.mark.parametrize(
+    ("name", "mixers", "ffns"),
+    [
+        ("llama-3.1-8b", {AttentionConfig: 32}, {MlpConfig: 32}),
+        ("qwen3-30b-a3b", {AttentionConfig: 48}, {MoeConfig: 48}),
+        ("gemma3-1b", {AttentionConfig: 26}, {MlpConfig: 26}),
+        ("qwen3.5-4b", {GatedDeltaConfig: 24, AttentionConfig: 8}, {MlpConfig: 32}),
+        ("deepseek-v2-lite", {LatentAttentionConfig: 27}, {MlpConfig: 1, MoeConfig: 26}),
+        ("kimi-k2-instruct-as-deepseek_v3", {LatentAttentionConfig: 61}, {MlpConfig: 1, MoeConfig: 60}),
+        ("deepseek-v4-flash-bf16", {SparseAttentionConfig: 43}, {MoeConfig: 43}),
+    ],
+)
+def test_layers(name: str, mixers: dict[type, int], ffns: dict[type, int]) -> None:
+    layers = parse(name).layers
+    assert Counter(type(layer.mixer) for layer in layers) == mixers
+    assert Counter(type(layer.ffn) for layer in layers) == ffns
+
+
+def test_a_text_config_inside_a_larger_one_is_the_same_model() -> None:
+    inner, outer = parse("qwen3.5-4b-text"), parse("qwen3.5-4b")
+    assert outer.layers == inner.layers
+    assert (inner.prefix, outer.prefix) == ("model", "model.language_model")
+
+
+def test_gemma_has_a_window_and_a_rotary_base_of_its_own_in_five_layers_of_six() -> None:
+    mixers = [layer.mixer for layer in parse("gemma3-1b").layers]
+    kinds = [(m.window, m.rope.theta) for m in mixers if isinstance(m, AttentionConfig) and m.rope]
+    assert kinds == [(None, 1e6) if i % 6 == 5 else (512, 1e4) for i in range(26)]
+
+
+def test_yarn_scales_scores_and_not_angles_where_both_mscales_are_equal() -> None:
+    mixer = parse("deepseek-v2-lite").layers[0].mixer
+    assert isinstance(mixer, LatentAttentionConfig)
+    mscale = 0.1 * 0.707 * 3.6888794541139363 + 1  # ln 40
+    assert mixer.scale == pytest.approx(192**-0.5 * mscale**2)
+    assert mixer.rope.attention_factor == 1.0
+
+
+def test_compress_ratios_give_the_layer_kinds() -> None:
+    config = parse("deepseek-v4-flash-bf16")
+    ratios = [layer.mixer.ratio for layer in config.layers if isinstance(layer.mixer, SparseAttentionConfig)]
+    assert Counter(ratios) == {0: 2, 4: 21, 128: 20}
+    assert [layer.ffn.hashed for layer in config.layers if isinstance(layer.ffn, MoeConfig)] == [True] * 3 + [
+        False
+    ] * 40
+    assert config.block_multiple == 128
+
+
+# Bytes that a token adds for good, bytes of each window layer's token, and bytes of a request's state: by hand.
+COSTS = {
+    "qwen3-4b": (36 * 2 * 8 * 128 * 2, 0, 0),
+    "llama-3.1-8b": (32 * 2 * 8 * 128 * 2, 0, 0),
+    "qwen3-30b-a3b": (48 * 2 * 4 * 128 * 2, 0, 0),
+    "gemma3-1b": (4 * 2 * 256 * 2, 22 * 2 * 256 * 2, 0),
+    "deepseek-v2-lite": (27 * (512 + 64) * 2, 0, 0),
+    "kimi-k2-instruct-as-deepseek_v3": (61 * (512 + 64) * 2, 0, 0),
+    "qwen3.5-4b": (8 * 2 * 4 * 256 * 2, 0, int(49.125 * MIB)),
+    "deepseek-v4-flash-bf16": (
+        21 * (512 + 128) * 2 // 4 + 20 * 512 * 2 // 128,
+        43 * 512 * 2,
+        # values and gates of the open windows, and of the one before where windows overlap
+        21 * 8 * 2 * 2 * (512 + 128) * 2 + 20 * 128 * 2 * 512 * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(COSTS))
+def test_a_token_costs_what_it_should(name: str) -> None:
+    kept, windowed, state = 0, 0, 0
+    size = 128
+    for group in group_layers(decoder(parse(name)).specs):
+        if isinstance(group.spec, Recurrent):
+            state += group.spec.bytes_per_request * len(group.layers)
+        elif getattr(group.spec, "window", None) is not None:
+            windowed += group.block_bytes(size)
+        else:
+            kept += group.block_bytes(size)
+    assert (kept / size, windowed / size, state) == COSTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("qwen3-30b-a3b", {"use_sliding_window": True}, "use_sliding_window = True"),
+        ("qwen3-30b-a3b", {"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
+        ("qwen3-30b-a3b", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size = 512"),
+        ("gemma3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("gemma3-1b", {"layer_types": ["chunked_attention"] * 26}, "chunked_attention"),
+        ("qwen3.5-4b-text", {"attn_output_gate": False}, "attn_output_gate = False"),
+        ("qwen3.5-4b-text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype = 'bfloat16'"),
+        ("deepseek-v2-lite", {"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),
+        ("deepseek-v2-lite", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
+        ("deepseek-v2-lite", {"norm_topk_prob": True}, "norm_topk_prob = True"),
+        ("kimi-k2-instruct-as-deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("kimi-k2-instruct-as-deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'"),
+        ("kimi-k2-instruct-as-deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        ("deepseek-v4-flash-bf16", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("deepseek-v4-flash-bf16", {"compress_ratios": [0, 8] * 22}, "8"),
+        ("deepseek-v4-flash-bf16", {"norm_topk_prob": False}, "norm_topk_prob = False"),
+        ("deepseek-v4-flash-bf16", {"num_key_value_heads": 8}, "num_key_value_heads = 8"),
+        ("llama-3.1-8b", {"architectures": ["FalconForCausalLM"]}, "implemented: DeepseekV2ForCausalLM"),
+        *((name, {}, "quantization_config") for name in sorted(QUANTIZED)),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(name: str, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        parse(name, **change)
+    assert said in str(refusal.value)
