@@ -1,0 +1,143 @@
+"""What a step costs on the host, without a model: scheduling, committing, delivering, at several numbers of rows.
+
+    python -m perf.host [--rows 1,64,256,512] [--steps 400] [--prompt 512]
+
+The runner here computes nothing, so all the time is the engine's own. Also: the cost of admitting one long prompt cold
+and with all its blocks in the prefix tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+from engine.api import Engine
+from engine.cache.spec import Group, PagedKV, PoolSpec
+from engine.config import EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.core.commit import InFlight
+from engine.core.plan import Pending, RunnerInfo, StepPlan, StepResult
+from engine.types import RequestInput, SamplingParams, TokenEvent
+
+
+class Done:
+    """A step whose result is there: one token, always the same."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self._plan = plan
+
+    def wait(self) -> StepResult:
+        return StepResult(self._plan.step, [7] * len(self._plan.rows))
+
+
+class NullRunner:
+    def __init__(self, num_blocks: int, max_model_len: int) -> None:
+        group = Group(PagedKV(8, 128, 128, 2), (0,))
+        self.info = RunnerInfo(PoolSpec((group,), (num_blocks,), 16), 150_000, max_model_len, (0,))
+
+    def launch(self, plan: StepPlan) -> Pending:
+        return Done(plan)
+
+    def idle(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class Nowhere:
+    def deliver(self, events: list[TokenEvent]) -> None:
+        pass
+
+
+class Timed:
+    """Runs a function and keeps how long each call took, in µs."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+        self.times: list[float] = []
+
+    def __call__(self, *args: object) -> object:
+        start = time.perf_counter()
+        result = self._function(*args)
+        self.times.append((time.perf_counter() - start) * 1e6)
+        return result
+
+
+def build(rows: int, tokens: int) -> Engine:
+    config = EngineConfig(
+        model="null",
+        scheduler=SchedulerConfig(max_rows=rows, token_budget=max(8192, rows)),
+        runtime=RuntimeConfig(overlap=True),
+    )
+    return Engine(NullRunner(rows * (tokens // 16 + 2) + 1, tokens), config)
+
+
+def submit(engine: Engine, name: str, prompt: list[int], max_tokens: int) -> None:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, seed=0)
+    engine.submit(RequestInput(request_id=name, prompt_ids=prompt, params=params), Nowhere())
+
+
+def steady(rows: int, steps: int, prompt: int) -> dict[str, float]:
+    """Median µs of each part of a step in which `rows` requests decode."""
+    engine = build(rows, prompt + steps + 64)
+    for i in range(rows):
+        submit(engine, str(i), [1 + (i * 7919 + j) % 100_000 for j in range(prompt + i % 16)], steps + 32)
+    loop = engine._loop
+    inflight: InFlight | None = None
+    while engine.stats().waiting or len(inflight.plan.rows if inflight else ()) < rows:
+        inflight = loop.iterate(inflight)
+    for _ in range(3):
+        inflight = loop.iterate(inflight)
+    parts = {
+        "schedule": Timed(loop.scheduler.schedule),
+        "commit": Timed(loop.committer.commit),
+        "deliver": Timed(loop._deliver),
+        "step": Timed(loop.iterate),
+    }
+    loop.scheduler.schedule = parts["schedule"]  # type: ignore[method-assign, assignment]
+    loop.committer.commit = parts["commit"]  # type: ignore[method-assign, assignment]
+    loop._deliver = parts["deliver"]  # type: ignore[method-assign, assignment]
+    gc.collect()
+    gc.freeze()
+    for _ in range(steps):
+        inflight = parts["step"](inflight)  # type: ignore[assignment]
+    return {name: statistics.median(part.times) for name, part in parts.items()}
+
+
+def admission(length: int) -> tuple[float, float]:
+    """Least µs, of five, of the step that admits a prompt of `length` tokens: cold, and with its blocks in the tree."""
+    least = [float("inf"), float("inf")]
+    for _ in range(5):
+        engine = build(4, 2 * length)
+        prompt = [1 + i % 100_000 for i in range(length)]
+        for i, name in enumerate(("cold", "warm")):
+            submit(engine, name, prompt, 1)
+            start = time.perf_counter()
+            inflight = engine._loop.iterate(None)
+            least[i] = min(least[i], (time.perf_counter() - start) * 1e6)
+            while inflight is not None:
+                inflight = engine._loop.iterate(inflight)
+    return least[0], least[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", default="1,64,256,512")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--prompt", type=int, default=512)
+    arguments = parser.parse_args()
+    print(f"{'rows':>5} {'schedule':>9} {'commit':>9} {'deliver':>9} {'step':>9} {'a row':>7}   µs, median")
+    for rows in map(int, arguments.rows.split(",")):
+        cost = steady(rows, arguments.steps, arguments.prompt)
+        columns = " ".join(f"{cost[name]:9.1f}" for name in ("schedule", "commit", "deliver", "step"))
+        print(f"{rows:>5} {columns} {cost['step'] / rows:7.2f}")
+    for length in (1024, 16384):
+        cold, warm = admission(length)
+        print(f"admitting {length} tokens: {cold:.0f} µs cold, {warm:.0f} µs with every block in the prefix tree")
+
+
+if __name__ == "__main__":
+    main()
