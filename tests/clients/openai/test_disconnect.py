@@ -1,0 +1,73 @@
+"""A client that goes away cancels its request: the engine's blocks are free again within a second."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from clients.python.local_server import LocalServer
+from tests.clients.conftest import Shim, gauges
+
+pytestmark = pytest.mark.xdist_group("openai")
+
+LONG = {"model": "demo", "prompt": "def read(path):", "max_tokens": 7000, "ignore_eos": True}
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 7000, "ignore_eos": True}
+PATHS = {"/v1/completions": LONG, "/v1/chat/completions": CHAT}
+
+
+def until(what: Callable[[], bool], seconds: float, message: str) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, message
+        time.sleep(0.02)
+
+
+def running(server: LocalServer) -> float:
+    return gauges(server)["num_requests_running"]
+
+
+def send(shim: Shim, path: str, body: dict[str, Any]) -> socket.socket:
+    """A request on a bare socket, so that closing it is all that happens."""
+    host, port = shim.host.split(":")
+    connection = socket.create_connection((host, int(port)))
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: shim\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("choices", [1, 3])
+def test_the_engine_stops_when_the_client_goes(
+    server: LocalServer, shim: Shim, path: str, stream: bool, choices: int
+) -> None:
+    until(lambda: running(server) == 0, 10, "the engine is busy with an earlier test")
+    blocks = gauges(server)["kv_cache_blocks_used"]
+    connection = send(shim, path, {**PATHS[path], "stream": stream, "n": choices})
+    until(lambda: running(server) == choices, 20, "the request did not start")
+    connection.close()
+    gone = time.monotonic()
+    until(lambda: running(server) == 0, 10, "the request went on after its client had gone")
+    # The gauges are written twice a second; what is asserted is when the engine let go, not when the page said so.
+    assert time.monotonic() - gone < 1.0 + 0.5
+    assert gauges(server)["kv_cache_blocks_used"] == blocks
+    until(lambda: f"POST {path} 499" in shim.log(), 5, "the log does not say 499")
+
+
+def test_a_client_that_goes_while_choices_wait_leaves_nothing(server: LocalServer, shim: Shim) -> None:
+    body = {**LONG, "prompt": "a long beginning " * 60, "n": 4, "stream": True}
+    with httpx.stream("POST", f"{shim.url}/v1/completions", json=body, timeout=30) as response:
+        pieces = response.iter_bytes()
+        next(pieces)
+    until(lambda: running(server) == 0, 10, "choices went on after their client had gone")
+    page = httpx.get(f"{shim.url}/stats").json()
+    assert page["replicas"][0]["open_requests"] == 0

@@ -1,0 +1,103 @@
+"""The shim as a process: keys, shares, TLS, workers, start and end."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.clients.conftest import Shim
+
+pytestmark = pytest.mark.xdist_group("openai")
+
+BODY = {"model": "demo", "prompt": "def", "max_tokens": 2}
+
+
+def test_keys_from_a_file_and_a_share_of_open_requests_for_each(triton: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alpha\n\nbeta\n")
+    shim = Shim(tmp_path, "--triton", triton, "--api-key-file", str(keys), "--max-concurrency-per-key", "1")
+    try:
+        url = f"{shim.url}/v1/completions"
+        alpha, beta = ({"Authorization": f"Bearer {name}"} for name in ("alpha", "beta"))
+        assert httpx.post(url, json=BODY).status_code == 401
+        long = {**BODY, "max_tokens": 5000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", url, json=long, headers=alpha, timeout=30) as response:
+            pieces = response.iter_bytes()
+            next(pieces)
+            refused = httpx.post(url, json=BODY, headers=alpha)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert "retry-after" in refused.headers
+            assert httpx.post(url, json=BODY, headers=beta, timeout=30).status_code == 200
+        end = time.monotonic() + 10
+        while httpx.post(url, json=BODY, headers=alpha, timeout=30).status_code != 200:
+            assert time.monotonic() < end, "the share was not given back"
+            time.sleep(0.1)
+        assert "alpha" not in shim.log()
+    finally:
+        shim.stop()
+
+
+def test_tls_and_client_certificates(triton: str, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    flags = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--tls-client-ca", str(certificate)]
+    shim = Shim(tmp_path, "--triton", triton, *flags, scheme="https")
+    try:
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{shim.url}/version", verify=trusting)
+        trusting.load_cert_chain(certificate, key)
+        assert httpx.get(f"{shim.url}/version", verify=trusting).status_code == 200
+    finally:
+        shim.stop()
+
+
+def test_workers_share_the_port_and_their_counts_and_end_in_good_order(triton: str, tmp_path: Path) -> None:
+    shim = Shim(tmp_path, "--triton", triton, "--workers", "2")
+    try:
+        end = time.monotonic() + 30
+        while shim.log().count("startup complete") < 2:
+            assert time.monotonic() < end, shim.log()
+            time.sleep(0.1)
+        threads = [
+            threading.Thread(
+                target=httpx.post, args=(f"{shim.url}/v1/completions",), kwargs={"json": BODY, "timeout": 30}
+            )
+            for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        page = httpx.get(f"{shim.url}/metrics").text
+        assert 'nereid_openai_requests_total{path="/v1/completions",status="200"} 6.0' in page
+    finally:
+        assert shim.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--triton", "nowhere"], "HOST:GRPC_PORT"),
+        (["--tls-key", "missing.pem"], "missing.pem"),
+        (["--tool-parser", "xml"], "tool_parser"),
+        (["--workers", "0"], "workers"),
+        (["--api-key-file", "missing"], "missing"),
+        (["--log-level", "loud"], "loud"),
+    ],
+)
+def test_flags_that_cannot_be_used_end_it_with_a_sentence(flags: list[str], says: str) -> None:
+    ended = subprocess.run([sys.executable, "-m", "clients.openai", *flags], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
