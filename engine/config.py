@@ -63,7 +63,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How steps are executed. Each switch is an optimisation that can be turned off without changing tokens.
 
     device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
-    overlap: prepare step N+1 while step N runs. graphs: replay captured CUDA graphs for decode steps.
+    overlap: prepare step N+1 while step N runs. dependent_launch: a kernel starts while the one before it ends.
+    graphs: replay captured CUDA graphs for decode steps.
     deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
     """
 
@@ -71,6 +72,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Literal["auto", "reference", "triton"] = "auto"
     overlap: bool = True
+    dependent_launch: bool = True
     graphs: bool = True
     deterministic: bool = False
 

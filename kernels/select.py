@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from kernels.hardware import allow_dependent_launch
 from kernels.registry import Choice, registry
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ else:
     Ops = SimpleNamespace
 
 
-def select(device: torch.device, choice: Choice = "auto") -> Ops:
+def select(device: torch.device, choice: Choice = "auto", dependent_launch: bool = True) -> Ops:
     """Ops for `device`: kernels on a GPU and references on CPU, unless `choice` says otherwise.
+
+    dependent_launch lets each kernel start while the one before it ends, on GPUs that can; it is one switch a process.
 
     Raises ValueError when compiled kernels are asked for on a device that cannot run them.
     """
@@ -42,5 +45,6 @@ def select(device: torch.device, choice: Choice = "auto") -> Ops:
         raise ValueError(
             f"kernels='triton' needs a CUDA device and this engine runs on {device.type}: use kernels='reference'"
         )
+    allow_dependent_launch(dependent_launch)
     bound = {op.name: op.kernel if choice == "triton" else op.reference for op in registry()}
     return cast(Ops, SimpleNamespace(**bound))

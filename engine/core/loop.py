@@ -25,6 +25,9 @@ from engine.core.request import Request, Sink, Status
 from engine.core.scheduler import Scheduler
 from engine.types import ErrorCode, FinishReason, TokenEvent
 
+# How long nothing must be asked for before the runner does work that it put off.
+QUIET_S = 0.1
+
 log = logging.getLogger(__name__)
 
 
@@ -102,10 +105,7 @@ class EngineLoop:
             while not self._stopping:
                 inflight = self.iterate(inflight)
                 if inflight is None and not self.scheduler.has_work:
-                    while not (self._submitted or self._stopping) and self._runner.idle():
-                        pass
-                    with self._wake:
-                        self._wake.wait_for(lambda: self._submitted or self._stopping)
+                    self._rest()
             if inflight is not None:
                 inflight.pending.wait()
             self._drain()
@@ -115,6 +115,15 @@ class EngineLoop:
         except Exception as failure:
             log.exception("the engine's loop failed")
             self.fail(failure)
+
+    def _rest(self) -> None:
+        """Wait for something to do. Work that the runner put off is done in pieces, each after a quiet while."""
+        put_off = True
+        while True:
+            with self._wake:
+                if self._wake.wait_for(lambda: self._submitted or self._stopping, QUIET_S if put_off else None):
+                    return
+            put_off = self._runner.idle()
 
     def fail(self, failure: BaseException) -> None:
         """Mark the engine dead and give every request an error. Blocks are not accounted for any more: what failed may

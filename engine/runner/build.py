@@ -37,7 +37,7 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
     dtype = getattr(torch, model.dtype if config.runtime.dtype == "auto" else config.runtime.dtype)
     if config.runtime.deterministic:
         raise ConfigError("runtime.deterministic is not implemented yet: leave it off")
-    ops = select(device, config.runtime.kernels)
+    ops = select(device, config.runtime.kernels, config.runtime.dependent_launch)
     build = Build(ops, model, dtype, device, _max_model_len(config, model))
     decoder = Decoder(build)
     decoder.materialize(device)

@@ -7,12 +7,20 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _gather(p_ids, p_weight, p_y, E, weight_stride, scale, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr):
+def _gather(
+    p_ids, p_weight, p_y, E, weight_stride, scale, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     i_token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_columns = columns < E
@@ -36,6 +44,7 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> to
     tokens, channels = ids.shape[0], weight.shape[1]
     y = torch.empty((tokens, channels), dtype=weight.dtype, device=weight.device)
     if tokens:
+        pdl = dependent_launch(weight.device)
         _gather[(tokens, triton.cdiv(channels, _BLOCK))](
             ids,
             weight,
@@ -45,6 +54,8 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> to
             _rounded(scale, weight.dtype),
             HAS_SCALE=scale != 1.0,
             BLOCK=_BLOCK,
+            PDL=pdl,
+            launch_pdl=pdl,
             num_warps=4,
         )
     return y

@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 _BLOCK = 1024
 
 
 @triton.jit
-def _gate(p_x, p_y, F, x_stride, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(p_x, p_y, F, x_stride, IS_SILU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     i_token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_columns = columns < F
@@ -36,7 +42,16 @@ def gated_activation(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
     tokens, channels = x.shape[0], x.shape[1] // 2
     y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     if tokens:
+        pdl = dependent_launch(x.device)
         _gate[(tokens, triton.cdiv(channels, _BLOCK))](
-            x, y, channels, x.stride(0), IS_SILU=activation == "silu", BLOCK=_BLOCK, num_warps=4
+            x,
+            y,
+            channels,
+            x.stride(0),
+            IS_SILU=activation == "silu",
+            BLOCK=_BLOCK,
+            PDL=pdl,
+            num_warps=4,
+            launch_pdl=pdl,
         )
     return y

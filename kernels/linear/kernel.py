@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.gated_activation.kernel import gated_activation
+from kernels.hardware import dependent_launch
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, tile_linear, vector_linear
 from kernels.rms_norm.kernel import rms_norm
 
@@ -39,7 +40,7 @@ def linear(
         raise ValueError("linear takes an activation or a residual, not both")
     rows = x.shape[0]
     n = weight.shape[0] // (2 if activation else 1)
-    pdl = not INTERPRETED
+    pdl = dependent_launch(x.device)
     if not rows:
         return x.new_zeros((0, n))
     fused_norm = norm_weight is not None and rows <= FUSED_NORM_ROWS and not deterministic

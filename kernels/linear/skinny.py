@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -303,12 +302,12 @@ def vector_linear(
     k = weight.shape[1]
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty((1, n), dtype=x.dtype, device=x.device)
-    extra: dict[str, Any] = {} if INTERPRETED else {"num_warps": tile.warps, "launch_pdl": pdl}
     vector_kernel[(triton.cdiv(n, tile.outputs),)](
         x, weight, bias, norm_weight, residual, y, n, k, eps, offset,
         BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        EVEN=n % tile.outputs == 0 and k % tile.inputs == 0, PDL=pdl, PREFETCH=tile.prefetch if pdl else 0, **extra,
+        EVEN=n % tile.outputs == 0 and k % tile.inputs == 0, PDL=pdl, PREFETCH=tile.prefetch if pdl else 0,
+        num_warps=tile.warps, launch_pdl=pdl,
     )  # fmt: skip
     return y
 
@@ -324,13 +323,12 @@ def tile_linear(
     grid = (triton.cdiv(n, tile.outputs), triton.cdiv(m, tile.rows), tile.split)
     parts = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
     counts = y if tile.split == 1 else _counters(x.device)
-    extra: dict[str, Any] = {} if INTERPRETED else {"num_warps": tile.warps, "launch_pdl": pdl}
     tile_kernel[grid](
         x, weight, bias, norm_weight, residual, y, parts, counts,
         m, n, k, x.stride(0), y.stride(0), residual.stride(0) if residual is not None else 0, eps, offset,
         BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, SERIAL=tile.serial, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
         SWAP=tile.swap, EVEN=n % tile.outputs == 0 and k % (tile.inputs * tile.split * tile.serial) == 0,
-        PDL=pdl, PREFETCH=tile.prefetch if pdl else 0, DOT=_dot_type(x.dtype), **extra,
+        PDL=pdl, PREFETCH=tile.prefetch if pdl else 0, DOT=_dot_type(x.dtype), num_warps=tile.warps, launch_pdl=pdl,
     )  # fmt: skip
     return y

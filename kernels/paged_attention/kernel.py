@@ -12,12 +12,14 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import multiprocessors
+from kernels.hardware import dependent_launch, multiprocessors
 
 LOG2E = tl.constexpr(1.4426950408889634)
 _MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
+_LEAST_LINES = 128
 
 
 @triton.jit
@@ -99,7 +101,7 @@ def _keys(
     return acc, m, l
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line", "num_lines", "splits", "programs"])
 def _attend(
     p_q,
     p_k_cache,
@@ -125,6 +127,7 @@ def _attend(
     window,
     first_line,
     num_lines,
+    splits,
     programs,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -146,7 +149,11 @@ def _attend(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     i_split = tl.program_id(1)
     i_group = tl.program_id(2)
     if IS_SINGLE:
@@ -188,7 +195,7 @@ def _attend(
     chunk = tl.maximum(stop - begin, 1)
     active = 1
     if SPLITS > 1:
-        share = (chunk + SPLITS - 1) // SPLITS
+        share = (chunk + splits - 1) // splits
         if IS_SINGLE:
             lines = tl.arange(0, BLOCK_B)
             read = tl.load(p_context + lines, mask=lines < num_lines, other=0)
@@ -293,17 +300,17 @@ def _attend(
 
     # Partial results in float32, [tile, kv head, split, row]; the last program to arrive merges them.
     i_work = i_tile.to(tl.int64) * G + i_group
-    p_mine = p_partial + ((i_work * SPLITS + i_split) * ROWS + rows[:, None]) * DV + value_channel[None, :]
+    p_mine = p_partial + ((i_work * splits + i_split) * ROWS + rows[:, None]) * DV + value_channel[None, :]
     kept = rows < ROWS
     tl.store(p_mine, acc, mask=kept[:, None] & m_value[None, :])
-    tl.store(p_lse + (i_work * SPLITS + i_split) * ROWS + rows, m + tl.log2(l), mask=kept)
+    tl.store(p_lse + (i_work * splits + i_split) * ROWS + rows, m + tl.log2(l), mask=kept)
     tl.debug_barrier()
     if tl.atomic_add(p_arrived + i_work, 1, sem="acq_rel", scope="gpu") < active - 1:
         return
     tl.store(p_arrived + i_work, 0)
     row = tl.arange(0, ROWS)
     split = tl.arange(0, SPLITS)
-    p_sums = p_lse + i_work * SPLITS * ROWS
+    p_sums = p_lse + i_work * splits * ROWS
     sums = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
     top = tl.max(sums, axis=0)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -313,7 +320,7 @@ def _attend(
         part = first + tl.arange(0, MERGE)
         m_part = part < active
         some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=m_part[:, None], other=float("-inf"))
-        p_some = p_partial + (i_work * SPLITS + part[:, None, None]) * ROWS * DV + row[None, :, None] * DV
+        p_some = p_partial + (i_work * splits + part[:, None, None]) * ROWS * DV + row[None, :, None] * DV
         o = tl.load(
             p_some + value_channel[None, None, :], mask=m_part[:, None, None] & m_value[None, None, :], other=0.0
         )
@@ -373,6 +380,7 @@ def paged_attention(
     block_d, block_dv = max(16, block_d), max(16, block_dv)
     deep = max(block_d, block_dv) > 128
     programs = 2 * multiprocessors(q.device)
+    pdl = dependent_launch(q.device)
 
     def launch(first_line: int, num_lines: int, tokens: int, queries: int, single: bool) -> None:
         block_m = triton.next_power_of_2(min(max(queries * group, 16), max(triton.next_power_of_2(group), 128)))
@@ -409,6 +417,7 @@ def paged_attention(
             window if window is not None else 0,
             first_line,
             num_lines,
+            splits,
             programs,
             H=h,
             G=g,
@@ -421,15 +430,17 @@ def paged_attention(
             BLOCK_N=block_n,
             BLOCK_D=block_d,
             BLOCK_DV=block_dv,
-            BLOCK_B=triton.next_power_of_2(num_lines) if single and splits > 1 else 1,
+            BLOCK_B=max(_LEAST_LINES, triton.next_power_of_2(num_lines)) if single and splits > 1 else 1,
             ROWS=rows,
-            SPLITS=splits,
-            MERGE=max(1, min(splits, 4096 // (rows * block_dv))),
+            SPLITS=1 if splits == 1 else _MAX_SPLITS,
+            MERGE=max(1, 4096 // (rows * block_dv)),
             IS_SINGLE=single,
             HAS_WINDOW=window is not None,
             HAS_SOFTCAP=softcap is not None,
             HAS_SINKS=sinks is not None,
             PRECISION="ieee" if wide else "tf32",
+            PDL=pdl,
+            launch_pdl=pdl,
             num_warps=8 if block_m >= 128 else 4,
             num_stages=2 if wide or deep else 3,
         )

@@ -5,16 +5,34 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 
 @triton.jit
 def _norm(
-    p_x, p_residual, p_weight, p_y, p_h, E, x_stride, eps, offset, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+    p_x,
+    p_residual,
+    p_weight,
+    p_y,
+    p_h,
+    E,
+    x_stride,
+    eps,
+    offset,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     i_row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     m_columns = columns < E
     weight = tl.load(p_weight + columns, mask=m_columns, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
     h = tl.load(p_x + i_row * x_stride + columns, mask=m_columns, other=0.0)
     if HAS_RESIDUAL:
         residual = tl.load(p_residual + i_row * E + columns, mask=m_columns, other=0.0)
@@ -42,6 +60,7 @@ def rms_norm(
     h = x if residual is None else torch.empty((rows, channels), dtype=x.dtype, device=x.device)
     if rows:
         block = triton.next_power_of_2(channels)
+        pdl = dependent_launch(x.device)
         _norm[(rows,)](
             x,
             residual if residual is not None else x,
@@ -54,6 +73,8 @@ def rms_norm(
             offset,
             HAS_RESIDUAL=residual is not None,
             BLOCK=block,
+            PDL=pdl,
+            launch_pdl=pdl,
             num_warps=min(16, max(1, block // 512)),
         )
     return y, h

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 _TILE = 1024
 
@@ -39,7 +42,11 @@ def _rope(
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     i_token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
     channel = tl.arange(0, BLOCK_D)[None, :]
@@ -117,6 +124,7 @@ def rope_kv_write(
     tokens = qkv.shape[0]
     q = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     if tokens:
+        pdl = dependent_launch(qkv.device)
         block_d = triton.next_power_of_2(d)
         block_h = min(max(1, _TILE // block_d), triton.next_power_of_2(num_heads + 2 * g))
         _rope[(tokens, triton.cdiv(num_heads + 2 * g, block_h))](
@@ -144,6 +152,8 @@ def rope_kv_write(
             IS_INTERLEAVED=interleaved,
             BLOCK_H=block_h,
             BLOCK_D=block_d,
+            PDL=pdl,
+            launch_pdl=pdl,
             num_warps=4,
         )
     return q

@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 RUN = tl.constexpr(1024)
 GROUP = tl.constexpr(32)
@@ -81,7 +84,11 @@ def _runs(
     logits_stride,
     runs,
     V,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     i_row = tl.program_id(0).to(tl.int64)
     i_tile = tl.program_id(1)
     temperature = tl.load(p_temperature + i_row)
@@ -184,7 +191,11 @@ def _choose(
     BLOCK_RUNS: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
     ZERO_BITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     i_row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(p_temperature + i_row)
     top_k = tl.load(p_top_k + i_row)
@@ -302,6 +313,7 @@ def sample(
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     if not rows:
         return tokens
+    pdl = dependent_launch(device)
     tiles = triton.cdiv(vocab, 4 * RUN.value)
     runs = 4 * tiles
     groups = runs * (RUN.value // GROUP.value)
@@ -311,7 +323,7 @@ def sample(
     group_list = torch.empty((rows, groups), dtype=torch.int32, device=device)
     settings = (temperature, top_k, top_p, min_p, seeds, positions)
     found = (run_max, run_sum, run_score, run_token, group_max)
-    _runs[(rows, tiles)](logits, *settings, *found, logits.stride(0), runs, vocab, num_warps=4)
+    _runs[(rows, tiles)](logits, *settings, *found, logits.stride(0), runs, vocab, PDL=pdl, num_warps=4, launch_pdl=pdl)
     _choose[(rows,)](
         logits,
         *settings,
@@ -324,6 +336,8 @@ def sample(
         BLOCK_RUNS=triton.next_power_of_2(runs),
         BLOCK_GROUPS=triton.next_power_of_2(groups),
         ZERO_BITS=_ZERO_BITS[logits.dtype],
+        PDL=pdl,
+        launch_pdl=pdl,
         num_warps=16,
     )
     return tokens
