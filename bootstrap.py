@@ -8,6 +8,7 @@
   else from the package index.
 - torch: what the configured index gives, unless that is the CUDA build (several GB) and the machine has no NVIDIA
   GPU; then it comes from PyTorch's own CPU index.
+- libpython, which the server needs and Debian's python3 leaves out, out of the distribution's package.
 - nvidia-pytriton is installed without its dependencies: only the server inside it is used, and one dependency of its
   Python API has no packages for Python 3.12 and later.
 
@@ -50,6 +51,7 @@ def main():
     _run([*pip, TORCH, *_torch_source(python)])
     _run([*pip, "--no-deps", SERVER])
     _run([*pip, "--editable", f"{ROOT}[{EXTRAS}]"])
+    _add_libpython(python, venv)
     for name in os.listdir(venv):
         if name.startswith("nereid-") and name.endswith(".ready"):
             os.remove(os.path.join(venv, name))
@@ -134,6 +136,58 @@ def _download_pip(folder):
     with urlopen(urljoin(index, link)) as source, open(path, "wb") as target:
         shutil.copyfileobj(source, target)
     return path
+
+
+def _add_libpython(python, venv):
+    """Put libpython into `venv`/lib when the machine has none: the server's Python backend is linked to it, and
+    Debian's python3 comes without. It is taken out of the distribution's package, which is not installed."""
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    version = subprocess.check_output([python, "-c", ask]).decode().strip()
+    if version == "3.13":
+        return  # the wheel brings this one
+    name = f"libpython{version}.so.1.0"
+    probe = (
+        "import ctypes, os, sys, sysconfig\n"
+        f"folders = [sysconfig.get_config_var('LIBDIR') or '', os.path.join({venv!r}, 'lib')]\n"
+        f"found = any(os.path.isfile(os.path.join(folder, {name!r})) for folder in folders)\n"
+        f"found or ctypes.CDLL({name!r})"
+    )
+    if subprocess.call([python, "-c", probe], stderr=subprocess.DEVNULL) == 0:
+        return
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        _say(f"note: {name} is missing and the server needs it; install the package that holds it")
+        return
+    _say(f"fetching {name}")
+    folder = tempfile.mkdtemp()
+    try:
+        for package in (f"libpython{version}", f"libpython{version}t64"):
+            if _fetch_package(package, folder):
+                break
+        else:
+            _say(f"note: {name} could not be fetched and the server needs it: apt install libpython{version}")
+            return
+        for root, _, files in os.walk(folder):
+            if name in files:
+                shutil.copy(os.path.realpath(os.path.join(root, name)), os.path.join(venv, "lib", name))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _fetch_package(package, folder):
+    """Unpack a package of the distribution into `folder`. Works for any user: apt's lists go to `folder` too if the
+    machine's own are missing or old."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
+    lists = os.path.join(folder, "lists")
+    own = ["-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={folder}", "-o", "APT::Sandbox::User=root"]
+    if subprocess.call(["apt-get", "download", package], **quiet) != 0:
+        os.makedirs(os.path.join(lists, "partial"), exist_ok=True)
+        os.makedirs(os.path.join(folder, "archives", "partial"), exist_ok=True)
+        if not os.listdir(os.path.join(lists, "partial")) and len(os.listdir(lists)) == 1:
+            subprocess.call(["apt-get", *own, "update"], **quiet)
+        if subprocess.call(["apt-get", *own, "download", package], **quiet) != 0:
+            return False
+    files = [file for file in os.listdir(folder) if file.startswith(package + "_") and file.endswith(".deb")]
+    return bool(files) and subprocess.call(["dpkg-deb", "-x", files[0], folder], **quiet) == 0
 
 
 def _torch_source(python):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import platform
 import shutil
@@ -9,6 +11,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +75,36 @@ def embedded_server(cache: Path) -> Server:
     backends = cache / key / "backends"
     if not (backends / "python" / stub.name).is_file():
         _assemble(wheel / "backends" / "python", stub, backends / "python")
-    return Server(binary=wheel / "bin" / "tritonserver", backends=backends, library_path=(libraries,), embedded=True)
+    own = (libraries, *_python_library(stub, cache / key))
+    return Server(binary=wheel / "bin" / "tritonserver", backends=backends, library_path=own, embedded=True)
+
+
+def _python_library(stub: Path, cache: Path) -> tuple[Path, ...]:
+    """A folder with the shared library of this Python, which the stub needs; none when the wheel brings it or the
+    system has it. The folder holds a link to the library and nothing else, so that it hides no other library.
+
+    Raises LaunchError when there is no such library.
+    """
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    if name.encode() not in stub.read_bytes():
+        return ()
+    folders = [Path(sys.prefix) / "lib", Path(str(sysconfig.get_config_var("LIBDIR"))), Path(sys.base_prefix) / "lib"]
+    found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if found is None:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            package = name.removesuffix(".so.1.0")
+            raise LaunchError(
+                f"the server's Python backend needs {name}, which this machine lacks: run `make setup`, "
+                f"or apt install {package} (on Ubuntu 24.04 {package}t64)"
+            ) from None
+        return ()
+    folder = cache / f"python-{zlib.crc32(str(found).encode()):08x}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (folder / name).symlink_to(found)
+    return (folder,)
 
 
 def wheel_folder() -> Path:
@@ -127,12 +159,21 @@ def command(server: Server, options: Options) -> list[str]:
 
 
 def environment(server: Server, progress: str | None = None) -> dict[str, str]:
-    """Environment of the server: stubs inherit it and find `engine` and the packages of this Python by it."""
+    """Environment of the server: stubs inherit it and find `engine` and the packages of this Python by it.
+
+    The 2.51 stub starts an interpreter that ignores PYTHONPATH and takes the packages of the `python3` on PATH.
+    """
     own = [str(Path(__file__).resolve().parents[2]), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if not _in_virtual_environment():
         own.append(site.getusersitepackages())
     python_path = list(dict.fromkeys([*own, *env.path_list("PYTHONPATH")]))
-    changes = {env.PYTHON: sys.executable, "PYTHONPATH": ":".join(python_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = [str(Path(sys.executable).parent), *env.path_list("PATH")]
+    changes = {
+        env.PYTHON: sys.executable,
+        "PATH": ":".join(dict.fromkeys(path)),
+        "PYTHONPATH": ":".join(python_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     libraries = [str(p) for p in server.library_path] + env.path_list("LD_LIBRARY_PATH")
     if libraries:
         changes["LD_LIBRARY_PATH"] = ":".join(libraries)
@@ -147,7 +188,10 @@ def start(options: Options, progress: str | None = None, **popen: object) -> sub
         raise LaunchError(f"{options.repository} is not a folder: give the model repository with --model-repository")
     server = find_server()
     argv: Sequence[str] = command(server, options)
-    return subprocess.Popen(argv, env=environment(server, progress), text=True, **popen)  # type: ignore[call-overload]
+    package = Path(__file__).resolve().parents[2]  # stubs look for `engine` in the folder they start in
+    return subprocess.Popen(  # type: ignore[call-overload]
+        argv, env=environment(server, progress), text=True, cwd=package, **popen
+    )
 
 
 def _assemble(backend: Path, stub: Path, target: Path) -> None:
