@@ -1,0 +1,141 @@
+"""What transformers says: a random checkpoint of a shape, the gate's sequences, and full log-probabilities of each
+position, in float32 and in bfloat16.
+
+Made once and kept in a folder keyed by the shape and by this file, so that later runs (and machines without
+transformers, such as a GPU box) only read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.gate.shapes import VOCAB, Shape
+
+NUM_SEQUENCES = 48
+FORCED = 16
+# Tokens whose log-probabilities are compared at a position: the oracle's best.
+TOP = 8
+DTYPES = ("float32", "bfloat16")
+# Every length around a block's border, then some of all sizes.
+EDGES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129, 255, 256)
+SEED = 20251120
+LOGIT_STD = 3.0
+BRANCH = 0.5
+BRANCH_ENDS = ("o_proj.weight", "down_proj.weight")
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A prompt and FORCED tokens after it; logprobs[dtype] is [FORCED + 1, VOCAB], from the prompt's last token on."""
+
+    prompt: list[int]
+    forced: list[int]
+    logprobs: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A checkpoint folder and what its model says about NUM_SEQUENCES sequences and one long one."""
+
+    folder: Path
+    sequences: list[Sequence]
+    long: Sequence
+
+    def rounding(self) -> float:
+        """How far transformers in bfloat16 is from itself in float32: mean |Δlogprob| on float32's TOP tokens."""
+        apart = []
+        for sequence in self.sequences:
+            exact, rounded = (sequence.logprobs[dtype] for dtype in DTYPES)
+            best = np.argsort(-exact, axis=1)[:, :TOP]
+            apart.append(np.abs(np.take_along_axis(exact - rounded, best, axis=1)))
+        return float(np.mean(apart))
+
+
+def golden(shape: Shape, cache: Path) -> Golden:
+    """The golden data of a shape, from `cache` or made now."""
+    digest = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode() + Path(__file__).read_bytes())
+    folder = cache / f"{shape.name}-{digest.hexdigest()[:12]}"
+    if not (folder / "golden.npz").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        _make(shape, folder)
+    with np.load(folder / "golden.npz") as file:
+        count = int(file["count"])
+        sequences = [
+            Sequence(
+                file[f"{i}.prompt"].tolist(),
+                file[f"{i}.forced"].tolist(),
+                {dtype: file[f"{i}.{dtype}"] for dtype in DTYPES},
+            )
+            for i in range(count)
+        ]
+    return Golden(folder, sequences[:-1], sequences[-1])
+
+
+def _make(shape: Shape, folder: Path) -> None:
+    model = random_model(shape)
+    model.save_pretrained(folder)
+    generator = np.random.default_rng(SEED)
+    lengths = [*EDGES, *generator.integers(4, 257, NUM_SEQUENCES - len(EDGES)).tolist(), shape.long_prompt]
+    kept: dict[str, Any] = {"count": len(lengths)}
+    prompts = [generator.integers(0, VOCAB, length).tolist() for length in lengths]
+    for i, prompt in enumerate(prompts):
+        kept[f"{i}.prompt"], kept[f"{i}.forced"] = np.array(prompt), np.array(_continue(model, prompt))
+    for dtype in DTYPES:
+        model.to(getattr(torch, dtype))
+        for i, prompt in enumerate(prompts):
+            tokens = torch.tensor([[*prompt, *kept[f"{i}.forced"]]])
+            with torch.inference_mode():
+                logits = model(tokens, logits_to_keep=FORCED + 1).logits[0].float()
+            kept[f"{i}.{dtype}"] = logits.log_softmax(-1).numpy()
+    np.savez(folder / "golden.npz", **kept)
+
+
+def random_model(shape: Shape) -> Any:
+    """A float32 model whose weights are bfloat16 values, of a scale that keeps its logits far from flat.
+
+    Logits get a standard deviation of about LOGIT_STD. Each branch adds BRANCH of what it could to the residual
+    stream, as in trained models: in bfloat16 transformers itself would otherwise stray beyond the limits. A tied
+    model's last norm flips signs at random, or every token would predict itself.
+    """
+    import transformers
+
+    config = getattr(transformers, f"{shape.kind}Config")(**shape.config)
+    architecture = f"{shape.kind.removesuffix('Text')}ForCausalLM"
+    model = getattr(transformers, architecture)._from_config(config, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(SEED)
+    tied = config.tie_word_embeddings
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+                if tied and name == "model.norm.weight":
+                    parameter *= torch.randn(parameter.shape, generator=generator).sign()
+            else:
+                embeds = "embed_tokens" in name
+                if embeds and not tied:
+                    parameter.normal_(0.0, 1.0, generator=generator)
+                else:
+                    gain = LOGIT_STD if embeds or "lm_head" in name else BRANCH if name.endswith(BRANCH_ENDS) else 1.0
+                    parameter.normal_(0.0, gain * parameter.shape[-1] ** -0.5, generator=generator)
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def _continue(model: Any, prompt: list[int]) -> list[int]:
+    """The model's own greedy continuation: a free-running engine that is right then stays on the forced path."""
+    past, tokens, forced = None, torch.tensor([prompt]), []
+    with torch.inference_mode():
+        for _ in range(FORCED):
+            out = model(tokens, past_key_values=past, use_cache=True, logits_to_keep=1)
+            past, tokens = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+            forced.append(int(tokens))
+    return forced

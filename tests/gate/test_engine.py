@@ -1,0 +1,83 @@
+"""The gate through the whole engine: scheduler, prefix tree, overlap loop and runner, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.api import Engine
+from engine.config import EngineConfig
+from engine.runner.build import build_runner
+from tests.gate.conftest import Record, changed
+from tests.gate.oracle import FORCED, NUM_SEQUENCES, Golden
+from tests.gate.player import EnginePlayer
+from tests.gate.verdict import judge
+
+POSITIONS = NUM_SEQUENCES * (FORCED + 1)
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def start(config: EngineConfig) -> Iterator[Start]:
+    """Starts engines with changed settings, and closes them."""
+    engines = []
+
+    def start(**changes: object) -> Engine:
+        settings = changed(config, **changes)
+        engines.append(Engine(build_runner(settings), settings).start())
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.check_integrity()
+        engine.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no-overlap"])
+@pytest.mark.parametrize("chunk", [1, 7, 0], ids=["chunk-1", "chunk-7", "chunk-all"])
+def test_batched(start: Start, truth: Golden, dtype: str, overlap: bool, chunk: int, record: Record) -> None:
+    player = EnginePlayer(start(overlap=overlap, chunk_size=chunk, prefix_cache=False))
+    verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
+    assert verdict.positions == POSITIONS
+    assert verdict.passes(dtype), verdict
+
+
+def test_alone(start: Start, truth: Golden, dtype: str, record: Record) -> None:
+    player = EnginePlayer(start(prefix_cache=False))
+    played = [player.play([sequence])[0] for sequence in truth.sequences]
+    verdict = record(judge(truth.sequences, played, dtype))
+    assert verdict.positions == POSITIONS
+    assert verdict.passes(dtype), verdict
+
+
+def test_warm_prefix(start: Start, truth: Golden, dtype: str, record: Record) -> None:
+    player = EnginePlayer(start())
+    player.play(truth.sequences)
+    verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
+    # At least one token is always computed, so a prompt of whole blocks misses its last block.
+    assert player.cached == [(len(s.prompt) - 1) // 16 * 16 for s in truth.sequences]
+    assert verdict.positions == POSITIONS
+    assert verdict.passes(dtype), verdict
+
+
+def test_preempted(start: Start, truth: Golden, dtype: str, record: Record) -> None:
+    engine = start(num_blocks=64, chunk_size=32)
+    verdict = record(judge(truth.sequences, EnginePlayer(engine).play(truth.sequences), dtype))
+    assert engine.stats().preemptions > 0
+    assert verdict.positions == POSITIONS
+    assert verdict.passes(dtype), verdict
+
+
+def test_a_stale_prefix_fails(start: Start, truth: Golden, dtype: str, record: Record) -> None:
+    """The blocks that the prefix tree names were overwritten: here, by one another's contents."""
+    engine = start()
+    player = EnginePlayer(engine)
+    player.play(truth.sequences)
+    for pools in engine._runner.caches.pools:
+        for pool in pools:
+            pool[1:] = pool[1:].roll(1, dims=0)
+    verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
+    assert max(player.cached) > 0
+    assert not verdict.passes(dtype), verdict

@@ -1,0 +1,97 @@
+"""The gate on the device side: the runner's log-probabilities against transformers, however the work is cut.
+
+Broken runners must fail it, or it would prove nothing.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core.plan import BlockWrite
+from engine.layers.attention import Attention
+from engine.runner.build import build_runner
+from engine.runner.runner import DeviceRunner
+from tests.gate.conftest import Record
+from tests.gate.oracle import FORCED, NUM_SEQUENCES, Golden
+from tests.gate.plans import PlanPlayer
+from tests.gate.verdict import judge
+
+POSITIONS = NUM_SEQUENCES * (FORCED + 1)
+WHOLE = 1 << 20
+
+
+@pytest.mark.parametrize("chunk", [1, 7, WHOLE], ids=["chunk-1", "chunk-7", "chunk-all"])
+def test_batched(runner: DeviceRunner, truth: Golden, dtype: str, chunk: int, record: Record) -> None:
+    played = PlanPlayer(runner, chunk).play(truth.sequences)
+    verdict = record(judge(truth.sequences, played, dtype))
+    assert verdict.positions == POSITIONS
+    assert verdict.passes(dtype), verdict
+
+
+def test_bfloat16_is_nearer_to_float32_than_transformers_is(runner: DeviceRunner, truth: Golden, dtype: str) -> None:
+    if dtype == "float32":
+        pytest.skip("compares roundings of bfloat16")
+    ours = judge(truth.sequences, PlanPlayer(runner, WHOLE).play(truth.sequences), "float32")
+    theirs = truth.rounding()
+    assert ours.mean <= theirs
+
+
+@pytest.mark.parametrize("chunk", [512, WHOLE], ids=["chunk-512", "chunk-all"])
+def test_past_4096_positions(runner: DeviceRunner, truth: Golden, dtype: str, chunk: int, record: Record) -> None:
+    assert len(truth.long.prompt) > 4096
+    played = PlanPlayer(runner, chunk).play([truth.long])
+    # transformers rounds cos and sin to bfloat16, which is too coarse this far out to be a measure: float32 is.
+    verdict = record(judge([truth.long], played, "float32"))
+    assert verdict.positions == FORCED + 1
+    assert verdict.passes(dtype), verdict
+
+
+def test_a_rope_position_off_by_one_fails(config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
+    runner = build_runner(config)
+    for layer in runner.decoder.layers:
+        if isinstance(layer.mixer, Attention):
+            layer.mixer.ops = SimpleNamespace(**{**vars(layer.mixer.ops), "rope_kv_write": queries_one_late(layer)})
+    verdict = record(judge(truth.sequences, PlanPlayer(runner, WHOLE).play(truth.sequences), dtype))
+    assert not verdict.passes(dtype), verdict
+
+
+def queries_one_late(layer: Any) -> Any:
+    """Rotates queries by their position plus one. (All positions late by one would change nothing: rope is relative.)"""
+    rope_kv_write = layer.mixer.ops.rope_kv_write
+
+    def broken(qkv: Any, positions: Any, slots: Any, *rest: Any, **options: Any) -> Any:
+        rope_kv_write(qkv, positions, slots, *rest, **options)
+        return rope_kv_write(qkv, positions + 1, slots.new_full(slots.shape, -1), *rest, **options)
+
+    return broken
+
+
+def test_a_swapped_block_fails(runner: DeviceRunner, truth: Golden, dtype: str, record: Record) -> None:
+    player = PlanPlayer(runner, WHOLE)
+    lines = player.deal(truth.sequences)
+    player.bind(lines)
+    player.advance(lines)
+    for line in lines:
+        if len(line.sequence.prompt) > 32:
+            player.write(BlockWrite(0, line.row, 0, [line.blocks[1], line.blocks[0]]))
+    verdict = record(judge(truth.sequences, player.finish(lines), dtype))
+    assert not verdict.passes(dtype), verdict
+
+
+def test_a_block_of_another_request_fails(runner: DeviceRunner, truth: Golden, dtype: str, record: Record) -> None:
+    """A stale prefix: lines take a neighbour's first block for their own and compute only what follows."""
+    player = PlanPlayer(runner, WHOLE)
+    size = runner.info.pool.block_size
+    lines = player.deal(truth.sequences)
+    player.run(lines)
+    again = player.deal(truth.sequences)
+    for line, other in zip(again, again[1:] + again[:1], strict=True):
+        if len(line.sequence.prompt) > size and len(other.sequence.prompt) > size:
+            line.blocks = [other.blocks[0], *line.blocks[1:]]
+            line.done = size
+    verdict = record(judge(truth.sequences, player.run(again), dtype))
+    assert not verdict.passes(dtype), verdict

@@ -1,0 +1,58 @@
+"""How far an engine's log-probabilities are from the oracle's, and how far they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.types import TokenLogprobs
+from tests.gate.oracle import TOP, Sequence
+
+NUM_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Over `positions`: largest |Δlogprob| of every token the engine reported; regret (what the engine's best token
+    lacks to the oracle's best, by the oracle); mean and 99th percentile of |Δlogprob| on the oracle's TOP tokens."""
+
+    positions: int
+    worst: float
+    regret: float
+    mean: float
+    p99: float
+
+    def passes(self, dtype: str) -> bool:
+        """The limits of the gate. NaN fails."""
+        if dtype == "float32":
+            return self.worst <= 1e-4
+        return self.regret <= 0.20 and self.mean <= 0.06 and self.p99 <= 0.20
+
+    def __str__(self) -> str:
+        return (
+            f"{self.positions} positions: worst {self.worst:.2e}, regret {self.regret:.3f}, "
+            f"mean {self.mean:.4f}, p99 {self.p99:.4f}"
+        )
+
+
+def judge(sequences: Seq[Sequence], played: Seq[Seq[TokenLogprobs]], dtype: str) -> Verdict:
+    """played[i][j] is what the engine said at forced position j of sequence i: the drawn token, then its top ones."""
+    worst, regret, top = [], [], []
+    for sequence, entries in zip(sequences, played, strict=True):
+        for truth, entry in zip(sequence.logprobs[dtype], entries, strict=True):
+            ids, values = np.array(entry.ids), np.array(entry.logprobs)
+            worst.append(np.abs(values - truth[ids]).max())
+            best = ids[1:][np.argmax(values[1:])]
+            regret.append(truth.max() - truth[best])
+            said = dict(zip(entry.ids, entry.logprobs, strict=True))
+            # A token of the oracle's best that the engine does not even rank among its 20 is infinitely far.
+            top += [abs(said.get(int(i), -np.inf) - truth[i]) for i in np.argsort(-truth)[:TOP]]
+    return Verdict(
+        positions=len(regret),
+        worst=float(np.max(worst)),
+        regret=float(np.max(regret)),
+        mean=float(np.mean(top)),
+        p99=float(np.quantile(top, 0.99)),
+    )
