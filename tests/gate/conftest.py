@@ -21,10 +21,6 @@ VERDICTS: list[tuple[str, Verdict]] = []
 Record = Callable[[Verdict], Verdict]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where the gate runs the engine")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -35,7 +31,11 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--device"))
 
 
-@pytest.fixture(scope="session", params=SHAPES, ids=lambda shape: shape.name)
+# Tests of one shape stay in one process: its golden data is made once.
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(shape, id=shape.name, marks=pytest.mark.xdist_group(shape.name)) for shape in SHAPES],
+)
 def shape(request: pytest.FixtureRequest) -> Shape:
     return request.param
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,11 @@ def golden(shape: Shape, cache: Path) -> Golden:
     """The golden data of a shape, from `cache` or made now."""
     digest = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode() + Path(__file__).read_bytes())
     folder = cache / f"{shape.name}-{digest.hexdigest()[:12]}"
-    if not (folder / "golden.npz").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        _make(shape, folder)
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as made:
+            _make(shape, Path(made))
+            Path(made).rename(folder)
     with np.load(folder / "golden.npz") as file:
         count = int(file["count"])
         sequences = [

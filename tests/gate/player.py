@@ -18,10 +18,14 @@ PARAMS = SamplingParams(max_tokens=FORCED + 1, temperature=0.0, ignore_eos=True,
 
 
 class EnginePlayer:
-    """`cached` holds the prompt tokens that each sequence of the last `play` took from the prefix cache."""
+    """`cached` holds the prompt tokens that each sequence of the last `play` took from the prefix cache.
 
-    def __init__(self, engine: Engine) -> None:
+    `beside` are requests that are submitted before the sequences and run beside them.
+    """
+
+    def __init__(self, engine: Engine, beside: Seq[RequestInput] = ()) -> None:
         self.engine = engine
+        self.beside = list(beside)
         self.cached: list[int] = []
 
     def play(self, sequences: Seq[Sequence]) -> list[list[TokenLogprobs]]:
@@ -30,7 +34,8 @@ class EnginePlayer:
         rounds = 0
         while live := [i for i, entries in enumerate(heard) if len(entries) <= FORCED]:
             inputs = [self._input(f"{rounds}-{i}", sequences[i], len(heard[i])) for i in live]
-            results = self.engine.generate(inputs)
+            beside = self.beside if rounds == 0 else []
+            results = self.engine.generate(beside + inputs)[len(beside) :]
             if rounds == 0:
                 self.cached = [result.num_cached for result in results]
             for i, result in zip(live, results, strict=True):

@@ -28,7 +28,7 @@ class Shape:
 COMMON = {
     "vocab_size": VOCAB,
     "max_position_embeddings": 8192,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "initializer_range": 0.02,
     "bos_token_id": None,
     "eos_token_id": None,

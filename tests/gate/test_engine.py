@@ -9,6 +9,7 @@ import pytest
 from engine.api import Engine
 from engine.config import EngineConfig
 from engine.runner.build import build_runner
+from engine.types import RequestInput, SamplingParams
 from tests.gate.conftest import Record, changed
 from tests.gate.oracle import FORCED, NUM_SEQUENCES, Golden
 from tests.gate.player import EnginePlayer
@@ -35,9 +36,12 @@ def start(config: EngineConfig) -> Iterator[Start]:
         engine.close()
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no-overlap"])
-@pytest.mark.parametrize("chunk", [1, 7, 0], ids=["chunk-1", "chunk-7", "chunk-all"])
-def test_batched(start: Start, truth: Golden, dtype: str, overlap: bool, chunk: int, record: Record) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "overlap"),
+    [(1, True), (7, True), (0, True), (0, False)],
+    ids=["chunk-1", "chunk-7", "chunk-all", "chunk-all-no-overlap"],
+)
+def test_batched(start: Start, truth: Golden, dtype: str, chunk: int, overlap: bool, record: Record) -> None:
     player = EnginePlayer(start(overlap=overlap, chunk_size=chunk, prefix_cache=False))
     verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
     assert verdict.positions == POSITIONS
@@ -63,11 +67,18 @@ def test_warm_prefix(start: Start, truth: Golden, dtype: str, record: Record) ->
 
 
 def test_preempted(start: Start, truth: Golden, dtype: str, record: Record) -> None:
-    engine = start(num_blocks=64, chunk_size=32)
-    verdict = record(judge(truth.sequences, EnginePlayer(engine).play(truth.sequences), dtype))
+    engine = start(num_blocks=100, chunk_size=7)
+    player = EnginePlayer(engine, beside=[long_runner(i) for i in range(12)])
+    verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
     assert engine.stats().preemptions > 0
     assert verdict.positions == POSITIONS
     assert verdict.passes(dtype), verdict
+
+
+def long_runner(index: int) -> RequestInput:
+    """A request that is there first and keeps growing: younger ones must give way to it."""
+    params = SamplingParams(max_tokens=300, temperature=1.0, seed=index, ignore_eos=True)
+    return RequestInput(request_id=f"long-{index}", prompt_ids=[index + 1], params=params)
 
 
 def test_a_stale_prefix_fails(start: Start, truth: Golden, dtype: str, record: Record) -> None:
