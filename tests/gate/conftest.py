@@ -74,7 +74,7 @@ def record(request: pytest.FixtureRequest) -> Record:
     """Keeps a verdict for the table at the end, under the test's name."""
 
     def keep(verdict: Verdict) -> Verdict:
-        VERDICTS.append((request.node.name, verdict))
+        VERDICTS.append((request.node.nodeid.rpartition("/")[2].replace(".py::test", ""), verdict))
         return verdict
 
     return keep
@@ -94,4 +94,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if VERDICTS:
         terminalreporter.section("correctness gate")
         for name, verdict in VERDICTS:
-            terminalreporter.write_line(f"{name:<60} {verdict}")
+            terminalreporter.write_line(f"{name:<72} {verdict}")

@@ -51,16 +51,16 @@ def test_past_4096_positions(runner: DeviceRunner, truth: Golden, dtype: str, re
 
 def test_a_rope_position_off_by_one_fails(config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
     runner = build_runner(config)
-    for layer in runner.decoder.layers:
+    for layer in runner._decoder.layers:
         if isinstance(layer.mixer, Attention):
-            layer.mixer.ops = SimpleNamespace(**{**vars(layer.mixer.ops), "rope_kv_write": queries_one_late(layer)})
+            layer.mixer._ops = SimpleNamespace(**{**vars(layer.mixer._ops), "rope_kv_write": queries_one_late(layer)})
     verdict = record(judge(truth.sequences, PlanPlayer(runner, WHOLE).play(truth.sequences), dtype))
     assert not verdict.passes(dtype), verdict
 
 
 def queries_one_late(layer: Any) -> Any:
     """Rotates queries by their position plus one. (Keys as well would change nothing: rope is relative.)"""
-    rope_kv_write = layer.mixer.ops.rope_kv_write
+    rope_kv_write = layer.mixer._ops.rope_kv_write
 
     def broken(qkv: Any, positions: Any, slots: Any, *rest: Any, **options: Any) -> Any:
         rope_kv_write(qkv, positions, slots, *rest, **options)

@@ -54,5 +54,5 @@ def judge(sequences: Seq[Sequence], played: Seq[Seq[TokenLogprobs]], dtype: str)
         worst=float(np.max(worst)),
         regret=float(np.max(regret)),
         mean=float(np.mean(top)),
-        p99=float(np.quantile(top, 0.99)),
+        p99=float(np.quantile(top, 0.99, method="higher")),
     )
