@@ -151,7 +151,7 @@ def test_a_step_that_edits_logits_is_not_replayed(checkpoint: Path) -> None:
         [1],
         [True],
         starts=[RowStart(0, [3], 1, params)],
-        block_writes=[BlockWrite(0, 0, 0, (1,))],
+        block_writes=[BlockWrite(0, 0, 0, [1])],
     )
     assert runner.launch(plan).wait().tokens == [7]
     assert recorder.captured == []

@@ -1,0 +1,170 @@
+"""What a step consists of: kernel times as a table and one stretch of steps as a Chrome trace, with named ranges.
+
+    python -m perf.profile CHECKPOINT --rows 1 8 64 --context 512 [--trace trace.json.gz] [--set KEY=VALUE]
+    python -m perf.profile CHECKPOINT --prompt 1024                a prompt instead of decode steps
+
+Steps are given to the runner directly, launched one ahead as the engine's loop does, over a pool whose contents are
+arbitrary. Open the trace in chrome://tracing or ui.perfetto.dev.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from engine.core.plan import BlockWrite, Pending, RowStart, StepPlan
+from engine.runner.build import build_runner
+from engine.runner.runner import DeviceRunner
+from engine.types import SamplingParams
+from perf.engine import config_from
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
+
+
+class Rows:
+    """Rows that decode, each with `context` tokens in blocks of its own (shared where the pool is too small)."""
+
+    def __init__(self, runner: DeviceRunner, rows: int, context: int, steps: int) -> None:
+        pool = runner.info.pool
+        entries = -(-(context + steps + 2) // pool.block_size)
+        self._rows, self._next, self._step = rows, context, 1
+        starts = [RowStart(row, [7 + row] * (context + 1), context + 1, GREEDY) for row in range(rows)]
+        writes = []
+        for group, blocks in enumerate(pool.num_blocks):
+            for row in range(rows):
+                ids = [1 + (row * entries + i) % (blocks - 1) for i in range(entries)]
+                writes.append(BlockWrite(group, row, 0, ids))
+        self._first = (starts, writes)
+
+    def plan(self) -> StepPlan:
+        starts, writes = self._first
+        self._first = ([], [])
+        rows = list(range(self._rows))
+        plan = StepPlan(
+            self._step, rows, [self._next] * self._rows, [1] * self._rows, [True] * self._rows, starts, writes
+        )
+        self._next += 1
+        self._step += 1
+        return plan
+
+
+def run(runner: DeviceRunner, rows: Rows, steps: int) -> float:
+    """Seconds a step takes when each is launched before the one before it is waited for."""
+    pending: Pending = runner.launch(rows.plan())
+    began = time.perf_counter()
+    for _ in range(steps):
+        with record_function("launch"):
+            ahead = runner.launch(rows.plan())
+        with record_function("wait"):
+            pending.wait()
+        pending = ahead
+    pending.wait()
+    return (time.perf_counter() - began) / steps
+
+
+def host_time(runner: DeviceRunner, rows: Rows, steps: int) -> float:
+    """Seconds of host work to launch a step."""
+    spent = 0.0
+    for _ in range(steps):
+        plan = rows.plan()
+        began = time.perf_counter()
+        pending = runner.launch(plan)
+        spent += time.perf_counter() - began
+        pending.wait()
+    return spent / steps
+
+
+def prompt_time(runner: DeviceRunner, tokens: int, repeats: int) -> float:
+    """Median seconds of one prompt in one step, from launch to its first token."""
+    pool = runner.info.pool
+    entries = -(-(tokens + 1) // pool.block_size)
+    times = []
+    for i in range(repeats + 2):
+        start = RowStart(0, [(11 * i + j) % 9000 for j in range(tokens)], tokens, GREEDY)
+        writes = [BlockWrite(g, 0, 0, list(range(1, entries + 1))) for g in range(len(pool.num_blocks))]
+        began = time.perf_counter()
+        with record_function("prompt"):
+            runner.launch(StepPlan(i, [0], [0], [tokens], [True], [start], writes)).wait()
+        times.append(time.perf_counter() - began)
+    return sorted(times[2:])[repeats // 2]
+
+
+def kernel_table(trace: Path, steps: int) -> list[tuple[str, float, float]]:
+    """(kernel, launches a step, microseconds a step) by falling time, from a Chrome trace."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    count: dict[str, int] = defaultdict(int)
+    spent: dict[str, float] = defaultdict(float)
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            name = event["name"][:70]
+            count[name] += 1
+            spent[name] += event["dur"]
+    return sorted(((n, count[n] / steps, spent[n] / steps) for n in count), key=lambda row: -row[2])
+
+
+def report(label: str, trace: Path, steps: int, shown: int) -> None:
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "kernel"]
+    if events:
+        first, last = min(e["ts"] for e in events), max(e["ts"] + e["dur"] for e in events)
+        print(f"{label}: kernels span {(last - first) / steps:.1f} us a step")
+    for name, launches, spent in kernel_table(trace, steps)[:shown]:
+        print(f"    {spent:9.1f} us  {launches:6.1f} x  {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="checkpoint folder")
+    parser.add_argument("--rows", type=int, nargs="*", default=[])
+    parser.add_argument("--context", type=int, nargs="*", default=[512])
+    parser.add_argument("--prompt", type=int, nargs="*", default=[])
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--trace", type=Path, help="folder for Chrome traces; also prints the kernels")
+    parser.add_argument("--shown", type=int, default=14, help="kernels to print")
+    parser.add_argument("--json", type=Path, help="append the figures to this file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    args = parser.parse_args()
+    runner = build_runner(config_from(args.model, args.set))
+    gc.collect()
+    gc.freeze()
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    work = [("decode", rows, context) for context in args.context for rows in args.rows]
+    for kind, rows, size in [*work, *(("prompt", 1, tokens) for tokens in args.prompt)]:
+        figures: dict[str, Any] = {"kind": kind, "rows": rows, "tokens": size}
+        label = f"{kind} rows {rows} tokens {size}"
+        if kind == "decode":
+            run(runner, Rows(runner, rows, size, 5), 5)
+            figures["step_ms"] = round(run(runner, Rows(runner, rows, size, args.steps), args.steps) * 1e3, 4)
+            figures["host_ms"] = round(host_time(runner, Rows(runner, rows, size, 20), 20) * 1e3, 4)
+        else:
+            figures["step_ms"] = round(prompt_time(runner, size, 7) * 1e3, 4)
+        print(label, figures, flush=True)
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps({"model": args.model, "settings": args.set, **figures}) + "\n")
+        if args.trace:
+            args.trace.mkdir(parents=True, exist_ok=True)
+            file_name = args.trace / f"{kind}-{rows}-{size}.json"
+            steps = 4
+            state = Rows(runner, rows, size, steps + 2)
+            with profile(activities=activities) as profiler:
+                if kind == "decode":
+                    run(runner, state, steps)
+                else:
+                    prompt_time(runner, size, steps - 2)
+            profiler.export_chrome_trace(str(file_name))
+            report(label, file_name, steps + (kind == "decode"), args.shown)
+    runner.close()
+
+
+if __name__ == "__main__":
+    main()
