@@ -161,7 +161,6 @@ class KVManager:
         or would leave less than `headroom` blocks in a group that keeps everything."""
         first = match.num_tokens
         depth = len(match.path)
-        mark = len(self.writes)
         table.row = row
         self._tables[id(table)] = table
         node = match.path[-1] if depth else self._tree.root(table.prefix.salt)
@@ -185,7 +184,6 @@ class KVManager:
                 )
         reach = self.extend(table, first, upto) if fits else first
         if reach <= first:
-            del self.writes[mark:]
             self.release(table)
             return first
         if self.recurrent and depth:
@@ -345,6 +343,9 @@ class KVManager:
         if self._tables.pop(id(table), None) is None:
             return
         self.num_releases += 1
+        if self.writes:
+            # The row may be given away before these are sent; a plan writes an entry once.
+            self.writes = [write for write in self.writes if write.row != table.row]
         self._withdraw(table)
         for g, pool in enumerate(self._pools):
             for block in table.blocks[g]:
@@ -357,6 +358,9 @@ class KVManager:
             self._prune(table.node)
         for _, slot in table.pending:
             self._slots.release(slot)
+        if self.copies:
+            gone = {table.state_slot, *(slot for _, slot in table.pending)}
+            self.copies = [copy for copy in self.copies if copy.target not in gone]
         if table.state_slot:
             self._slots.release(table.state_slot)
         table.node, table.state_slot, table.reach, table.row = None, 0, 0, -1

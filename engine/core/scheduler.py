@@ -220,8 +220,7 @@ class Scheduler:
                 continue
             if request.awaits is not None and kv.is_computing(request.awaits):
                 continue
-            state = (request.arrival, kv.num_releases, len(self.running))
-            if state == self._blocked:
+            if self._blocked == (request.arrival, kv.num_releases, len(self.running)):
                 break
             tokens = request.tokens
             if request.want_prompt_logprobs and request.silent:
@@ -237,7 +236,7 @@ class Scheduler:
             end = self._chunk_end(request, first, share)
             reach = kv.admit(request.kv, self._free_rows[0], tokens, match, end, len(self.running))
             if reach == first:
-                self._blocked = state
+                self._blocked = (request.arrival, kv.num_releases, len(self.running))
                 break
             share -= reach - first
             self._start(request, first)

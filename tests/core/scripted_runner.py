@@ -137,6 +137,9 @@ class ScriptedRunner:
     def _execute(self, plan: StepPlan) -> StepResult:
         for start in plan.starts:
             self._start(start)
+        entries = [(w.group, w.row, w.index + i) for w in plan.block_writes for i in range(len(w.blocks))]
+        assert len(set(entries)) == len(entries), "a table's entry is written twice in one plan, in no certain order"
+        assert len({start.row for start in plan.starts}) == len(plan.starts)
         for write in plan.block_writes:
             row = self._rows[write.row]
             for i, block in enumerate(write.blocks):

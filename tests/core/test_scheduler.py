@@ -143,6 +143,27 @@ def test_the_head_of_the_queue_is_not_overtaken_for_lack_of_blocks() -> None:
     assert list(harness.events) == ["running", "big", "small"]
 
 
+def test_a_head_that_does_not_fit_is_not_tried_again_until_something_came_free() -> None:
+    harness = Harness(ScriptedRunner(pool(16)), make_config())
+    harness.submit("running", prompt(20), max_tokens=16)
+    harness.step()
+    harness.submit("big", prompt(40, 9), max_tokens=2)
+    tried = 0
+    admit = harness.loop.kv.admit
+
+    def counted(*args):  # type: ignore[no-untyped-def]
+        nonlocal tried
+        tried += 1
+        return admit(*args)
+
+    harness.loop.kv.admit = counted  # type: ignore[method-assign]
+    harness.step(10)
+    assert tried == 1
+    harness.run()
+    assert tried == 2
+    assert harness.tokens("big") == harness.expected(prompt(40, 9), 2)
+
+
 def test_siblings_sent_together_compute_their_prompt_once() -> None:
     """n requests over one prompt: the first computes it, the others wait for its blocks instead of computing too."""
     harness = Harness(ScriptedRunner(pool()), make_config(token_budget=64))
