@@ -6,9 +6,8 @@ site_folder=${3:-/tmp/nereid-site}
 if [ ! -e "$site_folder/.done" ]; then
     mkdir -p "$site_folder"
     tar xJf "$1" -C "$site_folder"
-    for wheel in "$2"/*.whl; do
-        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site_folder" "$wheel"
-    done
+    # into the environment itself: the 2.51 stub ignores PYTHONPATH
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir "$2"/*.whl
     # The 2.51 stub misreads strings under numpy 2, and the environment's numpy wins over PYTHONPATH inside the stub.
     packages=$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))")
     if ! ls "$packages"/numpy-1.26.4.dist-info >/dev/null 2>&1; then
