@@ -3,11 +3,11 @@
 # Python backend and stub, tritonclient, numpy 1.26) and wheels of packages the machine lacks into one folder.
 #   usage: source perf/gpu_box.sh BUNDLE.tar.xz WHEELS_FOLDER [SITE]     (sets PYTHONPATH; root, Python 3.12)
 site_folder=${3:-/tmp/nereid-site}
-if [ ! -e "$site_folder/.done" ]; then
+if [ ! -e "$site_folder/.done" ] || ! python3 -c "import msgspec, zmq" 2>/dev/null; then
     mkdir -p "$site_folder"
     tar xJf "$1" -C "$site_folder"
     # into the environment itself: the 2.51 stub ignores PYTHONPATH
-    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir "$2"/*.whl
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir "$2"/*.whl || pip install -q --no-index --no-deps --no-cache-dir "$2"/*.whl
     # The 2.51 stub misreads strings under numpy 2, and the environment's numpy wins over PYTHONPATH inside the stub.
     packages=$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))")
     if ! ls "$packages"/numpy-1.26.4.dist-info >/dev/null 2>&1; then
