@@ -8,21 +8,25 @@ export OMP_NUM_THREADS ?= 1
 ifeq ($(origin PY), undefined)
 PY    := $(VENV)/bin/python
 SETUP := setup
+RUN   := setup-run
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint type test-gpu gate perf-smoke clean
+.PHONY: help setup setup-run demo serve test lint type test-gpu gate perf-smoke clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup:  ## make .venv (once for each state of pyproject.toml)
-	@$(PYTHON) bootstrap.py --venv $(VENV)
+setup:  ## make .venv, once for each state of pyproject.toml
+	@$(PYTHON) bootstrap.py dev --venv $(VENV)
 
-demo: $(SETUP)  ## start a server, stream a completion three ways, stop it
+setup-run:  ## the same without what only the tests need
+	@$(PYTHON) bootstrap.py run --venv $(VENV)
+
+demo: $(RUN)  ## start a server, stream a completion three ways, stop it
 	@$(PY) -m clients.python.demo
 
-serve: $(SETUP)  ## serve model_repository on 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
+serve: $(RUN)  ## serve model_repository on 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
 	@$(PY) -m clients.python.cli serve
 
 test: $(SETUP) lint type  ## the whole suite on CPU, with the linters, the server and the load tools

@@ -1,6 +1,8 @@
 """Set up `.venv` with everything that `make` needs. Run by make; needs nothing but a Python.
 
-    python3 bootstrap.py [--venv .venv]
+    python3 bootstrap.py run|dev [--venv .venv]
+
+run: what serving needs. dev: that and what the tests need.
 
 - The interpreter: this one, or another Python 3.10 to 3.12 on PATH, or one from uv, or 3.13 with a C compiler
   (numpy 1.26, which the embedded server's Python stub needs, has no ready-made package for 3.13).
@@ -29,33 +31,33 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SERVER = "nvidia-pytriton==0.7.0"
-EXTRAS = "dev"
+EXTRAS = {"run": "engine,client", "dev": "dev"}
 READY_MADE = ((3, 12), (3, 11), (3, 10))
 
 
 def main():
     parser = argparse.ArgumentParser(description="Set up the virtual environment that make uses.")
+    parser.add_argument("purpose", choices=sorted(EXTRAS), help="run: to serve; dev: to test as well")
     parser.add_argument("--venv", default=os.path.join(ROOT, ".venv"))
-    venv = os.path.abspath(parser.parse_args().venv)
-    stamp = os.path.join(venv, f"nereid-{_digest()}.ready")
-    if os.path.isfile(stamp):
+    args = parser.parse_args()
+    venv = os.path.abspath(args.venv)
+    stamps = {purpose: os.path.join(venv, f"nereid-{purpose}-{_digest()}.ready") for purpose in EXTRAS}
+    if os.path.isfile(stamps[args.purpose]) or os.path.isfile(stamps["dev"]):
         return
     python = os.path.join(venv, "bin", "python")
     if not _works(python):
         _make_environment(venv)
     if subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) != 0:
         _add_pip(python)
-    _say(f"installing packages into {venv}")
+    _say(f"installing packages into {venv}; this takes a few minutes")
+    os.environ["PYTHONWARNINGS"] = "ignore"  # setuptools' remarks on editable installation
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run([*pip, "--upgrade", "pip"])
     _run([*pip, TORCH, *_torch_source(python)])
+    _run([*pip, "--editable", f"{ROOT}[{EXTRAS[args.purpose]}]"])
     _run([*pip, "--no-deps", SERVER])
-    _run([*pip, "--editable", f"{ROOT}[{EXTRAS}]"])
     _add_libpython(python, venv)
-    for name in os.listdir(venv):
-        if name.startswith("nereid-") and name.endswith(".ready"):
-            os.remove(os.path.join(venv, name))
-    with open(stamp, "w"):
+    with open(stamps[args.purpose], "w"):
         pass
     _say("ready")
 
