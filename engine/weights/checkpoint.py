@@ -61,7 +61,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
-        """Read the headers of a single file, or of the files that model.safetensors.index.json lists.
+        """Read headers: of the files in model.safetensors.index.json, else of model.safetensors, else of all files.
 
         Raises WeightsError when a file is missing, broken or cut short, or when a tensor is stored twice.
         """
@@ -71,8 +71,8 @@ class Checkpoint:
             placed: dict[str, str] = _parse(index.read_bytes(), index).get("weight_map", {})
             files = [folder / name for name in sorted(set(placed.values()))]
         else:
-            placed = {}
-            files = sorted(folder.glob("*.safetensors"))
+            placed, single = {}, folder / "model.safetensors"
+            files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
         if not files:
             raise WeightsError(f"{folder} holds no *.safetensors file: nothing to load weights from")
         entries: dict[str, Entry] = {}
