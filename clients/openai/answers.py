@@ -107,3 +107,11 @@ _WHY = {
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
 }
+
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream` true, its chunks as server-sent events",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    **ERRORS,
+}

@@ -10,12 +10,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from clients.openai.answers import ERRORS, ChatAnswer, CompletionAnswer, ModelCard, ModelList, Tokens, Words
+from clients.openai.answers import ERRORS, STREAMED, ChatAnswer, CompletionAnswer, ModelCard, ModelList, Tokens, Words
 from clients.openai.chat import chat
 from clients.openai.completions import complete
 from clients.openai.config import ShimConfig
@@ -115,11 +115,11 @@ def _api(app: FastAPI, shim: Shim) -> None:
             "max_model_len": info.max_model_len,
         }
 
-    @app.post("/v1/completions", response_model=CompletionAnswer, responses=ERRORS, tags=["generate"])
+    @app.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMED, tags=["generate"])
     async def completions(http: Request, body: CompletionRequest) -> Response:
         return await complete(shim, http, body)
 
-    @app.post("/v1/chat/completions", response_model=ChatAnswer, responses=ERRORS, tags=["generate"])
+    @app.post("/v1/chat/completions", response_model=ChatAnswer, responses=STREAMED, tags=["generate"])
     async def chat_completions(http: Request, body: ChatRequest) -> Response:
         return await chat(shim, http, body)
 
@@ -171,9 +171,14 @@ def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
     async def live() -> Response:
         return json_response(await stats.body())
 
-    @app.get("/metrics", tags=["service"], summary="The shim's own metrics, for Prometheus")
-    async def metrics() -> Response:
-        return Response(shim.metrics.exposition(), media_type="text/plain; version=0.0.4")
+    @app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        tags=["service"],
+        summary="The shim's own metrics, for Prometheus",
+    )
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(shim.metrics.exposition(), media_type="text/plain; version=0.0.4")
 
 
 def _web(app: FastAPI) -> None:

@@ -8,10 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from clients.openai.errors import BackendError
 from clients.openai.router import Router
 from clients.openai.triton import Generation, Piece
 
 _QUEUE_PIECES = 64
+_GRACE_S = 0.25
 
 
 @dataclass
@@ -95,6 +97,11 @@ async def relay(router: Router, batch: Batch, stopped: Collection[int] = ()) -> 
             if number in stopped:
                 live.discard(number)
                 tasks[number].cancel()
+    except BackendError:
+        # What failed one mostly fails them all. Cancelling calls that are ending anyway is what older tritonservers
+        # crash on (server issue 8034), so they get a moment to end by themselves.
+        await asyncio.wait(tasks, timeout=_GRACE_S)
+        raise
     finally:
         for task in tasks:
             task.cancel()

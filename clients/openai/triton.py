@@ -17,8 +17,6 @@ from tritonclient.utils import InferenceServerException
 from clients.openai.config import Replica
 from clients.openai.errors import BackendError
 
-# Streamed errors then carry a gRPC status code instead of text alone (tritonserver 24.08 and later).
-_HEADERS = {"triton_grpc_error": "true"}
 _LLM_INPUTS = {"text_input", "input_ids", "sampling_parameters", "stream"}
 _TOKENIZER_INPUTS = {"text_input", "messages", "template_parameters", "token_ids"}
 _NOT_FINISHED = "None"
@@ -126,15 +124,22 @@ class TritonReplica:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield _llm_request(generation)
 
-        call = self._client.stream_infer(requests(), headers=_HEADERS)
-        finished = False
+        call = self._client.stream_infer(requests())
+        finished, failure = False, None
         try:
             async for result, error in call:
                 if error is not None:
                     _raise(error)
-                piece = read_piece(result.get_response())
-                finished = finished or piece.finish_reason is not None
-                yield piece
+                response = result.get_response()
+                failure = failure or read_failure(response)
+                if failure is None:
+                    piece = read_piece(response)
+                    finished = finished or piece.finish_reason is not None
+                    yield piece
+            # Only now: a call that is left before its end is cancelled, and 2.51 can crash on a cancellation that
+            # meets the end of its request (server issue 8034).
+            if failure is not None:
+                raise failure
             if not finished:
                 raise BackendError("INTERNAL", "the server ended the stream before the request was finished")
         except (InferenceServerException, grpc.RpcError) as error:
@@ -199,6 +204,16 @@ def discover(configs: Sequence[Any]) -> dict[str, ModelInfo]:
     return found
 
 
+def read_failure(response: Any) -> BackendError | None:
+    """Why the request failed, when a ModelInferResponse says that."""
+    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
+        if output.name == "error":
+            told = _json(raw)
+            code = "DEADLINE_EXCEEDED" if _TIMED_OUT in told["message"] else told["code"]
+            return BackendError(code, told["message"])
+    return None
+
+
 def read_piece(response: Any) -> Piece:
     """A ModelInferResponse of an LLM model as a Piece."""
     tensors = _tensors(response)
@@ -225,8 +240,10 @@ def _llm_request(generation: Generation) -> dict[str, Any]:
         _flag("return_finish_reason", True),
         _flag("return_num_input_tokens", True),
         _flag("return_num_cached_tokens", True),
+        # Not Triton's triton_grpc_error header, the other way to have codes: 2.51 crashes under it (docs/openai.md).
+        _flag("return_error", True),
     ]
-    outputs = ["text_output", "finish_reason", "token_ids", "num_input_tokens", "num_cached_tokens"]
+    outputs = ["text_output", "finish_reason", "token_ids", "num_input_tokens", "num_cached_tokens", "error"]
     if prompt.ids is not None:
         tensor = triton.InferInput("input_ids", [len(prompt.ids)], "INT32")
         tensor.set_data_from_numpy(np.asarray(prompt.ids, np.int32))
@@ -293,6 +310,6 @@ def _raise(error: Exception) -> NoReturn:
         raise error
     if code in ("OK", "UNKNOWN"):
         code = "INTERNAL"
-    if code == "UNAVAILABLE" and _TIMED_OUT in message:
-        code = "DEADLINE_EXCEEDED"
+    if code == "INTERNAL" and "unknown model" in message.lower():
+        code = "UNAVAILABLE"  # it was there at the last look: it is being unloaded or has just failed
     raise BackendError(code, message) from error

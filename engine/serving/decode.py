@@ -29,6 +29,7 @@ class Wanted(msgspec.Struct, frozen=True):
     num_output_tokens: bool = False
     num_cached_tokens: bool = False
     prompt_logprobs: bool = False
+    error: bool = False
     token_ids: bool = False
     output_log_probs: bool = False
 
@@ -76,6 +77,12 @@ def llm_request(
         params = msgspec.structs.replace(params, logprobs=0)
     echo = not stream and (exclude is None or not bool(exclude.flat[0]))
     return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs)
+
+
+def wants_error(request: Any) -> bool:
+    """Whether a Triton request asks for failures as an output; known even of a request that cannot be decoded."""
+    flags = [tensor.as_numpy() for tensor in request.inputs() if tensor.name() == protocol.RETURN_ERROR]
+    return any(flag.size and bool(flag.flat[0]) for flag in flags)
 
 
 def one_text(tensors: Mapping[str, Array], name: str) -> bytes | None:

@@ -163,10 +163,11 @@ class Frontend:
             try:
                 self._admit(request, sender, arrived)
             except RequestError as error:
-                self._responses.send_error(sender, error.message, error.code)
+                self._responses.send_error(sender, error.message, error.code, decode.wants_error(request))
             except Exception as error:
                 logger.exception("%s: a request failed in the frontend", self._name)
-                self._responses.send_error(sender, f"{type(error).__name__}: {error}", ErrorCode.INTERNAL)
+                sentence = f"{type(error).__name__}: {error}"
+                self._responses.send_error(sender, sentence, ErrorCode.INTERNAL, decode.wants_error(request))
             if self._intake.empty():
                 with self._empty:
                     self._empty.notify_all()
@@ -235,7 +236,8 @@ class Frontend:
                 logger.exception("%s: sending a response failed", self._name)
                 self._abort([stream.request_id])
                 stream.ended = True
-                self._responses.send_error(stream.sender, f"{type(error).__name__}: {error}", ErrorCode.INTERNAL)
+                sentence = f"{type(error).__name__}: {error}"
+                self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, stream.request.wanted.error)
             if stream.ended:
                 self._forget(stream)
 

@@ -39,6 +39,8 @@ NUM_OUTPUT_TOKENS = "num_output_tokens"
 TOKEN_IDS = "token_ids"
 NUM_CACHED_TOKENS = "num_cached_tokens"
 PROMPT_LOGPROBS = "prompt_logprobs"
+ERROR = "error"
+RETURN_ERROR = "return_error"
 OUTPUT_LOG_PROBS = "output_log_probs"
 
 MESSAGES = "messages"
@@ -49,7 +51,7 @@ SKIP_SPECIAL_TOKENS = "skip_special_tokens"
 STOP_WORDS = "stop_words"
 END_ID = "end_id"
 
-# Flags that each let one output through: vllm_backend's five, and two of our own.
+# Flags that each let one output through: vllm_backend's five, and three of our own.
 RETURN_FLAGS = {
     "return_finish_reason": FINISH_REASON,
     "return_cumulative_logprob": CUMULATIVE_LOGPROB,
@@ -58,8 +60,9 @@ RETURN_FLAGS = {
     "return_num_output_tokens": NUM_OUTPUT_TOKENS,
     "return_num_cached_tokens": NUM_CACHED_TOKENS,
     "return_prompt_logprobs": PROMPT_LOGPROBS,
+    RETURN_ERROR: ERROR,  # a failure is then a last response {code, message}: streamed gRPC errors have no code
 }
-_NOT_IN_ENSEMBLE = ("return_cumulative_logprob", "return_logprobs", "return_prompt_logprobs")
+_NOT_IN_ENSEMBLE = ("return_cumulative_logprob", "return_logprobs", "return_prompt_logprobs", RETURN_ERROR)
 
 # TensorRT-LLM tensors that are sampling parameters under another roof: tensor -> field of SamplingParams.
 SAMPLING_TENSORS = {
@@ -132,6 +135,7 @@ LLM_OUTPUTS = (
     Tensor(OUTPUT_LOG_PROBS, "FP32", (-1, -1)),
     Tensor(NUM_CACHED_TOKENS, "UINT32", (1,)),
     Tensor(PROMPT_LOGPROBS, "STRING", (1,)),
+    Tensor(ERROR, "STRING", (1,)),
 )
 
 TOKENIZER_INPUTS = (

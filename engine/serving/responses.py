@@ -30,14 +30,19 @@ class Responses:
     def send(self, stream: Stream, piece: Piece) -> None:
         """Send one response; the last one of a request carries the final flag itself."""
         if piece.error is not None:
-            self.send_error(stream.sender, piece.error, piece.error_code)
+            self.send_error(stream.sender, piece.error, piece.error_code, stream.request.wanted.error)
         elif piece.finish_reason is not None:
             stream.sender.send(self._response(stream, piece), flags=self._final)
         else:
             stream.sender.send(self._response(stream, piece))
 
-    def send_error(self, sender: Any, sentence: str, code: ErrorCode) -> None:
-        """Fail a request: its only or its last response."""
+    def send_error(self, sender: Any, sentence: str, code: ErrorCode, as_output: bool) -> None:
+        """Fail a request: its only or its last response. as_output: in the tensor `error`, with its code."""
+        if as_output:
+            described = json.dumps({"code": code.value, "message": sentence})
+            tensors = [self._strings(protocol.TEXT_OUTPUT, [""]), self._strings(protocol.ERROR, [described])]
+            sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=self._final)
+            return
         error = self._pb.TritonError(sentence, self._codes[code])
         text = self._strings(protocol.TEXT_OUTPUT, [protocol.ERROR_TEXT])
         sender.send(self._pb.InferenceResponse(output_tensors=[text], error=error), flags=self._final)
