@@ -78,15 +78,13 @@ class Gate:
             await self._app(scope, body, answer.send)
         except ApiError as error:
             answer.status = error.status
-            if isinstance(error, ClientGone):
-                self._metrics.disconnects.inc()
-            elif not answer.started:
+            if not isinstance(error, ClientGone):
                 await error_response(error)(scope, receive, answer.send)
         finally:
             if counted:
                 self._leave(trace.caller)
             self._metrics.open_requests.dec()
-            self._finish(scope, trace, answer.status)
+            self._finish(scope, trace, CLIENT_CLOSED if trace.gone else answer.status)
 
     def _caller(self, scope: Scope, headers: Headers) -> str:
         """Who asks: the number of its key, or its address. Raises ApiError 401."""
@@ -147,6 +145,8 @@ class Gate:
         route = scope.get("route")
         path = getattr(route, "path", None) or ("unknown" if status == 404 else scope["path"])
         self._metrics.requests.labels(path, str(status)).inc()
+        if status == CLIENT_CLOSED:
+            self._metrics.disconnects.inc()
         if trace.model != "-" and status == 200:
             self._metrics.duration.labels(path).observe(trace.seconds)
             if trace.first_token_s is not None:
@@ -176,11 +176,9 @@ class _Answer:
         self._send = send
         self._request_id = request_id.encode()
         self.status = 500
-        self.started = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
         await self._send(message)

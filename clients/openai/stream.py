@@ -68,6 +68,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._send(send))
+        except ClientGone:
+            scope["nereid.trace"].gone = True  # the status was sent long ago; the log and the metrics say 499
         finally:
             with contextlib.suppress(RuntimeError):
                 await self._events.aclose()

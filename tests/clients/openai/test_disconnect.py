@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -32,14 +34,13 @@ def running(server: LocalServer) -> float:
     return gauges(server)["num_requests_running"]
 
 
-def send(shim: Shim, path: str, body: dict[str, Any]) -> socket.socket:
+def send(shim: Shim, path: str, body: dict[str, Any], name: str) -> socket.socket:
     """A request on a bare socket, so that closing it is all that happens."""
     host, port = shim.host.split(":")
     connection = socket.create_connection((host, int(port)))
     data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: shim\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
+    fields = {"Host": "shim", "Content-Type": "application/json", "X-Request-Id": name, "Content-Length": len(data)}
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{key}: {value}\r\n" for key, value in fields.items()) + "\r\n"
     connection.sendall(head.encode() + data)
     return connection
 
@@ -52,7 +53,8 @@ def test_the_engine_stops_when_the_client_goes(
 ) -> None:
     until(lambda: running(server) == 0, 10, "the engine is busy with an earlier test")
     blocks = gauges(server)["kv_cache_blocks_used"]
-    connection = send(shim, path, {**PATHS[path], "stream": stream, "n": choices})
+    name = uuid.uuid4().hex
+    connection = send(shim, path, {**PATHS[path], "stream": stream, "n": choices}, name)
     until(lambda: running(server) == choices, 20, "the request did not start")
     connection.close()
     gone = time.monotonic()
@@ -60,7 +62,7 @@ def test_the_engine_stops_when_the_client_goes(
     # The gauges are written twice a second; what is asserted is when the engine let go, not when the page said so.
     assert time.monotonic() - gone < 1.0 + 0.5
     assert gauges(server)["kv_cache_blocks_used"] == blocks
-    until(lambda: f"POST {path} 499" in shim.log(), 5, "the log does not say 499")
+    until(lambda: re.search(f" 499 .* id={name}", shim.log()) is not None, 5, "the log does not say 499")
 
 
 def test_a_client_that_goes_while_choices_wait_leaves_nothing(server: LocalServer, shim: Shim) -> None:
