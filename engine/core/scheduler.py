@@ -254,8 +254,9 @@ class Scheduler:
             request.started = True
             request.num_cached = min(first, request.num_prompt)
             self.stats.prompt_tokens += request.num_prompt
-            self.stats.prefix_query_tokens += request.num_tokens
-            self.stats.prefix_hit_tokens += first
+            if self._kv.prefix_cache and not request.want_prompt_logprobs:
+                self.stats.prefix_query_tokens += request.num_tokens
+                self.stats.prefix_hit_tokens += first
         source = request.input
         self._starts.append(
             RowStart(
