@@ -326,16 +326,22 @@ class KVManager:
             table.node = node
 
     def save_state(self, table: KVTable, position: int) -> None:
-        """The row's state stands at `position`, the end of a block: copy it to a checkpoint if a slot can be had. The
-        copy goes with the next plan, before the row moves on; the checkpoint is published once the block is known."""
-        if not (self.prefix_cache and self.recurrent) or position % self.block_size:
+        """The row's state stands at `position`: if a block ends there and a slot can be had, copy it to a checkpoint.
+        The copy goes with the next plan, before the row moves on. The checkpoint is published as soon as the block is
+        in the tree, which may be now: copies run in order, so a row that starts from it in the same plan finds it."""
+        node = table.node
+        if not self.keeps_state or not position or position % self.block_size or node is None:
             return
         depth = position // self.block_size
-        if table.node is None or depth <= table.node.depth or (table.pending and table.pending[-1][0] >= depth):
+        if (depth == node.depth and node.checkpoint) or (table.pending and table.pending[-1][0] >= depth):
             return
         slot = self._slots.reserve()
-        if slot:
-            self.copies.append(StateCopy(table.state_slot, slot))
+        if not slot:
+            return
+        self.copies.append(StateCopy(table.state_slot, slot))
+        if depth == node.depth:
+            self._slots.publish(node, slot)
+        else:
             table.pending.append((depth, slot))
 
     def release(self, table: KVTable) -> None:

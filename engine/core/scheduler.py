@@ -168,7 +168,7 @@ class Scheduler:
                     self._preempt(running[-1])
                 if request.status is not Status.RUNNING:
                     break
-            if interval and first % interval == 0:
+            if interval and (first % interval == 0 or first <= request.num_prompt):
                 kv.save_state(request.kv, first)
             request.num_computed = known
             request.num_inflight += 1

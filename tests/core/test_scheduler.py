@@ -205,20 +205,23 @@ def test_a_small_common_beginning_is_not_waited_for() -> None:
     assert len(harness.runner.plans[0].rows) == 2
 
 
-def test_state_is_kept_at_the_last_full_block_of_a_prompt_and_found_again() -> None:
-    harness = Harness(ScriptedRunner(pool(state_slots=6)), make_config())
-    first = prompt(14)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("length", "chunks"), [(14, [12, 2]), (13, [12, 1]), (12, [8, 4])])
+def test_state_is_kept_at_the_last_full_block_of_a_prompt(overlap: bool, length: int, chunks: list[int]) -> None:
+    harness = Harness(ScriptedRunner(pool(state_slots=6)), make_config(overlap=overlap))
+    first = prompt(length)
     harness.submit("a", first, max_tokens=4)
     harness.run()
-    assert [plan.count for plan in harness.runner.plans[:2]] == [[12], [2]]
+    assert [plan.count for plan in harness.runner.plans[:2]] == [[count] for count in chunks]
     harness.submit("b", [*first, 3, 4, 5], max_tokens=4)
     harness.run()
     assert harness.events["b"][0].num_cached == 12
     assert harness.tokens("b") == harness.expected([*first, 3, 4, 5], 4)
 
 
-def test_state_is_kept_while_generating_so_that_the_next_turn_hits() -> None:
-    harness = Harness(ScriptedRunner(pool(state_slots=6)), make_config(checkpoint_interval=16))
+@pytest.mark.parametrize("overlap", [True, False])
+def test_state_is_kept_while_generating_so_that_the_next_turn_hits(overlap: bool) -> None:
+    harness = Harness(ScriptedRunner(pool(state_slots=6)), make_config(checkpoint_interval=16, overlap=overlap))
     harness.submit("a", prompt(5), max_tokens=40)
     harness.run()
     turn = prompt(5) + harness.tokens("a") + [3, 4]
@@ -226,6 +229,18 @@ def test_state_is_kept_while_generating_so_that_the_next_turn_hits() -> None:
     harness.run()
     assert harness.events["b"][0].num_cached == 32
     assert harness.tokens("b") == harness.expected(turn, 4)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("length", [32, 33, 35])
+def test_siblings_of_a_recurrent_model_start_from_the_state_of_the_first(overlap: bool, length: int) -> None:
+    harness = Harness(ScriptedRunner(pool(state_slots=8)), make_config(overlap=overlap))
+    shared = prompt(length)
+    for i in range(3):
+        harness.submit(str(i), shared)
+    harness.run()
+    assert harness.engine.stats().prefix_hit_tokens == 2 * ((length - 1) // 4 * 4)
+    assert all(harness.tokens(str(i)) == harness.expected(shared) for i in range(3))
 
 
 def test_blocks_that_left_the_window_come_free_while_a_request_runs() -> None:
