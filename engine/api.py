@@ -117,7 +117,7 @@ class Engine:
     ) -> None:
         self.info: RunnerInfo = runner.info
         self._runner = runner
-        self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache)
+        self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache, max_length=self.info.max_model_len)
         self._scheduler = Scheduler(config.scheduler, self._kv, checkpoint_interval=config.cache.checkpoint_interval)
         self._loop = EngineLoop(
             runner, self._scheduler, self._kv, overlap=config.runtime.overlap, clock=clock, on_failure=on_failure

@@ -53,7 +53,10 @@ def window_of(spec: LayerSpec) -> int | None:
 class KVManager:
     """Accounts for the pools of one runner. Not thread-safe: the loop owns it."""
 
-    def __init__(self, spec: PoolSpec, *, prefix_cache: bool = True, hash: Hash = chain_hash) -> None:
+    def __init__(
+        self, spec: PoolSpec, *, prefix_cache: bool = True, max_length: int | None = None, hash: Hash = chain_hash
+    ) -> None:
+        """`max_length`: no request holds more tokens. Raises ValueError for pools in which one could get stuck."""
         self.block_size = spec.block_size
         self.prefix_cache = prefix_cache
         self.writes: list[BlockWrite] = []
@@ -74,11 +77,15 @@ class KVManager:
         self._tables: dict[int, KVTable] = {}
         self.num_releases = 0  # grows whenever room may have been made
         for g in self._windowed:
-            window, pool = self._windows[g] or 0, self._pools[g]
-            if pool.capacity * self.block_size < window + 2 * self.block_size:
+            window, held = self._windows[g] or 0, self._pools[g].capacity
+            # One block more than the window covers, since a window seldom begins with a block, and one to write in.
+            least = -(-window // self.block_size) + 2
+            if max_length is not None:
+                least = min(least, -(-max_length // self.block_size))
+            if held < least:
                 raise ValueError(
-                    f"a sliding window of {window} tokens needs at least {window // self.block_size + 2} blocks of "
-                    f"{self.block_size} tokens, and the pool holds {pool.capacity}: raise num_blocks"
+                    f"a sliding window of {window} tokens needs at least {least} blocks of {self.block_size} tokens, "
+                    f"and the pool holds {held}: raise num_blocks"
                 )
 
     @property

@@ -235,6 +235,7 @@ def test_a_model_may_keep_several_kinds_of_state() -> None:
 def test_pools_that_can_never_work_are_refused() -> None:
     with pytest.raises(ValueError, match="a sliding window of 64 tokens needs at least 18 blocks of 4 tokens"):
         KVManager(pool(30, 4, window=64, window_blocks=10))
+    KVManager(pool(30, 4, window=64, window_blocks=10), max_length=36)
     with pytest.raises(ValueError, match="the pool has no state slots"):
         KVManager(PoolSpec((Group(Recurrent(((4,),), (4,)), (0,)),), (0,), 4, 0))
 
