@@ -72,7 +72,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
     presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     logit_bias: dict[int, float] = {}

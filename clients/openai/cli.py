@@ -9,7 +9,6 @@ import msgspec
 import typer
 
 from clients.openai.config import Replica, ShimConfig
-from clients.openai.workers import serve
 
 
 def main(
@@ -71,10 +70,18 @@ def main(
         )
         if log_level not in ("debug", "info", "warning", "error"):
             raise ValueError(f"--log-level {log_level!r} is not debug, info, warning or error")
-        serve(config, log_level)
+        _serve(config, log_level)
     except (ValueError, OSError) as error:
         typer.echo(f"nereid openai: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+def _serve(config: ShimConfig, log_level: str) -> None:
+    try:
+        from clients.openai.workers import serve  # here, so that `nereid` starts without the openai extra
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed: pip install 'nereid[openai]'") from None
+    serve(config, log_level)
 
 
 def _config(**settings: object) -> ShimConfig:

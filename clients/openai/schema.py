@@ -72,7 +72,7 @@ class Sampling(Strict):
     ignore_eos: bool | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
     logit_bias: dict[TokenName, Bias] | None = Field(
         None, description="Token id (as a string) to a bias added to its logit."
     )

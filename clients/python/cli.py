@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from clients.openai import cli as openai_cli
 from clients.python import bench as bench_module
 from clients.python import top as top_module
 from clients.python.aio import AsyncClient
@@ -91,6 +92,9 @@ def top(
         return
     except OSError as error:
         raise _failure(f"no metrics at {url}: {error}. Is the server up (nereid serve)?") from None
+
+
+app.command("openai")(openai_cli.main)
 
 
 def _require_ready(ready: bool, url: str, model: str) -> None:
