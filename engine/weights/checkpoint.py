@@ -83,7 +83,7 @@ class Checkpoint:
                 entries[entry.name] = entry
         lost = sorted(name for name in placed if name not in entries)
         if lost:
-            raise WeightsError(f"{index.name} lists tensors that its files do not hold: {_listed(lost)}")
+            raise WeightsError(f"{index.name} lists tensors that its files do not hold: {listed(lost)}")
         return cls(entries)
 
     def renamed(self, rename: Callable[[str], str]) -> Checkpoint:
@@ -166,6 +166,7 @@ def _parse(text: bytes, file: Path) -> dict:
     return value
 
 
-def _listed(names: list[str], most: int = 8) -> str:
+def listed(names: list[str], most: int = 8) -> str:
+    """Names for a message: the first few, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -16,7 +16,7 @@ from threading import Lock
 
 import torch
 
-from engine.weights.checkpoint import Checkpoint, Entry, Files, WeightsError, _listed
+from engine.weights.checkpoint import Checkpoint, Entry, Files, WeightsError, listed
 from engine.weights.rules import Rule
 
 # Called with (bytes done, bytes in all).
@@ -72,19 +72,19 @@ def plan(
         sources.update(rule.sources)
         missing = [name for name in rule.sources if name not in entries]
         if missing:
-            wrong.append(f"missing: {_listed(missing)}")
+            wrong.append(f"missing: {listed(missing)}")
             continue
         made, problems = _pieces(rule, parameters[rule.target], [entries[name] for name in rule.sources])
         pieces += made
         wrong += problems
     unfilled = sorted(set(parameters) - targets)
     if unfilled:
-        raise WeightsError(f"no rule fills the parameters {_listed(unfilled)}")
+        raise WeightsError(f"no rule fills the parameters {listed(unfilled)}")
     extra = sorted(
         name for name in set(entries) - sources if not any(fnmatch.fnmatchcase(name, pattern) for pattern in unused)
     )
     if extra:
-        wrong.append(f"not part of this model: {_listed(extra)}")
+        wrong.append(f"not part of this model: {listed(extra)}")
     if wrong:
         raise WeightsError("the checkpoint's tensors do not fit its config.json; " + "; ".join(wrong))
     return pieces
@@ -94,7 +94,7 @@ def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[lis
     try:
         views = rule.combine(target, [entry.shape for entry in entries])
     except ValueError as error:
-        return [], [f"misshapen: {_listed([_shaped(entry) for entry in entries])}: {error}"]
+        return [], [f"misshapen: {listed([_shaped(entry) for entry in entries])}: {error}"]
     pieces, wrong = [], []
     for entry, view in _parts(entries, views):
         if tuple(view.shape) != entry.shape:

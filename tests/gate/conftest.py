@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,18 @@ from tests.gate.oracle import Golden, golden
 from tests.gate.shapes import SHAPES, Shape
 from tests.gate.verdict import Verdict
 
-VERDICTS: list[tuple[str, Verdict]] = []
+
+@dataclass(frozen=True)
+class Figure:
+    """What one test measured, by the words of its name."""
+
+    shape: str
+    dtype: str
+    case: str
+    verdict: Verdict
+
+
+FIGURES: list[Figure] = []
 
 Record = Callable[[Verdict], Verdict]
 
@@ -72,9 +84,14 @@ def runner(config: EngineConfig) -> DeviceRunner:
 @pytest.fixture
 def record(request: pytest.FixtureRequest) -> Record:
     """Keeps a verdict for the table at the end, under the test's name."""
+    shape, dtype = request.getfixturevalue("shape").name, request.getfixturevalue("dtype")
+    part = request.node.module.__name__.rpartition(".test_")[2]
+    test, _, words = request.node.name.removeprefix("test_").partition("[")
+    cut = words.rstrip("]").removeprefix(f"{shape}-{dtype}").lstrip("-")
+    case = f"{part}: {test} {cut}".replace("_", " ").strip()
 
     def keep(verdict: Verdict) -> Verdict:
-        VERDICTS.append((request.node.nodeid.rpartition("/")[2].replace(".py::test", ""), verdict))
+        FIGURES.append(Figure(shape, dtype, case, verdict))
         return verdict
 
     return keep
@@ -91,7 +108,23 @@ def changed(config: EngineConfig, **changes: object) -> EngineConfig:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if VERDICTS:
-        terminalreporter.section("correctness gate")
-        for name, verdict in VERDICTS:
-            terminalreporter.write_line(f"{name:<72} {verdict}")
+    if not FIGURES:
+        return
+    terminalreporter.section("correctness gate")
+    for figure in FIGURES:
+        terminalreporter.write_line(f"{figure.shape:<12} {figure.dtype:<9} {figure.case:<44} {figure.verdict}")
+    if path := terminalreporter.config.getoption("--figures"):
+        path.write_text(table())
+
+
+def table() -> str:
+    """The figures as Markdown, a line a test."""
+    lines = [
+        "| shape | dtype | played | positions | worst | regret | mean | p99 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for figure in FIGURES:
+        v = figure.verdict
+        numbers = f"{v.positions} | {v.worst:.1e} | {v.regret:.3f} | {v.mean:.1e} | {v.p99:.1e}"
+        lines.append(f"| {figure.shape} | {figure.dtype} | {figure.case} | {numbers} |")
+    return "\n".join(lines) + "\n"
