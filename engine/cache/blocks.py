@@ -85,9 +85,6 @@ class BlockPool:
         self._in_tree[block] = 0
         self._free.append(block)
 
-    def is_idle(self, block: int) -> bool:
-        return self._users[block] == 0 and bool(self._in_tree[block])
-
     def check_integrity(self, tables: dict[int, int], in_tree: set[int]) -> None:
         """Compare with what is really held: users of each block, and the tree's blocks. Raises AssertionError."""
         free = set(self._free)

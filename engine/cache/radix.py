@@ -40,16 +40,6 @@ class Node:
         self.checkpoint = 0
         self.stamp = 0
 
-    def path(self) -> list[Node]:
-        """The nodes from the first block to this one."""
-        nodes: list[Node] = []
-        node = self
-        while node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
-        return nodes
-
 
 class Prefix:
     """The chained keys of a token sequence's full blocks, grown as the sequence grows, each computed once."""

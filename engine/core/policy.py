@@ -1,4 +1,4 @@
-"""Who goes first: the waiting queue's order, and who gives way when blocks run out."""
+"""Who goes first. The waiting queue and the running list are both in this order; who is last gives way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from engine.core.request import Request
 
 
 def rank(request: Request) -> tuple[int, int]:
-    """Lower priority value first, then earlier arrival. A preempted request keeps its place."""
+    """Lower priority value first, then earlier arrival. A preempted request keeps its place; the last of those who run
+    is preempted first, since it has lost least when it starts again."""
     return request.order
 
 
@@ -35,8 +36,3 @@ class WaitingQueue:
         """Remove all of `admitted` at once."""
         gone = {id(request) for request in admitted}
         self._requests = [request for request in self._requests if id(request) not in gone]
-
-
-def victim(candidates: Iterable[Request]) -> Request | None:
-    """The request to preempt: the youngest of the least urgent, since it has lost least when it starts again."""
-    return max(candidates, key=rank, default=None)

@@ -120,16 +120,6 @@ class Request:
     def num_output(self) -> int:
         return self.num_tokens - self.num_prompt
 
-    @property
-    def num_left(self) -> int:
-        """Tokens of its line that no step has computed yet."""
-        return self.num_tokens + self.num_inflight - self.num_computed
-
-    @property
-    def exhausted(self) -> bool:
-        """True when its last token has been drawn, if perhaps not seen: no further step is wanted."""
-        return self.num_tokens + self.num_inflight >= self.limit
-
     def move(self, status: Status) -> None:
         """Raises ValueError for an illegal transition: so a request can end only once."""
         if status not in _LEGAL[self.status]:
