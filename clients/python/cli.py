@@ -20,6 +20,8 @@ from clients.python.wire import ServerError
 from engine.serving.cli import app
 from engine.types import SamplingParams
 
+app.command("openai")(openai_cli.main)
+
 Url = Annotated[str, typer.Option(help="host:port of the server's gRPC.")]
 Model = Annotated[str, typer.Option(help="The LLM model.")]
 TokenizerModel = Annotated[str, typer.Option("--tokenizer", help="The tokenizer model.")]
