@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Paged attention in Triton: one kernel for decode lines and for prefill chunks, with split keys.
 
 FlashAttention-2's tiles and online softmax (Dao 2023, arXiv:2307.08691) over a paged cache (Kwon et al. 2023,

@@ -39,10 +39,13 @@ def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Te
     −log E with E = −log(1 − u) exponential: the noise that decides comes from small u, where float32 is finest.
     """
     tiles = -(-vocab // (4 * RUN))
-    counters = torch.arange(tiles * RUN, device=seeds.device)[None]
+    counters = torch.arange(min(vocab, tiles * RUN), device=seeds.device)[None]
     position = positions.long()[:, None].expand(-1, counters.shape[1])
     words = philox(seeds.long()[:, None], (counters.expand_as(position), position))
-    word = torch.stack([w.view(-1, tiles, RUN) for w in words], dim=2).flatten(1)[:, :vocab]
+    if vocab <= RUN:
+        word = words[0]
+    else:
+        word = torch.stack([w.view(-1, tiles, RUN) for w in words], dim=2).flatten(1)[:, :vocab]
     u = (word.float() * 2.0**-32).clamp(2.0**-33, LARGEST_UNIFORM)
     exponential = torch.where(u < 2.0**-10, u * (1 + u * (0.5 + u * (1 / 3))), -torch.log(1 - u))
     return -torch.log(exponential)

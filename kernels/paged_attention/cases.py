@@ -1,0 +1,132 @@
+"""Inputs of paged attention: mixed batches over shuffled blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.registry import Case
+from kernels.testing import TOLERANCES, randn
+
+Line = tuple[int, int]
+
+
+def case(
+    name: str,
+    dtype: torch.dtype,
+    lines: list[Line],
+    h: int,
+    g: int,
+    d: int,
+    dv: int | None = None,
+    block_size: int = 16,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    bound: int | None = None,
+    strided: bool = False,
+    small: bool = True,
+) -> Case:
+    """`lines` are (queries, context), those of one query first. `bound` is the host's max_context if not the true one.
+
+    `strided` lays the caches out as two layers of one page-first pool.
+    """
+    value_dim = dv or d
+    num_single = next((i for i, (queries, _) in enumerate(lines) if queries != 1), len(lines))
+    longest = max(context for _, context in lines)
+    width = -(-max(longest, 1) // block_size) + 1
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        blocks = 1 + sum(-(-context // block_size) for _, context in lines)
+        order = torch.randperm(blocks - 1, generator=generator, device=generator.device).to(device) + 1
+        table = torch.zeros(len(lines), width, dtype=torch.int32, device=device)
+        taken = 0
+        for i, (_, context) in enumerate(lines):
+            used = -(-context // block_size)
+            table[i, :used] = order[taken : taken + used]
+            taken += used
+        if strided:
+            pool = randn(generator, device, dtype, blocks, 2, 2, g, block_size, d)
+            k_cache, v_cache = pool[:, 1, 0], pool[:, 1, 1]
+        else:
+            k_cache = randn(generator, device, dtype, blocks, g, block_size, d)
+            v_cache = randn(generator, device, dtype, blocks, g, block_size, value_dim)
+        starts = [0]
+        for queries, _ in lines:
+            starts.append(starts[-1] + queries)
+        return {
+            "q": randn(generator, device, dtype, starts[-1], h, d, scale=2.0),
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "block_table": table,
+            "query_start": torch.tensor(starts, dtype=torch.int32, device=device),
+            "context_len": torch.tensor([context for _, context in lines], dtype=torch.int32, device=device),
+            "scale": d**-0.5,
+            "num_single": num_single,
+            "max_query": max(queries for queries, _ in lines),
+            "max_context": bound or longest,
+            "window": window,
+            "softcap": softcap,
+            "sinks": randn(generator, device, dtype, h) if sinks else None,
+        }
+
+    pairs = read = 0
+    for queries, context in lines:
+        if not context:
+            continue
+        first = 0 if window is None else max(0, context - queries - window + 1)
+        read += context - first
+        seen = [min(p + 1, window or p + 1) for p in range(context - queries, context)]
+        pairs += sum(seen)
+    tokens = sum(queries for queries, _ in lines)
+    return Case(
+        name,
+        dtype,
+        make,
+        TOLERANCES[dtype],
+        bytes=(read * g * (d + value_dim) + tokens * h * (d + value_dim)) * dtype.itemsize,
+        flops=2 * pairs * h * (d + value_dim),
+        small=small,
+    )
+
+
+def cases() -> list[Case]:
+    made = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        made += [
+            case("1 single 4/2x64", dtype, [(1, 1)], 4, 2, 64),
+            case("singles, one padding, 8/2x64", dtype, [(1, 65), (1, 0), (1, 200)], 8, 2, 64, bound=1000),
+            case("1 single split 32/8x128", dtype, [(1, 700)], 32, 8, 128, strided=True),
+            case("mixed, 3 heads a group, x80", dtype, [(1, 33), (3, 3), (40, 100), (7, 0)], 6, 2, 80),
+            case(
+                "mixed, window, softcap, sinks, block 32",
+                dtype,
+                [(1, 63), (1, 130), (9, 9), (63, 123)],
+                5,
+                1,
+                64,
+                block_size=32,
+                window=21,
+                softcap=30.0,
+                sinks=True,
+            ),
+            case("split queries, sinks, 96 by 64", dtype, [(3, 300)], 10, 2, 96, 64, sinks=True),
+            case(
+                "mixed, window, 4/1x256, block 128", dtype, [(1, 300), (9, 140)], 4, 1, 256, block_size=128, window=100
+            ),
+            case("one line of 123, multi-head x16", dtype, [(123, 123)], 2, 2, 16),
+        ]
+    qwen: dict[str, Any] = {"h": 32, "g": 8, "d": 128, "strided": True, "small": False}
+    for batch, context in ((1, 384), (1, 16384), (8, 1100), (64, 1100), (256, 1100), (256, 384)):
+        name = f"Qwen3-4B decode {batch} x {context}"
+        made.append(case(name, torch.bfloat16, [(1, context)] * batch, **qwen))
+    skewed = [(1, 300)] * 31 + [(1, 30000)]
+    made.append(case("Qwen3-4B decode 31 x 300, 1 x 30000", torch.bfloat16, skewed, **qwen))
+    for queries, context in ((128, 128), (1024, 1024), (2048, 16384), (16384, 16384), (8, 16384)):
+        name = f"Qwen3-4B prefill {queries} of {context}"
+        made.append(case(name, torch.bfloat16, [(queries, context)], **qwen))
+    mixed = [(1, 1100)] * 64 + [(1024, 1024), (900, 2000)]
+    made.append(case("Qwen3-4B mixed 64 x 1, 1024, 900", torch.bfloat16, mixed, **qwen))
+    made.append(case("Gemma3-1B window decode", torch.bfloat16, [(1, 4000)] * 16, 4, 1, 256, window=512, small=False))
+    return made

@@ -1,0 +1,58 @@
+"""Inputs of penalties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.registry import Case
+from kernels.testing import TOLERANCES, randint, randn
+
+Line = tuple[int, int, float, float, float]
+LINES: list[Line] = [
+    (5, 1500, 1.0, 0.0, 0.0),
+    (100, 200, 1.2, 0.0, 0.1),
+    (1400, 1450, 1.3, 0.5, 0.0),
+    (3, 3, 1.0, 1.0, 0.2),
+    (1, 1, 0.8, 0.0, 0.3),
+    (1, 9, 1.0, -0.1, 0.0),
+    (1, 1025, 1.1, 0.2, -0.1),
+]
+
+
+def case(name: str, dtype: torch.dtype, v: int, lines: list[Line], small: bool = True) -> Case:
+    """`lines` are (prompt tokens, tokens, repetition, presence, frequency). Some table entries are no tokens."""
+    b = len(lines)
+    longest = max(line[1] for line in lines)
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        num_prompt, lengths, repetition, presence, frequency = zip(*lines, strict=True)
+        return {
+            "logits": randn(generator, device, dtype, b, v, scale=3.0),
+            "token_table": randint(generator, device, -1, v + 1, b + 2, longest),
+            "rows": torch.arange(b, 0, -1, dtype=torch.int32, device=device),
+            "num_prompt": torch.tensor(num_prompt, dtype=torch.int32, device=device),
+            "lengths": torch.tensor(lengths, dtype=torch.int32, device=device),
+            "repetition": torch.tensor(repetition, dtype=torch.float32, device=device),
+            "presence": torch.tensor(presence, dtype=torch.float32, device=device),
+            "frequency": torch.tensor(frequency, dtype=torch.float32, device=device),
+        }
+
+    changed = [line for line in lines if line[2:] != (1.0, 0.0, 0.0)]
+    moved = 12 * b + sum(line[1] * 4 + 2 * v * dtype.itemsize for line in changed)
+    return Case(
+        name, dtype, make, TOLERANCES[dtype], moved, flops=4 * len(changed) * v, mutated=("logits",), small=small
+    )
+
+
+def cases() -> list[Case]:
+    made = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        made += [case(f"V{v}", dtype, v, LINES) for v in (3, 123, 5003)]
+    real = [(1024, 1100, 1.1, 0.1, 0.1)]
+    for b in (1, 64):
+        made.append(case(f"B{b} V151936", torch.float32, 151936, real * b, small=False))
+    neutral = [(1024, 1100, 1.0, 0.0, 0.0)]
+    made.append(case("B64 V151936 neutral", torch.float32, 151936, neutral * 64, small=False))
+    return made

@@ -1,0 +1,61 @@
+"""Inputs of sampling. Tokens must be equal: the noise is the same bits, and no case stands on a rounding edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.registry import Case
+from kernels.testing import EXACT, randn
+
+Line = tuple[float, int, float, float]
+GREEDY: Line = (0.0, 0, 1.0, 0.0)
+PLAIN: Line = (1.0, 0, 1.0, 0.0)
+ALL: Line = (0.7, 50, 0.9, 0.02)
+LINES = [
+    GREEDY,
+    (1.3, 0, 1.0, 0.0),
+    (0.7, 5, 1.0, 0.0),
+    (1.0, 0, 0.8, 0.0),
+    (0.6, 0, 1.0, 0.1),
+    ALL,
+    (0.0, 7, 0.5, 0.1),
+    (2.0, 1, 1.0, 0.0),
+    (1.0, 0, 0.0, 0.0),
+    (0.9, 10**6, 0.99, 0.0),
+]
+
+
+def case(name: str, dtype: torch.dtype, v: int, lines: list[Line], spread: float = 3.0, small: bool = True) -> Case:
+    """`lines` are (temperature, top_k, top_p, min_p)."""
+    b = len(lines)
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        temperature, top_k, top_p, min_p = zip(*lines, strict=True)
+        return {
+            "logits": randn(generator, device, dtype, b, v, scale=spread),
+            "temperature": torch.tensor(temperature, dtype=torch.float32, device=device),
+            "top_k": torch.tensor(top_k, dtype=torch.int32, device=device),
+            "top_p": torch.tensor(top_p, dtype=torch.float32, device=device),
+            "min_p": torch.tensor(min_p, dtype=torch.float32, device=device),
+            "seeds": torch.arange(b, device=device) * (2**33 + 1) - 2**35,
+            "positions": torch.arange(b, dtype=torch.int32, device=device) * 1000,
+        }
+
+    return Case(name, dtype, make, EXACT, bytes=b * v * dtype.itemsize, flops=0, small=small)
+
+
+def cases() -> list[Case]:
+    made = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        made += [case(f"V{v} every filter", dtype, v, LINES) for v in (3, 123, 5003)]
+    made.append(case("V1311 flat", torch.float32, 1311, LINES, spread=1e-2))
+    for lines, label in ((GREEDY, "greedy"), (PLAIN, "temperature"), (ALL, "every filter")):
+        for b in (1, 64, 256):
+            made.append(case(f"B{b} V151936 {label}", torch.float32, 151936, [lines] * b, small=False))
+    nucleus = (1.0, 0, 0.95, 0.0)
+    made.append(case("B64 V151936 top_p, peaked", torch.float32, 151936, [nucleus] * 64, spread=6.0, small=False))
+    made.append(case("B64 V151936 top_p, flat", torch.float32, 151936, [nucleus] * 64, spread=1.0, small=False))
+    made.append(case("B64 V151936 every line", torch.bfloat16, 151936, (LINES * 7)[:64], small=False))
+    return made

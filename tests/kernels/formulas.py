@@ -1,0 +1,229 @@
+"""Each op once more, straight from its formula in float64, a token or a row at a time: checks the references."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+    rounded = float(torch.tensor(scale).to(weight.dtype))
+    return torch.stack([weight[int(i)].double() * rounded for i in ids])
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    h = x if residual is None else (x.double() + residual.double()).to(x.dtype)
+    f = h.double()
+    root = torch.sqrt((f * f).sum(dim=1, keepdim=True) / f.shape[1] + eps)
+    return f / root * (weight.double() + offset), h
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    f = x.double()
+    if norm_weight is not None:
+        f = f / torch.sqrt((f * f).mean(dim=1, keepdim=True) + eps) * (norm_weight.double() + offset)
+    y = torch.einsum("tk,nk->tn", f, weight.double())
+    if bias is not None:
+        y = y + bias.double()
+    if activation is not None:
+        y = gated_activation(y, activation)
+    return y if residual is None else y + residual.double()
+
+
+def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
+    half = x.shape[1] // 2
+    gate, up = x[:, :half].double(), x[:, half:].double()
+    if activation == "silu":
+        return gate / (1 + torch.exp(-gate)) * up
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    return 0.5 * gate * (1 + torch.tanh(inner)) * up
+
+
+def rope_kv_write(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    offset: float,
+    interleaved: bool,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    _, g, block_size, d = k_cache.shape
+    half = cos_sin.shape[1] // 2
+    out = torch.empty(qkv.shape[0], num_heads, d, dtype=torch.float64)
+
+    def turn(head: torch.Tensor, weight: torch.Tensor | None, position: int) -> torch.Tensor:
+        f = head.double().clone()
+        if weight is not None:
+            f = f / math.sqrt(float((f * f).mean()) + eps) * (weight.double() + offset)
+        turned = f.clone()
+        for pair in range(half):
+            i, j = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)
+            rotation = complex(float(cos_sin[position, pair]), float(cos_sin[position, pair + half]))
+            point = complex(float(f[i]), float(f[j])) * rotation
+            turned[i], turned[j] = point.real, point.imag
+        return turned
+
+    for token in range(qkv.shape[0]):
+        heads = qkv[token].view(-1, d)
+        position, slot = int(positions[token]), int(slots[token])
+        for i in range(num_heads):
+            out[token, i] = turn(heads[i], q_norm, position)
+        if slot < 0:
+            continue
+        for i in range(g):
+            k_cache[slot // block_size, i, slot % block_size] = turn(heads[num_heads + i], k_norm, position)
+            v_cache[slot // block_size, i, slot % block_size] = heads[num_heads + g + i]
+    return out
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    num_single: int,
+    max_query: int,
+    max_context: int,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    _, g, block_size, _ = k_cache.shape
+    t, h, _ = q.shape
+    out = torch.zeros(t, h, v_cache.shape[-1], dtype=torch.float64)
+    for line, length in enumerate(context_len.tolist()):
+        first, stop = int(query_start[line]), int(query_start[line + 1])
+        if not length:
+            continue
+        places = [(int(block_table[line, j // block_size]), j % block_size) for j in range(length)]
+        keys = torch.stack([k_cache[block, :, place] for block, place in places]).double()
+        values = torch.stack([v_cache[block, :, place] for block, place in places]).double()
+        for token in range(first, stop):
+            position = length - stop + token
+            low = 0 if window is None else max(0, position - window + 1)
+            for head in range(h):
+                s = keys[low : position + 1, head * g // h] @ q[token, head].double() * scale
+                if softcap is not None:
+                    s = softcap * torch.tanh(s / softcap)
+                weight = torch.exp(s)
+                total = weight.sum() + (0 if sinks is None else math.exp(float(sinks[head])))
+                out[token, head] = weight / total @ values[low : position + 1, head * g // h]
+    return out
+
+
+def penalties(
+    logits: torch.Tensor,
+    token_table: torch.Tensor,
+    rows: torch.Tensor,
+    num_prompt: torch.Tensor,
+    lengths: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> None:
+    vocab = logits.shape[1]
+    for i, row in enumerate(rows.tolist()):
+        tokens = token_table[row, : int(lengths[i])].tolist()
+        output = [token for token in tokens[int(num_prompt[i]) :] if 0 <= token < vocab]
+        counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=vocab).tolist()
+        x = logits[i].double()
+        for token in {token for token in tokens if 0 <= token < vocab}:
+            x[token] = x[token] / repetition[i].double() if x[token] > 0 else x[token] * repetition[i].double()
+            if counts[token]:
+                x[token] -= frequency[i].double() * counts[token] + presence[i].double()
+        logits[i] = x.to(logits.dtype)
+
+
+_MASK = 0xFFFFFFFF
+
+
+def _philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 in plain integers (Salmon et al. 2011, Random123)."""
+    (k0, k1), (c0, c1, c2, c3) = key, counter
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & _MASK, (a >> 32) ^ c3 ^ k1, a & _MASK
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    return c0, c1, c2, c3
+
+
+def noise(seed: int, position: int, token: int) -> float:
+    """Gumbel noise of one token."""
+    counter = (token // 4096 * 1024 + token % 1024, position & _MASK, 0, 0)
+    word = _philox((seed & _MASK, (seed >> 32) & _MASK), counter)[token // 1024 % 4]
+    u = min(max(word * 2.0**-32, 2.0**-33), 1 - 2.0**-24)
+    return -math.log(-math.log1p(-u))
+
+
+def kept(x: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """Tokens that survive the filters, by going down the sorted list."""
+    top = max(x)
+    order = sorted(range(len(x)), key=lambda token: -x[token])
+    weight = [math.exp((value - top) / temperature) for value in x]
+    order = [token for token in order if weight[token] >= min_p * (1 - 1e-7)]
+    if 0 < top_k < len(order):
+        order = [token for token in order if x[token] >= x[order[top_k - 1]]]
+    if top_p >= 1:
+        return order
+    total = sum(weight[token] for token in order)
+    reached, floor = 0.0, top
+    for token in order:
+        if reached >= top_p * total:
+            break
+        reached, floor = reached + weight[token], x[token]
+    return [token for token in order if x[token] >= floor]
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    drawn = []
+    for i, row in enumerate(logits.double().tolist()):
+        heat = float(temperature[i])
+        if heat <= 0:
+            drawn.append(row.index(max(row)))
+            continue
+        tokens = kept(row, heat, int(top_k[i]), float(top_p[i]), float(min_p[i]))
+        seed, position = int(seeds[i]), int(positions[i])
+        drawn.append(max(tokens, key=lambda token: row[token] / heat + noise(seed, position, token)))
+    return torch.tensor(drawn)
+
+
+def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids, values, ranks = [], [], []
+    for row, token in zip(logits.double().tolist(), tokens.tolist(), strict=True):
+        order = sorted(range(len(row)), key=lambda t: (-row[t], t))
+        total = math.log(sum(math.exp(value) for value in row))
+        chosen = [token, *order[:k]]
+        ids.append(chosen)
+        values.append([row[t] - total for t in chosen])
+        ranks.append([order.index(token) + 1, *range(1, k + 1)])
+    return torch.tensor(ids), torch.tensor(values, dtype=torch.float64), torch.tensor(ranks)

@@ -1,0 +1,102 @@
+"""Every op × case × implementation of the registry: kernels against references, references against plain formulas."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.registry import Case, Op, registry
+from kernels.testing import assert_close, check, outputs, seeded
+from tests.kernels import formulas
+
+ON_GPU = torch.cuda.is_available()
+OPS = list(registry())
+
+
+def _cases(op: Op) -> list[Case]:
+    return [case for case in op.cases() if case.small or ON_GPU]
+
+
+PAIRS = [
+    pytest.param(op, case, id=f"{op.name}: {case.name} {str(case.dtype).removeprefix('torch.')}")
+    for op in OPS
+    for case in _cases(op)
+]
+
+
+@pytest.mark.parametrize(("op", "case"), PAIRS)
+def test_kernel_gives_what_the_reference_defines(op: Op, case: Case, device: torch.device) -> None:
+    check(case, op.kernel, op.reference, device)
+
+
+@pytest.mark.parametrize(("op", "case"), [pair for pair in PAIRS if pair.values[1].small])
+def test_reference_is_the_formula_in_float64(op: Op, case: Case) -> None:
+    cpu = torch.device("cpu")
+    formula: Callable[..., Any] = getattr(formulas, op.name)
+    got = outputs(op.reference, case, case.make(cpu, seeded(cpu)))
+    want = outputs(formula, case, case.make(cpu, seeded(cpu)))
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        given = got[name]
+        assert_close(f"{case.name}, {name}", given, tensor.to(given.dtype), case.tolerance)
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_op_is_complete(op: Op) -> None:
+    folder = f"kernels.{op.name}"
+    for module in ("reference", "kernel", "cases"):
+        assert importlib.import_module(f"{folder}.{module}").__doc__, f"{folder}.{module} has no docstring"
+    assert op.kernel.__doc__
+    assert op.reference.__doc__
+    assert inspect.signature(op.kernel) == inspect.signature(op.reference)
+    names = [(case.name, case.dtype) for case in op.cases()]
+    assert len(names) == len(set(names))
+    assert all(case.bytes > 0 and case.flops >= 0 for case in op.cases())
+    assert any(case.small for case in op.cases())
+    assert set(op.cases()[0].mutated) <= set(inspect.signature(op.kernel).parameters)
+
+
+def _wrong_value(op: Op) -> Callable[..., Any]:
+    def broken(**inputs: Any) -> Any:
+        given = op.kernel(**inputs)
+        made = given if isinstance(given, torch.Tensor) else given[0] if given else inputs["logits"]
+        made.view(-1)[made.numel() // 2] += 1 + made.view(-1)[made.numel() // 2].abs()
+        return given
+
+    return broken
+
+
+def _unwritten(op: Op) -> Callable[..., Any]:
+    def broken(**inputs: Any) -> Any:
+        given = op.kernel(**inputs)
+        if given is None:
+            return None
+        many = (given,) if isinstance(given, torch.Tensor) else given
+        return tuple(torch.empty_like(tensor) for tensor in many)
+
+    return broken
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_broken_kernel_is_caught(op: Op, device: torch.device) -> None:
+    case = next(case for case in op.cases() if case.small and case.dtype == torch.float32)
+    with pytest.raises(AssertionError):
+        check(case, _wrong_value(op), op.reference, device)
+    if not case.mutated or case.mutated != ("logits",):
+        with pytest.raises(AssertionError):
+            check(case, _unwritten(op), op.reference, device)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.cases()[0].mutated], ids=lambda op: op.name)
+def test_kernel_that_leaves_its_argument_alone_is_caught(op: Op, device: torch.device) -> None:
+    def broken(**inputs: Any) -> Any:
+        return op.kernel(**{**inputs, **{name: inputs[name].clone() for name in op.cases()[0].mutated}})
+
+    case = next(case for case in op.cases() if case.small and case.dtype == torch.float32)
+    with pytest.raises(AssertionError):
+        check(case, broken, op.reference, device)
