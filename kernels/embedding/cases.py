@@ -24,6 +24,7 @@ def cases() -> list[Case]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         made += [case(f"T{t} E{e}", dtype, t, 311, e) for t, e in ((1, 64), (3, 2560), (63, 123), (123, 1311))]
         made.append(case("T63 E123 scaled", dtype, 63, 311, 123, scale=123**0.5))
+    made.append(case("no tokens", torch.float32, 0, 311, 64))
     made.append(case("T1 Qwen3-4B", torch.bfloat16, 1, 151936, 2560, small=False))
     made.append(case("T8192 Qwen3-4B", torch.bfloat16, 8192, 151936, 2560, small=False))
     return made

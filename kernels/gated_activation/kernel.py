@@ -14,7 +14,17 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _gate(p_x, p_y, F, x_stride, IS_SILU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _gate(
+    p_x,
+    p_y,
+    F,
+    x_stride,
+    limit,
+    IS_SILU: tl.constexpr,
+    HAS_LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -25,6 +35,9 @@ def _gate(p_x, p_y, F, x_stride, IS_SILU: tl.constexpr, BLOCK: tl.constexpr, PDL
     gate = tl.load(p_gate, mask=m_columns, other=0.0)
     up = tl.load(p_gate + F, mask=m_columns, other=0.0).to(tl.float32)
     g = gate.to(tl.float32)
+    if HAS_LIMIT:
+        g = tl.minimum(g, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
     if IS_SILU:
         act = g * tl.sigmoid(g)
     else:
@@ -32,8 +45,8 @@ def _gate(p_x, p_y, F, x_stride, IS_SILU: tl.constexpr, BLOCK: tl.constexpr, PDL
     tl.store(p_y + i_token * F + columns, (act * up).to(gate.dtype), mask=m_columns)
 
 
-def gated_activation(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
-    """y = act(x[:, :F]) * x[:, F:], in float32, rounded once.
+def gated_activation(x: torch.Tensor, activation: str = "silu", limit: float | None = None) -> torch.Tensor:
+    """y = act(x[:, :F]) * x[:, F:], in float32, rounded once. A limit clips gate above and up on both sides first.
 
     silu(g) = g·σ(g);  gelu_tanh(g) = ½g(1 + tanh u) = g·σ(2u) with u = √(2/π)(g + 0.044715 g³).
     Shapes as in the reference; x's rows may be strided. Raises ValueError for another activation.
@@ -49,7 +62,9 @@ def gated_activation(x: torch.Tensor, activation: str = "silu") -> torch.Tensor:
             y,
             channels,
             x.stride(0),
+            limit if limit is not None else 0.0,
             IS_SILU=activation == "silu",
+            HAS_LIMIT=limit is not None,
             BLOCK=_BLOCK,
             PDL=pdl,
             num_warps=4,

@@ -7,13 +7,30 @@ import torch
 import triton
 import triton.language as tl
 
-_TILE = 4096
 _CHUNK = 1024
+
+# A bit above any count of output tokens: the prompt holds the token.
+PROMPT = tl.constexpr(1 << 30)
 
 
 @triton.jit
-def _penalise(
-    p_logits,
+def _tokens(p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK: tl.constexpr):
+    """Places and tokens of one program's chunk of its line, which of them count, and the line's three penalties."""
+    i_line = tl.program_id(0)
+    repetition = tl.load(p_repetition + i_line)
+    presence = tl.load(p_presence + i_line)
+    frequency = tl.load(p_frequency + i_line)
+    changes = (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
+    length = tl.where(changes, tl.load(p_lengths + i_line).to(tl.int32), 0)
+    place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    p_line = p_table + tl.load(p_rows + i_line).to(tl.int64) * table_stride
+    token = tl.load(p_line + place, mask=place < length, other=-1)
+    return place, token, (token >= 0) & (token < V), repetition, presence, frequency
+
+
+@triton.jit
+def _count(
+    p_counts,
     p_table,
     p_rows,
     p_num_prompt,
@@ -21,39 +38,47 @@ def _penalise(
     p_repetition,
     p_presence,
     p_frequency,
+    table_stride,
+    V,
+    CHUNK: tl.constexpr,
+):
+    place, token, valid, _, _, _ = _tokens(
+        p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK
+    )
+    num_prompt = tl.load(p_num_prompt + tl.program_id(0)).to(tl.int32)
+    p_mine = p_counts + tl.program_id(0).to(tl.int64) * V + token
+    tl.atomic_or(p_mine, PROMPT, mask=valid & (place < num_prompt), sem="relaxed")
+    tl.atomic_add(p_mine, 1, mask=valid & (place >= num_prompt), sem="relaxed")
+
+
+@triton.jit
+def _penalise(
+    p_logits,
+    p_counts,
+    p_table,
+    p_rows,
+    p_lengths,
+    p_repetition,
+    p_presence,
+    p_frequency,
     logits_stride,
     table_stride,
     V,
-    TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    i_line = tl.program_id(0).to(tl.int64)
-    repetition = tl.load(p_repetition + i_line)
-    presence = tl.load(p_presence + i_line)
-    frequency = tl.load(p_frequency + i_line)
-    if (repetition == 1.0) & (presence == 0.0) & (frequency == 0.0):
-        return
-    first = tl.program_id(1) * TILE
-    num_prompt = tl.load(p_num_prompt + i_line).to(tl.int32)
-    length = tl.load(p_lengths + i_line).to(tl.int32)
-    p_line = p_table + tl.load(p_rows + i_line).to(tl.int64) * table_stride
-
-    # Two histograms in one: bins [0, TILE) count the prompt's tokens, [TILE, 2·TILE) the output's.
-    bins = tl.zeros([2 * TILE], dtype=tl.int32)
-    for start in tl.range(0, length, CHUNK):
-        place = start + tl.arange(0, CHUNK)
-        token = tl.load(p_line + place, mask=place < length, other=-1) - first
-        here = (token >= 0) & (token < TILE)
-        bins += tl.histogram(tl.where(place < num_prompt, token, token + TILE), 2 * TILE, mask=here)
-    prompt, count = tl.split(tl.trans(tl.reshape(bins, [2, TILE])))
-
-    ids = first + tl.arange(0, TILE)
-    p_mine = p_logits + i_line * logits_stride + ids
-    x = tl.load(p_mine, mask=ids < V, other=0.0)
+    _, token, valid, repetition, presence, frequency = _tokens(
+        p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK
+    )
+    # Of all places that hold a token, the one that takes its count changes the logit.
+    count = tl.atomic_xchg(p_counts + tl.program_id(0).to(tl.int64) * V + token, 0, mask=valid, sem="relaxed")
+    owned = valid & (count != 0)
+    count = (count & (PROMPT - 1)).to(tl.float32)
+    p_mine = p_logits + tl.program_id(0).to(tl.int64) * logits_stride + token
+    x = tl.load(p_mine, mask=owned, other=0.0)
     f = x.to(tl.float32)
-    f = tl.where(prompt + count > 0, tl.where(f > 0.0, tl.div_rn(f, repetition), f * repetition), f)
-    f = f - frequency * count.to(tl.float32) - tl.where(count > 0, presence, 0.0)
-    tl.store(p_mine, f.to(x.dtype), mask=ids < V)
+    f = tl.where(f > 0.0, tl.div_rn(f, repetition), f * repetition)
+    f = f - frequency * count - tl.where(count > 0.0, presence, 0.0)
+    tl.store(p_mine, f.to(x.dtype), mask=owned)
 
 
 def penalties(
@@ -71,25 +96,38 @@ def penalties(
         x' = x / repetition if x > 0 else x · repetition    when seen
         x″ = x' − frequency · c − presence · (c > 0)
 
-    A program owns 4096 tokens of the vocabulary and counts those among the line's tokens, so nothing is kept between
-    steps. Lines with neutral penalties are left unread. Shapes as in the reference; rows of logits and of the table
-    may be strided.
+    One kernel counts each line's tokens in a table of lines × vocabulary; in a second one the first place that takes
+    a token's count changes its logit, so the vocabulary itself is never walked. Lines with neutral penalties are left
+    alone. Shapes as in the reference; rows of logits and of the table may be strided.
     """
     lines, vocab = logits.shape
-    if lines:
-        _penalise[(lines, triton.cdiv(vocab, _TILE))](
-            logits,
-            token_table,
-            rows,
-            num_prompt,
-            lengths,
-            repetition,
-            presence,
-            frequency,
-            logits.stride(0),
-            token_table.stride(0),
-            vocab,
-            TILE=_TILE,
-            CHUNK=_CHUNK,
-            num_warps=8,
-        )
+    if not lines:
+        return
+    grid = (lines, triton.cdiv(token_table.shape[1], _CHUNK))
+    counts = torch.zeros((lines, vocab), dtype=torch.int32, device=logits.device)
+    settings = (repetition, presence, frequency)
+    _count[grid](
+        counts,
+        token_table,
+        rows,
+        num_prompt,
+        lengths,
+        *settings,
+        token_table.stride(0),
+        vocab,
+        CHUNK=_CHUNK,
+        num_warps=4,
+    )
+    _penalise[grid](
+        logits,
+        counts,
+        token_table,
+        rows,
+        lengths,
+        *settings,
+        logits.stride(0),
+        token_table.stride(0),
+        vocab,
+        CHUNK=_CHUNK,
+        num_warps=4,
+    )

@@ -32,6 +32,7 @@ def cases() -> list[Case]:
         made += [case(f"T{t} E{e}", dtype, t, e) for t, e in ((1, 64), (63, 123), (123, 1311))]
         made.append(case("T3 E2560 residual", dtype, 3, 2560, residual=True))
         made.append(case("T63 E123 residual, offset", dtype, 63, 123, residual=True, offset=1.0))
+    made.append(case("no tokens", torch.float32, 0, 64, residual=True))
     for t in (1, 64, 8192):
         made.append(case(f"T{t} Qwen3-4B residual", torch.bfloat16, t, 2560, residual=True, small=False))
     return made

@@ -77,6 +77,7 @@ def cases() -> list[Case]:
             case("T123 3/1x64 partial, all padding", dtype, 123, 3, 1, 64, rotary=16, padding=123),
             case("T5 4/2x256 page-first, block 64", dtype, 5, 4, 2, 256, block_size=64, strided=True, qk_norm=True),
         ]
+    made.append(case("no tokens", torch.float32, 0, 4, 2, 64))
     for t in (1, 64, 8192):
         made.append(case(f"T{t} Qwen3-4B", torch.bfloat16, t, 32, 8, 128, qk_norm=True, strided=True, small=False))
     return made

@@ -9,7 +9,10 @@ import torch
 
 def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
     rounded = float(torch.tensor(scale).to(weight.dtype))
-    return torch.stack([weight[int(i)].double() * rounded for i in ids])
+    made = torch.empty(len(ids), weight.shape[1], dtype=torch.float64)
+    for token, i in enumerate(ids.tolist()):
+        made[token] = weight[i].double() * rounded
+    return made
 
 
 def rms_norm(
@@ -43,9 +46,11 @@ def linear(
     return y if residual is None else y + residual.double()
 
 
-def gated_activation(x: torch.Tensor, activation: str) -> torch.Tensor:
+def gated_activation(x: torch.Tensor, activation: str, limit: float | None = None) -> torch.Tensor:
     half = x.shape[1] // 2
     gate, up = x[:, :half].double(), x[:, half:].double()
+    if limit is not None:
+        gate, up = gate.clip(max=limit), up.clip(-limit, limit)
     if activation == "silu":
         return gate / (1 + torch.exp(-gate)) * up
     inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)

@@ -34,7 +34,9 @@ def test_kernel_gives_what_the_reference_defines(op: Op, case: Case, device: tor
     check(case, op.kernel, op.reference, device)
 
 
-@pytest.mark.parametrize(("op", "case"), [pair for pair in PAIRS if pair.values[1].small])
+@pytest.mark.parametrize(
+    ("op", "case"), [pair for pair in PAIRS if pair.values[1].small and hasattr(formulas, pair.values[0].name)]
+)
 def test_reference_is_the_formula_in_float64(op: Op, case: Case) -> None:
     cpu = torch.device("cpu")
     formula: Callable[..., Any] = getattr(formulas, op.name)
@@ -56,7 +58,7 @@ def test_op_is_complete(op: Op) -> None:
     assert inspect.signature(op.kernel) == inspect.signature(op.reference)
     names = [(case.name, case.dtype) for case in op.cases()]
     assert len(names) == len(set(names))
-    assert all(case.bytes > 0 and case.flops >= 0 for case in op.cases())
+    assert all(case.bytes > 0 and case.flops >= 0 for case in op.cases() if not case.name.startswith("no tokens"))
     assert any(case.small for case in op.cases())
     assert set(op.cases()[0].mutated) <= set(inspect.signature(op.kernel).parameters)
 
@@ -64,8 +66,12 @@ def test_op_is_complete(op: Op) -> None:
 def _wrong_value(op: Op) -> Callable[..., Any]:
     def broken(**inputs: Any) -> Any:
         given = op.kernel(**inputs)
-        made = given if isinstance(given, torch.Tensor) else given[0] if given else inputs["logits"]
-        made.view(-1)[made.numel() // 2] += 1 + made.view(-1)[made.numel() // 2].abs()
+        if given is None:
+            made = inputs[op.cases()[0].mutated[0]]
+        else:
+            made = given if isinstance(given, torch.Tensor) else given[0]
+        middle = tuple(size // 2 for size in made.shape)
+        made[middle] += 1 + made[middle].abs()
         return given
 
     return broken
@@ -74,8 +80,6 @@ def _wrong_value(op: Op) -> Callable[..., Any]:
 def _unwritten(op: Op) -> Callable[..., Any]:
     def broken(**inputs: Any) -> Any:
         given = op.kernel(**inputs)
-        if given is None:
-            return None
         many = (given,) if isinstance(given, torch.Tensor) else given
         return tuple(torch.empty_like(tensor) for tensor in many)
 
@@ -87,7 +91,7 @@ def test_broken_kernel_is_caught(op: Op, device: torch.device) -> None:
     case = next(case for case in op.cases() if case.small and case.dtype == torch.float32)
     with pytest.raises(AssertionError):
         check(case, _wrong_value(op), op.reference, device)
-    if not case.mutated or case.mutated != ("logits",):
+    if op.reference.__annotations__["return"] != "None":
         with pytest.raises(AssertionError):
             check(case, _unwritten(op), op.reference, device)
 
