@@ -206,9 +206,13 @@ class Frontend:
             )
             # In the table first: the first token may be back before this thread runs again.
             self._streams[stream.request_id] = stream
-            if self._up:
-                self._link.submit(stream.engine_request())
             self._busy.set()
+            try:
+                if self._up:
+                    self._link.submit(stream.engine_request())
+            except RequestError:
+                del self._streams[stream.request_id]
+                raise
 
     # Sending
 
@@ -261,7 +265,7 @@ class Frontend:
         while not self._closing.wait(pause):
             if not self._streams:
                 self._busy.clear()
-                if not self._streams:
+                if not self._streams and not self._closing.is_set():
                     self._busy.wait()
             began = now()
             gone = [s for s in list(self._streams.values()) if not s.ended and s.sender.is_cancelled()]

@@ -120,6 +120,7 @@ class Host:
                     self._folder.write_failure(self._epoch, self._failure)
                     return 1
                 if self._server.dead():
+                    self._folder.remove_all()
                     return 0
                 if self._engine_failed():
                     return 1  # the next engine process goes on with what this one ran

@@ -17,7 +17,7 @@ from engine.serving.run_folder import EngineState, RunFolder
 from engine.types import RequestError, RequestInput, TokenEvent
 
 _LOOK_S = 0.02  # between looks at the state file while there is no engine
-_POLL_MS = 200
+_POLL_MS = 50
 
 
 class Receiver(Protocol):

@@ -15,6 +15,7 @@ from engine import env
 from engine.serving.frontend import Frontend
 from engine.serving.link import Link
 from engine.serving.metrics import Metrics
+from engine.serving.process_watch import die_with
 from engine.serving.responses import Responses
 from engine.serving.run_folder import RunFolder, model_key
 from engine.serving.settings import SettingsError, parse
@@ -31,6 +32,7 @@ class TritonPythonModel:
 
         Raises TritonModelException with the engine's own sentence when it cannot load.
         """
+        die_with(os.getppid())
         logging.basicConfig(level=logging.INFO, format=f"nereid {args['model_instance_name']}: %(message)s")
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}

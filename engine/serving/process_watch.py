@@ -6,8 +6,11 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
 from pathlib import Path
+
+_FOREVER_S = 3600.0
 
 
 class ProcessWatch:
@@ -63,6 +66,18 @@ class ProcessWatch:
         if self.fd is not None:
             os.close(self.fd)
             self.fd, self._gone = None, True
+
+
+def die_with(pid: int) -> None:
+    """End this process when `pid` ends. A stub whose server was killed would wait for it for ever."""
+
+    def watch() -> None:
+        server = ProcessWatch(pid)
+        while not server.wait(_FOREVER_S):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="nereid-server-watch", daemon=True).start()
 
 
 def start_time(pid: int) -> str | None:

@@ -27,37 +27,44 @@ class RunFolder:
     """One model of one tritonserver process: `root/PID-STARTED/KEY`.
 
     A frontend enters by leaving a mark with its pid and leaves by taking it away; the last to leave closes the engine
-    and removes the folder, under the server's lock, so that a load that follows an unload finds nothing half gone.
+    and removes the folder, under a lock, so that a load that follows an unload finds nothing half gone.
     """
 
     def __init__(self, root: Path, server_pid: int, key: str) -> None:
+        self._root = root
         self.server_pid = server_pid
         self.server_folder = root / f"{server_pid}-{start_time(server_pid)}"
         self.path = self.server_folder / key
 
     def enter(self) -> None:
-        self.server_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sweep(self.server_folder.parent)
-        with self.server_lock():
-            self.path.mkdir(exist_ok=True, mode=0o700)
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._lock():
+            sweep(self._root)
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._mark.touch()
 
     @contextlib.contextmanager
     def leave(self) -> Iterator[bool]:
-        """Take the mark away; the body runs under the server's lock, with True when nobody else is in the folder.
+        """Take the mark away; the body runs under the lock, with True when nobody else is in the folder.
 
         The body closes the engine in that case; the folder goes after it.
         """
-        with self.server_lock():
+        with self._lock():
             self._mark.unlink(missing_ok=True)
             last = not self._others()
             yield last
             if last:
                 shutil.rmtree(self.path, ignore_errors=True)
+                with contextlib.suppress(OSError):  # another model of this server is still there
+                    self.server_folder.rmdir()
+
+    def remove_all(self) -> None:
+        """Remove the folders of every model of this server, which is dead."""
+        shutil.rmtree(self.server_folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def server_lock(self) -> Iterator[None]:
-        with open(self.server_folder / "lock", "w") as file:
+    def _lock(self) -> Iterator[None]:
+        with open(self._root / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

@@ -18,7 +18,7 @@ from engine.serving.process_watch import ProcessWatch
 from engine.serving.run_folder import EngineState, RunFolder
 
 _LEAD_S = 0.2  # between tries to become the leader
-_WATCH_S = 0.5  # between looks at a living engine
+_WATCH_S = 0.1  # between looks at a living engine
 _STEADY_S = 60.0  # an engine that lived so long was not part of a row of crashes
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CLOSE_S = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb
 
 from engine.serving import decode, protocol
+from engine.serving.process_watch import die_with
 from engine.serving.settings import SettingsError, checkpoint
 from engine.text import ChatTemplate, Tokenizer
 from engine.types import ErrorCode, RequestError
@@ -22,6 +24,7 @@ class TritonPythonModel:
     """One instance; requests are answered in the order they come."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        die_with(os.getppid())
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         try:

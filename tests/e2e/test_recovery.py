@@ -1,0 +1,151 @@
+"""What happens when clients, frontends or the engine process go away."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from engine.serving import repository
+from engine.serving.process_watch import start_time
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.harness import Call, Server, text_of, tokens_of, wait_until
+
+PROMPT = "A server takes a question and"
+USED = "vllm:kv_cache_blocks_used"
+
+
+def long_request(seed: int, max_tokens: int = 400) -> dict[str, object]:
+    fields = {"max_tokens": max_tokens, "temperature": 0.9, "seed": seed, "ignore_eos": True}
+    return {"text_input": f"{PROMPT} {seed}", "stream": True, "sampling_parameters": json.dumps(fields)}
+
+
+def test_cancellation_frees_blocks(server: Server) -> None:
+    wait_until(lambda: server.metric(USED, model="demo") == 0, "the pool is idle")
+    call = Call(server, **long_request(1, max_tokens=1200))
+    call.next()
+    wait_until(lambda: server.metric(USED, model="demo") > 0, "the stream holds blocks")
+    call.cancel()
+    took = wait_until(lambda: server.metric(USED, model="demo") == 0, "its blocks are free", 5.0)
+    assert took < 5.0
+    assert server.metric("vllm:request_success_total", model="demo", finished_reason="cancelled") >= 1
+
+
+def test_sixteen_streams_survive_kill_9_of_the_engine(server: Server) -> None:
+    """Every stream is completed with the tokens it would have had: none lost, none twice."""
+    few = 48
+    expected = [tokens_of(Call(server, **long_request(seed, few)).all()) for seed in range(16)]
+    calls = [Call(server, **long_request(seed, few)) for seed in range(16)]
+    firsts = [call.next() for call in calls]
+    (old,) = server.engine_pids("demo")
+    os.kill(old, signal.SIGKILL)
+    got = [tokens_of([first, *call.all()]) for first, call in zip(firsts, calls, strict=True)]
+    assert got == expected
+    (new,) = server.engine_pids("demo")
+    assert new != old
+    assert text_of(Call(server, **long_request(99, few)).all())
+
+
+def test_requests_sent_while_the_engine_restarts_are_served(server: Server) -> None:
+    (old,) = server.engine_pids("demo")
+    os.kill(old, signal.SIGKILL)
+    assert len(tokens_of(Call(server, **long_request(5, 8)).all())) == 8
+
+
+def test_engine_that_cannot_come_back_ends_streams_and_the_model(
+    server: Server, models: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint, folder)
+    repository.write_llm(models, "doomed", {"model": str(folder), **SETTINGS, "restart_limit": "0"})
+    assert server.load("doomed") is None
+    calls = [Call(server, "doomed", **long_request(seed, 1200)) for seed in range(16)]
+    for call in calls:
+        call.next()
+    (engine,) = server.engine_pids("doomed")
+    os.kill(engine, signal.SIGKILL)
+    killed = time.monotonic()
+    for call in calls:
+        with pytest.raises(InferenceServerException, match="killed by SIGKILL"):
+            call.all()
+    assert time.monotonic() - killed < 2.0
+    wait_until(lambda: not server.has("doomed"), "the model stops answering ready", 10.0)
+    wait_until(lambda: server.engine_pids("doomed") == [], "no process is left", 10.0)
+    assert text_of(Call(server, **long_request(7, 4)).all())
+
+
+def test_a_dead_frontend_frees_what_it_held(server: Server, models: Path, checkpoint: Path) -> None:
+    """The engine aborts the requests of a frontend that was killed and goes on with the others'."""
+    repository.write_llm(models, "orphaned", {"model": str(checkpoint), **SETTINGS}, frontends=2)
+    assert server.load("orphaned") is None
+    calls = [Call(server, "orphaned", **long_request(seed, 1200)) for seed in range(2)]
+    for call in calls:
+        call.next()
+    victim = frontend_pids(server, "orphaned")[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(
+        lambda: server.metric("vllm:num_requests_running", model="orphaned") <= 1, "the dead frontend's request is gone"
+    )
+    assert len(server.engine_pids("orphaned")) == 1
+    # tritonserver 2.51 answers neither the dead stub's requests nor an unload any more; it ends with the session.
+    for call in calls:
+        call.cancel()
+
+
+def test_load_and_unload_leave_nothing_behind(server: Server, models: Path, checkpoint: Path) -> None:
+    repository.write_llm(models, "cycled", {"model": str(checkpoint), **SETTINGS})
+    shm, folders = shm_files(), len(list(server.run_folder().iterdir()))
+    for _ in range(2):
+        assert server.load("cycled") is None
+        assert tokens_of(Call(server, "cycled", **long_request(3, 8)).all())
+        server.unload("cycled")
+        wait_until(lambda: server.engine_pids("cycled") == [], "the engine process is gone", 15.0)
+        wait_until(lambda: frontend_pids(server, "cycled") == [], "the frontends are gone", 15.0)
+        assert len(list(server.run_folder().iterdir())) == folders
+    wait_until(lambda: shm_files() <= shm, "shared memory is given back", 15.0)
+
+
+def test_sigterm_drains_and_leaves_nothing_behind(models: Path, checkpoint: Path, tmp_path: Path) -> None:
+    running = Server(models, tmp_path / "log", models=("demo",)).wait_ready()
+    calls = [Call(running, **long_request(seed, 200)) for seed in range(4)]
+    firsts = [call.next() for call in calls]
+    (engine,) = running.engine_pids("demo")
+    running.process.send_signal(signal.SIGTERM)
+    for first, call in zip(firsts, calls, strict=True):
+        assert len(tokens_of([first, *call.all()])) == 200
+    assert running.process.wait(30) == 0
+    assert start_time(engine) is None
+    assert not running.run_folder().exists()
+
+
+def test_the_engine_dies_with_a_server_that_is_killed(models: Path, tmp_path: Path) -> None:
+    running = Server(models, tmp_path / "log", models=("demo",)).wait_ready()
+    (engine,) = running.engine_pids("demo")
+    running.process.kill()
+    running.process.wait()
+    wait_until(lambda: start_time(engine) is None, "the engine process is gone", 5.0)
+    wait_until(lambda: frontend_pids(running, "demo") == [], "the frontends are gone", 5.0)
+    assert not running.run_folder().exists()
+
+
+def frontend_pids(server: Server, model: str) -> list[int]:
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ours = str(server.process.pid).encode() in words
+        if words[0].endswith(b"triton_python_backend_stub") and ours and f"/{model}/1/".encode() in words[1]:
+            pids.append(int(folder.name))
+    return sorted(pids)
+
+
+def shm_files() -> int:
+    return len(list(Path("/dev/shm").glob("triton_python_backend_shm_region_*")))

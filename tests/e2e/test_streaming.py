@@ -1,0 +1,187 @@
+"""The same completion by every way into the server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.serving import protocol
+from tests.e2e.harness import Call, Server, text_of, tokens_of
+
+PROMPT = "A server takes a question and"
+GREEDY = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+SAMPLED = {**GREEDY, "temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": 1234}
+
+
+def test_streams_one_response_a_token_and_marks_the_last(server: Server) -> None:
+    responses = Call(
+        server,
+        text_input=PROMPT,
+        stream=True,
+        sampling_parameters=json.dumps(GREEDY),
+        return_finish_reason=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+    ).all()
+    assert 1 < len(responses) <= 24
+    assert [r["finish_reason"] for r in responses] == [["None"]] * (len(responses) - 1) + [["length"]]
+    assert sum(r["num_output_tokens"][0] for r in responses) == 24 == len(tokens_of(responses))
+    assert all(r["num_output_tokens"] == [len(r["token_ids"])] for r in responses)
+    assert len({r["num_input_tokens"][0] for r in responses}) == 1
+
+
+@pytest.mark.parametrize("fields", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_every_way_in_gives_the_same_tokens(server: Server, fields: dict[str, object]) -> None:
+    """JSON tensor, JSON with strings for values, request parameters, TensorRT-LLM tensors, token ids, the ensemble."""
+    wanted = Call(server, text_input=PROMPT, stream=True, sampling_parameters=json.dumps(fields)).all()
+    as_strings = json.dumps({name: str(value) for name, value in fields.items()})
+    flat = {name: str(value) if isinstance(value, float) else value for name, value in fields.items()}
+    ignore_eos = {"ignore_eos": True}
+    tensors = {name: value for name, value in fields.items() if name != "ignore_eos"}
+    prompt_ids = Call(server, "tokenizer", text_input=PROMPT).all()[0]["input_ids"]
+    ways = {
+        "strings": Call(server, text_input=PROMPT, stream=True, sampling_parameters=as_strings),
+        "parameters": Call(server, text_input=PROMPT, stream=True, parameters=flat),
+        "tensors": Call(server, text_input=PROMPT, stream=True, parameters=ignore_eos, **tensors),
+        "ids": Call(server, input_ids=prompt_ids, stream=True, sampling_parameters=json.dumps(fields)),
+        "ensemble": Call(server, "ensemble", text_input=PROMPT, stream=True, parameters=ignore_eos, **tensors),
+    }
+    for way, call in ways.items():
+        responses = call.all()
+        assert tokens_of(responses) == tokens_of(wanted), way
+        assert text_of(responses) == text_of(wanted), way
+
+
+def test_whole_answer_comes_behind_the_prompt_unless_excluded(server: Server) -> None:
+    fields = json.dumps(GREEDY)
+    deltas = text_of(Call(server, text_input=PROMPT, stream=True, sampling_parameters=fields).all())
+    (whole,) = Call(server, text_input=PROMPT, sampling_parameters=fields).all()
+    (bare,) = Call(server, text_input=PROMPT, sampling_parameters=fields, exclude_input_in_output=True).all()
+    (joined,) = Call(
+        server,
+        "ensemble",
+        text_input=PROMPT,
+        max_tokens=24,
+        temperature=0.0,
+        end_id=-1,
+        parameters={"ignore_eos": True},
+    ).all()
+    assert whole["text_output"] == [PROMPT + deltas] == joined["text_output"]
+    assert bare["text_output"] == [deltas]
+
+
+def test_http_generate_and_generate_stream(server: Server) -> None:
+    body = {"text_input": PROMPT, "max_tokens": 8, "temperature": 0, "parameters": {"ignore_eos": True}}
+    status, answer = server.post("/v2/models/demo/generate", json.dumps(body).encode())
+    assert status == 200
+    status, events = server.post("/v2/models/demo/generate_stream", json.dumps({**body, "stream": True}).encode())
+    pieces = [json.loads(line[6:]) for line in events.decode().splitlines() if line.startswith("data: ")]
+    assert json.loads(answer)["text_output"] == PROMPT + "".join(piece["text_output"] for piece in pieces)
+
+
+def test_logprobs_in_vllm_backends_form(server: Server) -> None:
+    fields = json.dumps({**GREEDY, "logprobs": 2})
+    responses = Call(
+        server,
+        text_input=PROMPT,
+        stream=True,
+        sampling_parameters=fields,
+        return_logprobs=True,
+        return_cumulative_logprob=True,
+    ).all()
+    entries = [entry for r in responses for entry in json.loads(r["logprobs"][0])]
+    tokens = tokens_of(responses)
+    assert len(entries) == len(tokens)
+    total = 0.0
+    for token, entry in zip(tokens, entries, strict=True):
+        assert entry[str(token)]["rank"] == 1
+        assert all(set(value) == {"logprob", "rank", "decoded_token"} for value in entry.values())
+        total += entry[str(token)]["logprob"]
+    assert responses[-1]["cumulative_logprob"][0] == pytest.approx(total, rel=1e-5)
+
+
+def test_logprobs_are_null_when_the_parameters_do_not_ask(server: Server) -> None:
+    (answer,) = Call(server, text_input=PROMPT, sampling_parameters=json.dumps(GREEDY), return_logprobs=True).all()
+    assert answer["logprobs"] == ["null"]
+
+
+def test_only_what_was_asked_for_comes_back(server: Server) -> None:
+    (plain,) = Call(server, text_input=PROMPT, sampling_parameters=json.dumps(GREEDY)).all()
+    assert set(plain) == {"text_output", "token_ids"}
+    (named,) = Call(server, text_input=PROMPT, sampling_parameters=json.dumps(GREEDY), outputs=["text_output"]).all()
+    assert set(named) == {"text_output"}
+
+
+def test_default_is_sixteen_tokens(server: Server) -> None:
+    (answer,) = Call(server, text_input=PROMPT, sampling_parameters='{"ignore_eos": true}').all()
+    assert len(answer["token_ids"]) == 16
+
+
+def test_stop_string_across_token_borders_ends_the_answer_before_it(server: Server) -> None:
+    text = text_of(Call(server, text_input=PROMPT, stream=True, sampling_parameters=json.dumps(GREEDY)).all())
+    stop = text[len(text) // 2 : len(text) // 2 + 5]
+    expected = text[: text.index(stop)]
+    stopped = Call(
+        server,
+        text_input=PROMPT,
+        stream=True,
+        return_finish_reason=True,
+        sampling_parameters=json.dumps({**GREEDY, "stop": stop}),
+    ).all()
+    through_ensemble = Call(
+        server,
+        "ensemble",
+        text_input=PROMPT,
+        max_tokens=24,
+        temperature=0.0,
+        stream=True,
+        stop_words=[stop, ""],
+        bad_words=[""],
+        parameters={"ignore_eos": True},
+    ).all()
+    assert text_of(stopped) == expected == text_of(through_ensemble)
+    assert stopped[-1]["finish_reason"] == ["stop"]
+
+
+def test_tokenizer_renders_chats_and_decodes(server: Server) -> None:
+    messages = json.dumps([{"role": "user", "content": "Hi"}])
+    (rendered,) = Call(server, "tokenizer", messages=messages).all()
+    assert rendered["text_output"] == ["<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"]
+    (decoded,) = Call(server, "tokenizer", token_ids=rendered["input_ids"], skip_special_tokens=False).all()
+    assert decoded["text_output"] == rendered["text_output"]
+
+
+def test_frontends_import_no_torch(server: Server) -> None:
+    """Asserted in the real stubs: none of their memory maps is a file of torch."""
+    stubs = stub_pids(server)
+    assert len(stubs) == 3, "two frontends and the tokenizer"
+    for pid in stubs:
+        with open(f"/proc/{pid}/maps") as maps:
+            assert not [line for line in maps if "/torch/" in line]
+    with open(f"/proc/{server.engine_pids('demo')[0]}/maps") as maps:
+        assert any("/torch/" in line for line in maps), "the engine process does: the check sees what it looks for"
+
+
+def test_one_engine_process_for_all_frontends(server: Server) -> None:
+    assert len(server.engine_pids("demo")) == 1
+
+
+def test_refusal_of_a_streamed_echo_is_vllm_backends(server: Server) -> None:
+    with pytest.raises(Exception, match="Error generating stream") as caught:
+        Call(server, text_input=PROMPT, stream=True, exclude_input_in_output=False).all()
+    assert protocol.STREAM_ECHO_REFUSAL in str(caught.value)
+
+
+def stub_pids(server: Server) -> list[int]:
+    from pathlib import Path
+
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(b"triton_python_backend_stub") and str(server.process.pid).encode() in words:
+            pids.append(int(folder.name))
+    return pids

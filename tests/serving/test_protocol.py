@@ -1,0 +1,64 @@
+"""The checked-in model repository is what the wire tables write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.serving import protocol, repository
+
+MODELS = Path(__file__).parents[2] / "model_repository"
+DEMO = {"model": "../../.cache/demo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("demo", repository.llm_config("demo", DEMO)),
+        ("tokenizer", repository.tokenizer_config("tokenizer", DEMO)),
+        ("ensemble", repository.ensemble_config("ensemble", "tokenizer", "demo")),
+    ],
+)
+def test_checked_in_config_is_written_from_the_tables(name: str, written: str) -> None:
+    assert (MODELS / name / "config.pbtxt").read_text() == written
+
+
+def test_vllm_backends_tensors_are_all_there() -> None:
+    """reference: vllm_backend/src/model.py, _auto_complete_inputs_and_outputs; images and embeddings are not served."""
+    inputs = {t.name: (t.dtype, t.dims) for t in protocol.LLM_INPUTS}
+    for name in ("text_input", "sampling_parameters"):
+        assert inputs[name] == ("STRING", (1,))
+    flags = ["stream", "exclude_input_in_output", "return_finish_reason", "return_cumulative_logprob"]
+    flags += ["return_logprobs", "return_num_input_tokens", "return_num_output_tokens"]
+    assert all(inputs[name] == ("BOOL", (1,)) for name in flags)
+    outputs = {t.name: (t.dtype, t.dims) for t in protocol.LLM_OUTPUTS}
+    assert outputs["text_output"] == outputs["finish_reason"] == outputs["logprobs"] == ("STRING", (-1,))
+    assert outputs["cumulative_logprob"] == ("FP32", (-1,))
+    assert outputs["num_input_tokens"] == ("UINT32", (1,))
+    assert outputs["num_output_tokens"] == ("UINT32", (-1,))
+
+
+def test_every_tensor_of_the_llm_is_read_somewhere() -> None:
+    """No input is declared and then ignored: each is a prompt, a flag, a sampling field or has one neutral value.
+    pad_id alone says nothing to an engine without padding."""
+    read = {
+        protocol.TEXT_INPUT,
+        protocol.INPUT_IDS,
+        protocol.STREAM,
+        protocol.SAMPLING_PARAMETERS,
+        protocol.EXCLUDE_INPUT,
+        protocol.RETURN_LOG_PROBS,
+        protocol.END_ID,
+        *protocol.RETURN_FLAGS,
+        *protocol.SAMPLING_TENSORS,
+        *protocol.NEUTRAL_TENSORS,
+    }
+    assert {t.name for t in protocol.LLM_INPUTS} - read == {"pad_id"}
+
+
+def test_ensemble_hands_on_what_it_takes() -> None:
+    llm = {t.name: t for t in protocol.LLM_INPUTS}
+    for tensor in protocol.ENSEMBLE_PASSED:
+        assert llm[tensor.name] == tensor
+    assert {t.name for t in protocol.ENSEMBLE_INPUTS} - {t.name for t in protocol.ENSEMBLE_PASSED} == {"text_input"}

@@ -1,0 +1,64 @@
+"""`nereid add` writes entries that a server can load, or nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.demo.make import make
+from engine.serving import repository
+from engine.serving.cli import app
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make(folder)
+    return folder
+
+
+def test_add_writes_the_model_its_tokenizer_and_its_ensemble(checkpoint: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app,
+        ["add", str(checkpoint), "--name", "mine", "--model-repository", str(tmp_path), "--set", "max_model_len=64"],
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine_ensemble", "mine_tokenizer"]
+    config = (tmp_path / "mine" / "config.pbtxt").read_text()
+    assert config == repository.llm_config("mine", {"model": str(checkpoint), "max_model_len": "64"})
+    assert "TritonPythonModel" in (tmp_path / "mine" / "1" / "model.py").read_text()
+    assert (tmp_path / "mine_ensemble" / "1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--name", "a/b"], "cannot be a model's"),
+        (["--name", "m", "--set", "cache.num_block=3"], "did you mean 'cache.num_blocks'?"),
+        (["--name", "m", "--set", "nonsense"], "write KEY=VALUE"),
+    ],
+)
+def test_add_refuses_with_a_sentence_and_writes_nothing(
+    checkpoint: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    result = CliRunner().invoke(app, ["add", str(checkpoint), "--model-repository", str(tmp_path), *arguments])
+    assert result.exit_code == 1
+    assert sentence in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_add_refuses_a_folder_without_config(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["add", str(tmp_path), "--name", "m", "--model-repository", str(tmp_path / "r")])
+    assert result.exit_code == 1
+    assert "has no config.json" in " ".join(result.output.split())
+
+
+def test_add_refuses_a_name_that_is_taken(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["add", str(checkpoint), "--name", "m", "--model-repository", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 1
+    assert "exists already" in " ".join(again.output.split())

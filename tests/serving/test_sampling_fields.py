@@ -1,0 +1,83 @@
+"""Sampling parameters: what is accepted, how it is read, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.serving.sampling_fields import build, parse_json
+from engine.types import RequestError, SamplingParams
+
+
+def test_strings_are_read_by_the_fields_type() -> None:
+    params = build({"temperature": "0", "max_tokens": "1500", "ignore_eos": "true", "logit_bias": {"5": "-1.5"}})
+    assert params == SamplingParams(temperature=0.0, max_tokens=1500, ignore_eos=True, logit_bias={5: -1.5})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"top_k": -1}, SamplingParams()),
+        ({"seed": -1}, SamplingParams()),
+        ({"seed": None}, SamplingParams()),
+        ({"stop": "a"}, SamplingParams(stop=("a",))),
+        ({"stop": ["a", "", "b"]}, SamplingParams(stop=("a", "b"))),
+        ({"max_completion_tokens": 3}, SamplingParams(max_tokens=3)),
+        ({"n": 1, "best_of": "1", "use_beam_search": False, "length_penalty": "1.0"}, SamplingParams()),
+        ({"logprobs": "2"}, SamplingParams(logprobs=2)),
+    ],
+)
+def test_other_servers_spellings(fields: dict[str, Any], expected: SamplingParams) -> None:
+    assert build(fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"n": 2}, "several answers a request are not implemented"),
+        ({"guided_json": "{}"}, "structured output is not implemented"),
+        ({"lora_name": "a"}, "LoRA feature is not enabled."),
+        ({"top_pp": 1}, "unknown field 'top_pp'; did you mean top_p?"),
+        ({"temperature": float("nan")}, "temperature: expected float >= 0.0, got nan"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"stop": {"a": 1}}, "stop must be a string or a list of strings"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens is given twice"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        build(fields)
+    assert sentence in caught.value.message
+
+
+def outcome(call: Callable[[Any], Any], value: Any) -> Any:
+    """What `call` returned, or the sentence it refused with. Anything else it raises fails the test."""
+    try:
+        return call(value)
+    except RequestError as error:
+        return error.message
+
+
+@given(st.binary(max_size=64))
+@settings(deadline=None)
+def test_any_bytes_are_an_object_or_a_refusal(raw: bytes) -> None:
+    result = outcome(parse_json, raw)
+    assert isinstance(result, dict) or "sampling_parameters" in result
+
+
+FIELDS = [field.name for field in msgspec.structs.fields(SamplingParams)]
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers()))
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_values_are_parameters_or_a_refusal(fields: dict[str, Any]) -> None:
+    result = outcome(build, fields)
+    assert isinstance(result, SamplingParams | str)
+    assert result
