@@ -93,16 +93,25 @@ class Server:
 
     def engine_pids(self, model: str) -> list[int]:
         """Engine processes of this server that are alive and serve `model`."""
-        found = []
+        return [pid for pid, words in self._children() if "engine.serving.host" in words and words[-1] == model]
+
+    def stub_pids(self, model: str) -> list[int]:
+        """Python-backend stubs of this server that are alive and run `model`: its frontends."""
+        return [
+            pid
+            for pid, words in self._children()
+            if words[0].endswith("triton_python_backend_stub") and f"/{model}/1/" in words[1]
+        ]
+
+    def _children(self) -> Iterator[tuple[int, list[str]]]:
+        """(pid, command line) of the processes that were told this server's pid."""
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
+                words = (folder / "cmdline").read_bytes().decode().rstrip("\0").split("\0")
             except OSError:
                 continue
-            ours = str(self.process.pid).encode() in words and model.encode() in words
-            if b"engine.serving.host" in words and ours and start_time(int(folder.name)):
-                found.append(int(folder.name))
-        return found
+            if str(self.process.pid) in words and start_time(int(folder.name)):
+                yield int(folder.name), words
 
     def run_folder(self) -> Path:
         """The folder with one folder for each model of this server."""
@@ -159,7 +168,8 @@ class Call:
         self._client.close()
 
     def close(self) -> None:
-        self._client.stop_stream(cancel_requests=True)
+        """After the last response. Without a cancellation: 2.51 can crash on one that meets a request's end (#8034)."""
+        self._client.stop_stream()
         self._client.close()
 
 

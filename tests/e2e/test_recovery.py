@@ -87,7 +87,7 @@ def test_a_dead_frontend_frees_what_it_held(server: Server, models: Path, checkp
     calls = [Call(server, "orphaned", **long_request(seed, 1200)) for seed in range(2)]
     for call in calls:
         call.next()
-    victim = frontend_pids(server, "orphaned")[0]
+    victim = server.stub_pids("orphaned")[0]
     os.kill(victim, signal.SIGKILL)
     wait_until(
         lambda: server.metric("vllm:num_requests_running", model="orphaned") <= 1, "the dead frontend's request is gone"
@@ -106,7 +106,7 @@ def test_load_and_unload_leave_nothing_behind(server: Server, models: Path, chec
         assert tokens_of(Call(server, "cycled", **long_request(3, 8)).all())
         server.unload("cycled")
         wait_until(lambda: server.engine_pids("cycled") == [], "the engine process is gone", 15.0)
-        wait_until(lambda: frontend_pids(server, "cycled") == [], "the frontends are gone", 15.0)
+        wait_until(lambda: server.stub_pids("cycled") == [], "the frontends are gone", 15.0)
         assert len(list(server.run_folder().iterdir())) == folders
     wait_until(lambda: shm_files() <= shm, "shared memory is given back", 15.0)
 
@@ -130,21 +130,8 @@ def test_the_engine_dies_with_a_server_that_is_killed(models: Path, tmp_path: Pa
     running.process.kill()
     running.process.wait()
     wait_until(lambda: start_time(engine) is None, "the engine process is gone", 5.0)
-    wait_until(lambda: frontend_pids(running, "demo") == [], "the frontends are gone", 5.0)
+    wait_until(lambda: running.stub_pids("demo") == [], "the frontends are gone", 5.0)
     assert not running.run_folder().exists()
-
-
-def frontend_pids(server: Server, model: str) -> list[int]:
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        ours = str(server.process.pid).encode() in words
-        if words[0].endswith(b"triton_python_backend_stub") and ours and f"/{model}/1/".encode() in words[1]:
-            pids.append(int(folder.name))
-    return sorted(pids)
 
 
 def shm_files() -> int:

@@ -154,7 +154,7 @@ def test_tokenizer_renders_chats_and_decodes(server: Server) -> None:
 
 def test_frontends_import_no_torch(server: Server) -> None:
     """Asserted in the real stubs: none of their memory maps is a file of torch."""
-    stubs = stub_pids(server)
+    stubs = [*server.stub_pids("demo"), *server.stub_pids("tokenizer")]
     assert len(stubs) == 3, "two frontends and the tokenizer"
     for pid in stubs:
         with open(f"/proc/{pid}/maps") as maps:
@@ -171,17 +171,3 @@ def test_refusal_of_a_streamed_echo_is_vllm_backends(server: Server) -> None:
     with pytest.raises(Exception, match="Error generating stream") as caught:
         Call(server, text_input=PROMPT, stream=True, exclude_input_in_output=False).all()
     assert protocol.STREAM_ECHO_REFUSAL in str(caught.value)
-
-
-def stub_pids(server: Server) -> list[int]:
-    from pathlib import Path
-
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0].endswith(b"triton_python_backend_stub") and str(server.process.pid).encode() in words:
-            pids.append(int(folder.name))
-    return pids

@@ -9,14 +9,13 @@ import pytest
 from engine.serving import protocol, repository
 
 MODELS = Path(__file__).parents[2] / "model_repository"
-DEMO = {"model": "../../.cache/demo"}
 
 
 @pytest.mark.parametrize(
     ("name", "written"),
     [
-        ("demo", repository.llm_config("demo", DEMO)),
-        ("tokenizer", repository.tokenizer_config("tokenizer", DEMO)),
+        ("demo", repository.llm_config("demo", {"model": "checkpoint"})),
+        ("tokenizer", repository.tokenizer_config("tokenizer", {"model": "../demo/checkpoint"})),
         ("ensemble", repository.ensemble_config("ensemble", "tokenizer", "demo")),
     ],
 )
