@@ -20,8 +20,9 @@ _PARAMETERS = "request parameters"
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which outputs a response carries."""
+    """Which outputs a response carries. The stub of tritonserver 2.51 crashes on one that the client did not name."""
 
+    text: bool = False
     finish_reason: bool = False
     cumulative_logprob: bool = False
     logprobs: bool = False
@@ -68,6 +69,7 @@ def llm_request(
     log_probs = _flag(tensors, protocol.RETURN_LOG_PROBS)
     wanted = Wanted(
         **{name: name in outputs and _flag(tensors, flag) for flag, name in protocol.RETURN_FLAGS.items()},
+        text=protocol.TEXT_OUTPUT in outputs,
         token_ids=protocol.TOKEN_IDS in outputs,
         output_log_probs=log_probs and protocol.OUTPUT_LOG_PROBS in outputs,
     )
@@ -83,6 +85,11 @@ def wants_error(request: Any) -> bool:
     """Whether a Triton request asks for failures as an output; known even of a request that cannot be decoded."""
     flags = [tensor.as_numpy() for tensor in request.inputs() if tensor.name() == protocol.RETURN_ERROR]
     return any(flag.size and bool(flag.flat[0]) for flag in flags)
+
+
+def wants_text(request: Any) -> bool:
+    """Whether a Triton request names the text among the outputs it wants."""
+    return protocol.TEXT_OUTPUT in request.requested_output_names()
 
 
 def one_text(tensors: Mapping[str, Array], name: str) -> bytes | None:

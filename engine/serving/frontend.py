@@ -163,11 +163,15 @@ class Frontend:
             try:
                 self._admit(request, sender, arrived)
             except RequestError as error:
-                self._responses.send_error(sender, error.message, error.code, decode.wants_error(request))
+                self._responses.send_error(
+                    sender, error.message, error.code, decode.wants_error(request), decode.wants_text(request)
+                )
             except Exception as error:
                 logger.exception("%s: a request failed in the frontend", self._name)
                 sentence = f"{type(error).__name__}: {error}"
-                self._responses.send_error(sender, sentence, ErrorCode.INTERNAL, decode.wants_error(request))
+                self._responses.send_error(
+                    sender, sentence, ErrorCode.INTERNAL, decode.wants_error(request), decode.wants_text(request)
+                )
             if self._intake.empty():
                 with self._empty:
                     self._empty.notify_all()
@@ -241,7 +245,8 @@ class Frontend:
                 self._abort([stream.request_id])
                 stream.ended = True
                 sentence = f"{type(error).__name__}: {error}"
-                self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, stream.request.wanted.error)
+                wanted = stream.request.wanted
+                self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, wanted.error, wanted.text)
             if stream.ended:
                 self._forget(stream)
 

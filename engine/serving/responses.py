@@ -30,27 +30,27 @@ class Responses:
     def send(self, stream: Stream, piece: Piece) -> None:
         """Send one response; the last one of a request carries the final flag itself."""
         if piece.error is not None:
-            self.send_error(stream.sender, piece.error, piece.error_code, stream.request.wanted.error)
+            wanted = stream.request.wanted
+            self.send_error(stream.sender, piece.error, piece.error_code, wanted.error, wanted.text)
         elif piece.finish_reason is not None:
             stream.sender.send(self._response(stream, piece), flags=self._final)
         else:
             stream.sender.send(self._response(stream, piece))
 
-    def send_error(self, sender: Any, sentence: str, code: ErrorCode, as_output: bool) -> None:
+    def send_error(self, sender: Any, sentence: str, code: ErrorCode, as_output: bool, with_text: bool) -> None:
         """Fail a request: its only or its last response. as_output: in the tensor `error`, with its code."""
+        text = "" if as_output else protocol.ERROR_TEXT
+        tensors = [self._strings(protocol.TEXT_OUTPUT, [text])] if with_text else []
+        error = None if as_output else self._pb.TritonError(sentence, self._codes[code])
         if as_output:
             described = json.dumps({"code": code.value, "message": sentence})
-            tensors = [self._strings(protocol.TEXT_OUTPUT, [""]), self._strings(protocol.ERROR, [described])]
-            sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=self._final)
-            return
-        error = self._pb.TritonError(sentence, self._codes[code])
-        text = self._strings(protocol.TEXT_OUTPUT, [protocol.ERROR_TEXT])
-        sender.send(self._pb.InferenceResponse(output_tensors=[text], error=error), flags=self._final)
+            tensors.append(self._strings(protocol.ERROR, [described]))
+        sender.send(self._pb.InferenceResponse(output_tensors=tensors, error=error), flags=self._final)
 
     def _response(self, stream: Stream, piece: Piece) -> Any:
         wanted = stream.request.wanted
         text = piece.text if stream.request.stream else stream.echo_text() + piece.text
-        tensors = [self._strings(protocol.TEXT_OUTPUT, [text])]
+        tensors = [self._strings(protocol.TEXT_OUTPUT, [text])] if wanted.text else []
         if wanted.token_ids:
             tensors.append(self._tensor(protocol.TOKEN_IDS, piece.token_ids, np.int32))
         if wanted.finish_reason:
