@@ -357,7 +357,8 @@ class KVManager:
             return
         self.num_releases += 1
         if self.writes:
-            # The row may be given away before these are sent; a plan writes an entry once.
+            # The row may be given away before these are sent; a plan writes an entry once. Copies stay: they run in
+            # order, and a later one may read what an earlier one wrote.
             self.writes = [write for write in self.writes if write.row != table.row]
         self._withdraw(table)
         for g, pool in enumerate(self._pools):
@@ -371,9 +372,6 @@ class KVManager:
             self._prune(table.node)
         for _, slot in table.pending:
             self._slots.release(slot)
-        if self.copies:
-            gone = {table.state_slot, *(slot for _, slot in table.pending)}
-            self.copies = [copy for copy in self.copies if copy.target not in gone]
         if table.state_slot:
             self._slots.release(table.state_slot)
         table.node, table.state_slot, table.reach, table.row = None, 0, 0, -1

@@ -207,6 +207,24 @@ def test_a_checkpoint_that_was_never_published_is_given_back() -> None:
     assert kv.slot_use().used == kv.slot_use().cached == 0
 
 
+def test_a_copy_that_a_later_one_reads_is_sent_though_its_checkpoint_gave_way() -> None:
+    kv = KVManager(pool(20, 4, state_slots=4))
+    first = kv.new_table()
+    kv.admit(first, 0, TOKENS, kv.match(first, TOKENS), 12, 0)
+    kv.commit(first, TOKENS, 12, 12)
+    kv.save_state(first, 12)
+    second, tokens = kv.new_table(), [*TOKENS[:12], 1]
+    assert kv.admit(second, 1, tokens, kv.match(second, tokens), 13, 0) == 13
+    # The third takes the checkpoint's slot, finds too few blocks, and is turned away.
+    third, tokens = kv.new_table(), [2] * 60
+    assert kv.admit(third, 2, tokens, kv.match(third, tokens), 60, 0) == 0
+    assert kv.slot_use().cached == 0
+    saved, loaded = kv.copies
+    assert saved.source == first.state_slot
+    assert saved.target == loaded.source
+    assert loaded.target == second.state_slot
+
+
 def test_without_a_state_slot_a_request_waits() -> None:
     kv = KVManager(pool(30, 4, state_slots=2))
     first, _ = hold(kv, TOKENS)

@@ -3,8 +3,10 @@ every block and slot is accounted for after every step."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,3 +143,40 @@ def test_any_load(spec: PoolSpec, config: EngineConfig, actions: list[Submit | A
     assert (stats.running, stats.waiting) == (0, 0)
     assert all(group.used == 0 for group in stats.groups)
     assert stats.state_slots.used == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_heavy_load(seed: int) -> None:
+    """Forty long requests over three beginnings, in pools that hold a few of them: preemption is the rule."""
+    random_ = random.Random(seed)
+    kind = seed % 4
+    spec = pool(
+        random_.randint(34, 60),
+        window=random_.choice([3, 8, 17]) if kind in (1, 3) else None,
+        window_blocks=random_.randint(9, 20),
+        full=seed % 8 != 7,
+        state_slots=random_.randint(2, 8) if kind in (2, 3) else 0,
+    )
+    rows = random_.randint(2, 8)
+    config = make_config(
+        overlap=seed % 3 > 0,
+        max_rows=rows,
+        token_budget=random_.randint(rows, 100),
+        chunk_size=random_.choice([0, 5, 16]),
+    )
+    harness = Harness(ScriptedRunner(spec), config)
+    beginnings = [[random_.randint(2, 9) for _ in range(90)] for _ in range(3)]
+    sent: dict[str, list[int]] = {}
+    for i in range(40):
+        name, tail = str(i), [random_.randint(2, 9) for _ in range(random_.randint(1, 20))]
+        sent[name] = random_.choice(beginnings)[: random_.randint(0, 90)] + tail
+        harness.submit(name, sent[name], max_tokens=random_.randint(1, 40), priority=random_.choice([0, 0, 1]))
+        if random_.random() < 0.1:
+            harness.engine.abort(str(random_.randrange(i + 1)))
+        if random_.random() < 0.5:
+            harness.step(random_.randint(1, 5))
+    harness.run()
+    for name, prompt in sent.items():
+        got = harness.tokens(name)
+        assert got == harness.expected(prompt, len(got))
+        assert harness.reason(name) in (FinishReason.LENGTH, FinishReason.CANCELLED)
