@@ -152,6 +152,8 @@ def main() -> None:
                 figures, _ = measure(transport, parse(text), args.processes, args.low, args.high)
                 record({"row": name, **figures})
                 print(brief(name, figures), flush=True)
+                if figures["failed"] == figures["requests"]:
+                    raise RuntimeError(f"every request of {name} failed; the server said:\n{log.read_text()[-3000:]}")
             used = memory(server)
             record({"row": "memory", **used})
             print(f"memory: {used['rss_mb']} MB resident, {used['pss_mb']} MB proportional {used['processes'][:8]}")
