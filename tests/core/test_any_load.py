@@ -88,7 +88,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(spec=pools, config=configs(), actions=actions)
 def test_any_load(spec: PoolSpec, config: EngineConfig, actions: list[Submit | Abort | Steps]) -> None:
     harness = Harness(ScriptedRunner(spec), config)
