@@ -7,6 +7,7 @@ transformers, such as a GPU box) only read it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import tempfile
@@ -63,11 +64,13 @@ def golden(shape: Shape, cache: Path) -> Golden:
     """The golden data of a shape, from `cache` or made now."""
     digest = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode() + Path(__file__).read_bytes())
     folder = cache / f"{shape.name}-{digest.hexdigest()[:12]}"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as made:
-            _make(shape, Path(made))
-            Path(made).rename(folder)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{shape.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes, and one of them is enough for this
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as made:
+                _make(shape, Path(made))
+                Path(made).rename(folder)
     with np.load(folder / "golden.npz") as file:
         count = int(file["count"])
         sequences = [
