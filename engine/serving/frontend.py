@@ -189,8 +189,9 @@ class Frontend:
         if not prompt_ids:
             raise RequestError("the prompt has no tokens: send some text")
         params = asked.params
-        if params.seed is None:
-            params = msgspec.structs.replace(params, seed=random.getrandbits(SEED_BITS))
+        seed = random.getrandbits(SEED_BITS) if params.seed is None else params.seed
+        timeout_s = min(params.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
+        params = msgspec.structs.replace(params, seed=seed, timeout_s=timeout_s)
         with self._lock:
             if self.failed is not None:
                 raise RequestError(_DOWN.format(model=self._model, why=self.failed), ErrorCode.UNAVAILABLE)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nereid.host")
 
 _STATS_S = 0.1
+_UNITS = {"weights": "bytes"}
 
 
 class Frontend:
@@ -97,6 +98,7 @@ class Host:
         self._engine: Engine | None = None
         self._failure: str | None = None
         self._loaded = threading.Event()
+        self._announced = False  # every frontend hears `Ready` once, whenever it came
         self._stopping = False
         self._server = ProcessWatch(folder.server_pid)
         self._progress_socket: zmq.Socket[bytes] | None = None
@@ -108,13 +110,12 @@ class Host:
         inbox.set(zmq.RCVHWM, 0)
         inbox.bind(self._folder.engine_address(self._epoch))
         threading.Thread(target=self._load, name="nereid-load", daemon=True).start()
-        announced = False
         try:
             while not self._stopping:
                 self._serve(inbox)
-                if self._loaded.is_set() and not announced:
-                    announced = True
-                    for frontend in self._frontends.values() if self._engine is not None else ():
+                if self._loaded.is_set() and self._failure is None and not self._announced:
+                    self._announced = True
+                    for frontend in self._frontends.values():
                         frontend.send(Ready())
                 if self._failure is not None:
                     self._folder.write_failure(self._epoch, self._failure)
@@ -171,7 +172,7 @@ class Host:
         elif isinstance(message, Hello):
             frontend = Frontend(self._context, message, self._engine_failed)
             self._frontends[message.frontend] = frontend
-            if self._engine is not None:
+            if self._announced:
                 frontend.send(Ready())
         elif isinstance(message, Bye) and message.frontend in self._frontends:
             self._drop(self._frontends[message.frontend])
@@ -228,7 +229,7 @@ class Host:
             logger.exception("load failed")
             self._failure = f"{type(error).__name__}: {error}"
         finally:
-            self._progress("ready", 1, 1)
+            self._progress(messages.LOADED, 1, 1)
             self._loaded.set()
 
     def _progress(self, stage: str, done: int, total: int, unit: str = "") -> None:
@@ -252,7 +253,10 @@ def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
     progress("import torch", 0, 0)
     from engine.api import Engine
 
-    return Engine.from_config(config, progress=progress).start()
+    def report(stage: str, done: int, total: int) -> None:
+        progress(stage, done, total, _UNITS.get(stage, ""))
+
+    return Engine.from_config(config, progress=report).start()
 
 
 def main(arguments: list[str], factory: EngineFactory = load_engine) -> int:

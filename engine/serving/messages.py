@@ -60,6 +60,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 ToFrontend = Ready | Events | Stats
 
 
+LOADED = "loaded"  # the stage of the last progress report of a start, whether it succeeded or not
+
+
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """How far a model's start has come: `done` of `total` in `unit`s. total 0: not known."""
 

@@ -13,8 +13,6 @@ import msgspec
 from engine.serving.protocol import LORA_REFUSAL
 from engine.types import MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams
 
-SAMPLING_SOURCE = "sampling_parameters"
-
 _ALIASES = {"max_completion_tokens": "max_tokens"}
 
 _STRUCTURED = "structured output is not implemented: leave {name} out and check the text yourself"
@@ -51,6 +49,7 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 _FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams))
+_TEXTS = ("stop", "bad_words")
 _OFF = {"top_k": -1, "seed": -1}  # vLLM's and TensorRT-LLM's ways to say "not set"
 
 
@@ -71,33 +70,33 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def build(fields: Mapping[str, Any], source: str = SAMPLING_SOURCE) -> SamplingParams:
+def build(fields: Mapping[str, Any]) -> SamplingParams:
     """Validated parameters from named values; values may be strings. Raises RequestError with the field's name."""
     known: dict[str, Any] = {}
     for given, value in fields.items():
         name = _ALIASES.get(given, given)
-        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null")):
+        if value is None or (name not in _TEXTS and str(value).strip().lower() in ("none", "null")):
             continue
         if name in _NOT_IMPLEMENTED:
             _check_neutral(name, value)
             continue
         if name not in _FIELDS:
-            raise RequestError(unknown_field(given, source))
+            raise RequestError(unknown_field(given))
         if name in known:
-            raise RequestError(f"{source}: {name} is given twice")
+            raise RequestError(f"sampling_parameters: {name} is given twice")
         if name in _OFF and str(value).strip() == str(_OFF[name]):
             continue
-        known[name] = _strings(name, value) if name in ("stop", "bad_words") else value
+        known[name] = _strings(name, value) if name in _TEXTS else value
     try:
         return msgspec.convert(known, SamplingParams, strict=False)
     except msgspec.ValidationError as error:
-        raise RequestError(f"{source}: {_sentence(str(error), known)}") from None
+        raise RequestError(f"sampling_parameters: {_sentence(str(error), known)}") from None
 
 
-def unknown_field(name: str, source: str) -> str:
+def unknown_field(name: str) -> str:
     close = difflib.get_close_matches(name, _FIELDS, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_FIELDS))}"
-    return f"{source}: unknown field {name!r}{hint}"
+    return f"unknown sampling parameter {name!r}{hint}"
 
 
 def _strings(name: str, value: Any) -> list[str]:

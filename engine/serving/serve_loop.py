@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -11,18 +12,20 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 import zmq
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine.serving import launcher, messages
 
 _LOOK_S = 0.25
 _LINES_KEPT = 200
+_LOAD_FAILURE = re.compile(r"failed to load '(?P<name>[^']+)' version \d+: (?:\w+ ?\w*: )?(?P<reason>.*?)\"?$")
 
 
 def serve(options: launcher.Options, console: Console) -> int:
@@ -77,13 +80,12 @@ class _Bars:
             TextColumn("{task.fields[model]}"),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[unit]}"),
+            TextColumn("{task.fields[amount]}"),
             TimeElapsedColumn(),
         )
         looked = 0.0
         with Progress(*columns, console=self._console, transient=not self._console.is_terminal) as progress:
-            tasks: dict[tuple[str, str], object] = {}
+            tasks: dict[str, tuple[str, TaskID]] = {}
             while process.poll() is None:
                 if self._socket.poll(int(_LOOK_S * 1000)):
                     self._update(progress, tasks, messages.decode_progress(self._socket.recv()))
@@ -96,12 +98,27 @@ class _Bars:
         self._socket.close(linger=0)
 
     @staticmethod
-    def _update(progress: Progress, tasks: dict[tuple[str, str], object], report: messages.Progress) -> None:
-        key = (report.model, report.stage)
-        total = report.total or None
-        if key not in tasks:
-            tasks[key] = progress.add_task(report.stage, total=total, model=report.model, unit=report.unit)
-        progress.update(tasks[key], completed=report.done, total=total)  # type: ignore[arg-type]
+    def _update(progress: Progress, tasks: dict[str, tuple[str, TaskID]], report: messages.Progress) -> None:
+        """Move the bar of a model's current stage; a new stage ends the one before."""
+        stage, task = tasks.get(report.model, ("", TaskID(-1)))
+        if stage != report.stage:
+            if stage:
+                progress.update(task, total=1, completed=1, amount="done")
+            if report.stage == messages.LOADED:
+                del tasks[report.model]
+                return
+            task = progress.add_task(report.stage, total=None, model=report.model, amount="")
+            tasks[report.model] = (report.stage, task)
+        progress.update(task, completed=report.done, total=report.total or None, amount=amount(report))
+
+
+def amount(report: messages.Progress) -> str:
+    """How far a stage is, for people."""
+    if not report.total:
+        return ""
+    if report.unit == "bytes":
+        return f"{report.done / 2**20:,.0f} of {report.total / 2**20:,.0f} MiB"
+    return f"{report.done} of {report.total} {report.unit}".rstrip()
 
 
 class _Log:
@@ -127,15 +144,14 @@ class _Log:
             console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
 
 
-def load_failures(lines: deque[str]) -> list[str]:
+def load_failures(lines: Iterable[str]) -> list[str]:
     """The reasons in Triton's log lines `failed to load 'NAME' version 1: Internal: TritonModelException: ...`."""
     found = []
     for line in lines:
-        _, mark, rest = line.partition("failed to load '")
-        if mark:
-            name, _, reason = rest.partition("'")
-            sentence = reason.rpartition("TritonModelException: ")[2].partition("\\n\\nAt:")[0].rstrip('"')
-            found.append(f"model {name}: {sentence.strip()}")
+        match = _LOAD_FAILURE.search(line)
+        if match:
+            reason = match["reason"].rpartition("TritonModelException: ")[2].partition("\\n\\nAt:")[0]
+            found.append(f"model {match['name']}: {reason.strip()}")
     return list(dict.fromkeys(found))
 
 

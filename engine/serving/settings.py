@@ -27,6 +27,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stream_interval: tokens a streamed response waits for, after the first, which is sent at once.
     restart_limit: starts of a crashed engine in a row before the model gives up.
     hang_timeout_s: an engine that says nothing for so long is killed and started again.
+    request_timeout_s: longest that a request may take. A client whose whole answer comes over HTTP can go away unseen,
+        so there is always a bound; a request may ask for less (timeout_s, or Triton's timeout).
     drain_s: how long an unload waits for streams to end by themselves.
     """
 
@@ -34,6 +36,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
     restart_limit: Annotated[int, Meta(ge=0)] = 3
     hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 120.0
+    request_timeout_s: Annotated[float, Meta(gt=0.0)] = 3600.0
     drain_s: Annotated[float, Meta(ge=0.0)] = 30.0
 
 

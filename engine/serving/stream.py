@@ -13,6 +13,7 @@ from engine.serving.decode import LlmRequest
 from engine.text import Detokenizer, Tokenizer
 from engine.types import ErrorCode, FinishReason, RequestInput, SamplingParams, TokenEvent, TokenLogprobs
 
+_LEAST_TIMEOUT_S = 1e-3
 _ENDED_BADLY = frozenset({FinishReason.CANCELLED, FinishReason.REJECTED, FinishReason.ERROR})
 
 
@@ -71,11 +72,16 @@ class Stream:
         self._held: list[Piece] = []
 
     def engine_request(self) -> RequestInput:
-        """The request as the engine takes it; after tokens have come, the one that goes on behind them."""
+        """The request as the engine takes it; after tokens have come, the one that goes on behind them, in what is left
+        of its time."""
+        params = self.params
+        if params.timeout_s is not None:
+            left = max(_LEAST_TIMEOUT_S, params.timeout_s - (now() - self.arrived))
+            params = msgspec.structs.replace(params, timeout_s=left)
         return RequestInput(
             request_id=self.request_id,
             prompt_ids=self.prompt_ids,
-            params=self.params,
+            params=params,
             output_ids=self.received,
             bad_word_ids=self._bad_word_ids,
         )

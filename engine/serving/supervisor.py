@@ -29,6 +29,7 @@ class Supervisor:
 
     ready: whether this frontend has heard from the current engine that it is ready.
     silent_s: seconds since it was last heard from.
+    module: what the engine process runs.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Supervisor:
         hang_timeout_s: float,
         ready: Callable[[], bool],
         silent_s: Callable[[], float],
+        module: str = "engine.serving.host",
     ) -> None:
         self._folder = folder
         self._model_name = model_name
@@ -49,6 +51,7 @@ class Supervisor:
         self._hang_timeout_s = hang_timeout_s
         self._ready = ready
         self._silent_s = silent_s
+        self._module = module
         self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self.leading = False
@@ -137,7 +140,7 @@ class Supervisor:
         root = self._folder.server_folder.parent
         arguments = [str(root), str(self._folder.server_pid), self._folder.path.name, str(epoch), self._model_name]
         self._child = subprocess.Popen(
-            [str(env.read().python), "-m", "engine.serving.host", *arguments],
+            [str(env.read().python), "-m", self._module, *arguments],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the server's terminal is the server's business
         )

@@ -36,7 +36,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({**sampling(), "sampling_parameters": '{"temperature": NaN}'}, "NaN is not a JSON number"),
     "nan as a string": (sampling(temperature="nan"), "temperature"),
     "infinite": (sampling(presence_penalty="inf"), "presence_penalty"),
-    "unknown field": (sampling(temprature=1), "unknown field 'temprature'; did you mean temperature?"),
+    "unknown field": (sampling(temprature=1), "unknown sampling parameter 'temprature'; did you mean temperature?"),
     "wrong type": (sampling(max_tokens="many"), "max_tokens"),
     "max_tokens 0": (sampling(max_tokens=0), "max_tokens: expected int >= 1, got 0"),
     "max_tokens negative": (sampling(max_tokens=-5), "max_tokens: expected int >= 1, got -5"),
@@ -83,7 +83,7 @@ def test_bad_request_fails_alone(server: Server, name: str) -> None:
 
 
 def test_unknown_request_parameter_is_refused_by_name(server: Server) -> None:
-    with pytest.raises(InferenceServerException, match="unknown field 'top_q'"):
+    with pytest.raises(InferenceServerException, match="unknown sampling parameter 'top_q'"):
         Call(server, text_input=PROMPT, parameters={"top_q": 1}).all()
 
 
@@ -113,3 +113,9 @@ def test_errors_over_http_have_a_status_and_a_sentence(server: Server) -> None:
 
 def test_text_that_looks_like_a_special_token_is_served(server: Server) -> None:
     assert text_of(Call(server, text_input="<|im_end|>", stream=True, max_tokens=2).all()) is not None
+
+
+def test_request_that_runs_past_its_timeout_ends_with_the_count(server: Server) -> None:
+    fields = json.dumps({"max_tokens": 1400, "ignore_eos": True, "timeout_s": 0.2})
+    with pytest.raises(InferenceServerException, match=r"ran past its timeout of 0\.\d+ s"):
+        Call(server, text_input=PROMPT, stream=True, sampling_parameters=fields).all()

@@ -1,0 +1,223 @@
+"""A frontend, the link, the supervisor and a real engine process: deaths, hangs, failures, cancellations.
+
+The engine process runs the real host and engine over a scripted runner, so that a start takes no second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.demo.make import make
+from engine.serving.frontend import Frontend
+from engine.serving.link import Link
+from engine.serving.metrics import Metrics
+from engine.serving.process_watch import start_time
+from engine.serving.responses import Responses
+from engine.serving.run_folder import RunFolder
+from engine.serving.settings import FrontendConfig
+from engine.serving.supervisor import Supervisor
+from engine.text import Tokenizer
+from tests.serving import stub
+from tests.serving.stub import Request, tokens_of
+
+LONG = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
+
+
+class Rig:
+    """Everything a stub holds, in this process."""
+
+    def __init__(self, root: Path, tokenizer: Tokenizer, model: str, config: FrontendConfig) -> None:
+        self.folder = RunFolder(root, os.getpid(), "model")
+        self.folder.enter()
+        self.metrics = Metrics(stub.BACKEND, "m", "1")
+        self.frontend = Frontend(
+            "f0",
+            "m",
+            tokenizer,
+            config,
+            max_held=4,
+            responses=Responses(stub.BACKEND),
+            metrics=self.metrics,
+            leading=lambda: self.supervisor.leading,
+        )
+        self.link = Link(self.folder, "f0", self.frontend)
+        self.supervisor = Supervisor(
+            self.folder,
+            "m",
+            EngineConfig(model=model),
+            restart_limit=config.restart_limit,
+            hang_timeout_s=config.hang_timeout_s,
+            ready=self.frontend.ready.is_set,
+            silent_s=lambda: self.link.silent_s,
+            module="tests.serving.scripted_host",
+        )
+        self.frontend.attach(self.link)
+        self.metrics.start()
+        self.link.start()
+        self.supervisor.start()
+
+    def submit(self, seed: int = 0, stream: bool = True) -> Request:
+        request = Request(parameters=LONG, input_ids=[2, 3, 4 + seed], stream=stream)
+        self.frontend.submit(request)
+        return request
+
+    def engine_pid(self) -> int:
+        state = self.folder.read_state()
+        assert state is not None
+        return state.pid
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.engine_pid(), number)
+
+    def close(self) -> None:
+        self.frontend.close("closed by the test")
+        self.supervisor.stop()
+        self.link.close()
+        with self.folder.leave() as last:
+            if last:
+                self.supervisor.close_engine()
+        self.metrics.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make(folder)
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def rig(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Makes rigs and closes them. The folder is short: a socket's path has at most 107 bytes."""
+    with contextlib.ExitStack() as stack:
+
+        def build(model: str = "fine", **config: object) -> Rig:
+            made = Rig(tmp_path, tokenizer, model, FrontendConfig(**config))  # type: ignore[arg-type]
+            stack.callback(made.close)
+            assert made.frontend.settled.wait(30)
+            return made
+
+        yield build
+
+
+def test_streams_survive_the_engines_death_without_a_lost_or_a_repeated_token(rig: Callable[..., Rig]) -> None:
+    running = rig()
+    expected = [tokens_of(running.submit(seed).all()) for seed in range(4)]
+    requests = [running.submit(seed) for seed in range(4)]
+    firsts = [request.next() for request in requests]
+    before = running.engine_pid()
+    running.kill()
+    got = [tokens_of([first, *request.all()]) for first, request in zip(firsts, requests, strict=True)]
+    assert got == expected
+    assert running.engine_pid() != before
+
+
+def test_a_failed_loop_is_an_engine_death_too(rig: Callable[..., Rig]) -> None:
+    """The runner dies after 70 steps: the request goes on in the next engine process."""
+    running = rig("failing", restart_limit=20)
+    assert len(tokens_of(running.submit().all())) == 120
+
+
+def test_an_engine_that_hangs_is_killed_and_replaced(rig: Callable[..., Rig]) -> None:
+    running = rig(hang_timeout_s=0.6)
+    request = running.submit()
+    first = request.next()
+    running.kill(signal.SIGSTOP)
+    assert len(tokens_of([first, *request.all()])) == 120
+
+
+def test_a_request_that_the_engine_dies_of_again_and_again_is_given_up(rig: Callable[..., Rig]) -> None:
+    """No token comes between the deaths, so it may be this request that kills it."""
+    running = rig(restart_limit=20)
+    running.kill(signal.SIGSTOP)
+    request = running.submit()
+    for _ in range(3):
+        before = running.engine_pid()
+        running.kill()
+        while running.engine_pid() == before:
+            time.sleep(0.002)
+        running.kill(signal.SIGSTOP)
+    running.kill(signal.SIGCONT)
+    with pytest.raises(stub.Error, match="the engine died 3 times while it ran this request") as caught:
+        request.all()
+    assert caught.value.code == stub.Error.UNAVAILABLE
+    assert len(tokens_of(running.submit().all())) == 120
+
+
+def test_when_it_cannot_come_back_every_stream_ends_and_new_ones_are_refused(rig: Callable[..., Rig]) -> None:
+    running = rig(restart_limit=0)
+    gave_up: list[bool] = []
+    running.frontend.on_give_up = lambda: gave_up.append(True)
+    requests = [running.submit(seed, stream=seed % 2 == 0) for seed in range(4)]
+    requests[0].next()
+    running.kill()
+    killed = time.monotonic()
+    for request in requests:
+        with pytest.raises(stub.Error, match="killed by SIGKILL") as caught:
+            request.all()
+        assert caught.value.code == stub.Error.UNAVAILABLE
+    assert time.monotonic() - killed < 2.0
+    with pytest.raises(stub.Error, match="the engine process of model 'm' is not there"):
+        running.submit().all()
+    assert gave_up == [True]
+
+
+def test_a_model_that_does_not_load_says_why(rig: Callable[..., Rig]) -> None:
+    running = rig("broken")
+    assert running.frontend.failed == "the script says that this model does not load"
+
+
+def test_only_so_many_requests_wait_for_a_restart(rig: Callable[..., Rig]) -> None:
+    running = rig()
+    running.kill(signal.SIGSTOP)
+    before = running.engine_pid()
+    running.kill()
+    while running.frontend.ready.is_set():
+        time.sleep(0.002)
+    requests = [running.submit(seed) for seed in range(8)]
+    ends = [outcome(request) for request in requests]
+    refusals = [end for end in ends if isinstance(end, str)]
+    assert all("it is being restarted and 4 requests wait for it already" in refusal for refusal in refusals)
+    assert refusals
+    assert ends.count(120) >= 4
+    assert running.engine_pid() != before
+
+
+def test_cancelled_stream_ends_and_the_engine_is_told(rig: Callable[..., Rig]) -> None:
+    running = rig()
+    request = running.submit()
+    request.next()
+    request.cancelled = True
+    with pytest.raises(stub.Error) as caught:
+        request.all()
+    assert caught.value.code == stub.Error.CANCELLED
+    assert running.frontend.drain(5.0)
+    deadline = time.monotonic() + 10
+    while stub.MetricFamily.made["vllm:num_requests_running:m:1"].value and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert stub.MetricFamily.made["vllm:kv_cache_blocks_used:m:1"].value == 0
+
+
+def test_leaving_last_closes_the_engine_and_removes_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    running = Rig(tmp_path, tokenizer, "fine", FrontendConfig())
+    assert running.frontend.ready.wait(30)
+    engine = running.engine_pid()
+    running.close()
+    assert start_time(engine) is None
+    assert not running.folder.server_folder.exists()
+
+
+def outcome(request: Request) -> int | str:
+    """How many tokens came, or the error."""
+    try:
+        return len(tokens_of(request.all()))
+    except stub.Error as error:
+        return str(error)
