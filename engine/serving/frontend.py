@@ -64,7 +64,8 @@ class Frontend:
         self._leading = leading
         self._link: Link | None = None
         self._up = False
-        self.ready = threading.Event()
+        self.ready = threading.Event()  # an engine takes requests now
+        self.served = threading.Event()  # one has, some time
         self.failed: str | None = None
         self.settled = threading.Event()  # ready or failed
         self.on_give_up: Callable[[], None] | None = None
@@ -117,6 +118,7 @@ class Frontend:
                     self._leave(stream, f"the engine died {stream.resends} times while it ran this request")
                 else:
                     self._link.submit(stream.engine_request())
+        self.served.set()
         self.ready.set()
         self.settled.set()
 

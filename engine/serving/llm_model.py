@@ -68,7 +68,7 @@ class TritonPythonModel:
             settings.engine,
             restart_limit=settings.frontend.restart_limit,
             hang_timeout_s=settings.frontend.hang_timeout_s,
-            ready=self._frontend.ready.is_set,
+            served=self._frontend.served.is_set,
             silent_s=lambda: self._link.silent_s,
         )
         self._frontend.attach(self._link)

@@ -27,7 +27,7 @@ _CLOSE_S = 10.0
 class Supervisor:
     """Every frontend has one; the one that holds the model's lock leads, the others wait to take its place.
 
-    ready: whether this frontend has heard from the current engine that it is ready.
+    served: whether an engine process of this model has ever been ready.
     silent_s: seconds since it was last heard from.
     module: what the engine process runs.
     """
@@ -40,7 +40,7 @@ class Supervisor:
         *,
         restart_limit: int,
         hang_timeout_s: float,
-        ready: Callable[[], bool],
+        served: Callable[[], bool],
         silent_s: Callable[[], float],
         module: str = "engine.serving.host",
     ) -> None:
@@ -49,7 +49,7 @@ class Supervisor:
         self._config = config
         self._restart_limit = restart_limit
         self._hang_timeout_s = hang_timeout_s
-        self._ready = ready
+        self._served = served
         self._silent_s = silent_s
         self._module = module
         self._closing = threading.Event()
@@ -95,22 +95,19 @@ class Supervisor:
     def _lead(self) -> None:
         state = self._folder.read_state()
         crashes = 0
-        has_served = False
         while not self._closing.is_set():
             if state is not None and state.failed is not None:
                 return
             if state is None:
                 state = self._spawn(1)
             born = time.monotonic()
-            was_ready = self._watch(state)
+            self._watch(state)
             if self._closing.is_set():
                 return
-            has_served |= was_ready
-            steady = was_ready and time.monotonic() - born > _STEADY_S
-            crashes = 1 if steady else crashes + 1
+            crashes = 1 if time.monotonic() - born > _STEADY_S else crashes + 1
             ending = self._folder.read_failure(state.epoch) or self._ending(state)
-            if not has_served or crashes > self._restart_limit:
-                if has_served:
+            if not self._served() or crashes > self._restart_limit:
+                if self._served():
                     ending = f"{ending}. It was started {crashes} times in a row and will not be started again"
                 self._folder.write_state(EngineState(state.epoch, state.pid, failed=ending))
                 return
@@ -118,20 +115,15 @@ class Supervisor:
                 return
             state = self._spawn(state.epoch + 1)
 
-    def _watch(self, state: EngineState) -> bool:
-        """Wait for the engine to die, or kill it when it hangs. True when it had become ready."""
+    def _watch(self, state: EngineState) -> None:
+        """Wait for the engine to die, or kill it when it hangs."""
         watch = ProcessWatch(state.pid)
-        ready = False
         try:
-            while not watch.wait(_WATCH_S):
-                if self._closing.is_set():
-                    break
-                ready |= self._ready()
+            while not watch.wait(_WATCH_S) and not self._closing.is_set():
                 if self._silent_s() > self._hang_timeout_s:
                     watch.kill(signal.SIGKILL)
         finally:
             watch.close()
-        return ready | self._ready()
 
     def _spawn(self, epoch: int) -> EngineState:
         """Start engine `epoch`. It watches the server's process itself, so it never outlives it."""

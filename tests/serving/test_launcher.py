@@ -61,9 +61,7 @@ def test_missing_repository_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_load_failures_are_read_from_the_servers_log() -> None:
-    reason = (
-        r"Internal: TritonModelException: there is no checkpoint folder /x\n\nAt:\n  /y/llm_model.py(80): initialize"
-    )
+    reason = r"Internal: TritonModelException: there is no checkpoint folder /x\n\nAt:\n  /y/llm_model.py(8): load"
     lines = [
         f"E1120 model_lifecycle.cc:642] \"failed to load 'demo' version 1: {reason}\"",
         "I1120 model_lifecycle.cc:777] \"failed to load 'demo'\"",

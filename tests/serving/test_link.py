@@ -55,7 +55,7 @@ class Rig:
             EngineConfig(model=model),
             restart_limit=config.restart_limit,
             hang_timeout_s=config.hang_timeout_s,
-            ready=self.frontend.ready.is_set,
+            served=self.frontend.served.is_set,
             silent_s=lambda: self.link.silent_s,
             module="tests.serving.scripted_host",
         )
