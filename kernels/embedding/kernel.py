@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """Embedding gather in Triton."""
 
 from __future__ import annotations

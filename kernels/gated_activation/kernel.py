@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """Gated activation in Triton (Shazeer 2020, arXiv:2002.05202)."""
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def _mix(
     for first in range(0, hidden, BLOCK_E):
         j = first + i
         x = tl.load(x_row + n[:, None] * hidden + j[None], mask=small[:, None] & (j < hidden)[None], other=0.0)
-        y = tl.sum(x.to(tl.float32) * pre[:, None], 0)
-        tl.store(out + t * hidden + j, y.to(out.dtype.element_ty), mask=j < hidden)
+        mixed = tl.sum(x.to(tl.float32) * pre[:, None], 0)
+        tl.store(out + t * hidden + j, mixed.to(out.dtype.element_ty), mask=j < hidden)
 
 
 def hyper_mix(

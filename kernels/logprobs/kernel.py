@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """Log-probabilities and top-k in Triton, without sorting the vocabulary."""
 
 from __future__ import annotations

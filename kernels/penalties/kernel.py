@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """Repetition, presence and frequency penalties in Triton (repetition: Keskar et al. 2019, arXiv:1909.05858)."""
 
 from __future__ import annotations

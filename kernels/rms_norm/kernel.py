@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """RMS norm in Triton (Zhang and Sennrich 2019, arXiv:1910.07467), with the residual sum that precedes it."""
 
 from __future__ import annotations

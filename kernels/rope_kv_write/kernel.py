@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """Query and key norm, rotary embedding and KV write in one Triton kernel (Su et al. 2021, arXiv:2104.09864)."""
 
 from __future__ import annotations

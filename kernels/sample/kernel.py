@@ -1,4 +1,3 @@
-# mypy: disable-error-code="no-untyped-def"
 """Drawing the next token in Triton, without sorting the vocabulary.
 
 First kernel: every run of 1024 tokens gives its best score, its maximum and its sum of weights, and each group of 32

@@ -1,0 +1,86 @@
+"""Measures tiles of paged attention on the GPU: python -m perf.tune_attention [--compile N] [--json FILE]
+
+Every case of the registry with real shapes, every tile; prints the best three a case beside the tile in use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from kernels.paged_attention import kernel
+from kernels.paged_attention.kernel import Tile
+from kernels.registry import Case, Op
+from kernels.testing import seeded
+from perf.kernels import Ceilings, time_case
+
+OP = Op("paged_attention")
+
+
+def tiles(case: Case) -> Iterator[Tile]:
+    if "decode" in case.name:
+        for keys, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (3, 4, 5)):
+            for programs in (1, 2, 4):
+                yield Tile(16, keys, warps, stages, programs)
+    else:
+        for rows, keys, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4)):
+            yield Tile(rows, keys, warps, stages)
+
+
+def _measure(index: int) -> list[tuple[float, Tile]]:
+    device = torch.device("cuda")
+    case = OP.cases()[index]
+    found = []
+    for tile in tiles(case):
+        with mock.patch.object(kernel, "tile_for", return_value=tile):
+            try:
+                found.append((time_case(OP, case, device, Ceilings(1.0, 1.0), 10).median, tile))
+            except Exception:  # more shared memory or registers than there are
+                torch.cuda.empty_cache()
+    return found
+
+
+def _compile(work: tuple[int, Tile]) -> None:
+    device = torch.device("cuda")
+    case = OP.cases()[work[0]]
+    with mock.patch.object(kernel, "tile_for", return_value=work[1]):
+        try:
+            OP.kernel(**case.make(device, seeded(device)))
+            torch.cuda.synchronize()
+        except Exception:  # found again, and left out, when it is timed
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures tiles of paged attention.")
+    parser.add_argument("--cases", nargs="*", default=["decode 1 x 384", "decode 64 x 1100", "prefill 1024 of 1024"])
+    parser.add_argument("--compile", type=int, default=12)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    chosen = [
+        i for i, case in enumerate(OP.cases()) if not case.small and any(word in case.name for word in args.cases)
+    ]
+    work = [(i, tile) for i in chosen for tile in tiles(OP.cases()[i])]
+    with multiprocessing.get_context("spawn").Pool(args.compile) as pool:
+        pool.map(_compile, work, chunksize=1)
+    results = {}
+    for i in chosen:
+        case = OP.cases()[i]
+        now = time_case(OP, case, torch.device("cuda"), Ceilings(1.0, 1.0), 10).median
+        best = sorted(_measure(i), key=lambda pair: pair[0])
+        results[case.name] = {"now": now, "tiles": [{"microseconds": us, **asdict(tile)} for us, tile in best]}
+        print(f"{case.name}: now {now:.2f} µs; " + "; ".join(f"{us:.2f} {tile}" for us, tile in best[:3]))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
