@@ -8,6 +8,7 @@ from collections import defaultdict
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+from rich.box import SIMPLE
 from rich.table import Table
 
 _PREFIX = "vllm:"
@@ -39,8 +40,8 @@ def parse(page: str, at: float) -> Sample:
 
 def table(before: Sample, now: Sample) -> Table:
     """Rates and means are over the time between the two samples."""
-    heads = ("model", "running", "waiting", "KV use", "prefix hits", "prompt/s", "tokens/s", "TTFT", "ITL", "preempted")
-    out = Table(*heads)
+    heads = ("model", "running", "waiting", "KV use", "hits", "prompt/s", "tokens/s", "TTFT", "ITL", "preempted")
+    out = Table(*heads, box=SIMPLE, padding=(0, 1))
     for model, values in sorted(now.models.items()):
         grown = _Growth(values, before.models.get(model, {}), now.at - before.at)
         out.add_row(
