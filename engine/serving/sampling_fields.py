@@ -114,7 +114,7 @@ def _check_neutral(name: str, value: Any) -> None:
     text = str(value).strip().lower()
     if any(text in (str(v).lower(), str(float(v)).lower() if isinstance(v, int | float) else "") for v in neutral):
         return
-    if isinstance(value, list | tuple | dict) and not value:
+    if () in neutral and isinstance(value, list | tuple) and not value:
         return
     raise RequestError(sentence, ErrorCode.INVALID_ARG if name == "lora_name" else ErrorCode.UNSUPPORTED)
 
