@@ -239,17 +239,21 @@ class Frontend:
                     continue
                 if stop_engine:
                     self._abort([stream.request_id])
-                if piece.finish_reason is not None:
-                    stream.ended = True
+                if piece.finish_reason is None:
+                    self._responses.send(stream, piece)
+                else:
                     self._metrics.finished(piece.finish_reason, now() - stream.arrived)
-                self._responses.send(stream, piece)
+                    with stream.ending:
+                        stream.ended = True
+                        self._responses.send(stream, piece)
             except Exception as error:
                 logger.exception("%s: sending a response failed", self._name)
                 self._abort([stream.request_id])
-                stream.ended = True
                 sentence = f"{type(error).__name__}: {error}"
                 wanted = stream.request.wanted
-                self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, wanted.error, wanted.text)
+                with stream.ending:
+                    stream.ended = True
+                    self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, wanted.error, wanted.text)
             if stream.ended:
                 self._forget(stream)
 
@@ -276,12 +280,16 @@ class Frontend:
                 if not self._streams and not self._closing.is_set():
                     self._busy.wait()
             began = now()
-            gone = [s for s in list(self._streams.values()) if not s.ended and s.sender.is_cancelled()]
+            gone = [s for s in list(self._streams.values()) if self._is_cancelled(s)]
             for stream in gone:
                 self._abort([stream.request_id])
                 stream.pending.append(cancelled(stream.request_id))
                 self._queue(stream)
             pause = max(_CANCEL_S, _CANCEL_SHARE * (now() - began))
+
+    def _is_cancelled(self, stream: Stream) -> bool:
+        with stream.ending:
+            return not stream.ended and bool(stream.sender.is_cancelled())
 
     # Endings
 

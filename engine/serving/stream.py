@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -31,7 +32,11 @@ class Piece(msgspec.Struct, frozen=True):
 
 class Stream:
     """A request on its way. `pending` is filled by the link's thread and drained by the sender's; the rest belongs
-    to the sender, except `received`, which the link's thread keeps so that the request can be sent again."""
+    to the sender, except `received`, which the link's thread keeps so that the request can be sent again.
+
+    `ending` is held while the last response goes out, and by whoever else calls `sender`: the server frees what a
+    sender stands on with the last response, and crashes on a call that comes after it.
+    """
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class Stream:
         self.heard = 0.0
         self.resends = 0
         self.ended = False
+        self.ending = threading.Lock()
         self.queued = False
         self.pending: deque[TokenEvent] = deque()
         self._bad_word_ids = bad_word_ids
