@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,11 +44,12 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--device"))
 
 
-# Tests of one shape stay in one process: its golden data is made once.
-@pytest.fixture(
-    scope="session",
-    params=[pytest.param(shape, id=shape.name, marks=pytest.mark.xdist_group(shape.name)) for shape in SHAPES],
-)
+def as_param(shape: Shape) -> Any:
+    """A shape as a parameter. Tests of one shape stay in one process, which makes its golden data once."""
+    return pytest.param(shape, id=shape.name, marks=pytest.mark.xdist_group(shape.name))
+
+
+@pytest.fixture(scope="session", params=map(as_param, SHAPES))
 def shape(request: pytest.FixtureRequest) -> Shape:
     return request.param
 

@@ -50,15 +50,6 @@ class Golden:
     sequences: list[Sequence]
     long: Sequence
 
-    def rounding(self) -> float:
-        """How far transformers in bfloat16 is from itself in float32: mean |Δlogprob| on float32's TOP tokens."""
-        apart = []
-        for sequence in self.sequences:
-            exact, rounded = (sequence.logprobs[dtype] for dtype in DTYPES)
-            best = np.argsort(-exact, axis=1)[:, :TOP]
-            apart.append(np.abs(np.take_along_axis(exact - rounded, best, axis=1)))
-        return float(np.mean(apart))
-
 
 def golden(shape: Shape, cache: Path) -> Golden:
     """The golden data of a shape, from `cache` or made now."""
@@ -94,7 +85,8 @@ def _make(shape: Shape, folder: Path) -> None:
     for i, prompt in enumerate(prompts):
         kept[f"{i}.prompt"], kept[f"{i}.forced"] = np.array(prompt), np.array(_continue(model, prompt))
     for dtype in DTYPES:
-        model.to(getattr(torch, dtype))
+        # Loaded, and not cast: a cast would round the rotary frequencies too, and what a model keeps in float32.
+        model = type(model).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
         for i, prompt in enumerate(prompts):
             tokens = torch.tensor([[*prompt, *kept[f"{i}.forced"]]])
             with torch.inference_mode():
