@@ -9,7 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 
-URL = "http://127.0.0.1:8000/v2"
+URL = os.environ.get("HEALTH_URL", "http://127.0.0.1:8000/v2")
 TIMEOUT_S = 10
 
 

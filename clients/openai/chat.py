@@ -220,7 +220,7 @@ class _Answer:
                                 piece.logprobs, piece.token_ids, request.top_logprobs or 0
                             )
                         if request.return_token_ids:
-                            choice["token_ids"] = piece.token_ids
+                            choice["token_ids"] = list(piece.token_ids)
                     chunks.append(event(self._chunk([choice])))
                 if chunks:
                     yield b"".join(chunks)

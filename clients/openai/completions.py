@@ -77,7 +77,7 @@ class _Answer:
                     )
                     told[index] += sum(map(len, choice["logprobs"]["tokens"]))
                 if request.return_token_ids:
-                    choice["token_ids"] = piece.token_ids
+                    choice["token_ids"] = list(piece.token_ids)
                 if piece.finish_reason is not None:
                     choice["finish_reason"] = "length" if request.max_tokens == 0 else piece.finish_reason
                 body = label.body([choice])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -130,10 +130,11 @@ class TritonReplica:
             async for result, error in call:
                 if error is not None:
                     _raise(error)
-                response = result.get_response()
-                failure = failure or read_failure(response)
-                if failure is None:
-                    piece = read_piece(response)
+                tensors = _tensors(result.get_response())
+                if "error" in tensors:
+                    failure = read_failure(tensors["error"])
+                else:
+                    piece = read_piece(tensors)
                     finished = finished or piece.finish_reason is not None
                     yield piece
             # Only now: a call that is left before its end is cancelled, and 2.51 can crash on a cancellation that
@@ -204,30 +205,26 @@ def discover(configs: Sequence[Any]) -> dict[str, ModelInfo]:
     return found
 
 
-def read_failure(response: Any) -> BackendError | None:
-    """Why the request failed, when a ModelInferResponse says that."""
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
-        if output.name == "error":
-            told = _json(raw)
-            code = "DEADLINE_EXCEEDED" if _TIMED_OUT in told["message"] else told["code"]
-            return BackendError(code, told["message"])
-    return None
+def read_failure(raw: bytes) -> BackendError:
+    """Why a request failed, out of the tensor `error`."""
+    told = _json(raw)
+    code = "DEADLINE_EXCEEDED" if _TIMED_OUT in told["message"] else told["code"]
+    return BackendError(code, told["message"])
 
 
-def read_piece(response: Any) -> Piece:
-    """A ModelInferResponse of an LLM model as a Piece."""
-    tensors = _tensors(response)
+def read_piece(tensors: Mapping[str, bytes]) -> Piece:
+    """The serialized outputs of one response as a Piece. It runs once a token: no numpy, no second pass."""
     finish = _first_string(tensors.get("finish_reason", b""))
-    logprobs = _json(tensors.get("logprobs"))
+    ids = tensors.get("token_ids", b"")
     return Piece(
         text=_first_string(tensors.get("text_output", b"")),
-        token_ids=np.frombuffer(tensors.get("token_ids", b""), np.int32).tolist(),
+        token_ids=struct.unpack(f"<{len(ids) // 4}i", ids),
         finish_reason=None if finish in ("", _NOT_FINISHED) else finish,
-        logprobs=logprobs,
+        logprobs=_json(tensors.get("logprobs")),
         prompt_logprobs=_json(tensors.get("prompt_logprobs")),
-        cumulative_logprob=_scalar(tensors.get("cumulative_logprob"), np.float32, 0.0),
-        num_input=int(_scalar(tensors.get("num_input_tokens"), np.uint32, 0)),
-        num_cached=int(_scalar(tensors.get("num_cached_tokens"), np.uint32, 0)),
+        cumulative_logprob=_number("<f", tensors.get("cumulative_logprob")),
+        num_input=int(_number("<I", tensors.get("num_input_tokens"))),
+        num_cached=int(_number("<I", tensors.get("num_cached_tokens"))),
     )
 
 
@@ -295,8 +292,8 @@ def _json(raw: bytes | None) -> Any:
     return msgspec.json.decode(text) if text else None
 
 
-def _scalar(raw: bytes | None, dtype: Any, default: float) -> float:
-    return float(np.frombuffer(raw, dtype)[0]) if raw else default
+def _number(layout: str, raw: bytes | None) -> float:
+    return float(struct.unpack_from(layout, raw)[0]) if raw else 0.0
 
 
 def _raise(error: Exception) -> NoReturn:
