@@ -12,7 +12,8 @@ RUN   := setup-run
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run demo serve test lint type test-gpu gate perf-smoke clean
+.PHONY: help setup setup-run demo serve test lint type test-gpu gate perf-smoke clean \
+        setup-web test-web setup-docker test-docker test-image
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +48,27 @@ gate: $(SETUP)  ## the correctness gate against transformers
 
 perf-smoke: $(SETUP)  ## perf_analyzer and locust against a server, a few seconds each
 	@$(PY) -m perf.smoke
+
+# What needs Debian packages has targets of its own, which install them (as root).
+setup-web: $(SETUP)
+	@test -x /usr/bin/chromium || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install --quiet 'playwright>=1.45'
+
+test-web: setup-web  ## the web page in headless Chromium
+	@$(PY) -m pytest tests/clients/web/check_page.py
+
+setup-docker: $(SETUP)
+	@command -v docker-compose promtool >/dev/null || (apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends docker-compose prometheus)
+	@$(PY) -c 'import kubernetes_validate' 2>/dev/null || $(PY) -m pip install --quiet 'kubernetes-validate>=1.30'
+
+test-docker: setup-docker  ## docker/: compose profiles, alerts, the dashboard over a live Prometheus, manifests
+	@$(PY) -m pytest tests/docker/check_deploy.py
+
+test-image:  ## build the CPU image with buildah, start it, ask it for a completion (as root; 10 minutes, 8 GB)
+	@command -v buildah debootstrap >/dev/null || (apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends buildah debootstrap)
+	@sh docker/check_image.sh
 
 clean:  ## remove .venv and everything made
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

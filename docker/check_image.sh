@@ -25,7 +25,7 @@ for line in sys.stdin:
         found[name] = value.strip("\x27")
 print("[global]", *(f"{k} = {v}" for k, v in found.items()), sep="\n")' > "$work/pip.conf"
 mounts="--volume $work/pip.conf:/etc/pip.conf:ro"
-for path in $(sed -n 's,.*= *,,p' "$work/pip.conf" | tr ' ' '\n' | sed -n 's,^\(file://\)\{0,1\}\(/.*\),\2,p'); do
+for path in $(sed -n 's|.*= *||p' "$work/pip.conf" | tr ' ' '\n' | sed -n 's|^file://||; s|/simple$||; s|^/|/|p'); do
   [ -e "$path" ] && mounts="$mounts --volume $path:$path:ro"
 done
 

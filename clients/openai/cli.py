@@ -17,7 +17,10 @@ def main(
     workers: Annotated[int, typer.Option(help="Processes that share the port.")] = 1,
     triton: Annotated[
         list[str] | None,
-        typer.Option(help="A tritonserver, HOST:GRPC_PORT[:METRICS_PORT]; give it once a replica."),
+        typer.Option(
+            help="A tritonserver, HOST:GRPC_PORT[:METRICS_PORT]; give it once a replica. dns:HOST:... stands for every "
+            "address of HOST, looked up again all the time."
+        ),
     ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="A key clients must send; give it once a key.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None,

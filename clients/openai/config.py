@@ -11,23 +11,35 @@ from msgspec import Meta
 ToolParser = Literal["hermes", "llama3", "none"]
 ReasoningParser = Literal["think", "think-open", "none"]
 
-_ADDRESS = re.compile(r"^(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<grpc>\d+)(?::(?P<metrics>\d+))?$")
+_ADDRESS = re.compile(r"^(?P<dns>dns:)?(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<grpc>\d+)(?::(?P<metrics>\d+))?$")
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """One tritonserver: its gRPC address and the page that serves its metrics."""
+    """One tritonserver: its gRPC address and the page that serves its metrics.
+
+    every_address: the name stands for all addresses it resolves to, each a tritonserver; it is looked up again at every
+    health check, so that servers may come and go (a headless service of Kubernetes).
+    """
 
     grpc: str
     metrics_url: str
+    every_address: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Replica:
-        """`HOST:GRPC_PORT[:METRICS_PORT]`; the metrics port defaults to 8002. Raises ValueError."""
+        """`[dns:]HOST:GRPC_PORT[:METRICS_PORT]`; the metrics port defaults to 8002. Raises ValueError."""
         match = _ADDRESS.match(text)
         if match is None:
             raise ValueError(f"{text!r} is not HOST:GRPC_PORT or HOST:GRPC_PORT:METRICS_PORT")
         host, metrics = match["host"], match["metrics"] or "8002"
-        return cls(grpc=f"{host}:{match['grpc']}", metrics_url=f"http://{host}:{metrics}/metrics")
+        url = f"http://{host}:{metrics}/metrics"
+        return cls(grpc=f"{host}:{match['grpc']}", metrics_url=url, every_address=match["dns"] is not None)
+
+    def at(self, address: str) -> Replica:
+        """The replica at one of the addresses that this one's name stands for."""
+        host = f"[{address}]" if ":" in address else address
+        name = self.grpc.rsplit(":", 1)[0]
+        return Replica(grpc=self.grpc.replace(name, host), metrics_url=self.metrics_url.replace(name, host))
 
 
 class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

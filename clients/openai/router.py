@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeVar
 
-from clients.openai.config import ShimConfig
+from clients.openai.config import Replica, ShimConfig
 from clients.openai.errors import ApiError, BackendError
 from clients.openai.metrics import ShimMetrics
 from clients.openai.triton import Generation, ModelInfo, Piece, TritonReplica
@@ -76,6 +77,7 @@ class ReplicaState:
     models: dict[str, ModelInfo] = field(default_factory=dict)
     healthy: bool = False
     open_requests: int = 0
+    leaving: bool = False  # its address is gone: it ends what it has open and gets nothing new
 
     @property
     def name(self) -> str:
@@ -93,7 +95,6 @@ class Router:
         self.replicas: list[ReplicaState] = []
 
     async def start(self) -> None:
-        self.replicas = [ReplicaState(TritonReplica(address)) for address in self._config.replicas]
         await self.check()
         self._watch = asyncio.create_task(self._check_forever())
 
@@ -180,7 +181,26 @@ class Router:
 
     async def check(self) -> None:
         """Ask every replica whether it is ready and what it serves."""
-        await asyncio.gather(*(self._check_one(replica) for replica in self.replicas))
+        await self._look_up()
+        await asyncio.gather(*(self._check_one(replica) for replica in self.replicas if not replica.leaving))
+
+    async def _look_up(self) -> None:
+        """Keep one state for every address there is now. A server whose name is gone ends its open requests first."""
+        wanted: dict[str, Replica] = {}
+        for replica in self._config.replicas:
+            if replica.every_address:
+                wanted.update({one.grpc: one for one in await _addresses(replica)})
+            else:
+                wanted[replica.grpc] = replica
+        known = {state.name for state in self.replicas}
+        self.replicas += [ReplicaState(TritonReplica(one)) for name, one in wanted.items() if name not in known]
+        for state in [s for s in self.replicas if s.name not in wanted]:
+            state.healthy, state.leaving = False, True
+            if state.open_requests == 0:
+                self.replicas.remove(state)
+                self._prefixes.forget(state.name)
+                self._metrics.replica_up.remove(state.name)
+                await state.server.close()
 
     async def _check_one(self, replica: ReplicaState) -> None:
         healthy = False
@@ -202,3 +222,13 @@ class Router:
                 await self.check()
             except Exception:
                 log.exception("the health check failed")
+
+
+async def _addresses(replica: Replica) -> list[Replica]:
+    """The replicas behind a name; none while it does not resolve."""
+    host, port = replica.grpc.rsplit(":", 1)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [replica.at(str(address)) for address in sorted({entry[4][0] for entry in found})]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from clients.openai.config import Replica, ShimConfig
@@ -110,6 +112,34 @@ def test_an_unknown_model_is_404_and_no_server_is_503() -> None:
 )
 def test_replica_addresses(text: str, grpc: str, metrics: str) -> None:
     assert Replica.parse(text) == Replica(grpc, metrics)
+
+
+def test_a_name_may_stand_for_every_address_behind_it() -> None:
+    name = Replica.parse("dns:triton-headless:81:82")
+    assert name.every_address
+    assert name.at("10.0.0.7") == Replica("10.0.0.7:81", "http://10.0.0.7:82/metrics")
+    assert name.at("fd00::7") == Replica("[fd00::7]:81", "http://[fd00::7]:82/metrics")
+
+
+def test_servers_come_and_go_with_their_addresses() -> None:
+    async def run() -> None:
+        here = Router(ShimConfig(replicas=(Replica.parse("dns:localhost:1"),)), ShimMetrics())
+        await here.check()
+        assert {state.name for state in here.replicas} <= {"127.0.0.1:1", "[::1]:1"}
+        assert here.replicas
+        assert not any(state.healthy for state in here.replicas)
+        await here.close()
+        nowhere = Router(ShimConfig(replicas=(Replica.parse("dns:no-such-host.invalid:1"),)), ShimMetrics())
+        gone = ReplicaState(TritonReplica(Replica.parse("10.0.0.1:1")), healthy=True, open_requests=1)
+        nowhere.replicas = [gone]
+        await nowhere.check()
+        assert nowhere.replicas == [gone]  # its open request ends first
+        assert not gone.healthy
+        gone.open_requests = 0
+        await nowhere.check()
+        assert nowhere.replicas == []
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("text", ["localhost", "localhost:", "http://x:1", ":8001"])

@@ -1,0 +1,85 @@
+"""docker/ held to the tools that will read it: docker-compose, promtool, kubernetes-validate, a live Prometheus.
+
+Run by `make test-docker`, which installs them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from clients.python.local_server import LocalServer, free_ports
+from tests.clients.conftest import Shim, server, shim, triton  # noqa: F401  (fixtures)
+from tests.docker.test_files import DOCKER, expressions
+
+
+def run(*command: str | Path, cwd: Path = DOCKER) -> str:
+    ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("profiles", [["gpu"], ["cpu"], ["cpu", "load"], ["gpu", "load", "perf"]], ids=" ".join)
+def test_compose_reads_every_profile(profiles: list[str]) -> None:
+    flags = [flag for profile in profiles for flag in ("--profile", profile)]
+    shown = yaml.safe_load(run("docker-compose", *flags, "config"))
+    assert {"openai", "prometheus", "grafana"} <= set(shown["services"])
+
+
+def test_prometheus_accepts_the_configuration_and_the_alerts_pass_their_tests() -> None:
+    run("promtool", "check", "config", "prometheus/prometheus.yml")
+    run("promtool", "test", "rules", "prometheus/alerts_test.yml")
+
+
+@pytest.mark.parametrize("name", ["triton", "openai"])
+def test_manifests_fit_the_kubernetes_schemas(name: str) -> None:
+    run("kubernetes-validate", "--strict", f"kubernetes/{name}.yaml")
+
+
+def test_every_query_of_the_dashboard_and_the_alerts_finds_series(
+    server: LocalServer,  # noqa: F811
+    shim: Shim,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A live Prometheus over a live server: no query is an error, and all but those about GPUs have an answer."""
+    (port,) = free_ports(1)
+    targets = {"triton": server.metrics, "openai": shim.host}
+    config = {
+        "global": {"scrape_interval": "500ms", "scrape_timeout": "450ms"},
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()
+        ],
+    }
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"])
+    try:
+        until = time.monotonic() + 12
+        while time.monotonic() < until:
+            body = {"model": "demo", "prompt": "some words " * 40, "max_tokens": 8}
+            httpx.post(f"{shim.url}/v1/completions", json=body, timeout=30)
+        empty = [text for text in expressions() if not ask(port, text) and "nv_gpu" not in text]
+    finally:
+        process.terminate()
+        process.wait()
+    # An alert that does not fire has no series; what it compares is asked for by the dashboard too.
+    alerts = {text for text in empty if any(sign in text for sign in ("> ", "== 0"))}
+    assert set(empty) == alerts, set(empty) - alerts
+
+
+def ask(port: int, expression: str) -> list[object]:
+    for name, value in {"$__rate_interval": "10s", "$model": ".*"}.items():
+        expression = expression.replace(name, value)
+    url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        told = json.load(answer)
+    assert told["status"] == "success", told
+    return list(told["data"]["result"])

@@ -1,0 +1,120 @@
+"""What can be said of docker/ with nothing but Python: pinned, non-root, consistent, metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from clients.openai.metrics import ShimMetrics
+from clients.python.cli import app
+from engine.serving import metrics as engine_metrics
+
+DOCKER = Path(__file__).resolve().parents[2] / "docker"
+IMAGES = sorted(DOCKER.glob("*.Dockerfile"))
+
+
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((DOCKER / "compose.yaml").read_text()))
+
+
+def manifests() -> list[dict[str, Any]]:
+    files = sorted((DOCKER / "kubernetes").glob("*.yaml"))
+    return [one for file in files for one in yaml.safe_load_all(file.read_text())]
+
+
+def known_metrics() -> set[str]:
+    """Every name that the engine and the shim export."""
+    engine = {f"vllm:{name}" for table in TABLES for name in table} | {"vllm:request_success_total"}
+    shim = {s.name for family in ShimMetrics().registry.collect() for s in family.samples}
+    shim |= {
+        family.name + suffix for family in ShimMetrics().registry.collect() for suffix in ("", "_total", "_bucket")
+    }
+    return engine | {f"{name}_bucket" for name in engine} | shim
+
+
+TABLES: list[Any] = [
+    engine_metrics._GAUGES,
+    engine_metrics._ENGINE_COUNTERS,
+    engine_metrics._COUNTERS,
+    engine_metrics._HISTOGRAMS,
+]
+
+
+def expressions() -> list[str]:
+    board = json.loads((DOCKER / "grafana/dashboards/nereid.json").read_text())
+    queries = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
+    rules = yaml.safe_load((DOCKER / "prometheus/alerts.yml").read_text())
+    return queries + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+
+
+def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
+    asked = {name for text in expressions() for name in re.findall(r"\b(?:vllm:|nereid_)\w+", text)}
+    assert asked
+    assert asked <= known_metrics(), asked - known_metrics()
+
+
+def test_every_alert_has_its_part_of_the_runbook() -> None:
+    rules = yaml.safe_load((DOCKER / "prometheus/alerts.yml").read_text())["groups"][0]["rules"]
+    runbook = (DOCKER.parent / "docs/deploy.md").read_text()
+    for rule in rules:
+        assert rule["annotations"]["runbook"] == f"docs/deploy.md#{rule['alert'].lower()}"
+        assert f"### {rule['alert']}\n" in runbook
+
+
+@pytest.mark.parametrize("file", IMAGES, ids=lambda file: file.stem)
+def test_images_are_pinned_run_as_a_user_and_copy_only_what_there_is(file: Path) -> None:
+    text = file.read_text()
+    (base,) = re.findall(r"^ARG \w+=(\S+)", text, re.M)
+    assert re.search(r":\d+\.\d+", base), f"{base} is not a version"
+    assert re.search(r"^USER nereid$", text, re.M)
+    for source in re.findall(r"^COPY --chown=nereid (.+) \S+$", text, re.M):
+        for name in source.split():
+            assert (DOCKER.parent / name).exists(), name
+    assert text.index("pyproject.toml") < text.index("COPY --chown=nereid engine"), "packages come before sources"
+
+
+def test_services_are_pinned_unprivileged_and_behind_loopback_but_the_shim() -> None:
+    for name, service in compose()["services"].items():
+        assert not service["image"].endswith(("latest", ":")), name
+        assert service["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        if name != "openai":
+            assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+
+
+def test_profiles_bring_one_triton_each() -> None:
+    services = compose()["services"]
+    assert services["triton"]["profiles"] == ["gpu"]
+    assert services["triton-cpu"]["profiles"] == ["cpu"]
+    assert "COMPOSE_PROFILES=gpu" in (DOCKER / ".env").read_text()
+    assert all(
+        service["networks"]["default"]["aliases"] == ["triton"]
+        for service in (services["triton"], services["triton-cpu"])
+    )
+
+
+def test_the_shim_is_started_with_flags_that_it_has() -> None:
+    usage = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, ["openai", "--help"], env={"COLUMNS": "200"}).output)
+    deployment = next(m for m in manifests() if m["kind"] == "Deployment" and m["metadata"]["name"] == "openai")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    for flag in [*compose()["services"]["openai"]["command"], *container["args"]]:
+        assert flag.split("=")[0] in usage, flag
+
+
+def test_pods_run_as_a_user_and_select_what_they_label() -> None:
+    deployments = [m for m in manifests() if m["kind"] == "Deployment"]
+    assert len(deployments) == 2
+    for deployment in deployments:
+        pod = deployment["spec"]["template"]
+        assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        for container in pod["spec"]["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
