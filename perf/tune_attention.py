@@ -27,11 +27,11 @@ OP = Op("paged_attention")
 
 def tiles(case: Case) -> Iterator[Tile]:
     if "decode" in case.name:
-        for keys, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (3, 4, 5)):
+        for keys, warps, stages in itertools.product((32, 64, 128), (4, 8), (3, 4, 5)):
             for programs in (1, 2, 4):
                 yield Tile(16, keys, warps, stages, programs)
     else:
-        for rows, keys, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3, 4)):
+        for rows, keys, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3)):
             yield Tile(rows, keys, warps, stages)
 
 
