@@ -44,7 +44,7 @@ test-gpu: $(SETUP)  ## the tests that need a CUDA device
 	@$(PY) -m pytest -m gpu tests
 
 gate: $(SETUP)  ## the correctness gate against transformers
-	@$(PY) -m pytest tests/gate
+	@$(PY) -m pytest --complete tests/gate
 
 perf-smoke: $(SETUP)  ## perf_analyzer and locust against a server, a few seconds each
 	@$(PY) -m perf.smoke

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
+from tests.gate.families import FAMILIES
 from tests.gate.oracle import Golden, golden
 from tests.gate.shapes import SHAPES, Shape
 from tests.gate.verdict import Verdict
@@ -34,6 +36,24 @@ FIGURES: list[Figure] = []
 Record = Callable[[Verdict], Verdict]
 
 
+# What `make test` plays of a family: the device side in chunks, the engine with its prefix cache, what is broken.
+QUICK = ("chunk-7", "test_past_4096", "test_warm_prefix", "test_a_broken")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the rest of the families' matrix to `make gate`."""
+    if config.getoption("--complete"):
+        return
+    later = [item for item in items if _of_a_family(item) and not any(part in item.name for part in QUICK)]
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in later]
+
+
+def _of_a_family(item: pytest.Item) -> bool:
+    played = getattr(item, "callspec", None)
+    return played is not None and played.params.get("shape") in FAMILIES
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -49,9 +69,11 @@ def as_param(shape: Shape) -> Any:
     return pytest.param(shape, id=shape.name, marks=pytest.mark.xdist_group(shape.name))
 
 
-@pytest.fixture(scope="session", params=map(as_param, SHAPES))
+@pytest.fixture(scope="session", params=map(as_param, (*SHAPES, *FAMILIES)))
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return request.param
+    """Without --complete the families have a quarter of their sequences."""
+    few = request.param in FAMILIES and not request.config.getoption("--complete")
+    return replace_fields(request.param, sequences=12) if few else request.param
 
 
 @pytest.fixture(scope="session")
@@ -66,13 +88,13 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def config(truth: Golden, device: str, dtype: str) -> EngineConfig:
+def config(shape: Shape, truth: Golden, device: str, dtype: str) -> EngineConfig:
     """An engine that holds every sequence of the gate at once."""
     return EngineConfig(
         model=str(truth.folder),
         max_model_len=4400,
         scheduler=SchedulerConfig(max_rows=48, token_budget=8192),
-        cache=CacheConfig(num_blocks=1024),
+        cache=CacheConfig(block_size=shape.block_size, num_blocks=1024 * 16 // shape.block_size),
         runtime=RuntimeConfig(device=device, dtype=dtype),
     )
 

@@ -29,8 +29,7 @@ DTYPES = ("float32", "bfloat16")
 EDGES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129, 255, 256)
 SEED = 20251120
 LOGIT_STD = 3.0
-BRANCH = 0.5
-BRANCH_ENDS = ("o_proj.weight", "down_proj.weight")
+BRANCH_ENDS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "out_proj.weight", "o_b_proj.weight")
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def golden(shape: Shape, cache: Path) -> Golden:
             Sequence(
                 file[f"{i}.prompt"].tolist(),
                 file[f"{i}.forced"].tolist(),
-                {dtype: file[f"{i}.{dtype}"] for dtype in DTYPES},
+                {dtype: file[f"{i}.{dtype}"] for dtype in DTYPES if f"{i}.{dtype}" in file},
             )
             for i in range(count)
         ]
@@ -79,7 +78,8 @@ def _make(shape: Shape, folder: Path) -> None:
     model = random_model(shape)
     model.save_pretrained(folder)
     generator = np.random.default_rng(SEED)
-    lengths = [*EDGES, *generator.integers(4, 257, NUM_SEQUENCES - len(EDGES)).tolist(), shape.long_prompt]
+    lengths = [*EDGES, *generator.integers(4, 257, NUM_SEQUENCES - len(EDGES)).tolist()]
+    lengths = [*lengths[:: NUM_SEQUENCES // shape.sequences], shape.long_prompt]
     kept: dict[str, Any] = {"count": len(lengths)}
     prompts = [generator.integers(0, VOCAB, length).tolist() for length in lengths]
     for i, prompt in enumerate(prompts):
@@ -88,6 +88,8 @@ def _make(shape: Shape, folder: Path) -> None:
         # Loaded, and not cast: a cast would round the rotary frequencies too, and what a model keeps in float32.
         model = type(model).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
         for i, prompt in enumerate(prompts):
+            if len(prompt) == shape.long_prompt and dtype != "float32":
+                continue
             tokens = torch.tensor([[*prompt, *kept[f"{i}.forced"]]])
             with torch.inference_mode():
                 logits = model(tokens, logits_to_keep=FORCED + 1).logits[0].float()
@@ -98,12 +100,14 @@ def _make(shape: Shape, folder: Path) -> None:
 def random_model(shape: Shape) -> Any:
     """A float32 model whose weights are bfloat16 values, of a scale that keeps its logits far from flat.
 
-    Logits get a standard deviation of about LOGIT_STD. Each branch adds BRANCH of what it could to the residual
-    stream, as in trained models: in bfloat16 transformers itself would otherwise stray beyond the limits. A tied
-    model's last norm flips signs at random, or every token would predict itself.
+    Logits get a standard deviation of about LOGIT_STD. Each branch adds `shape.branch` of what it could to the
+    residual stream, as in trained models: in bfloat16 transformers itself would otherwise stray beyond the limits.
+    Routers are sure of their first experts, as trained ones are: those near the border, which rounding swaps, weigh
+    little. A tied model's last norm flips signs at random, or every token would predict itself.
     """
     import transformers
 
+    torch.manual_seed(SEED)
     config = getattr(transformers, f"{shape.kind}Config")(**shape.config)
     architecture = f"{shape.kind.removesuffix('Text')}ForCausalLM"
     model = getattr(transformers, architecture)._from_config(config, attn_implementation="eager").eval()
@@ -114,16 +118,36 @@ def random_model(shape: Shape) -> Any:
             if parameter.dim() == 1:
                 parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
                 if tied and name == "model.norm.weight":
-                    parameter *= torch.randn(parameter.shape, generator=generator).sign()
+                    sign = torch.randn(parameter.shape, generator=generator).sign()
+                    offset = 0.0 if parameter.mean() > 0.5 else 1.0
+                    parameter.copy_((parameter + offset) * sign - offset)
             else:
                 embeds = "embed_tokens" in name
                 if embeds and not tied:
                     parameter.normal_(0.0, 1.0, generator=generator)
                 else:
-                    gain = LOGIT_STD if embeds or "lm_head" in name else BRANCH if name.endswith(BRANCH_ENDS) else 1.0
+                    gain = _gain(name, embeds, shape, getattr(config, "routed_scaling_factor", 1.0))
                     parameter.normal_(0.0, gain * parameter.shape[-1] ** -0.5, generator=generator)
             parameter.copy_(parameter.bfloat16())
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2, generator=generator).copy_(buffer.bfloat16())
+            if name.endswith("tid2eid"):
+                experts = config.n_routed_experts
+                order = torch.rand(buffer.shape[0], experts, generator=generator).argsort(-1)
+                buffer.copy_(order[:, : buffer.shape[1]])
     return model
+
+
+def _gain(name: str, embeds: bool, shape: Shape, routed_scale: float) -> float:
+    """Standard deviation of a matrix's outputs for inputs of standard deviation 1."""
+    if embeds or "lm_head" in name:
+        return LOGIT_STD
+    if name.endswith("gate.weight"):
+        return shape.router
+    if name.endswith(BRANCH_ENDS):
+        return shape.branch / routed_scale if "experts.down" in name else shape.branch
+    return 1.0
 
 
 def _continue(model: Any, prompt: list[int]) -> list[int]:

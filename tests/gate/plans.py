@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from engine.cache.spec import Recurrent
 from engine.core.plan import BlockWrite, RowStart, Runner, StepPlan
 from engine.types import SamplingParams, TokenLogprobs
 from tests.gate.oracle import Sequence
@@ -50,7 +51,7 @@ class PlanPlayer:
         self.chunk = chunk
         self._step = 0
         self._writes: list[BlockWrite] = []
-        self._deck = list(range(1, runner.info.pool.num_blocks[0]))
+        self._deck = list(range(1, min(n for n in runner.info.pool.num_blocks if n)))
         random.Random(seed).shuffle(self._deck)
 
     def deal(self, sequences: Seq[Sequence]) -> list[Line]:
@@ -81,8 +82,9 @@ class PlanPlayer:
     def bind(self, lines: list[Line]) -> None:
         """Put the lines' blocks into the tables with the next step."""
         for line in lines:
-            for group in range(len(self.runner.info.pool.groups)):
-                self.write(BlockWrite(group, line.row, 0, line.blocks))
+            for index, group in enumerate(self.runner.info.pool.groups):
+                if not isinstance(group.spec, Recurrent):
+                    self.write(BlockWrite(index, line.row, 0, line.blocks))
 
     def write(self, write: BlockWrite) -> None:
         """Change a table with the next step."""
@@ -100,7 +102,7 @@ class PlanPlayer:
             first=[line.done for line in live],
             count=count,
             samples=samples,
-            starts=[RowStart(line.row, line.tokens[: line.known], len(line.sequence.prompt), GREEDY) for line in live],
+            starts=[self._start(line) for line in live],
             block_writes=self._writes,
         )
         self._step, self._writes = self._step + 1, []
@@ -110,3 +112,7 @@ class PlanPlayer:
             line.done += count[i]
             if samples[i]:
                 line.heard.append(result.logprobs[i])
+
+    def _start(self, line: Line) -> RowStart:
+        slot = line.row + 1 if self.runner.info.pool.num_state_slots else 0
+        return RowStart(line.row, line.tokens[: line.known], len(line.sequence.prompt), GREEDY, state_slot=slot)

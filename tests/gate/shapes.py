@@ -16,13 +16,19 @@ VOCAB = 512
 class Shape:
     """`config` holds keyword arguments of the transformers config class `kind`Config.
 
-    long_prompt is the length of the one long prompt, past 4,096 positions.
+    long_prompt is the length of the one long prompt, past 4,096 positions. block_size is that of the engine's cache.
+    sequences is how many others there are. branch scales what each part adds to the residual stream, and router the
+    scores of experts: in bfloat16 transformers itself would stray beyond the limits without.
     """
 
     name: str
     kind: str
     config: dict[str, Any] = field(hash=False)
     long_prompt: int = 4200
+    block_size: int = 16
+    sequences: int = 48
+    branch: float = 0.5
+    router: float = 4.0
 
 
 COMMON = {

@@ -11,11 +11,9 @@ from engine.config import EngineConfig
 from engine.runner.build import build_runner
 from engine.types import RequestInput, SamplingParams
 from tests.gate.conftest import Record, changed
-from tests.gate.oracle import FORCED, NUM_SEQUENCES, Golden
+from tests.gate.oracle import FORCED, Golden
 from tests.gate.player import EnginePlayer
 from tests.gate.verdict import judge
-
-POSITIONS = NUM_SEQUENCES * (FORCED + 1)
 
 Start = Callable[..., Engine]
 
@@ -44,7 +42,7 @@ def start(config: EngineConfig) -> Iterator[Start]:
 def test_batched(start: Start, truth: Golden, dtype: str, chunk: int, overlap: bool, record: Record) -> None:
     player = EnginePlayer(start(overlap=overlap, chunk_size=chunk, prefix_cache=False))
     verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
-    assert verdict.positions == POSITIONS
+    assert verdict.positions == len(truth.sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 
@@ -52,26 +50,27 @@ def test_alone(start: Start, truth: Golden, dtype: str, record: Record) -> None:
     player = EnginePlayer(start(prefix_cache=False))
     played = [player.play([sequence])[0] for sequence in truth.sequences]
     verdict = record(judge(truth.sequences, played, dtype))
-    assert verdict.positions == POSITIONS
+    assert verdict.positions == len(truth.sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 
-def test_warm_prefix(start: Start, truth: Golden, dtype: str, record: Record) -> None:
+def test_warm_prefix(start: Start, config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
     player = EnginePlayer(start())
     player.play(truth.sequences)
     verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
     # At least one token is always computed, so a prompt of whole blocks misses its last block.
-    assert player.cached == [(len(s.prompt) - 1) // 16 * 16 for s in truth.sequences]
-    assert verdict.positions == POSITIONS
+    size = config.cache.block_size
+    assert player.cached == [(len(s.prompt) - 1) // size * size for s in truth.sequences]
+    assert verdict.positions == len(truth.sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 
-def test_preempted(start: Start, truth: Golden, dtype: str, record: Record) -> None:
-    engine = start(num_blocks=100, chunk_size=7)
+def test_preempted(start: Start, config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
+    engine = start(num_blocks=100 * 16 // config.cache.block_size, chunk_size=7)
     player = EnginePlayer(engine, beside=[long_runner(i) for i in range(12)])
     verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
     assert engine.stats().preemptions > 0
-    assert verdict.positions == POSITIONS
+    assert verdict.positions == len(truth.sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 

@@ -5,27 +5,26 @@ Broken runners must fail it, or it would prove nothing.
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.core.plan import BlockWrite
-from engine.layers.attention import Attention
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from tests.gate.conftest import Record
-from tests.gate.oracle import FORCED, NUM_SEQUENCES, Golden
+from tests.gate.oracle import FORCED, Golden
 from tests.gate.plans import PlanPlayer
 from tests.gate.verdict import judge
 
-POSITIONS = NUM_SEQUENCES * (FORCED + 1)
 WHOLE = 1 << 20
 
 
 def test_batched(runner: DeviceRunner, truth: Golden, dtype: str, record: Record) -> None:
     played = PlanPlayer(runner, WHOLE).play(truth.sequences)
     verdict = record(judge(truth.sequences, played, dtype))
-    assert verdict.positions == POSITIONS
+    assert verdict.positions == len(truth.sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 
@@ -40,19 +39,23 @@ def test_past_4096_positions(runner: DeviceRunner, truth: Golden, dtype: str, re
 def test_a_rope_position_off_by_one_fails(config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
     runner = build_runner(config)
     for layer in runner._decoder.layers:
-        if isinstance(layer.mixer, Attention):
-            layer.mixer._ops = SimpleNamespace(**{**vars(layer.mixer._ops), "rope_kv_write": queries_one_late(layer)})
+        ops = vars(layer.mixer._ops)
+        late = {name: queries_one_late(ops[name]) for name in ("rope_kv_write", "latent_write", "shared_kv_write")}
+        layer.mixer._ops = SimpleNamespace(**{**ops, **late})
     verdict = record(judge(truth.sequences, PlanPlayer(runner, WHOLE).play(truth.sequences), dtype))
     assert not verdict.passes(dtype), verdict
 
 
-def queries_one_late(layer: Any) -> Any:
+def queries_one_late(write: Any) -> Any:
     """Rotates queries by their position plus one. (Keys as well would change nothing: rope is relative.)"""
-    rope_kv_write = layer.mixer._ops.rope_kv_write
+    names = list(inspect.signature(write).parameters)
+    positions, slots = names.index("positions"), names.index("slots")
 
-    def broken(qkv: Any, positions: Any, slots: Any, *rest: Any, **options: Any) -> Any:
-        rope_kv_write(qkv, positions, slots, *rest, **options)
-        return rope_kv_write(qkv, positions + 1, slots.new_full(slots.shape, -1), *rest, **options)
+    def broken(*inputs: Any, **options: Any) -> Any:
+        write(*inputs, **options)
+        late = list(inputs)
+        late[positions], late[slots] = inputs[positions] + 1, inputs[slots].new_full(inputs[slots].shape, -1)
+        return write(*late, **options)
 
     return broken
 
@@ -63,9 +66,10 @@ def test_a_swapped_block_fails(runner: DeviceRunner, truth: Golden, dtype: str, 
     lines = player.deal(truth.sequences)
     player.bind(lines)
     player.advance(lines)
+    group = next(i for i, count in enumerate(runner.info.pool.num_blocks) if count)
     for line, other in zip(lines[::2], lines[1::2], strict=True):
-        player.write(BlockWrite(0, line.row, 0, other.blocks[:1]))
-        player.write(BlockWrite(0, other.row, 0, line.blocks[:1]))
+        player.write(BlockWrite(group, line.row, 0, other.blocks[:1]))
+        player.write(BlockWrite(group, other.row, 0, line.blocks[:1]))
     verdict = record(judge(truth.sequences, player.finish(lines), dtype))
     assert not verdict.passes(dtype), verdict
 
