@@ -31,6 +31,7 @@ class Attention(nn.Module):
         self._interleaved = config.rope is not None and config.rope.interleaved
         self._norm = build.config.norm
         self._ops = build.ops
+        self._deterministic = build.deterministic
         self.specs: tuple[LayerSpec, ...] = (PagedKV(config.num_kv_heads, d, d, build.dtype_bytes, config.window),)
 
     def forward(
@@ -72,6 +73,8 @@ class Attention(nn.Module):
             batch.max_context,
             window=self.config.window,
             softcap=self.config.softcap,
+            spans=batch.spans,
+            deterministic=self._deterministic,
         )
         o = o.flatten(1)
         if self.config.gated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -13,7 +14,7 @@ from engine.config import EngineConfig
 from engine.core.plan import RunnerInfo, StepPlan
 from engine.layers.build import Build
 from engine.models import registry
-from engine.models.config import ModelConfig
+from engine.models.config import AttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.runner.graphs import Capture, CudaCapture
@@ -35,10 +36,13 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
     model, family = registry.load(config.model)
     device = _device(config)
     dtype = getattr(torch, model.dtype if config.runtime.dtype == "auto" else config.runtime.dtype)
-    if config.runtime.deterministic:
-        raise ConfigError("runtime.deterministic is not implemented yet: leave it off")
+    if config.runtime.deterministic and not all(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
+        raise ConfigError(
+            "runtime.deterministic is implemented for grouped-query attention alone, and this model has layers of "
+            "another kind: leave it off"
+        )
     ops = select(device, config.runtime.kernels, config.runtime.dependent_launch)
-    build = Build(ops, model, dtype, device, _max_model_len(config, model))
+    build = Build(ops, model, dtype, device, _max_model_len(config, model), config.runtime.deterministic)
     decoder = Decoder(build)
     decoder.materialize(device)
     parameters = dict(decoder.named_parameters())
@@ -49,6 +53,9 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
         checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
         loader.load(parameters, checkpoint, family.rules(model), registry.unused(family, model), report)
     runner = _with_pools(config, build, decoder)
+    # What stands now stands as long as the process: the collector need not walk it again and again.
+    gc.collect()
+    gc.freeze()
     _capture_first(runner, progress)
     return runner
 

@@ -21,8 +21,8 @@ from engine.sampling.sampler import Drawn
 
 # Lines of a decode step: dense, because a padded line costs its share of the step.
 LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
-# Tokens of a lone prompt. From about 512 on the GPU takes longer than the host needs to launch its kernels.
-TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+# Tokens of a lone prompt. From about 1024 on the GPU takes longer than the host needs to launch its kernels.
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 # Made before the engine is ready.
 FIRST_LINES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)

@@ -34,6 +34,7 @@ class StepShape:
     num_single: int
     max_query: int
     max_context: int
+    spans: tuple[tuple[int, int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,14 @@ class Inputs:
         positions = np.arange(start[-1]) - np.repeat(start[:-1] - first, count)
         held = first + count
         step = np.concatenate((start, held, rows, out_rows, start[1:] - 1, positions, lines)).astype(np.int32)
+        singles = int((count == 1).sum())
         shape = padded or StepShape(
             lines=num_lines,
             tokens=int(start[-1]),
-            num_single=int((count == 1).sum()),
+            num_single=singles,
             max_query=int(count.max()),
             max_context=int(held.max()),
+            spans=tuple(zip(*(part[singles:].tolist() for part in (start[:-1], count, held)), strict=True)),
         )
         assert (shape.lines, shape.tokens) == (num_lines, start[-1])
         return step, shape
@@ -147,6 +150,7 @@ class Inputs:
             num_single=shape.num_single,
             max_query=shape.max_query,
             max_context=shape.max_context,
+            spans=shape.spans,
         )
         return batch, Lines(rows, out_rows, context_len)
 

@@ -7,6 +7,7 @@ It ends when the server's process ends, whatever killed that, or on SIGTERM.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -250,6 +251,8 @@ def refusal(request_id: str, sentence: str, code: ErrorCode) -> TokenEvent:
 
 def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
     """The real engine. torch is imported behind this, and by no other part of the serving side."""
+    # A step makes thousands of short-lived objects; the default would collect several times in each.
+    gc.set_threshold(100_000, 20, 50)
     progress("import torch", 0, 0)
     from engine.api import Engine
 

@@ -32,7 +32,8 @@ def linear(
     """y = residual + act(norm(x) @ weightᵀ + bias), each of norm, bias, act and residual only when it is given.
 
     Shapes as in the reference; weight is contiguous, rows of x and residual may be strided. Up to 32 rows of a 16-bit
-    type take one kernel, which rounds once, at the end. float32 goes to cuBLAS at any size.
+    type take one kernel, which rounds once, at the end. float32 goes to cuBLAS at any size. y may stand in residual's
+    place.
 
     Raises ValueError when activation and residual are both given.
     """
@@ -99,7 +100,7 @@ def _library(
     activation: str | None,
 ) -> torch.Tensor:
     if residual is not None and bias is None:
-        return torch.addmm(residual, x, weight.t())
+        return torch.addmm(residual, x, weight.t(), out=residual)
     y = torch.nn.functional.linear(x, weight, bias)
     if activation is not None:
         return gated_activation(y, activation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,7 +10,9 @@ import torch
 import triton
 
 from kernels.hardware import dependent_launch, multiprocessors
+from kernels.paged_attention import library
 from kernels.paged_attention.attend import attend
+from kernels.paged_attention.reference import Spans
 
 _MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
@@ -28,6 +31,10 @@ class Tile:
     warps: int
     stages: int
     programs: int = 2
+
+
+# Every line through one tile, keys from the first on: a query's result does not depend on what stands beside it.
+INVARIANT = Tile(64, 32, warps=4, stages=2)
 
 
 def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool) -> Tile:
@@ -65,6 +72,8 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    spans: Spans | None = None,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """Line i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens.
 
@@ -74,7 +83,8 @@ def paged_attention(
 
     Shapes as in the reference; scale is positive, lines cover all tokens, the caches' blocks, heads and slots may be
     strided. Grid and workspace depend on shapes and on the host bounds alone, and lengths are read on the device, so
-    a captured launch serves any lengths within the bounds. Calls on a device share one set of arrival counters: they
+    a captured launch serves any lengths within the bounds.
+    With `spans`, lines of thousands of queries go to cuDNN. Calls on a device share one set of arrival counters: they
     must run in one stream order.
     """
     t, h, d = q.shape
@@ -87,13 +97,13 @@ def paged_attention(
     pdl = dependent_launch(q.device)
 
     def launch(first_line: int, num_lines: int, tokens: int, queries: int, single: bool) -> None:
-        tile = tile_for(q.dtype, group, max(block_d, block_dv), queries, single)
+        tile = INVARIANT if deterministic else tile_for(q.dtype, group, max(block_d, block_dv), queries, single)
         programs = tile.programs * multiprocessors(q.device)
         block_q = 1 if single else tile.rows // group
         tiles = num_lines if single else tokens // block_q + num_lines
         spare = 4 * programs if single else programs
         splits = min(_power_below(spare // (tiles * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
-        splits = max(1, min(splits, _MAX_SPLITS))
+        splits = 1 if deterministic else max(1, min(splits, _MAX_SPLITS))
         rows = triton.next_power_of_2(group) if single else tile.rows
         work = (tiles * g, splits, rows) if splits > 1 else (1, 1, 1)
         partial = torch.empty((*work, dv), dtype=torch.float32, device=q.device)
@@ -147,8 +157,26 @@ def paged_attention(
             num_stages=tile.stages,
         )
 
+    if deterministic:
+        launch(0, lines, t, max_query, single=False)
+        return out
     if num_single:
         launch(0, num_single, num_single, 1, single=True)
     if lines > num_single:
-        launch(num_single, lines - num_single, t - num_single, max_query, single=False)
+        plain = window is None and softcap is None and sinks is None and d == dv and q.dtype != torch.float32
+        if spans is None or not plain or d not in library.HEAD_DIMS or q.device.type != "cuda":
+            launch(num_single, lines - num_single, t - num_single, max_query, single=False)
+            return out
+        line = num_single
+        for is_long, run in itertools.groupby(spans, lambda span: span[1] >= library.LEAST_QUERIES):
+            some = list(run)
+            if is_long:
+                for start, count, length in some:
+                    own = slice(start, start + count)
+                    out[own] = library.long_line(q[own], k_cache, v_cache, block_table[line], length, scale)
+                    line += 1
+            else:
+                counts = [count for _, count, _ in some]
+                launch(line, len(some), sum(counts), max(counts), single=False)
+                line += len(some)
     return out

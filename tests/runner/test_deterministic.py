@@ -1,0 +1,44 @@
+"""deterministic: a request's tokens and log-probabilities have the same bits alone, in a batch and in any chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from engine.api import Engine
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.types import RequestInput, SamplingParams
+from tests.runner.test_graphs import checkpoint as checkpoint
+
+
+def run(checkpoint: Path, prompts: list[list[int]], together: bool, chunk: int = 0) -> list[tuple[object, ...]]:
+    """Tokens and log-probabilities of each prompt; twice the first, so that one of them finds its prefix cached."""
+    config = EngineConfig(
+        model=str(checkpoint),
+        load_format="dummy",
+        scheduler=SchedulerConfig(max_rows=8, token_budget=256, chunk_size=chunk),
+        cache=CacheConfig(num_blocks=120),
+        runtime=RuntimeConfig(device="cpu", deterministic=True),
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=3, ignore_eos=True)
+    inputs = [RequestInput(request_id=str(i), prompt_ids=p, params=params) for i, p in enumerate(prompts)]
+    engine = Engine.from_config(config).start()
+    try:
+        found = engine.generate(inputs) if together else [engine.generate([one])[0] for one in inputs]
+    finally:
+        engine.close()
+    return [(g.token_ids, [(p.ids, p.logprobs) for p in g.logprobs]) for g in found]
+
+
+def test_neither_batch_nor_chunks_nor_prefix_change_a_bit(checkpoint: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 320, (n,), generator=generator).tolist() for n in (40, 7, 65, 33)]
+    alone = run(checkpoint, [*prompts, prompts[0]], together=False)
+    assert alone[4] == alone[0]
+    assert run(checkpoint, [*prompts, prompts[0]], together=True) == alone
+    assert run(checkpoint, [*prompts, prompts[0]], together=True, chunk=5) == alone
