@@ -3,7 +3,7 @@
 Threads, so that none holds up another:
     intake   decodes, checks and tokenizes what `submit` was handed, and sends it to the engine
     link     receives events and leaves them with their streams; never sends to a client
-    sender   detokenizes and sends; what came for a stream meanwhile goes out as one response
+    senders  detokenize and send; what came for a stream meanwhile goes out as one response
     cancel   asks Triton which clients have gone
 """
 
@@ -74,12 +74,16 @@ class Frontend:
         self._serial = 0
         self._empty = threading.Condition(self._lock)
         self._intake: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._outgoing: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
+        self._outgoing: list[queue.SimpleQueue[Stream | None]] = [queue.SimpleQueue() for _ in range(config.senders)]
         self._closing = threading.Event()
         self._busy = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=f"nereid-{target.__name__.strip('_')}", daemon=True)
-            for target in (self._take_in, self._send_out, self._watch_clients)
+            for target in (self._take_in, self._watch_clients)
+        ]
+        self._threads += [
+            threading.Thread(target=self._send_out, args=(outgoing,), name="nereid-sender", daemon=True)
+            for outgoing in self._outgoing
         ]
 
     def attach(self, link: Link) -> None:
@@ -102,7 +106,8 @@ class Frontend:
         self._closing.set()
         self._busy.set()
         self._intake.put(None)
-        self._outgoing.put(None)
+        for outgoing in self._outgoing:
+            outgoing.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
@@ -203,6 +208,7 @@ class Frontend:
             self._serial += 1
             stream = Stream(
                 f"{self._name}-{self._serial}",
+                self._serial,
                 sender,
                 asked,
                 prompt_ids,
@@ -226,10 +232,11 @@ class Frontend:
     def _queue(self, stream: Stream) -> None:
         if not stream.queued:
             stream.queued = True
-            self._outgoing.put(stream)
+            self._outgoing[stream.serial % len(self._outgoing)].put(stream)
 
-    def _send_out(self) -> None:
-        while (stream := self._outgoing.get()) is not None:
+    def _send_out(self, outgoing: queue.SimpleQueue[Stream | None]) -> None:
+        """One sender. A stream keeps to one of them, so its responses stay in order."""
+        while (stream := outgoing.get()) is not None:
             stream.queued = False  # before draining: what comes from now on queues the stream again
             if stream.ended:
                 continue

@@ -41,6 +41,7 @@ class Stream:
     def __init__(
         self,
         request_id: str,
+        serial: int,
         sender: Any,
         request: LlmRequest,
         prompt_ids: list[int],
@@ -50,6 +51,7 @@ class Stream:
         arrived: float,
     ) -> None:
         self.request_id = request_id
+        self.serial = serial
         self.sender = sender
         self.request = request
         self.prompt_ids = prompt_ids

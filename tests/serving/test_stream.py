@@ -25,7 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def stream_of(tokenizer: Tokenizer, params: SamplingParams, stream: bool = True) -> Stream:
     request = LlmRequest(b"x", None, stream, not stream, params, Wanted(), None)
-    return Stream("r", None, request, tokenizer.encode("x"), params, [], tokenizer, arrived=0.0)
+    return Stream("r", 1, None, request, tokenizer.encode("x"), params, [], tokenizer, arrived=0.0)
 
 
 def event(ids: list[int], reason: FinishReason | None = None, **fields: object) -> TokenEvent:
