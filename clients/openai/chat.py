@@ -16,7 +16,7 @@ from clients.openai.logprobs import chat_logprobs
 from clients.openai.params import sampling_fields
 from clients.openai.prompts import Source, chat_source
 from clients.openai.reasoning import ReasoningSplitter
-from clients.openai.relay import Batch, relay
+from clients.openai.relay import relay
 from clients.openai.schema import ChatRequest
 from clients.openai.shim import Label, Shim
 from clients.openai.stream import DONE, event, start_stream, while_connected
@@ -241,9 +241,9 @@ class _Answer:
 
     async def _pieces(self, stream: bool) -> AsyncGenerator[tuple[int, Piece, list[dict[str, Any]]], None]:
         """(choice, piece, its deltas), counted; a choice that needs no more is cancelled."""
-        batch = await self._batch(stream)
+        generations = await self._generations(stream)
         stopped: set[int] = set()
-        async with aclosing(relay(self._shim.router, batch, stopped)) as pieces:
+        async with aclosing(relay(self._shim.router, generations, stopped)) as pieces:
             async for index, piece in pieces:
                 self._shim.account(self._trace, self._usage, index, piece)
                 deltas = self._choices[index].feed(piece)
@@ -251,13 +251,12 @@ class _Answer:
                 if self._choices[index].stopped:
                     stopped.add(index)
 
-    async def _batch(self, stream: bool) -> Batch:
+    async def _generations(self, stream: bool) -> list[Generation]:
         request, shim = self._request, self._shim
         info = shim.router.model(request.model)
         shim.check_choices(request.num_choices)
         self._source = await chat_source(shim.router, info, request, shim.config.tool_parser)
-        group = [self._generation(choice, stream) for choice in range(request.num_choices)]
-        return Batch([group], shim.config.share_after)
+        return [self._generation(choice, stream) for choice in range(request.num_choices)]
 
     def _generation(self, choice: int, stream: bool) -> Generation:
         request = self._request

@@ -40,9 +40,6 @@ def main(
     ] = "think",
     affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True,
     affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8,
-    share_after: Annotated[
-        int, typer.Option(help="Characters of prompt from which n > 1 waits to share its blocks.")
-    ] = 512,
     health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0,
     web: Annotated[bool, typer.Option(help="Serve the chat page at / and the API page at /docs.")] = True,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -67,7 +64,6 @@ def main(
             reasoning_parser=reasoning_parser,
             affinity=affinity,
             affinity_slack=affinity_slack,
-            share_after=share_after,
             health_interval_s=health_interval,
             web=web,
         )

@@ -14,7 +14,7 @@ from clients.openai.encode import json_response
 from clients.openai.logprobs import completion_logprobs
 from clients.openai.params import sampling_fields
 from clients.openai.prompts import Source, completion_sources
-from clients.openai.relay import Batch, Collected, collect, relay
+from clients.openai.relay import Collected, collect, relay
 from clients.openai.schema import CompletionRequest
 from clients.openai.shim import Label, Shim
 from clients.openai.stream import DONE, event, start_stream, while_connected
@@ -47,8 +47,8 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         request = self._request
-        batch = await self._batch(stream=request.num_candidates > 1)
-        collected = await collect(self._counted(batch), len(batch.generations))
+        generations = await self._generations(stream=request.num_candidates > 1)
+        collected = await collect(self._counted(generations), len(generations))
         choices: list[dict[str, Any]] = []
         for prompt, source in enumerate(self._sources):
             start = prompt * request.num_candidates
@@ -60,9 +60,9 @@ class _Answer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         request, label = self._request, self._label
-        batch = await self._batch(stream=True)
+        generations = await self._generations(stream=True)
         told: dict[int, int] = {}  # characters of the tokens sent, a choice
-        async with aclosing(self._counted(batch)) as pieces:
+        async with aclosing(self._counted(generations)) as pieces:
             async for index, piece in pieces:
                 choice: dict[str, Any] = {"index": index, "text": piece.text, "logprobs": None, "finish_reason": None}
                 if index not in told:
@@ -90,16 +90,17 @@ class _Answer:
             yield event(label.body([]) | {"usage": self._usage.body()})
         yield DONE
 
-    async def _batch(self, stream: bool) -> Batch:
+    async def _generations(self, stream: bool) -> list[Generation]:
+        """Candidates of prompt after prompt; they share the prompt's blocks in the engine."""
         request, shim = self._request, self._shim
         info = shim.router.model(request.model)
         shim.check_choices(request.num_prompts * request.num_candidates)
         self._sources = await completion_sources(shim.router, info, request)
-        groups = [
-            [self._generation(number, source, candidate, stream) for candidate in range(request.num_candidates)]
+        return [
+            self._generation(number, source, candidate, stream)
             for number, source in enumerate(self._sources)
+            for candidate in range(request.num_candidates)
         ]
-        return Batch(groups, shim.config.share_after)
 
     def _generation(self, number: int, source: Source, candidate: int, stream: bool) -> Generation:
         request = self._request
@@ -124,8 +125,8 @@ class _Answer:
             prompt_logprobs="prompt_logprobs" in sampling,
         )
 
-    async def _counted(self, batch: Batch) -> AsyncGenerator[tuple[int, Any], None]:
-        async with aclosing(relay(self._shim.router, batch)) as pieces:
+    async def _counted(self, generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Any], None]:
+        async with aclosing(relay(self._shim.router, generations)) as pieces:
             async for index, piece in pieces:
                 if self._request.max_tokens == 0:
                     piece = replace(piece, text="", token_ids=(), logprobs=None)

@@ -56,8 +56,6 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     affinity: send equal prompt beginnings to the same replica while its load allows.
     affinity_slack: open requests a replica may be ahead of the least loaded one and still win by affinity.
     tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in.
-    share_after: characters (or four times the tokens) of prompt from which the choices of one prompt wait for the
-        first one's first token, so that they find the prompt's blocks in the prefix cache.
     """
 
     host: str = "127.0.0.1"
@@ -77,7 +75,6 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reasoning_parser: ReasoningParser = "think"
     affinity: bool = True
     affinity_slack: Annotated[int, Meta(ge=0)] = 8
-    share_after: Annotated[int, Meta(ge=0)] = 512
     health_interval_s: Annotated[float, Meta(gt=0)] = 2.0
     web: bool = True
 

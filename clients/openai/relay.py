@@ -48,24 +48,13 @@ class Collected:
         return self.cumulative_logprob / max(1, len(self.token_ids))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Generations of one request. `groups[i]` holds the candidates of prompt i; index = prompt x candidates + k."""
-
-    groups: Sequence[Sequence[Generation]]
-    share_after: int = 0
-
-    @property
-    def generations(self) -> list[Generation]:
-        return [generation for group in self.groups for generation in group]
-
-
-async def relay(router: Router, batch: Batch, stopped: Collection[int] = ()) -> AsyncGenerator[tuple[int, Piece], None]:
+async def relay(
+    router: Router, generations: Sequence[Generation], stopped: Collection[int] = ()
+) -> AsyncGenerator[tuple[int, Piece], None]:
     """(generation index, piece) as pieces come. Leaving early cancels all of them; one that fails fails them all.
 
     stopped: indices whose generation is to be cancelled; the caller adds to it while it handles a piece.
     """
-    generations = batch.generations
     if len(generations) == 1:
         async with aclosing(router.generate(generations[0])) as pieces:
             async for piece in pieces:
@@ -75,13 +64,8 @@ async def relay(router: Router, batch: Batch, stopped: Collection[int] = ()) -> 
         return
     queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue(_QUEUE_PIECES)
     tasks: list[asyncio.Task[None]] = []
-    for group in batch.groups:
-        # Later candidates wait for the first one's first token, and then find the prompt's blocks in the cache.
-        shares = len(group) > 1 and group[0].prompt.weight >= batch.share_after
-        begun = asyncio.Event() if shares else None
-        for place, generation in enumerate(group):
-            feed = _feed(router, generation, len(tasks), queue, begun, place == 0)
-            tasks.append(asyncio.create_task(feed))
+    for generation in generations:
+        tasks.append(asyncio.create_task(_feed(router, generation, len(tasks), queue)))
     live = set(range(len(tasks)))
     try:
         while live:
@@ -113,23 +97,14 @@ async def _feed(
     generation: Generation,
     index: int,
     queue: asyncio.Queue[tuple[int, Piece | BaseException | None]],
-    begun: asyncio.Event | None,
-    first: bool,
 ) -> None:
     try:
-        if begun is not None and not first:
-            await begun.wait()
         async with aclosing(router.generate(generation)) as pieces:
             async for piece in pieces:
-                if begun is not None:
-                    begun.set()
                 await queue.put((index, piece))
         await queue.put((index, None))
     except Exception as error:
         await queue.put((index, error))
-    finally:
-        if begun is not None:
-            begun.set()
 
 
 async def collect(pieces: AsyncGenerator[tuple[int, Piece], None], count: int) -> list[Collected]:

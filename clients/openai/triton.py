@@ -37,11 +37,6 @@ class Prompt:
             return b"\0" + self.affinity.encode()
         return np.asarray(self.ids, np.int32).tobytes() if self.ids is not None else (self.text or "").encode()
 
-    @property
-    def weight(self) -> int:
-        """Characters, or about as many for ids."""
-        return 4 * len(self.ids) if self.ids is not None else len(self.text or "")
-
 
 @dataclass(frozen=True, slots=True)
 class Generation:

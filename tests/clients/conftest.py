@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,3 +95,10 @@ def gauges(server: LocalServer, model: str = "demo") -> dict[str, float]:
             name, value = line.rsplit(" ", 1)
             found[name.split("{")[0].removeprefix("vllm:")] = float(value)
     return found
+
+
+def until(what: Callable[[], bool], seconds: float, message: str) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, message
+        time.sleep(0.02)

@@ -12,7 +12,7 @@ import pytest
 from clients.python.local_server import LocalServer
 from clients.python.sync import Client
 from engine.types import SamplingParams
-from tests.clients.conftest import Shim
+from tests.clients.conftest import Shim, gauges, until
 
 pytestmark = pytest.mark.xdist_group("openai")
 
@@ -101,13 +101,12 @@ def test_the_first_of_n_choices_is_the_only_one_of_one(shim: Shim) -> None:
     assert streamed == three
 
 
-def test_n_choices_of_a_long_prompt_share_its_blocks(shim: Shim) -> None:
+def test_n_choices_of_a_prompt_share_its_blocks(server: LocalServer, shim: Shim) -> None:
+    before = gauges(server)["prefix_cache_hits"]
     answer = complete(shim, prompt="shared beginning " * 60, n=3, temperature=1, seed=1, max_tokens=4)
-    page = httpx.get(f"{shim.url}/stats").json()
     assert len(texts(answer)) == 3
-    again = complete(shim, prompt="shared beginning " * 60, max_tokens=1)
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
-    assert page["replicas"][0]["ready"]
+    prompt = answer["usage"]["prompt_tokens"]
+    until(lambda: gauges(server)["prefix_cache_hits"] - before > 2 * (prompt - 64), 5, "the choices share no blocks")
 
 
 def test_best_of_gives_the_likeliest(shim: Shim) -> None:
@@ -232,7 +231,7 @@ def test_a_deadline_ends_a_request(shim: Shim) -> None:
     response = post(shim, prompt=PROMPT, max_tokens=8000, timeout=0.3, ignore_eos=True)
     assert response.status_code == 504
     assert response.json()["error"]["type"] == "timeout_error"
-    assert "timeout of 0.3 s" in response.json()["error"]["message"]
+    assert "ran past its timeout" in response.json()["error"]["message"]
 
 
 def test_models_are_listed_and_found(sdk: openai.OpenAI) -> None:

@@ -7,27 +7,19 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from clients.python.local_server import LocalServer
-from tests.clients.conftest import Shim, gauges
+from tests.clients.conftest import Shim, gauges, until
 
 pytestmark = pytest.mark.xdist_group("openai")
 
 LONG = {"model": "demo", "prompt": "def read(path):", "max_tokens": 7000, "ignore_eos": True}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 7000, "ignore_eos": True}
 PATHS = {"/v1/completions": LONG, "/v1/chat/completions": CHAT}
-
-
-def until(what: Callable[[], bool], seconds: float, message: str) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, message
-        time.sleep(0.02)
 
 
 def running(server: LocalServer) -> float:
