@@ -63,7 +63,9 @@ class Tokenizer:
 
     def encode(self, text: str | bytes, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises RequestError when it is not valid Unicode text."""
-        return list(self._backend.encode(checked_text(text), add_special_tokens=add_special_tokens).ids)
+        # As a batch of one: that call gives the interpreter lock back, so a long prompt does not hold up other threads.
+        (encoding,) = self._backend.encode_batch_fast([checked_text(text)], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids` as a whole text of its own. Raises RequestError on an id out of the vocabulary."""
