@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,10 @@ from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerCon
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from tests.gate.families import FAMILIES
+from tests.gate.figures import Figure, markdown
 from tests.gate.oracle import Golden, golden
 from tests.gate.shapes import SHAPES, Shape
 from tests.gate.verdict import Verdict
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What one test measured, by the words of its name."""
-
-    shape: str
-    dtype: str
-    case: str
-    verdict: Verdict
-
 
 FIGURES: list[Figure] = []
 
@@ -111,11 +100,13 @@ def record(request: pytest.FixtureRequest) -> Record:
     shape, dtype = request.getfixturevalue("shape").name, request.getfixturevalue("dtype")
     part = request.node.module.__name__.rpartition(".test_")[2]
     test, _, words = request.node.name.removeprefix("test_").partition("[")
-    cut = words.rstrip("]").removeprefix(f"{shape}-{dtype}").lstrip("-")
-    case = f"{part}: {test} {cut}".replace("_", " ").strip()
+    broken = test.endswith("_fails")
+    for known in (shape, dtype):
+        words = words.replace(known, "")
+    case = " ".join((part + ":", *test.removesuffix("_fails").split("_"), words.strip("-]")))
 
     def keep(verdict: Verdict) -> Verdict:
-        FIGURES.append(Figure(shape, dtype, case, verdict))
+        FIGURES.append(Figure(shape, dtype, case.strip(), broken, verdict))
         return verdict
 
     return keep
@@ -136,19 +127,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.section("correctness gate")
     for figure in FIGURES:
-        terminalreporter.write_line(f"{figure.shape:<12} {figure.dtype:<9} {figure.case:<44} {figure.verdict}")
+        terminalreporter.write_line(str(figure))
     if path := terminalreporter.config.getoption("--figures"):
-        path.write_text(table())
-
-
-def table() -> str:
-    """The figures as Markdown, a line a test."""
-    lines = [
-        "| shape | dtype | played | positions | worst | regret | mean | p99 |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for figure in FIGURES:
-        v = figure.verdict
-        numbers = f"{v.positions} | {v.worst:.1e} | {v.regret:.3f} | {v.mean:.1e} | {v.p99:.1e}"
-        lines.append(f"| {figure.shape} | {figure.dtype} | {figure.case} | {numbers} |")
-    return "\n".join(lines) + "\n"
+        path.write_text(markdown(FIGURES))
