@@ -10,8 +10,9 @@ import itertools
 import json
 import multiprocessing
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -23,12 +24,13 @@ from kernels.testing import seeded
 from perf.kernels import Ceilings, time_case
 
 OP = Op("paged_attention")
+BOUND = 20480
 
 
 def tiles(case: Case) -> Iterator[Tile]:
     if "decode" in case.name:
-        for keys, warps, stages in itertools.product((32, 64, 128), (4, 8), (3, 4, 5)):
-            for programs in (1, 2, 4):
+        for keys, warps, stages in itertools.product((32, 64), (2, 4), (2, 3, 4, 5)):
+            for programs in (1, 2, 4, 8):
                 yield Tile(16, keys, warps, stages, programs)
     else:
         for rows, keys, warps, stages in itertools.product((64, 128), (64, 128), (4, 8), (2, 3)):
@@ -37,7 +39,7 @@ def tiles(case: Case) -> Iterator[Tile]:
 
 def _measure(index: int) -> list[tuple[float, Tile]]:
     device = torch.device("cuda")
-    case = OP.cases()[index]
+    case = bounded(OP.cases()[index], BOUND)
     found = []
     for tile in tiles(case):
         with mock.patch.object(kernel, "tile_for", return_value=tile):
@@ -48,9 +50,18 @@ def _measure(index: int) -> list[tuple[float, Tile]]:
     return found
 
 
+def bounded(case: Case, bound: int) -> Case:
+    """The case as a captured graph runs it: the host's bound is the longest context that the engine allows."""
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        return {**case.make(device, generator), "max_context": bound}
+
+    return replace(case, make=make) if "decode" in case.name else case
+
+
 def _compile(work: tuple[int, Tile]) -> None:
     device = torch.device("cuda")
-    case = OP.cases()[work[0]]
+    case = bounded(OP.cases()[work[0]], BOUND)
     with mock.patch.object(kernel, "tile_for", return_value=work[1]):
         try:
             OP.kernel(**case.make(device, seeded(device)))
@@ -61,7 +72,9 @@ def _compile(work: tuple[int, Tile]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures tiles of paged attention.")
-    parser.add_argument("--cases", nargs="*", default=["decode 1 x 384", "decode 64 x 1100", "prefill 1024 of 1024"])
+    parser.add_argument(
+        "--cases", nargs="*", default=["decode 1 x 384", "decode 8 x 1100", "decode 64 x 1100", "decode 256 x 384"]
+    )
     parser.add_argument("--compile", type=int, default=12)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -73,7 +86,7 @@ def main() -> None:
         pool.map(_compile, work, chunksize=1)
     results = {}
     for i in chosen:
-        case = OP.cases()[i]
+        case = bounded(OP.cases()[i], BOUND)
         now = time_case(OP, case, torch.device("cuda"), Ceilings(1.0, 1.0), 10).median
         best = sorted(_measure(i), key=lambda pair: pair[0])
         results[case.name] = {"now": now, "tiles": [{"microseconds": us, **asdict(tile)} for us, tile in best]}

@@ -56,6 +56,12 @@ class DeviceRunner:
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
         self._graphs: StepGraphs | None = None
+        self._unseen: list[tuple[int, int, int]] = []
+        if device.type == "cuda":
+            longest = min(token_budget, info.max_model_len - 1)
+            some = min(8, max_rows - 1)
+            self._unseen = [(0, first, longest) for first in (longest, 0) if first + longest < info.max_model_len]
+            self._unseen += [(some, 0, count) for count in (longest - some, 1024, 100) if 0 < count <= longest - some]
         if capture is not None:
             self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len)
 
@@ -103,12 +109,24 @@ class DeviceRunner:
         return self._graphs
 
     def idle(self) -> bool:
-        """Make one more graph ahead of its use. False when there is none to make."""
+        """Make one more graph ahead of its use, or run a large step that loads what such steps need. False when there
+        is nothing left to prepare."""
         shape = None if self._graphs is None else self._graphs.missing
-        if shape is None:
+        if shape is not None:
+            self.warm(shape)
+        elif self._unseen:
+            self._rehearse(*self._unseen.pop())
+        else:
             return False
-        self.warm(shape)
         return True
+
+    @torch.inference_mode()
+    def _rehearse(self, singles: int, first: int, count: int) -> None:
+        """Run dummy lines eagerly: `singles` of one token, and one of `count` tokens behind `first` cached ones."""
+        dummy, lines = self._tables.dummy, singles + 1
+        starts, counts = [0] * singles + [first], [1] * singles + [count]
+        shape = self._inputs.stage(StepPlan(0, [dummy] * lines, starts, counts, [False] * lines))
+        self.compute(shape)
 
     @torch.inference_mode()
     def warm(self, shape: StepShape) -> None:

@@ -147,8 +147,9 @@ def attend(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    i_split = tl.program_id(1)
-    i_group = tl.program_id(2)
+    # Splits come last: those past a line's keys end at once and must not stand before any that has work.
+    i_group = tl.program_id(1)
+    i_split = tl.program_id(2)
     if IS_SINGLE:
         i_tile = tl.program_id(0)
         line = i_tile

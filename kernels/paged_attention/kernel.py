@@ -108,7 +108,7 @@ def paged_attention(
         work = (tiles * g, splits, rows) if splits > 1 else (1, 1, 1)
         partial = torch.empty((*work, dv), dtype=torch.float32, device=q.device)
         lse = torch.empty(work, dtype=torch.float32, device=q.device)
-        attend[(tiles, splits, g)](
+        attend[(tiles, g, splits)](
             q,
             k_cache,
             v_cache,
@@ -168,7 +168,7 @@ def paged_attention(
             launch(num_single, lines - num_single, t - num_single, max_query, single=False)
             return out
         line = num_single
-        for is_long, run in itertools.groupby(spans, lambda span: span[1] >= library.LEAST_QUERIES):
+        for is_long, run in itertools.groupby(spans, lambda span: library.suits(*span[1:])):
             some = list(run)
             if is_long:
                 for start, count, length in some:

@@ -11,9 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
-# Queries of a line from which the library is faster, and the head dimensions that it was measured with.
-LEAST_QUERIES = 2048
+# cuDNN makes a plan for each new shape (40 ms and more), so it gets only lines whose queries and cached tokens are
+# multiples of this: a long prompt's chunks, not its rest. Head dimensions are those that it was measured with.
+GRAIN = 4096
 HEAD_DIMS = (64, 128)
+
+
+def suits(queries: int, length: int) -> bool:
+    """Whether a line of `queries` queries over `length` tokens is one for the library."""
+    return queries % GRAIN == 0 and length % GRAIN == 0 and queries > 0
 
 
 @triton.jit
