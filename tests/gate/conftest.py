@@ -58,7 +58,7 @@ def as_param(shape: Shape) -> Any:
     return pytest.param(shape, id=shape.name, marks=pytest.mark.xdist_group(shape.name))
 
 
-@pytest.fixture(scope="session", params=map(as_param, (*SHAPES, *FAMILIES)))
+@pytest.fixture(scope="session", params=[as_param(shape) for shape in (*SHAPES, *FAMILIES)])
 def shape(request: pytest.FixtureRequest) -> Shape:
     """Without --complete the families have a quarter of their sequences."""
     few = request.param in FAMILIES and not request.config.getoption("--complete")

@@ -32,10 +32,16 @@ CONFIG = {
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 
 
+def write(folder: Path, **config: object) -> Path:
+    """Make `folder` a checkpoint for load_format "dummy"."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    return folder
+
+
 def make(folder: Path, max_rows: int = 4, **config: object) -> DeviceRunner:
     """A runner with 15 blocks a row."""
     torch.set_num_threads(1)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    write(folder, **config)
     return build_runner(
         EngineConfig(
             model=str(folder),
