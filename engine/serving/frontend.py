@@ -1,7 +1,7 @@
 """One frontend: requests in from Triton, tokens back from the engine, text out. No torch here.
 
 Threads, so that none holds up another:
-    intake   decodes, checks and tokenizes what `submit` was handed, and sends it to the engine
+    intakes  decode, check and tokenize what `submit` was handed, and send it to the engine
     link     receives events and leaves them with their streams; never sends to a client
     senders  detokenize and send; what came for a stream meanwhile goes out as one response
     cancel   asks Triton which clients have gone
@@ -31,6 +31,7 @@ from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, Token
 
 logger = logging.getLogger("nereid.frontend")
 
+_INTAKES = 2  # a prompt of megabytes takes one of them a second to tokenize
 _CANCEL_S = 0.02
 _CANCEL_SHARE = 10  # of the time, at most one part in so many goes into asking
 _RESENDS = 2  # an engine that died so often with the same request, and no token between, dies of it
@@ -79,7 +80,7 @@ class Frontend:
         self._busy = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=f"nereid-{target.__name__.strip('_')}", daemon=True)
-            for target in (self._take_in, self._watch_clients)
+            for target in (*[self._take_in] * _INTAKES, self._watch_clients)
         ]
         self._threads += [
             threading.Thread(target=self._send_out, args=(outgoing,), name="nereid-sender", daemon=True)
@@ -105,7 +106,8 @@ class Frontend:
         self._end_all(sentence)
         self._closing.set()
         self._busy.set()
-        self._intake.put(None)
+        for _ in range(_INTAKES):
+            self._intake.put(None)
         for outgoing in self._outgoing:
             outgoing.put(None)
         for thread in self._threads:

@@ -19,6 +19,7 @@ from tests.e2e.harness import Call, Server, text_of, tokens_of, wait_until
 
 PROMPT = "A server takes a question and"
 USED = "vllm:kv_cache_blocks_used"
+RUNNING = "vllm:num_requests_running"
 
 
 def long_request(seed: int, max_tokens: int = 400) -> dict[str, object]:
@@ -81,21 +82,24 @@ def test_engine_that_cannot_come_back_ends_streams_and_the_model(
 
 
 def test_a_dead_frontend_frees_what_it_held(server: Server, models: Path, checkpoint: Path) -> None:
-    """The engine aborts the requests of a frontend that was killed and goes on with the others'."""
+    """The engine aborts the requests of a frontend that was killed and goes on with the others'; one of those takes
+    over the supervision of the engine."""
     repository.write_llm(models, "orphaned", {"model": str(checkpoint), **SETTINGS}, frontends=2)
     assert server.load("orphaned") is None
     calls = [Call(server, "orphaned", **long_request(seed, 1200)) for seed in range(2)]
     for call in calls:
         call.next()
-    victim = server.stub_pids("orphaned")[0]
+    wait_until(lambda: server.metric(RUNNING, model="orphaned") == 2, "both run")
+    victim = leader(server.stub_pids("orphaned"))
     os.kill(victim, signal.SIGKILL)
-    wait_until(
-        lambda: server.metric("vllm:num_requests_running", model="orphaned") <= 1, "the dead frontend's request is gone"
-    )
-    assert len(server.engine_pids("orphaned")) == 1
-    # tritonserver 2.51 answers neither the dead stub's requests nor an unload any more; it ends with the session.
+    wait_until(lambda: server.metric(RUNNING, model="orphaned") == 1, "the dead frontend's request is gone")
+    (engine,) = server.engine_pids("orphaned")
+    os.kill(engine, signal.SIGKILL)
+    wait_until(lambda: server.engine_pids("orphaned") not in ([], [engine]), "the other frontend restarts the engine")
     for call in calls:
         call.cancel()
+    assert any(answered(server, "orphaned") for _ in range(4)), "the other frontend serves"
+    # tritonserver 2.51 answers neither the dead stub's requests nor an unload any more; it ends with the session.
 
 
 def test_load_and_unload_leave_nothing_behind(server: Server, models: Path, checkpoint: Path) -> None:
@@ -132,6 +136,23 @@ def test_the_engine_dies_with_a_server_that_is_killed(models: Path, tmp_path: Pa
     wait_until(lambda: start_time(engine) is None, "the engine process is gone", 5.0)
     wait_until(lambda: running.stub_pids("demo") == [], "the frontends are gone", 5.0)
     assert not running.run_folder().exists()
+
+
+def leader(pids: list[int]) -> int:
+    """The frontend that supervises the engine: the one that has the lock's file open."""
+    for _ in range(100):
+        for pid in pids:
+            if any(os.path.basename(os.readlink(fd)) == "leader" for fd in Path(f"/proc/{pid}/fd").iterdir()):
+                return pid
+        time.sleep(0.05)
+    raise AssertionError("no frontend leads")
+
+
+def answered(server: Server, model: str) -> bool:
+    try:
+        return bool(tokens_of(Call(server, model, **long_request(11, 4)).all()))
+    except InferenceServerException:
+        return False
 
 
 def shm_files() -> int:
