@@ -58,7 +58,7 @@ test-web: setup-web  ## the web page in headless Chromium
 	@$(PY) -m pytest tests/clients/web/check_page.py
 
 setup-docker: $(SETUP)
-	@command -v docker-compose promtool >/dev/null || (apt-get update -qq && \
+	@(command -v docker-compose && command -v promtool) >/dev/null || (apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends docker-compose prometheus)
 	@$(PY) -c 'import kubernetes_validate' 2>/dev/null || $(PY) -m pip install --quiet 'kubernetes-validate>=1.30'
 
@@ -66,7 +66,7 @@ test-docker: setup-docker  ## docker/: compose profiles, alerts, the dashboard o
 	@$(PY) -m pytest tests/docker/check_deploy.py
 
 test-image:  ## build the CPU image with buildah, start it, ask it for a completion (as root; 10 minutes, 8 GB)
-	@command -v buildah debootstrap >/dev/null || (apt-get update -qq && \
+	@(command -v buildah && command -v debootstrap) >/dev/null || (apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends buildah debootstrap)
 	@sh docker/check_image.sh
 

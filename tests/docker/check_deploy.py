@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -41,7 +42,7 @@ def test_prometheus_accepts_the_configuration_and_the_alerts_pass_their_tests() 
 
 @pytest.mark.parametrize("name", ["triton", "openai"])
 def test_manifests_fit_the_kubernetes_schemas(name: str) -> None:
-    run("kubernetes-validate", "--strict", f"kubernetes/{name}.yaml")
+    run(Path(sys.executable).with_name("kubernetes-validate"), "--strict", f"kubernetes/{name}.yaml")
 
 
 def test_every_query_of_the_dashboard_and_the_alerts_finds_series(
