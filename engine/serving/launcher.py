@@ -8,6 +8,7 @@ import importlib.util
 import platform
 import shutil
 import site
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -154,6 +155,7 @@ def command(server: Server, options: Options) -> list[str]:
         f"--backend-config=python,shm-default-byte-size={options.shm_bytes}",
         f"--log-verbose={options.log_verbose}",
         "--disable-auto-complete-config",
+        *(() if has_gpu() else ("--allow-gpu-metrics=false",)),
         *options.extra,
     ]
 
@@ -184,14 +186,43 @@ def environment(server: Server, progress: str | None = None) -> dict[str, str]:
 
 def start(options: Options, progress: str | None = None, **popen: object) -> subprocess.Popen[str]:
     """Start the server; it is the caller's child. Raises LaunchError when there is nothing to start."""
-    if not options.repository.is_dir():
-        raise LaunchError(f"{options.repository} is not a folder: give the model repository with --model-repository")
+    check_models(options)
+    check_ports(options)
     server = find_server()
     argv: Sequence[str] = command(server, options)
     package = Path(__file__).resolve().parents[2]  # stubs look for `engine` in the folder they start in
     return subprocess.Popen(  # type: ignore[call-overload]
         argv, env=environment(server, progress), text=True, cwd=package, **popen
     )
+
+
+def check_models(options: Options) -> None:
+    """Raise LaunchError when the repository, or a model that is asked for, is not there."""
+    if not options.repository.is_dir():
+        raise LaunchError(f"{options.repository} is not a folder: give the model repository with --model-repository")
+    found = sorted(path.parent.name for path in options.repository.glob("*/config.pbtxt"))
+    if not found:
+        raise LaunchError(f"{options.repository} holds no model: write one with `nereid add CHECKPOINT --name NAME`")
+    for model in options.models:
+        if model not in found:
+            raise LaunchError(f"there is no model {model!r} in {options.repository}: there are {', '.join(found)}")
+
+
+def check_ports(options: Options) -> None:
+    """Raise LaunchError when another program listens on one of the ports."""
+    for name, port in (("http", options.http_port), ("grpc", options.grpc_port), ("metrics", options.metrics_port)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: a port of the past is free
+            try:
+                probe.bind(("0.0.0.0", port))
+            except OSError as error:
+                raise LaunchError(
+                    f"port {port} cannot be used ({error.strerror}): give another --{name}-port"
+                ) from None
+
+
+def has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
 
 
 def _assemble(backend: Path, stub: Path, target: Path) -> None:

@@ -27,6 +27,16 @@ _LOOK_S = 0.25
 _LINES_KEPT = 200
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<name>[^']+)' version \d+: (?:\w+ ?\w*: )?(?P<reason>.*?)\"?$")
 
+# What tritonserver says, some of it as an error, on a machine without a GPU, where all is well.
+_NO_GPU_NOISE = (
+    "CudaDriverHelper has not been initialized",
+    "Unable to allocate pinned system memory",
+    "failed to allocate pinned system memory",
+    "unable to create stream for ensemble",
+    "CUDA memory pool disabled",
+    "Failed to initialize NVML",
+)
+
 
 def serve(options: launcher.Options, console: Console) -> int:
     """Start the server, show how its models load, pass signals on, return its exit status.
@@ -84,7 +94,7 @@ class _Bars:
             TimeElapsedColumn(),
         )
         looked = 0.0
-        with Progress(*columns, console=self._console, transient=not self._console.is_terminal) as progress:
+        with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as progress:
             tasks: dict[str, tuple[str, TaskID]] = {}
             while process.poll() is None:
                 if self._socket.poll(int(_LOOK_S * 1000)):
@@ -107,6 +117,8 @@ class _Bars:
             if report.stage == messages.LOADED:
                 del tasks[report.model]
                 return
+            if not progress.console.is_terminal:  # a log file: a line a stage instead of a bar
+                progress.console.print(f"{report.model}: {report.stage}")
             task = progress.add_task(report.stage, total=None, model=report.model, amount="")
             tasks[report.model] = (report.stage, task)
         progress.update(task, completed=report.done, total=report.total or None, amount=amount(report))
@@ -141,6 +153,8 @@ class _Log:
     def _copy(self, stream: IO[str], console: Console) -> None:
         for line in stream:
             self._lines.append(line.rstrip("\n"))
+            if not launcher.has_gpu() and any(mark in line for mark in _NO_GPU_NOISE):
+                continue
             console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
 
 

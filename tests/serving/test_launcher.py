@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,26 @@ def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         launcher.check_numpy()
 
 
-def test_missing_repository_is_a_sentence(tmp_path: Path) -> None:
+def test_repository_without_what_is_asked_for_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(launcher.LaunchError, match="is not a folder"):
         launcher.start(launcher.Options(repository=tmp_path / "nowhere"))
+    with pytest.raises(launcher.LaunchError, match="holds no model: write one with `nereid add"):
+        launcher.start(launcher.Options(repository=tmp_path))
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.pbtxt").touch()
+    with pytest.raises(launcher.LaunchError, match=r"no model 'dem' in .*: there are demo"):
+        launcher.start(launcher.Options(repository=tmp_path, models=("dem",)))
+
+
+def test_port_in_use_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.pbtxt").touch()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(launcher.LaunchError, match=rf"port {port} cannot be used .*: give another --grpc-port"):
+            launcher.start(launcher.Options(repository=tmp_path, http_port=0, grpc_port=port, metrics_port=0))
 
 
 def test_load_failures_are_read_from_the_servers_log() -> None:
