@@ -67,7 +67,7 @@ def golden(shape: Shape, cache: Path) -> Golden:
             Sequence(
                 file[f"{i}.prompt"].tolist(),
                 file[f"{i}.forced"].tolist(),
-                {dtype: file[f"{i}.{dtype}"] for dtype in DTYPES if f"{i}.{dtype}" in file},
+                {dtype: file[f"{i}.{dtype}"] for dtype in DTYPES},
             )
             for i in range(count)
         ]
@@ -88,8 +88,6 @@ def _make(shape: Shape, folder: Path) -> None:
         # Loaded, and not cast: a cast would round the rotary frequencies too, and what a model keeps in float32.
         model = type(model).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
         for i, prompt in enumerate(prompts):
-            if len(prompt) == shape.long_prompt and dtype != "float32":
-                continue
             tokens = torch.tensor([[*prompt, *kept[f"{i}.forced"]]])
             with torch.inference_mode():
                 logits = model(tokens, logits_to_keep=FORCED + 1).logits[0].float()
