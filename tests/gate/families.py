@@ -28,6 +28,23 @@ LATENT = {
     "tie_word_embeddings": False,
 }
 
+MISTRAL = Shape(
+    "mistral",
+    "Mistral",
+    {
+        **COMMON,
+        "hidden_size": 128,
+        "intermediate_size": 224,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 100,
+        "rope_theta": 1e4,
+        "tie_word_embeddings": False,
+    },
+)
+
 QWEN3_MOE = Shape(
     "qwen3-moe",
     "Qwen3Moe",
@@ -192,4 +209,4 @@ DEEPSEEK_V4 = Shape(
     router=1.0,
 )
 
-FAMILIES = (QWEN3_MOE, GEMMA3, DEEPSEEK_V2, KIMI, DEEPSEEK_V3, QWEN3_5, DEEPSEEK_V4)
+FAMILIES = (MISTRAL, QWEN3_MOE, GEMMA3, DEEPSEEK_V2, KIMI, DEEPSEEK_V3, QWEN3_5, DEEPSEEK_V4)

@@ -122,6 +122,7 @@ def plain_hyper(config: ModelConfig) -> ModelConfig:
 
 
 BREAKS: list[tuple[Shape, str, Rewrite | None, Damage | None]] = [
+    (families.MISTRAL, "window off by one", every_mixer(window=window_off_by_one), None),
     (families.QWEN3_MOE, "weights not renormalised", every_ffn(renormalize=False), None),
     (families.QWEN3_MOE, "one expert fewer", every_ffn(top_k=3), None),
     (families.GEMMA3, "window off by one", every_mixer(window=window_off_by_one), None),

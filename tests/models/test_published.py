@@ -64,6 +64,7 @@ def test_rules_fill_every_parameter_once(name: str) -> None:
     ("name", "mixers", "ffns"),
     [
         ("llama-3.1-8b", {AttentionConfig: 32}, {MlpConfig: 32}),
+        ("mistral-7b-v0.1", {AttentionConfig: 32}, {MlpConfig: 32}),
         ("qwen3-30b-a3b", {AttentionConfig: 48}, {MoeConfig: 48}),
         ("gemma3-1b", {AttentionConfig: 26}, {MlpConfig: 26}),
         ("qwen3.5-4b", {GatedDeltaConfig: 24, AttentionConfig: 8}, {MlpConfig: 32}),
@@ -112,6 +113,7 @@ def test_compress_ratios_give_the_layer_kinds() -> None:
 COSTS = {
     "qwen3-4b": (36 * 2 * 8 * 128 * 2, 0, 0),
     "llama-3.1-8b": (32 * 2 * 8 * 128 * 2, 0, 0),
+    "mistral-7b-v0.1": (0, 32 * 2 * 8 * 128 * 2, 0),
     "qwen3-30b-a3b": (48 * 2 * 4 * 128 * 2, 0, 0),
     "gemma3-1b": (4 * 2 * 256 * 2, 22 * 2 * 256 * 2, 0),
     "deepseek-v2-lite": (27 * (512 + 64) * 2, 0, 0),
@@ -143,6 +145,7 @@ def test_a_token_costs_what_it_should(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
+        ("mistral-7b-v0.1", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ("qwen3-30b-a3b", {"use_sliding_window": True}, "use_sliding_window = True"),
         ("qwen3-30b-a3b", {"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
         ("qwen3-30b-a3b", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size = 512"),

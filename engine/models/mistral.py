@@ -1,0 +1,18 @@
+"""Mistral 7B (arXiv:2310.06825): Llama with attention in a sliding window, which v0.2 and later switch off."""
+
+from __future__ import annotations
+
+from engine.models import common
+from engine.models.config import LayerConfig, ModelConfig
+from engine.models.reader import Reader
+from engine.weights.rules import Rule
+
+
+def parse(reader: Reader) -> ModelConfig:
+    mixer = common.attention(reader, window=reader.optional(int, "sliding_window"))
+    layers = (LayerConfig(mixer, common.mlp(reader)),) * common.num_layers(reader)
+    return common.decoder(reader, "mistral", layers, mixer.rope)
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    return common.decoder_rules(config)
