@@ -53,6 +53,7 @@ def _options(parser: ArgumentParser) -> None:
     group.add_argument("--grpc", default="localhost:8001", help="host:port of the server's gRPC")
     group.add_argument("--llm", default="demo", help="LLM model to load")
     group.add_argument("--openai", default="localhost:9000", help="host:port of the shim")
+    group.add_argument("--openai-key-file", help="file whose first line is the shim's API key")
     group.add_argument("--words", type=int, default=32, help="words of a prompt")
     group.add_argument("--long-words", type=int, default=512, help="words of a long prompt")
     group.add_argument("--long-share", type=float, default=0.0, help="share of long prompts, 0 to 1")
@@ -204,6 +205,8 @@ class OpenAIChatUser(StreamUser):
         connection = http.client.HTTPConnection(self.options.openai)
         try:
             headers = {"Content-Type": "application/json"}
+            if self.options.openai_key_file:
+                headers["Authorization"] = f"Bearer {Path(self.options.openai_key_file).read_text().split()[0]}"
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             if response.status != 200:

@@ -24,7 +24,7 @@ from clients.openai.errors import ApiError, BackendError, from_validation
 from clients.openai.gate import Gate
 from clients.openai.metrics import ShimMetrics
 from clients.openai.probe import Probe
-from clients.openai.prompts import decode_ids, tokenize_source
+from clients.openai.prompts import decode_ids, token_texts, tokenize_source
 from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from clients.openai.shim import Shim, package_version
@@ -138,7 +138,7 @@ def _api(app: FastAPI, shim: Shim) -> None:
         ids = await while_connected(http.receive, tokenize_source(shim.router, info, body))
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids}
         if body.return_token_strs:
-            answer["token_strs"] = [await decode_ids(shim.router, info, [i], False) for i in ids]
+            answer["token_strs"] = await while_connected(http.receive, token_texts(shim.router, info, ids))
         return json_response(answer)
 
     @app.post("/detokenize", response_model=Words, responses=ERRORS, tags=["text"])

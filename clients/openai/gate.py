@@ -5,6 +5,7 @@ A plain ASGI wrapper: streamed chunks pass through one function call, nothing is
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -24,6 +25,8 @@ from clients.openai.stream import ClientGone
 from clients.openai.trace import Trace
 
 log = logging.getLogger("nereid.openai.access")
+
+_BODY_S = 60
 
 OPEN_PATHS = frozenset(
     {"/", "/health", "/health/generate", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
@@ -74,7 +77,10 @@ class Gate:
             if self._counts(scope):
                 self._enter(trace.caller)
                 counted = True
-            body = await self._body(scope, headers, receive)
+            try:
+                body = await asyncio.wait_for(self._body(scope, headers, receive), _BODY_S)
+            except asyncio.TimeoutError:
+                raise ApiError(408, f"The request body did not arrive within {_BODY_S} seconds.") from None
             await self._app(scope, body, answer.send)
         except ApiError as error:
             answer.status = error.status

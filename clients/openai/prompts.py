@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, Message, TokenizeRequest, Tool
 from clients.openai.tools import forced_prefix
 from clients.openai.triton import ModelInfo, Prompt
+
+_AT_ONCE = 32  # calls to a tokenizer model
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,11 @@ async def completion_sources(router: Router, info: ModelInfo, request: Completio
     else:
         texts = None
     if texts is not None:
-        return [await _text_source(router, info, request, text) for text in texts]
+        return await asyncio.gather(*(_text_source(router, info, request, text) for text in texts))
     if request.add_special_tokens is not None:
         raise invalid("add_special_tokens", "`add_special_tokens` goes with a text prompt; ids are taken as they are.")
     lists = [prompt] if isinstance(prompt[0], int) else prompt
-    return [await _ids_source(router, info, request, _ids(ids)) for ids in lists]
+    return await asyncio.gather(*(_ids_source(router, info, request, _ids(ids)) for ids in lists))
 
 
 async def _text_source(router: Router, info: ModelInfo, request: CompletionRequest, text: str) -> Source:
@@ -106,6 +109,18 @@ async def decode_ids(router: Router, info: ModelInfo, ids: Sequence[int], skip_s
         return ""
     tokenizer = tokenizer_of(info)
     return await router.ask(info.name, lambda server: server.decode(tokenizer, ids, skip_special_tokens))
+
+
+async def token_texts(router: Router, info: ModelInfo, ids: Sequence[int]) -> list[str]:
+    """The text of each token by itself."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(token_id: int) -> str:
+        async with gate:
+            return await decode_ids(router, info, [token_id], False)
+
+    known = dict(zip(dict.fromkeys(ids), await asyncio.gather(*map(one, dict.fromkeys(ids))), strict=True))
+    return [known[token_id] for token_id in ids]
 
 
 def tokenizer_of(info: ModelInfo) -> str:

@@ -19,6 +19,7 @@ from clients.openai.errors import BackendError
 
 _LLM_INPUTS = {"text_input", "input_ids", "sampling_parameters", "stream"}
 _TOKENIZER_INPUTS = {"text_input", "messages", "template_parameters", "token_ids"}
+_LATE_S = 15.0  # after the engine's own deadline, a server that still says nothing is given up
 _NOT_FINISHED = "None"
 _TIMED_OUT = "ran past its timeout"  # Triton has no code for it; another replica must not be asked
 
@@ -119,7 +120,8 @@ class TritonReplica:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield _llm_request(generation)
 
-        call = self._client.stream_infer(requests())
+        deadline = generation.sampling["timeout_s"] + _LATE_S
+        call = self._client.stream_infer(requests(), stream_timeout=deadline)
         finished, failure = False, None
         try:
             async for result, error in call:
