@@ -12,7 +12,7 @@ RUN   := setup-run
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run demo serve test lint type test-gpu gate perf-smoke clean \
+.PHONY: help setup setup-run demo serve openai test lint type test-gpu gate perf-smoke clean \
         setup-web test-web setup-docker test-docker test-image
 
 help:  ## this list
@@ -29,6 +29,9 @@ demo: $(RUN)  ## start a server, stream a completion three ways, stop it
 
 serve: $(RUN)  ## serve model_repository on 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
 	@$(PY) -m clients.python.cli serve
+
+openai: $(RUN)  ## the OpenAI API and the chat page on 9000, over a running server
+	@$(PY) -m clients.python.cli openai
 
 test: $(SETUP) lint type  ## the whole suite on CPU, with the linters, the server and the load tools
 	@$(PY) -m pytest -n 2 --dist loadgroup tests
