@@ -37,13 +37,20 @@ class Tile:
 INVARIANT = Tile(64, 32, warps=4, stages=2)
 
 
-def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool) -> Tile:
-    """The tile for lines of up to `queries` queries; `channels` is the wider of key and value, a power of two."""
+def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int) -> Tile:
+    """The tile for `lines` lines of up to `queries` queries; `channels` is the wider of key and value, a power of two.
+
+    Those of single queries were measured on an H200 by `perf.tune_attention`: few lines want many small programs.
+    """
     least = triton.next_power_of_2(group)
     rows = triton.next_power_of_2(min(max(queries * group, 16), max(least, 128)))
     wide, deep = dtype == torch.float32, channels > 128
     if wide or deep:
         rows = max(min(rows, 64), least)
+    if single and rows == 16 and not wide and not deep:
+        if 16 < lines <= 128:
+            return Tile(16, 64, warps=2, stages=2, programs=2)
+        return Tile(16, 32, warps=2, stages=2, programs=8 if lines <= 16 else 4)
     keys = 32 if wide or (deep and rows > 16) else 64
     return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3)
 
@@ -97,7 +104,9 @@ def paged_attention(
     pdl = dependent_launch(q.device)
 
     def launch(first_line: int, num_lines: int, tokens: int, queries: int, single: bool) -> None:
-        tile = INVARIANT if deterministic else tile_for(q.dtype, group, max(block_d, block_dv), queries, single)
+        tile = (
+            INVARIANT if deterministic else tile_for(q.dtype, group, max(block_d, block_dv), queries, single, num_lines)
+        )
         programs = tile.programs * multiprocessors(q.device)
         block_q = 1 if single else tile.rows // group
         tiles = num_lines if single else tokens // block_q + num_lines
