@@ -204,6 +204,7 @@ class _Answer:
         begun: set[int] = set()
         async with aclosing(self._pieces(stream=True)) as pieces:
             async for index, piece, deltas in pieces:
+                first = not begun
                 if index not in begun:
                     begun.add(index)
                     deltas.insert(0, {"role": "assistant", "content": self._source.echo})
@@ -221,7 +222,10 @@ class _Answer:
                             )
                         if request.return_token_ids:
                             choice["token_ids"] = list(piece.token_ids)
-                    chunks.append(event(self._chunk([choice])))
+                    body = self._chunk([choice])
+                    if first and place == 0 and request.return_token_ids:
+                        body["prompt_token_ids"] = list(self._source.prompt.ids or ())
+                    chunks.append(event(body))
                 if chunks:
                     yield b"".join(chunks)
         if request.include_usage:

@@ -61,12 +61,18 @@ class ApiError(Exception):
 
 
 class BackendError(Exception):
-    """What Triton answered instead of a result. `code` is its status name (INVALID_ARG, UNAVAILABLE ...)."""
+    """What Triton answered instead of a result.
 
-    def __init__(self, code: str, message: str) -> None:
+    code: its status name (INVALID_ARG, UNAVAILABLE ...). message: for the client. detail: for the log only, where the
+    message leaves out addresses. refused: the engine itself says so; else the server or the way to it failed.
+    """
+
+    def __init__(self, code: str, message: str, detail: str | None = None, refused: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.detail = detail or message
+        self.refused = refused
 
     @property
     def retryable(self) -> bool:
@@ -75,7 +81,8 @@ class BackendError(Exception):
 
     def to_api(self) -> ApiError:
         status = _FROM_TRITON.get(self.code, 500)
-        return ApiError(status, self.message, code="engine_overloaded" if status == 503 else None)
+        code = "engine_overloaded" if self.refused else "backend_unavailable"
+        return ApiError(status, self.message, code=code if status == 503 else None)
 
 
 def unsupported(param: str, why: str) -> ApiError:

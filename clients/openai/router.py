@@ -155,9 +155,11 @@ class Router:
             except BackendError as error:
                 tried.append(replica.name)
                 if started or not error.retryable or not self._others(generation.model, tried):
+                    if not error.refused:
+                        log.warning("request %s failed on %s: %s", generation.request_id, replica.name, error.detail)
                     raise
                 self._metrics.retries.inc()
-                log.warning("request %s moves off %s: %s", generation.request_id, replica.name, error.message)
+                log.warning("request %s moves off %s: %s", generation.request_id, replica.name, error.detail)
             finally:
                 replica.open_requests -= 1
 

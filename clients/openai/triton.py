@@ -19,6 +19,7 @@ from clients.openai.errors import BackendError
 
 _LLM_INPUTS = {"text_input", "input_ids", "sampling_parameters", "stream"}
 _TOKENIZER_INPUTS = {"text_input", "messages", "template_parameters", "token_ids"}
+_UNREACHABLE = "The model's server cannot be reached or is going away; try again in a moment."
 _LATE_S = 15.0  # after the engine's own deadline, a server that still says nothing is given up
 _NOT_FINISHED = "None"
 _TIMED_OUT = "ran past its timeout"  # Triton has no code for it; another replica must not be asked
@@ -206,7 +207,7 @@ def read_failure(raw: bytes) -> BackendError:
     """Why a request failed, out of the tensor `error`."""
     told = _json(raw)
     code = "DEADLINE_EXCEEDED" if _TIMED_OUT in told["message"] else told["code"]
-    return BackendError(code, told["message"])
+    return BackendError(code, told["message"], refused=True)
 
 
 def read_piece(tensors: Mapping[str, bytes]) -> Piece:
@@ -306,4 +307,6 @@ def _raise(error: Exception) -> NoReturn:
         code = "INTERNAL"
     if code == "INTERNAL" and "unknown model" in message.lower():
         code = "UNAVAILABLE"  # it was there at the last look: it is being unloaded or has just failed
+    if code == "UNAVAILABLE":
+        raise BackendError(code, _UNREACHABLE, detail=message) from error
     raise BackendError(code, message) from error
