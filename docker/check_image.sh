@@ -1,6 +1,7 @@
 #!/bin/sh
-# Build the CPU image without a Docker engine, start it, and have it answer a completion. Needs root, buildah and
-# debootstrap (make setup-docker). The base is a debootstrapped Debian in place of the published image.
+# Build the CPU image and the shim's without a Docker engine, start both, and have them answer completions. Needs root,
+# buildah and debootstrap (make test-image installs them). The base is a debootstrapped Debian in place of the published
+# image.
 #   sh docker/check_image.sh [FOLDER FOR THE BASE AND THE IMAGES]
 set -eu
 cd "$(dirname "$0")/.."
@@ -33,18 +34,27 @@ base=$(buildah $root from scratch)
 buildah $root add --quiet "$base" "$work/base" /
 buildah $root commit --quiet --squash "$base" localhost/nereid-base > /dev/null
 buildah $root rm "$base" > /dev/null
-buildah $root bud --layers=false $mounts --build-arg BASE=localhost/nereid-base \
-  -f docker/triton-cpu.Dockerfile -t nereid-triton-cpu .
+for image in triton-cpu openai; do
+  buildah $root bud --layers=false $mounts --build-arg BASE=localhost/nereid-base \
+    -f docker/$image.Dockerfile -t nereid-$image .
+done
 
 server=$(buildah $root from nereid-triton-cpu)
+shim=$(buildah $root from nereid-openai)
 buildah $root run "$server" -- nereid serve --model-repository /opt/nereid/model_repository \
   --http-port "$http" --grpc-port $((http + 1)) --metrics-port $((http + 2)) > "$work/log" 2>&1 &
 running=$!
+echo secret > "$work/api_keys"
+chmod 0444 "$work/api_keys"
+buildah $root run --volume "$work/api_keys:/run/secrets/api_keys:ro" "$shim" -- python3 -m clients.openai \
+  --port $((http + 3)) --triton "127.0.0.1:$((http + 1)):$((http + 2))" --api-key-file /run/secrets/api_keys \
+  > "$work/shim.log" 2>&1 &
+shim_running=$!
 stop() {
-  # buildah passes no signal on: the server itself is told, by the port that only it was given.
-  for pid in $(pgrep -f "http-port=$http" || true); do kill "$pid" 2>/dev/null || true; done
-  wait $running 2>/dev/null || true
-  buildah $root rm "$server" > /dev/null
+  # buildah passes no signal on: the servers themselves are told, by ports that only they were given.
+  for pid in $(pgrep -f -- "--http-port=$http|--port $((http + 3))" || true); do kill "$pid" 2>/dev/null || true; done
+  wait $running $shim_running 2>/dev/null || true
+  buildah $root rm "$server" "$shim" > /dev/null
 }
 trap stop EXIT
 for _ in $(seq 240); do
@@ -52,9 +62,20 @@ for _ in $(seq 240); do
     curl -sS "http://127.0.0.1:$http/v2/models/demo/generate" \
       -d '{"text_input": "def read(path):", "sampling_parameters": "{\"max_tokens\": 8, \"temperature\": 0}"}'
     echo
-    user=$(buildah $root run "$server" -- id -u)
-    [ "$user" = 10001 ] || { echo "the image runs as user $user"; exit 1; }
-    echo "the CPU image was built, runs as user $user and answers"
+    for _ in $(seq 40); do
+      curl -sS "http://127.0.0.1:$((http + 3))/v1/completions" -H "Authorization: Bearer secret" \
+        -H "Content-Type: application/json" -d '{"model": "demo", "prompt": "def read(path):", "max_tokens": 8}' \
+        > "$work/answer" 2>&1 && grep -q text_completion "$work/answer" && break
+      sleep 0.5
+    done
+    cat "$work/answer"
+    echo
+    grep -q text_completion "$work/answer" || { tail -20 "$work/shim.log"; exit 1; }
+    for container in "$server" "$shim"; do
+      user=$(buildah $root run "$container" -- id -u)
+      [ "$user" = 10001 ] || { echo "$container runs as user $user"; exit 1; }
+    done
+    echo "both images were built, run as user $user and answer"
     exit 0
   fi
   kill -0 $running 2>/dev/null || break

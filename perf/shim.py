@@ -1,11 +1,12 @@
 """What the OpenAI shim costs: time to first token over gRPC direct, and CPU time a relayed token.
 
-    python -m perf.shim [--triton localhost:8001 --shim http://localhost:9000 --pid PID] [--model demo]
+    python -m perf.shim [--replay | --triton localhost:8001 --shim http://localhost:9000 --pid PID] [--model demo]
                         [--requests 40] [--streams 16] [--tokens 64] [--json OUT]
 
-Without addresses it starts a server and a shim of its own. The two ways take turns request by request, so that both
-see the same machine. Tokens per CPU-second are the worker's own CPU time (utime and stime of its process) over the
-tokens it relayed: what one worker can carry on a core of its own, however slow the engine behind it is.
+Without addresses it starts a server and a shim of its own; with --replay, a shim in front of `perf.replay`, which sends
+tokens as fast as gRPC does, so that the shim is what bounds the rate. The two ways take turns request by request, so
+that both see the same machine. Tokens per CPU-second are the worker's own CPU time (utime and stime of its process)
+over the tokens it relayed: what one worker can carry on a core of its own, however slow the engine behind it is.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the OpenAI shim costs.")
+    parser.add_argument("--replay", action="store_true", help="a server that only sends, in place of tritonserver")
     parser.add_argument("--triton", help="host:port of a running server's gRPC")
     parser.add_argument("--shim", help="URL of a running shim with one worker")
     parser.add_argument("--pid", type=int, help="process id of that worker")
@@ -119,14 +121,14 @@ def main() -> None:
         parser.error("--triton, --shim and --pid go together")
     with ExitStack() as stack:
         if args.triton is None:
-            server = stack.enter_context(LocalServer())
-            args.triton = server.grpc
-            (port,) = free_ports(1)
-            command = [sys.executable, "-m", "clients.openai", "--port", str(port), "--log-level", "warning"]
-            process = subprocess.Popen([*command, "--triton", f"{server.grpc}:{server.metrics.rsplit(':', 1)[1]}"])
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            args.shim, args.pid = f"http://127.0.0.1:{port}", process.pid
+            (port, replay) = free_ports(2)
+            if args.replay:
+                args.triton = f"127.0.0.1:{replay}"
+                start(stack, "perf.replay", str(replay), str(args.tokens))
+            else:
+                args.triton = stack.enter_context(LocalServer()).grpc
+            flags = ["--port", str(port), "--log-level", "warning", "--triton", args.triton, "--health-interval", "0.2"]
+            args.shim, args.pid = f"http://127.0.0.1:{port}", start(stack, "clients.openai", *flags)
             wait_for(args.shim)
         figures = asyncio.run(measure(args))
     table = Table("", "")
@@ -135,6 +137,14 @@ def main() -> None:
     Console().print(table)
     if args.json is not None:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def start(stack: ExitStack, module: str, *arguments: str) -> int:
+    """Run a module until `stack` is left; its process id."""
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments])
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    return process.pid
 
 
 def wait_for(url: str) -> None:
