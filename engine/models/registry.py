@@ -20,6 +20,7 @@ FAMILIES: dict[str, str] = {
     "DeepseekV4ForCausalLM": "deepseek_v4",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "KimiK25ForConditionalGeneration": "deepseek_v3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen3ForCausalLM": "qwen3",

@@ -30,7 +30,10 @@ QUICK = ("chunk-7", "test_past_4096", "test_warm_prefix", "test_a_broken")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the rest of the families' matrix to `make gate`."""
+    """Leave the rest of the families' matrix to `make gate`. Golden data is made once, and that may take a while."""
+    for item in items:
+        if "tests/gate/" in item.nodeid:
+            item.add_marker(pytest.mark.timeout(600))
     if config.getoption("--complete"):
         return
     later = [item for item in items if _of_a_family(item) and not any(part in item.name for part in QUICK)]

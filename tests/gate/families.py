@@ -188,7 +188,7 @@ DEEPSEEK_V4 = Shape(
         "rope_theta": 1e4,
         "compress_rope_theta": 16e4,
         "rope_scaling": {**{k: v for k, v in YARN.items() if k != "rope_theta"}, "factor": 16},
-        "index_n_heads": 32,
+        "index_n_heads": 16,
         "index_head_dim": 128,
         "index_topk": 16,
         "hc_mult": 4,

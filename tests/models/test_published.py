@@ -85,6 +85,24 @@ def test_a_text_config_inside_a_larger_one_is_the_same_model() -> None:
     assert (inner.prefix, outer.prefix) == ("model", "model.language_model")
 
 
+def test_the_text_model_of_kimi_k2_5_is_that_of_kimi_k2() -> None:
+    inner = {**values("kimi-k2-instruct-as-deepseek_v3"), "model_type": "kimi_k2", "rms_norm_eps": 1e-5}
+    outer = {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "model_type": "kimi_k25",
+        "text_config": inner,
+        "vision_config": {"hidden_size": 1152},
+        "media_placeholder_token_id": 163605,
+        "torch_dtype": "bfloat16",
+    }
+    assert registry.parse(outer).layers == registry.parse(inner).layers
+    rename = registry.rename(registry.family_of(outer))
+    assert rename("language_model.model.layers.0.mlp.gate.weight") == "model.layers.0.mlp.gate.weight"
+    assert rename("model.language_model.layers.0.mlp.gate.weight") == "model.layers.0.mlp.gate.weight"
+    assert rename("language_model.lm_head.weight") == "lm_head.weight"
+    assert rename("model.norm.weight") == "model.norm.weight"
+
+
 def test_gemma_has_a_window_and_a_rotary_base_of_its_own_in_five_layers_of_six() -> None:
     mixers = [layer.mixer for layer in parse("gemma3-1b").layers]
     kinds = [(m.window, m.rope.theta) for m in mixers if isinstance(m, AttentionConfig) and m.rope]
@@ -114,6 +132,7 @@ COSTS = {
     "qwen3-4b": (36 * 2 * 8 * 128 * 2, 0, 0),
     "llama-3.1-8b": (32 * 2 * 8 * 128 * 2, 0, 0),
     "mistral-7b-v0.1": (0, 32 * 2 * 8 * 128 * 2, 0),
+    "mistral-7b-v0.3": (32 * 2 * 8 * 128 * 2, 0, 0),
     "qwen3-30b-a3b": (48 * 2 * 4 * 128 * 2, 0, 0),
     "gemma3-1b": (4 * 2 * 256 * 2, 22 * 2 * 256 * 2, 0),
     "deepseek-v2-lite": (27 * (512 + 64) * 2, 0, 0),
