@@ -19,7 +19,7 @@ COPY --chown=nereid pyproject.toml README.md ./
 RUN mkdir engine kernels clients \
  && touch engine/__init__.py kernels/__init__.py clients/__init__.py \
  && python3 -m venv .venv \
- && .venv/bin/pip install --no-cache-dir --editable '.[client]' tritonclient[grpc]==2.50.0 'locust>=2.40' \
+ && .venv/bin/pip install --no-cache-dir --editable '.[client]' 'tritonclient[grpc]==2.50.0' 'locust>=2.40' \
  && .venv/bin/pip install --no-cache-dir --no-deps nvidia-pytriton==0.7.0
 
 COPY --chown=nereid engine engine
