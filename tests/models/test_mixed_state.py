@@ -1,0 +1,44 @@
+"""A request of each family in the block manager: every group keeps what its layers declared, and no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.cache.manager import KVManager
+from engine.cache.spec import PoolSpec, Recurrent, group_layers
+from tests.models.test_published import decoder, parse
+
+LENGTH = 8192
+CHUNK = 1024
+
+
+@pytest.mark.parametrize(
+    "name", ["mistral-7b-v0.1", "gemma3-1b", "qwen3.5-4b", "deepseek-v2-lite", "deepseek-v4-flash-bf16"]
+)
+def test_a_long_request_keeps_whole_groups_windows_and_one_state(name: str) -> None:
+    config = parse(name)
+    size = max(16, config.block_multiple)
+    groups = group_layers(decoder(config).specs)
+    states = any(isinstance(group.spec, Recurrent) for group in groups)
+    counts = tuple(0 if isinstance(group.spec, Recurrent) else LENGTH // size + 1 for group in groups)
+    kv = KVManager(PoolSpec(groups, counts, size, 2 if states else 0), prefix_cache=False)
+    tokens = list(range(LENGTH))
+    table = kv.new_table()
+    reach = kv.admit(table, 0, tokens, kv.match(table, tokens), CHUNK, 0)
+    while reach < LENGTH:
+        kv.commit(table, tokens, reach, reach)
+        kv.check_integrity()
+        reach = kv.extend(table, reach, reach + CHUNK)
+    kv.commit(table, tokens, reach, reach)
+    kv.check_integrity()
+
+    paged = [group.spec for group in groups if not isinstance(group.spec, Recurrent)]
+    for spec, use in zip(paged, kv.use(), strict=True):
+        window = getattr(spec, "window", None)
+        # A window of w tokens behind the next one reaches into at most w / size blocks and one more.
+        kept = LENGTH // size if window is None else -(-(window - 1) // size)
+        assert use.used == kept, spec
+    assert kv.slot_use().used == int(states)
+    kv.release(table)
+    kv.check_integrity()
+    assert all(use.used == 0 for use in kv.use())
