@@ -1,6 +1,6 @@
-"""CUDA graphs of the steps that are short on the GPU: decode steps, and the prompt of one request.
+"""CUDA graphs of the steps that are short on the GPU: decode steps, one request's prompt, and one beside decode lines.
 
-A graph is made for a shape, and a step is padded up to the next shape there is: decode steps by dummy lines of one
+A graph is made for a shape, and a step is padded up to the next shape there is: decode lines by dummy lines of one
 token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
 are the reserved block 0. What varies between replays (lengths, ids, tables) is read from the device.
 
@@ -23,6 +23,9 @@ from engine.sampling.sampler import Drawn
 LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
 # Tokens of a lone prompt. From about 1024 on the GPU takes longer than the host needs to launch its kernels.
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# Decode lines and tokens of a prompt that share a step.
+MIXED_LINES = (8, 16, 24, 32, 48, 64)
+MIXED_TOKENS = (256, 512, 1024)
 # Made before the engine is ready.
 FIRST_LINES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -77,6 +80,9 @@ class StepGraphs:
         self._max_context = max_context
         self._lines = sorted({*(n for n in LINES if n < max_lines), min(max_lines, LINES[-1])})
         self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_lines > 1 else []
+        self._mixed_lines = [n for n in MIXED_LINES if n < max_lines]
+        widest = max(self._mixed_lines, default=0)
+        self._mixed_tokens = [n for n in MIXED_TOKENS if n <= max_context and n + widest <= max_tokens]
         self._replays: dict[StepShape, Replay] = {}
 
     def fit(self, plan: StepPlan) -> StepShape | None:
@@ -88,6 +94,11 @@ class StepGraphs:
         if lines == 1:
             at = bisect_left(self._tokens, tokens)
             return self.prompt(self._tokens[at]) if at < len(self._tokens) else None
+        if plan.count.count(1) == lines - 1:
+            few = bisect_left(self._mixed_lines, lines - 1)
+            at = bisect_left(self._mixed_tokens, tokens - (lines - 1))
+            if few < len(self._mixed_lines) and at < len(self._mixed_tokens):
+                return self.mixed(self._mixed_lines[few], self._mixed_tokens[at])
         return None
 
     def decode(self, lines: int) -> StepShape:
@@ -95,6 +106,9 @@ class StepGraphs:
 
     def prompt(self, tokens: int) -> StepShape:
         return StepShape(2, tokens, num_single=0, max_query=tokens, max_context=self._max_context)
+
+    def mixed(self, lines: int, tokens: int) -> StepShape:
+        return StepShape(lines + 2, lines + tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
 
     def run(self, shape: StepShape) -> Outcome:
         """Run the staged step of that shape: its outputs stay valid until the next step runs."""
@@ -115,4 +129,5 @@ class StepGraphs:
     def missing(self) -> StepShape | None:
         """The next shape that is worth making ahead of its use."""
         shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
+        shapes += [self.mixed(n, tokens) for tokens in reversed(self._mixed_tokens) for n in self._mixed_lines]
         return next((shape for shape in shapes if shape not in self._replays), None)

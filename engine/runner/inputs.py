@@ -56,8 +56,8 @@ class Inputs:
         self._pool = pool
         self._cuda = device.type == "cuda"
         self._device = device
-        # one line more for the dummy line that pads a prompt
-        size = sum(_sections(max_lines + 1, max_tokens)) + CHANGE_WORDS
+        # two lines more: the dummy lines that pad a prompt
+        size = _layout(max_lines + 2, max_tokens)[-1].stop + CHANGE_WORDS
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(1 + self._cuda)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
@@ -99,19 +99,20 @@ class Inputs:
     def _pack(self, plan: StepPlan, padded: StepShape | None) -> tuple[Words, StepShape]:
         rows, first, count = (np.asarray(part, np.int32) for part in (plan.rows, plan.first, plan.count))
         out_rows = np.where(np.asarray(plan.samples, bool), rows, self._tables.dummy)
-        num_lines = len(rows) if padded is None else padded.lines
-        pad = num_lines - len(rows)
-        if padded is not None and pad:
-            spare = np.ones(pad, np.int32)
-            spare[-1] = padded.tokens - plan.num_tokens - (pad - 1)
-            dummy = np.full(pad, self._tables.dummy, np.int32)
-            rows, out_rows = np.concatenate((rows, dummy)), np.concatenate((out_rows, dummy))
-            first, count = np.pad(first, (0, pad)), np.concatenate((count, spare))
+        if padded is not None:
+            at = places(plan, padded)
+            real = (rows, out_rows, first, count)
+            fills = (self._tables.dummy, self._tables.dummy, 0, 0)
+            rows, out_rows, first, count = (np.full(padded.lines, fill, np.int32) for fill in fills)
+            for line, given in zip((rows, out_rows, first, count), real, strict=True):
+                line[at] = given
+            count[: padded.num_single] = 1
+            count[-1] += padded.tokens - count.sum()
+        num_lines = len(rows)
         start = np.concatenate(([0], np.cumsum(count)))
         lines = np.repeat(np.arange(num_lines), count)
         positions = np.arange(start[-1]) - np.repeat(start[:-1] - first, count)
         held = first + count
-        step = np.concatenate((start, held, rows, out_rows, start[1:] - 1, positions, lines)).astype(np.int32)
         singles = int((count == 1).sum())
         shape = padded or StepShape(
             lines=num_lines,
@@ -122,12 +123,17 @@ class Inputs:
             spans=tuple(zip(*(part[singles:].tolist() for part in (start[:-1], count, held)), strict=True)),
         )
         assert (shape.lines, shape.tokens) == (num_lines, start[-1])
+        layout = _layout(shape.lines, shape.tokens)
+        step = np.zeros(layout[-1].stop, np.int32)
+        for part, values in zip(layout, (start, held, rows, out_rows, start[1:] - 1, positions, lines), strict=True):
+            step[part.start : part.start + len(values)] = values
         return step, shape
 
     def batch(self, shape: StepShape) -> tuple[DeviceBatch, Lines]:
         """The staged step as the decoder and the sampler see it: gathers on the device, no copy from the host."""
-        ends = list(accumulate(_sections(shape.lines, shape.tokens)))
-        parts = self._words[: ends[-1]].split(_sections(shape.lines, shape.tokens))
+        sizes = _sizes(shape.lines, shape.tokens)
+        layout = _layout(shape.lines, shape.tokens)
+        parts = [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
         query_start, context_len, rows, out_rows, last, positions, lines = parts
         token_rows = rows[lines]
         size = self._pool.block_size
@@ -155,9 +161,23 @@ class Inputs:
         return batch, Lines(rows, out_rows, context_len)
 
 
-def _sections(lines: int, tokens: int) -> tuple[int, ...]:
+def places(plan: StepPlan, padded: StepShape) -> Words:
+    """Where a plan's lines stand in a padded step: those of one token, dummies up to num_single, then the rest."""
+    singles = plan.count.count(1) if padded.num_single else 0
+    return np.concatenate(
+        (np.arange(singles), np.arange(padded.num_single, padded.num_single + len(plan.rows) - singles))
+    ).astype(np.int32)
+
+
+def _sizes(lines: int, tokens: int) -> tuple[int, ...]:
     """Words of query_start, context_len, rows, out_rows, last, positions and lines, in the buffer's order."""
     return (lines + 1, lines, lines, lines, lines, tokens, tokens)
+
+
+def _layout(lines: int, tokens: int) -> list[slice]:
+    """Where those lie. Each starts on 16 bytes, because Triton compiles a kernel anew for a pointer that does not."""
+    ends = list(accumulate(-(-size // 4) * 4 for size in _sizes(lines, tokens)))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _join(changes: Sequence[Change], out: Words) -> None:

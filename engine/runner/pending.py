@@ -51,7 +51,8 @@ class PendingStep:
     """Lines of a plan and the download of what they gave.
 
     The download holds the tokens [B], then, when asked for, ids, logprobs and ranks [B, k + 1] of the drawn tokens,
-    then those of prompt tokens [P, k + 1]. wanted[line] is how many log-probabilities a line asked for.
+    then those of prompt tokens [P, k + 1]. wanted[line] is how many log-probabilities a line asked for. places says
+    where the plan's lines stand among the tokens of a padded step.
     """
 
     step: int
@@ -59,11 +60,14 @@ class PendingStep:
     download: Download
     wanted: dict[int, int]
     prompts: Sequence[PromptLogprobs]
+    places: Sequence[int] | None = None
 
     def wait(self) -> StepResult:
         """Block until the step's tokens are on the host."""
         tensors = self.download.wait()
-        tokens = tensors[0].tolist()[: len(self.samples)]
+        tokens = tensors[0].tolist()
+        if self.places is not None:
+            tokens = [tokens[place] for place in self.places]
         drawn = [token if sampled else -1 for token, sampled in zip(tokens, self.samples, strict=True)]
         errors = {i: NOT_FINITE for i, sampled in enumerate(self.samples) if sampled and drawn[i] < 0}
         logprobs, rest = {}, tensors[1:]

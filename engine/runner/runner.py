@@ -14,7 +14,7 @@ from engine.cache.tensors import CacheTensors
 from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.runner.graphs import Capture, StepGraphs
-from engine.runner.inputs import Inputs, StepShape
+from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
 from engine.runner.tables import RowTables
 from engine.sampling.logits import RowEdits
@@ -76,6 +76,8 @@ class DeviceRunner:
             self._start(start)
         wishes, wanted = self._wishes(plan)
         padded = self._graphs.fit(plan) if self._graphs is not None and wishes.plain else None
+        if padded is not None and padded.lines != padded.num_single and self._asks_prompt_logprobs(plan):
+            padded = None
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
@@ -85,7 +87,8 @@ class DeviceRunner:
             x, drawn = self.compute(shape, wishes, lengths)
         parts, prompts = self._prompt_logprobs(plan, x)
         outputs = [drawn.tokens.int(), *(drawn.logprobs or ()), *parts]
-        return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts)
+        at = None if padded is None else places(plan, padded).tolist()
+        return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts, at)
 
     def compute(
         self, shape: StepShape, wishes: Wishes = PLAIN, host_lengths: list[int] | None = None
@@ -133,8 +136,7 @@ class DeviceRunner:
         """Make the graph of a shape, by a step of dummy lines."""
         assert self._graphs is not None
         dummy = self._tables.dummy
-        count = [1] * shape.lines if shape.num_single else [shape.tokens - 1, 1]
-        plan = StepPlan(0, [dummy] * shape.lines, [0] * shape.lines, count, [False] * shape.lines)
+        plan = StepPlan(0, [dummy], [0], [1 if shape.num_single else shape.tokens], [False])
         self._inputs.stage(plan, shape)
         self._graphs.run(shape)
 
@@ -170,6 +172,9 @@ class DeviceRunner:
                 edits.append((line, self._edits[row], self._tables.tokens[row]))
             penalties |= (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
         return Wishes(edits, penalties, max(wanted.values()) if wanted else None), wanted
+
+    def _asks_prompt_logprobs(self, plan: StepPlan) -> bool:
+        return any(self._params[row].prompt_logprobs is not None for row in plan.rows)
 
     def _prompt_logprobs(self, plan: StepPlan, x: torch.Tensor) -> tuple[list[torch.Tensor], list[PromptLogprobs]]:
         """Log-probabilities of the prompt tokens that follow the computed ones, for the lines that asked for them."""

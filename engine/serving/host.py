@@ -253,6 +253,8 @@ def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
     """The real engine. torch is imported behind this, and by no other part of the serving side."""
     # A step makes thousands of short-lived objects; the default would collect several times in each.
     gc.set_threshold(100_000, 20, 50)
+    # Messages are taken in beside a thread that launches kernels without pause: hand over ten times as often.
+    sys.setswitchinterval(5e-4)
     progress("import torch", 0, 0)
     from engine.api import Engine
 

@@ -14,7 +14,7 @@ from kernels.hardware import dependent_launch
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_ids"])
 def _gather(
     p_ids, p_weight, p_y, E, weight_stride, scale, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):

@@ -13,7 +13,7 @@ from kernels.hardware import dependent_launch
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, tile_linear, vector_linear
 from kernels.rms_norm.kernel import rms_norm
 
-FUSED_NORM_ROWS = 16
+FEW_ROWS = 16
 TILE_ROWS = 32
 HEAD_OUTPUTS = 1 << 16
 
@@ -44,9 +44,9 @@ def linear(
     pdl = dependent_launch(x.device)
     if not rows:
         return x.new_zeros((0, n))
-    fused_norm = norm_weight is not None and rows <= FUSED_NORM_ROWS and not deterministic
+    fused_norm = norm_weight is not None and rows == 1 and not deterministic
     narrow = x.dtype != torch.float32 or INTERPRETED
-    fits = rows <= FUSED_NORM_ROWS or (rows <= TILE_ROWS and n < HEAD_OUTPUTS)
+    fits = rows <= FEW_ROWS or (rows <= TILE_ROWS and n < HEAD_OUTPUTS)
     if norm_weight is not None and not (fused_norm and narrow):
         x, _ = rms_norm(x, norm_weight, eps, offset=offset)
         norm_weight = None
@@ -59,8 +59,8 @@ def linear(
     if rows == 1:
         vector = _vector_tile(norm_weight is not None, activation is not None)
         return vector_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, vector, pdl)
-    tile = _tile(rows, n, norm_weight is not None, activation is not None)
-    return tile_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, tile, pdl)
+    tile = _tile(rows, n, activation is not None)
+    return tile_linear(x, weight, bias, None, eps, offset, residual, activation, tile, pdl)
 
 
 def _vector_tile(norm: bool, activation: bool) -> VectorTile:
@@ -69,12 +69,16 @@ def _vector_tile(norm: bool, activation: bool) -> VectorTile:
     return VectorTile(8, 256, 4) if norm else VectorTile(2, 1024, 4)
 
 
-def _tile(rows: int, n: int, norm: bool, activation: bool) -> Tile:
+def _tile(rows: int, n: int, activation: bool) -> Tile:
     """Narrow outputs are split over the inputs, so that there are programs for every multiprocessor."""
-    if rows <= FUSED_NORM_ROWS:
-        if norm or activation or n >= HEAD_OUTPUTS:
+    if rows <= FEW_ROWS:
+        if n >= HEAD_OUTPUTS:
             return Tile(16, 32, 256, prefetch=256)
-        return Tile(16, 32, 128, split=4 if n <= 4096 else 1, stages=6, prefetch=256)
+        if activation:
+            return Tile(16, 64, 128, stages=4, swap=True)
+        if n > 4096:
+            return Tile(16, 64, 128, stages=6, swap=True, prefetch=256)
+        return Tile(16, 32, 128, split=4, stages=6, prefetch=256)
     if activation:
         return Tile(32, 64, 128, stages=3, warps=8, prefetch=256)
     return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)

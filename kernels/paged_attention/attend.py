@@ -94,7 +94,10 @@ def _keys(
     return acc, m, l
 
 
-@triton.jit(do_not_specialize=["first_line", "num_lines", "splits", "programs"])
+@triton.jit(
+    do_not_specialize=["first_line", "num_lines", "splits", "programs"],
+    do_not_specialize_on_alignment=["p_query_start", "p_context"],
+)
 def attend(
     p_q,
     p_k_cache,

@@ -110,7 +110,7 @@ def paged_attention(
         programs = tile.programs * multiprocessors(q.device)
         block_q = 1 if single else tile.rows // group
         tiles = num_lines if single else tokens // block_q + num_lines
-        spare = 4 * programs if single else programs
+        spare = 2 * programs if single else programs
         splits = min(_power_below(spare // (tiles * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
         splits = 1 if deterministic else max(1, min(splits, _MAX_SPLITS))
         rows = triton.next_power_of_2(group) if single else tile.rows

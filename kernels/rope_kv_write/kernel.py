@@ -12,7 +12,7 @@ from kernels.hardware import dependent_launch
 _TILE = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_positions", "p_slots"])
 def _rope(
     p_qkv,
     p_positions,

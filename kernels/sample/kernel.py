@@ -19,6 +19,9 @@ GROUP = tl.constexpr(32)
 CHUNK = tl.constexpr(128)
 LARGEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
 
+# Rows of one table, wherever they start in it.
+_SETTINGS = ["p_temperature", "p_top_k", "p_top_p", "p_min_p", "p_seeds", "p_positions"]
+
 # Trailing bits that are zero in a logit of this type once it is float32: bisection need not visit them.
 _ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
@@ -67,7 +70,7 @@ def _run(p_logits, p_max, p_sum, p_score, p_token, p_groups, first, noise, heat,
         tl.store(p_groups + tl.arange(0, RUN // GROUP), tl.max(tl.reshape(x, [RUN // GROUP, GROUP]), axis=1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _runs(
     p_logits,
     p_temperature,
@@ -169,7 +172,7 @@ def _bound(
     return _level(below, ZERO_BITS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _choose(
     p_logits,
     p_temperature,

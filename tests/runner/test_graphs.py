@@ -136,7 +136,7 @@ def test_rows_past_the_largest_shape_and_several_prompts_run_eagerly(checkpoint:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256)
     assert graphs.fit(StepPlan(0, list(range(12)), [5] * 12, [1] * 12, [True] * 12)) == graphs.decode(12)
     assert graphs.fit(StepPlan(0, [0, 1], [0, 0], [7, 9], [True, True])) is None
-    assert graphs.fit(StepPlan(0, [0, 1], [9, 0], [1, 9], [True, True])) is None
+    assert graphs.fit(StepPlan(0, [0, 1, 2], [9, 0, 0], [1, 9, 9], [True] * 3)) is None
     assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
 
 
@@ -165,4 +165,36 @@ def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
     assert runner.graphs is not None
     assert len(recorder.captured) == len(set(recorder.captured))
     assert set(runner.graphs.first) <= set(recorder.captured)
-    assert {s.lines for s in recorder.captured if s.num_single} == {1, 2, 4, 8, 16}
+    assert {s.lines for s in recorder.captured if s.lines == s.num_single} == {1, 2, 4, 8, 16}
+    assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.lines} == {8}
+
+
+@pytest.mark.parametrize("decoding", [1, 5, 8])
+@pytest.mark.parametrize("tokens", [2, 40, 100])
+def test_a_prompt_beside_decode_lines_draws_the_same_tokens(checkpoint: Path, decoding: int, tokens: int) -> None:
+    given = prompts(decoding, torch.Generator().manual_seed(decoding))
+    late = torch.randint(0, 320, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist()
+    drawn = []
+    recorder = Recorder()
+    for runner in (make_runner(checkpoint, recorder), make_runner(checkpoint, None)):
+        tokens_so_far = greedy(runner, given, steps=2)
+        rows = list(range(decoding))
+        first = [len(prompt) + 2 for prompt in given]
+        blocks = list(range(1 + 15 * BLOCKS_A_ROW, 1 + 16 * BLOCKS_A_ROW))
+        start = RowStart(15, late, len(late), SamplingParams(temperature=0.0, max_tokens=9))
+        plan = StepPlan(
+            50,
+            [*rows, 15],
+            [*first, 0],
+            [*[1] * decoding, tokens],
+            [True] * (decoding + 1),
+            starts=[start],
+            block_writes=[BlockWrite(0, 15, 0, blocks)],
+        )
+        both = runner.launch(plan).wait().tokens
+        after = StepPlan(
+            51, [*rows, 15], [*[f + 1 for f in first], tokens], [1] * (decoding + 1), [True] * (decoding + 1)
+        )
+        drawn.append((tokens_so_far, both, runner.launch(after).wait().tokens))
+    assert drawn[0] == drawn[1]
+    assert any(0 < shape.num_single < shape.lines for shape in recorder.captured)
