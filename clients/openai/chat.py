@@ -173,7 +173,8 @@ class _Answer:
         token_ids: list[list[int]] = [[] for _ in range(count)]
         entries: list[list[dict[str, Any]]] = [[] for _ in range(count)]
         prompt_logprobs = None
-        streamed = count > 1 or request.forced_tool is not None or request.parallel_tool_calls is False
+        # An answer that may be cut short has to be seen as it comes.
+        streamed = request.forced_tool is not None or request.parallel_tool_calls is False
         async with aclosing(self._pieces(streamed)) as pieces:
             async for index, piece, deltas in pieces:
                 for delta in deltas:
@@ -252,7 +253,7 @@ class _Answer:
                 self._shim.account(self._trace, self._usage, index, piece)
                 deltas = self._choices[index].feed(piece)
                 yield index, piece, deltas
-                if self._choices[index].stopped:
+                if self._choices[index].stopped and piece.finish_reason is None:
                     stopped.add(index)
 
     async def _generations(self, stream: bool) -> list[Generation]:

@@ -47,7 +47,7 @@ class _Answer:
 
     async def whole(self) -> dict[str, Any]:
         request = self._request
-        generations = await self._generations(stream=request.num_candidates > 1)
+        generations = await self._generations(stream=False)
         collected = await collect(self._counted(generations), len(generations))
         choices: list[dict[str, Any]] = []
         for prompt, source in enumerate(self._sources):
