@@ -56,7 +56,10 @@ class Server:
         """SIGTERM, as an orchestrator sends it; returns the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(WAIT_S)
+        try:
+            return self.process.wait(WAIT_S)
+        finally:
+            self.process.kill()  # nothing of a test outlives it, whatever went wrong
 
     def post(self, path: str, body: bytes = b"{}") -> tuple[int, bytes]:
         """(status, body) of an HTTP POST."""
