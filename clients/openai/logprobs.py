@@ -53,9 +53,9 @@ def chat_logprobs(entries: Sequence[Entry], token_ids: Sequence[int], count: int
 
 def _chat_token(entry: dict[str, Any]) -> dict[str, Any]:
     text = entry["decoded_token"]
-    # U+FFFD stands for a part of a character: its bytes are not known from the text.
+    # U+FFFD stands for a part of a character: its bytes come by themselves, where the tokenizer has them.
     return {
         "token": text,
         "logprob": entry["logprob"],
-        "bytes": None if "\ufffd" in text else list(text.encode()),
+        "bytes": entry.get("bytes") if "\ufffd" in text else list(text.encode()),
     }

@@ -98,7 +98,11 @@ def prompt_logprobs_json(stream: Stream) -> str:
 
 
 def _entry(stream: Stream, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
-    return {
-        str(i): {"logprob": value, "rank": rank, "decoded_token": stream.decoded_token(i)}
-        for i, value, rank in zip(entry.ids, entry.logprobs, entry.ranks, strict=True)
-    }
+    """One position. A token that is a part of a character has its bytes besides: its text shows U+FFFD."""
+    found: dict[str, dict[str, Any]] = {}
+    for i, value, rank in zip(entry.ids, entry.logprobs, entry.ranks, strict=True):
+        text = stream.decoded_token(i)
+        found[str(i)] = {"logprob": value, "rank": rank, "decoded_token": text}
+        if "\ufffd" in text and (data := stream.token_bytes(i)) is not None:
+            found[str(i)]["bytes"] = list(data)
+    return found

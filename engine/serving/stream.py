@@ -123,6 +123,10 @@ class Stream:
     def decoded_token(self, token_id: int) -> str:
         return self._tokenizer.token_text(token_id)
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token, None for a tokenizer whose tokens have none of their own."""
+        return self._tokenizer.token_bytes(token_id) if self._tokenizer.byte_exact else None
+
     def echo_text(self) -> str:
         """The prompt as it is put before an answer that is not streamed."""
         if not self.request.echo:

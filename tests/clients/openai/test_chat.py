@@ -153,6 +153,13 @@ def test_every_token_has_its_logprob_though_text_is_held_back(sdk: openai.OpenAI
     assert found == whole
 
 
+def test_a_part_of_a_character_has_its_bytes(sdk: openai.OpenAI) -> None:
+    (choice,) = ask(sdk, "h", logprobs=True).choices
+    assert "\ufffd" in "".join(entry.token for entry in choice.logprobs.content)
+    data = b"".join(bytes(entry.bytes) for entry in choice.logprobs.content[:-1])
+    assert data.decode() == choice.message.content
+
+
 def test_conversations_with_tool_results_are_rendered(sdk: openai.OpenAI) -> None:
     call: Any = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     messages: Any = [
