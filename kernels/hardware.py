@@ -38,3 +38,9 @@ def dependent_launch(device: torch.device) -> bool:
     if device.type != "cuda" or not _DependentLaunch.allowed:
         return False
     return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@lru_cache(maxsize=16)
+def bulk_copies(device: torch.device) -> bool:
+    """Whether the device has a bulk tensor copy engine (TMA): Hopper and later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

@@ -95,7 +95,7 @@ def _keys(
 
 
 @triton.jit(
-    do_not_specialize=["first_line", "num_lines", "splits", "programs"],
+    do_not_specialize=["first_line", "num_lines", "splits", "programs", "least"],
     do_not_specialize_on_alignment=["p_query_start", "p_context"],
 )
 def attend(
@@ -125,6 +125,7 @@ def attend(
     num_lines,
     splits,
     programs,
+    least,
     H: tl.constexpr,
     G: tl.constexpr,
     GROUP: tl.constexpr,
@@ -147,9 +148,9 @@ def attend(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     # Splits come last: those past a line's keys end at once and must not stand before any that has work.
     i_group = tl.program_id(1)
     i_split = tl.program_id(2)
@@ -176,6 +177,8 @@ def attend(
         count = tl.load(p_query_start + line + 1) - query_first
         tile_query = (i_tile - (query_first - origin) // BLOCK_Q - (line - first_line)) * BLOCK_Q
         if tile_query >= count:
+            if PDL:
+                gdc_wait()
             return
     length = tl.load(p_context + line)
     past = tl.maximum(length - count, 0)
@@ -199,7 +202,7 @@ def attend(
             if HAS_WINDOW:
                 read = tl.minimum(read, window)
             share = tl.maximum(share, tl.sum(read, axis=0) * G // programs)
-        share = (share + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+        share = (tl.maximum(share, least) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
         active = (chunk + share - 1) // share
         if i_split >= active:
             return
@@ -210,6 +213,8 @@ def attend(
     channel = tl.arange(0, BLOCK_D)
     value_channel = tl.arange(0, BLOCK_DV)
     token = (query_first + query).to(tl.int64)
+    if PDL:
+        gdc_wait()
     q = tl.load(
         p_q + token[:, None] * q_stride + head[:, None] * D + channel[None, :],
         mask=m_rows[:, None] & (channel[None, :] < D),
@@ -228,7 +233,7 @@ def attend(
     p_blocks = p_table + line.to(tl.int64) * table_stride
 
     plain = start
-    if not HAS_WINDOW:
+    if not HAS_WINDOW and not IS_SINGLE:
         plain = tl.maximum(tl.minimum(stop, (past + tile_query + 1) // BLOCK_N * BLOCK_N), start)
         acc, m, l = _keys(
             acc,
@@ -308,18 +313,27 @@ def attend(
     row = tl.arange(0, ROWS)
     split = tl.arange(0, SPLITS)
     p_sums = p_lse + i_work * splits * ROWS
+    # The first parts are on their way while the weights of all are worked out.
     sums = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
+    part = tl.arange(0, MERGE)
+    p_parts = p_partial + i_work * splits * ROWS * DV + row[None, :, None] * DV + value_channel[None, None, :]
+    some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
+    o = tl.load(
+        p_parts + part[:, None, None] * ROWS * DV,
+        mask=(part[:, None, None] < active) & m_value[None, None, :],
+        other=0.0,
+    )
     top = tl.max(sums, axis=0)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2(sums - top[None, :]), axis=0)
-    merged = tl.zeros([ROWS, BLOCK_DV], dtype=tl.float32)
-    for first in tl.range(0, active, MERGE):
+    merged = tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
+    for first in tl.range(MERGE, active, MERGE):
         part = first + tl.arange(0, MERGE)
-        m_part = part < active
-        some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=m_part[:, None], other=float("-inf"))
-        p_some = p_partial + (i_work * splits + part[:, None, None]) * ROWS * DV + row[None, :, None] * DV
+        some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
         o = tl.load(
-            p_some + value_channel[None, None, :], mask=m_part[:, None, None] & m_value[None, None, :], other=0.0
+            p_parts + part[:, None, None] * ROWS * DV,
+            mask=(part[:, None, None] < active) & m_value[None, None, :],
+            other=0.0,
         )
         merged += tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
     merged = merged / tl.where(total > 0.0, total, 1.0)[:, None]

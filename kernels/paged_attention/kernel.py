@@ -9,21 +9,28 @@ from functools import lru_cache
 import torch
 import triton
 
-from kernels.hardware import dependent_launch, multiprocessors
+from kernels.hardware import bulk_copies, dependent_launch, multiprocessors
 from kernels.paged_attention import library
 from kernels.paged_attention.attend import attend
+from kernels.paged_attention.long import attend_long
 from kernels.paged_attention.reference import Spans
 
 _MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
 _LEAST_LINES = 128
 
+# Programs that a grid of decode lines may hold for each that would do: lines of very different length still spread.
+_SPARE = 8
+
+# From here on gathering keys pays (measured on an H200), as long as the copy stays small beside the pool.
+_LONG_TOKENS, _LONG_CONTEXT, _LONG_BYTES = 512, 1024, 1 << 29
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """How the work is cut: rows (queries × heads of a group) and keys a tile, warps, pipeline depth.
 
-    programs: on each multiprocessor, that keys are split for when there are few tiles.
+    programs: on each multiprocessor, that keys are split for when there are few tiles. least: keys worth a split.
     """
 
     rows: int
@@ -31,6 +38,7 @@ class Tile:
     warps: int
     stages: int
     programs: int = 2
+    least: int = 64
 
 
 # Every line through one tile, keys from the first on: a query's result does not depend on what stands beside it.
@@ -91,8 +99,8 @@ def paged_attention(
     Shapes as in the reference; scale is positive, lines cover all tokens, the caches' blocks, heads and slots may be
     strided. Grid and workspace depend on shapes and on the host bounds alone, and lengths are read on the device, so
     a captured launch serves any lengths within the bounds.
-    With `spans`, lines of thousands of queries go to cuDNN. Calls on a device share one set of arrival counters: they
-    must run in one stream order.
+    Hundreds of queries take the gathered way (`long`); with `spans`, lines of thousands go to cuDNN. Calls on a device
+    share one set of arrival counters: they must run in one stream order.
     """
     t, h, d = q.shape
     _, g, block_size, dv = v_cache.shape
@@ -140,6 +148,7 @@ def paged_attention(
             num_lines,
             splits,
             programs,
+            tile.least,
             H=h,
             G=g,
             GROUP=group,
@@ -166,26 +175,50 @@ def paged_attention(
             num_stages=tile.stages,
         )
 
+    def several(first_line: int, num_lines: int, tokens: int, queries: int, longest: int) -> None:
+        size = 2 * num_lines * g * longest * d * q.element_size()
+        if gathers and tokens >= _LONG_TOKENS and longest >= _LONG_CONTEXT and size <= _LONG_BYTES:
+            lengths = (query_start, context_len)
+            attend_long(
+                q,
+                k_cache,
+                v_cache,
+                block_table,
+                *lengths,
+                out,
+                scale,
+                first_line,
+                num_lines,
+                tokens,
+                longest,
+                softcap,
+                sinks,
+            )
+        else:
+            launch(first_line, num_lines, tokens, queries, single=False)
+
     if deterministic:
         launch(0, lines, t, max_query, single=False)
         return out
     if num_single:
         launch(0, num_single, num_single, 1, single=True)
-    if lines > num_single:
-        plain = window is None and softcap is None and sinks is None and d == dv and q.dtype != torch.float32
-        if spans is None or not plain or d not in library.HEAD_DIMS or q.device.type != "cuda":
-            launch(num_single, lines - num_single, t - num_single, max_query, single=False)
-            return out
-        line = num_single
-        for is_long, run in itertools.groupby(spans, lambda span: library.suits(*span[1:])):
-            some = list(run)
-            if is_long:
-                for start, count, length in some:
-                    own = slice(start, start + count)
-                    out[own] = library.long_line(q[own], k_cache, v_cache, block_table[line], length, scale)
-                    line += 1
-            else:
-                counts = [count for _, count, _ in some]
-                launch(line, len(some), sum(counts), max(counts), single=False)
-                line += len(some)
+    if lines == num_single:
+        return out
+    gathers = bulk_copies(q.device) and window is None and d == dv and d in (64, 128) and q.dtype != torch.float32
+    plain = window is None and softcap is None and sinks is None and d == dv and q.dtype != torch.float32
+    if spans is None or not plain or d not in library.HEAD_DIMS or q.device.type != "cuda":
+        several(num_single, lines - num_single, t - num_single, max_query, max_context)
+        return out
+    line = num_single
+    for is_long, run in itertools.groupby(spans, lambda span: library.suits(*span[1:])):
+        some = list(run)
+        if is_long:
+            for start, count, length in some:
+                own = slice(start, start + count)
+                out[own] = library.long_line(q[own], k_cache, v_cache, block_table[line], length, scale)
+                line += 1
+        else:
+            counts = [count for _, count, _ in some]
+            several(line, len(some), sum(counts), max(counts), max(length for _, _, length in some))
+            line += len(some)
     return out
