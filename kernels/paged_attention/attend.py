@@ -48,13 +48,15 @@ def _keys(
     """Folds keys start … stop into (acc, m, l): m the largest score so far, in powers of two, l the sum of weights."""
     channel = tl.arange(0, BLOCK_D)
     value_channel = tl.arange(0, BLOCK_DV)
+    # Blocks are looked up a tile ahead, so that the loads of keys and values wait for no other load.
+    key = start + tl.arange(0, BLOCK_N)
+    ahead = tl.load(p_blocks + key // BLOCK_SIZE, mask=key < stop, other=0)
     for first in tl.range(start, stop, BLOCK_N):
+        block = ahead.to(tl.int64)
+        key = first + BLOCK_N + tl.arange(0, BLOCK_N)
+        ahead = tl.load(p_blocks + key // BLOCK_SIZE, mask=key < stop, other=0)
         key = first + tl.arange(0, BLOCK_N)
-        if IS_MASKED:
-            m_key = key < stop
-            block = tl.load(p_blocks + key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
-        else:
-            block = tl.load(p_blocks + key // BLOCK_SIZE).to(tl.int64)
+        m_key = key < stop
         place = key % BLOCK_SIZE
         p_keys = p_k + (block * k_block_stride + place * k_slot_stride)[None, :] + channel[:, None]
         p_values = p_v + (block * v_block_stride + place * v_slot_stride)[:, None] + value_channel[None, :]

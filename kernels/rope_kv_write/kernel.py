@@ -12,6 +12,11 @@ from kernels.hardware import dependent_launch
 _TILE = 1024
 
 
+@triton.jit
+def _norm_weight(p_weight, channels, inside, offset):
+    return tl.load(p_weight + channels, mask=inside, other=0.0).to(tl.float32) + offset
+
+
 @triton.jit(do_not_specialize_on_alignment=["p_positions", "p_slots"])
 def _rope(
     p_qkv,
@@ -41,63 +46,84 @@ def _rope(
     HAS_K_NORM: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    HAS_TAIL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     i_token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
-    channel = tl.arange(0, BLOCK_D)[None, :]
-    m_channel = channel < D
-    m_tile = (head < H + 2 * G) & m_channel
+    m_head = head < H + 2 * G
     is_q = head < H
     is_k = (head >= H) & (head < H + G)
+    is_v = m_head & (head >= H + G)
 
-    # Each channel sits beside the one it is rotated with; the second read is served by the cache.
-    if IS_INTERLEAVED:
-        partner = channel ^ 1
-        pair = channel // 2
-        is_first = channel % 2 == 0
-    else:
-        partner = tl.where(channel < R // 2, channel + R // 2, channel - R // 2)
-        pair = channel % (R // 2)
-        is_first = channel < R // 2
-    rotates = channel < R
-    partner = tl.where(rotates, partner, channel)
+    # Channels in three parts: the first and the second of each rotated pair, and the tail that passes through.
+    pair = tl.arange(0, BLOCK_HALF)[None, :]
+    m_pair = pair < R // 2
+    first = pair * 2 if IS_INTERLEAVED else pair
+    second = first + 1 if IS_INTERLEAVED else first + R // 2
+    tail = R + tl.arange(0, BLOCK_TAIL)[None, :]
+    m_tail = tail < D
+
+    # What no kernel of this step writes (places, angles, weights) is read before the wait.
+    p_angle = p_cos_sin + tl.load(p_positions + i_token).to(tl.int64) * R + pair
+    cos = tl.load(p_angle, mask=m_pair, other=1.0)
+    sin = tl.load(p_angle + R // 2, mask=m_pair, other=0.0)
+    slot = tl.load(p_slots + i_token).to(tl.int64)
+    if HAS_Q_NORM:
+        q_first = _norm_weight(p_q_norm, first, m_pair, offset)
+        q_second = _norm_weight(p_q_norm, second, m_pair, offset)
+        q_tail = _norm_weight(p_q_norm, tail, m_tail, offset)
+    if HAS_K_NORM:
+        k_first = _norm_weight(p_k_norm, first, m_pair, offset)
+        k_second = _norm_weight(p_k_norm, second, m_pair, offset)
+        k_tail = _norm_weight(p_k_norm, tail, m_tail, offset)
+    if PDL:
+        gdc_wait()
 
     p_head = p_qkv + i_token * qkv_stride + head * D
-    x = tl.load(p_head + channel, mask=m_tile, other=0.0)
-    a = x.to(tl.float32)
-    b = tl.load(p_head + partner, mask=m_tile, other=0.0).to(tl.float32)
-    if HAS_Q_NORM or HAS_K_NORM:
-        scale = tl.rsqrt(tl.sum(a * a, axis=1, keep_dims=True) / D + eps)
-        if HAS_Q_NORM:
-            weight = tl.load(p_q_norm + channel, mask=m_channel, other=0.0).to(tl.float32) + offset
-            weight_b = tl.load(p_q_norm + partner, mask=m_channel, other=0.0).to(tl.float32) + offset
-            a = tl.where(is_q, a * scale * weight, a)
-            b = tl.where(is_q, b * scale * weight_b, b)
-        if HAS_K_NORM:
-            weight = tl.load(p_k_norm + channel, mask=m_channel, other=0.0).to(tl.float32) + offset
-            weight_b = tl.load(p_k_norm + partner, mask=m_channel, other=0.0).to(tl.float32) + offset
-            a = tl.where(is_k, a * scale * weight, a)
-            b = tl.where(is_k, b * scale * weight_b, b)
+    x = tl.load(p_head + first, mask=m_head & m_pair, other=0.0)
+    y = tl.load(p_head + second, mask=m_head & m_pair, other=0.0)
+    a, b = x.to(tl.float32), y.to(tl.float32)
+    squares = tl.sum(a * a + b * b, axis=1, keep_dims=True)
+    if HAS_TAIL:
+        z = tl.load(p_head + tail, mask=m_head & m_tail, other=0.0)
+        c = z.to(tl.float32)
+        squares += tl.sum(c * c, axis=1, keep_dims=True)
+    scale = tl.rsqrt(squares / D + eps)
+    if HAS_Q_NORM:
+        a = tl.where(is_q, a * scale * q_first, a)
+        b = tl.where(is_q, b * scale * q_second, b)
+    if HAS_K_NORM:
+        a = tl.where(is_k, a * scale * k_first, a)
+        b = tl.where(is_k, b * scale * k_second, b)
+    turned_x = (a * cos - b * sin).to(x.dtype)
+    turned_y = (b * cos + a * sin).to(x.dtype)
 
-    p_angle = p_cos_sin + tl.load(p_positions + i_token).to(tl.int64) * R + pair
-    cos = tl.load(p_angle, mask=rotates, other=1.0)
-    sin = tl.load(p_angle + R // 2, mask=rotates, other=0.0)
-    turned = (a * cos + tl.where(is_first, -b, b) * sin).to(x.dtype)
-    tl.store(p_q + (i_token * H + head) * D + channel, turned, mask=is_q & m_channel)
-
-    slot = tl.load(p_slots + i_token).to(tl.int64)
-    written = tl.where(slot >= 0, H + 2 * G, 0)
-    m_live = (head < written) & m_channel
+    live = tl.where(slot >= 0, H + 2 * G, 0)
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     p_k = p_k_cache + block * k_block_stride + place * k_slot_stride + (head - H).to(tl.int64) * k_head_stride
-    tl.store(p_k + channel, turned.to(p_k_cache.dtype.element_ty), mask=m_live & is_k)
     p_v = p_v_cache + block * v_block_stride + place * v_slot_stride + (head - H - G).to(tl.int64) * v_head_stride
-    tl.store(p_v + channel, x.to(p_v_cache.dtype.element_ty), mask=m_live & (head >= H + G))
+    p_mine = p_q + (i_token * H + head) * D
+    keeps_k = is_k & (head < live)
+    keeps_v = is_v & (head < live)
+    tl.store(p_mine + first, turned_x, mask=is_q & m_pair)
+    tl.store(p_mine + second, turned_y, mask=is_q & m_pair)
+    tl.store(p_k + first, turned_x.to(p_k_cache.dtype.element_ty), mask=keeps_k & m_pair)
+    tl.store(p_k + second, turned_y.to(p_k_cache.dtype.element_ty), mask=keeps_k & m_pair)
+    tl.store(p_v + first, x.to(p_v_cache.dtype.element_ty), mask=keeps_v & m_pair)
+    tl.store(p_v + second, y.to(p_v_cache.dtype.element_ty), mask=keeps_v & m_pair)
+    if HAS_TAIL:
+        if HAS_Q_NORM:
+            c = tl.where(is_q, c * scale * q_tail, c)
+        if HAS_K_NORM:
+            c = tl.where(is_k, c * scale * k_tail, c)
+        tl.store(p_mine + tail, c.to(x.dtype), mask=is_q & m_tail)
+        tl.store(p_k + tail, c.to(p_k_cache.dtype.element_ty), mask=keeps_k & m_tail)
+        tl.store(p_v + tail, z.to(p_v_cache.dtype.element_ty), mask=keeps_v & m_tail)
 
 
 def rope_kv_write(
@@ -117,7 +143,7 @@ def rope_kv_write(
     """Norms q and k a head (when weights are given), rotates them, writes k and v to their slots; returns q.
 
     For a rotated pair (a, b) at angle θ:  a' = a·cos θ − b·sin θ,  b' = b·cos θ + a·sin θ.
-    One program takes about 1024 channels, whole heads of one token. Shapes as in the reference; qkv's rows and the
+    One program takes about 1024 rotated pairs, whole heads of one token. Shapes as in the reference; qkv's rows and the
     caches' blocks, heads and slots may be strided, channels are contiguous.
     """
     _, g, block_size, d = k_cache.shape
@@ -125,8 +151,9 @@ def rope_kv_write(
     q = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     if tokens:
         pdl = dependent_launch(qkv.device)
-        block_d = triton.next_power_of_2(d)
-        block_h = min(max(1, _TILE // block_d), triton.next_power_of_2(num_heads + 2 * g))
+        rotary = cos_sin.shape[1]
+        half = triton.next_power_of_2(rotary // 2)
+        block_h = min(max(1, _TILE // half), triton.next_power_of_2(num_heads + 2 * g))
         _rope[(tokens, triton.cdiv(num_heads + 2 * g, block_h))](
             qkv,
             positions,
@@ -145,13 +172,15 @@ def rope_kv_write(
             H=num_heads,
             G=g,
             D=d,
-            R=cos_sin.shape[1],
+            R=rotary,
             BLOCK_SIZE=block_size,
             HAS_Q_NORM=q_norm is not None,
             HAS_K_NORM=k_norm is not None,
             IS_INTERLEAVED=interleaved,
             BLOCK_H=block_h,
-            BLOCK_D=block_d,
+            BLOCK_HALF=half,
+            BLOCK_TAIL=triton.next_power_of_2(max(d - rotary, 1)),
+            HAS_TAIL=d > rotary,
             PDL=pdl,
             launch_pdl=pdl,
             num_warps=4,
