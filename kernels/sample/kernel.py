@@ -13,11 +13,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sample.reference import COLDEST as COLDEST_DRAW
 
 RUN = tl.constexpr(1024)
 GROUP = tl.constexpr(32)
 CHUNK = tl.constexpr(128)
 LARGEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
+COLDEST = tl.constexpr(COLDEST_DRAW)
 
 # Rows of one table, wherever they start in it.
 _SETTINGS = ["p_temperature", "p_top_k", "p_top_p", "p_min_p", "p_seeds", "p_positions"]
@@ -51,21 +53,21 @@ def _level(step, ZERO_BITS: tl.constexpr):
 
 @triton.jit
 def _has_filter(temperature, top_k, top_p, min_p, V):
-    return (temperature > 0.0) & (((top_k > 0) & (top_k < V)) | (top_p < 1.0) | (min_p > 0.0))
+    return (temperature >= COLDEST) & (((top_k > 0) & (top_k < V)) | (top_p < 1.0) | (min_p > 0.0))
 
 
 @triton.jit
 def _run(p_logits, p_max, p_sum, p_score, p_token, p_groups, first, noise, heat, filtered, V):
     ids = first + tl.arange(0, RUN)
     x = tl.load(p_logits + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
-    broken = tl.max((x != x).to(tl.int32), axis=0) > 0
-    top = tl.max(x, axis=0)
+    x = tl.where(x != x, float("inf"), x)
     best, place = tl.max(tl.div_rn(x, heat) + noise, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(p_max, tl.where(broken, float("nan"), top))
     tl.store(p_score, best)
     tl.store(p_token, first + place)
     if filtered:
+        top = tl.max(x, axis=0)
         weight = tl.where(x > float("-inf"), tl.exp(tl.div_rn(x - top, heat)), 0.0)
+        tl.store(p_max, top)
         tl.store(p_sum, tl.sum(weight, axis=0))
         tl.store(p_groups + tl.arange(0, RUN // GROUP), tl.max(tl.reshape(x, [RUN // GROUP, GROUP]), axis=1))
 
@@ -101,7 +103,7 @@ def _runs(
     noise2 = tl.zeros([RUN], dtype=tl.float32)
     noise3 = tl.zeros([RUN], dtype=tl.float32)
     heat = 1.0
-    if temperature > 0.0:
+    if temperature >= COLDEST:
         heat = temperature
         counter = i_tile * RUN + tl.arange(0, RUN)
         none = tl.zeros([RUN], dtype=tl.int32)
@@ -159,7 +161,7 @@ def _mass(p_logits, p_list, n, bound, top, heat, log_min_p, V, IS_COUNT: tl.cons
 def _bound(
     p_logits, p_list, n, target, lowest, top, heat, log_min_p, V, IS_COUNT: tl.constexpr, ZERO_BITS: tl.constexpr
 ):
-    """The largest logit value with at least `target` at or above it; `lowest` when there is none."""
+    """A value with at least `target` at or above it, and no logit that could be left out; `lowest` if there is none."""
     below = _step(lowest, ZERO_BITS)
     above = _step(top, ZERO_BITS) + 1
     while above - below > 1:
@@ -167,6 +169,8 @@ def _bound(
         reached = _mass(p_logits, p_list, n, _level(middle, ZERO_BITS), top, heat, log_min_p, V, IS_COUNT)
         if reached >= target:
             below = middle
+            if reached == target:
+                above = middle + 1
         else:
             above = middle
     return _level(below, ZERO_BITS)
@@ -206,20 +210,19 @@ def _choose(
     min_p = tl.load(p_min_p + i_row)
     run = tl.arange(0, BLOCK_RUNS)
     m_run = run < runs
-    maxima = tl.load(p_max + i_row * runs + run, mask=m_run, other=float("-inf"))
-    broken = tl.max((maxima != maxima).to(tl.int32), axis=0) > 0
-    top = tl.max(maxima, axis=0)
-    if broken | (top == float("inf")) | (top == float("-inf")):
+    scores = tl.load(p_score + i_row * runs + run, mask=m_run, other=float("-inf"))
+    best = tl.max(scores, axis=0)
+    if (best == float("inf")) | (best == float("-inf")):
         tl.store(p_tokens + i_row, -1)
         return
     if not _has_filter(temperature, top_k, top_p, min_p, V):
-        scores = tl.load(p_score + i_row * runs + run, mask=m_run, other=float("-inf"))
         tokens = tl.load(p_token + i_row * runs + run, mask=m_run, other=V)
-        best = tl.max(scores, axis=0)
         token = tl.min(tl.where(scores == best, tokens, V), axis=0)
         tl.store(p_tokens + i_row, token.to(tl.int64))
         return
 
+    maxima = tl.load(p_max + i_row * runs + run, mask=m_run, other=float("-inf"))
+    top = tl.max(maxima, axis=0)
     by_count = (top_k > 0) & (top_k < V)
     by_mass = top_p < 1.0
     log_min_p = tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-38)), float("-inf"))
@@ -243,6 +246,8 @@ def _choose(
             reached = tl.sum(tl.where(some & (heads >= _level(middle, ZERO_BITS)), weights, 0.0), axis=0)
             if reached >= target:
                 below = middle
+                if reached == target:
+                    above = middle + 1
             else:
                 above = middle
     lowest = _level(below, ZERO_BITS)

@@ -13,6 +13,9 @@ _ROUNDS = 10
 RUN = 1024
 LARGEST_UNIFORM = 1.0 - 2.0**-24
 
+# Below this temperature the argmax is taken: dividing by less could overflow.
+COLDEST = 1e-5
+
 
 def _multiply(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
     """High and low 32 bits of a product of two unsigned 32-bit values held in int64."""
@@ -94,13 +97,13 @@ def sample(
     (seed, position, logits): not on the batch, nor on what was drawn before.
 
     logits [B, V] (float32, bfloat16 or float16); temperature, top_p, min_p [B] float32; top_k, positions [B] int32;
-    seeds [B] int64 → [B] int64. temperature ≤ 0 takes the argmax; top_k ≤ 0, top_p ≥ 1 and min_p ≤ 0 are off.
+    seeds [B] int64 → [B] int64. temperature < 1e-5 takes the argmax; top_k ≤ 0, top_p ≥ 1 and min_p ≤ 0 are off.
     A row with a NaN or +∞, or with nothing above −∞, gives −1.
     """
     x = logits.float()
     top = x.amax(dim=-1)
     tokens = x.argmax(dim=-1)
-    drawn = ((temperature > 0) & torch.isfinite(top)).nonzero().squeeze(1)
+    drawn = ((temperature >= COLDEST) & torch.isfinite(top)).nonzero().squeeze(1)
     if drawn.numel():
         some, heat = x[drawn], temperature[drawn]
         filters = (top_k[drawn] > 0) | (top_p[drawn] < 1) | (min_p[drawn] > 0)

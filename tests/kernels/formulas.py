@@ -213,7 +213,7 @@ def sample(
     drawn = []
     for i, row in enumerate(logits.double().tolist()):
         heat = float(temperature[i])
-        if heat <= 0:
+        if heat < 1e-5:
             drawn.append(row.index(max(row)))
             continue
         tokens = kept(row, heat, int(top_k[i]), float(top_p[i]), float(min_p[i]))

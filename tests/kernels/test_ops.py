@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels.registry import Case, Op, registry
+from kernels.table import README, filled
 from kernels.testing import assert_close, check, outputs, seeded
 from tests.kernels import formulas
 
@@ -104,3 +105,8 @@ def test_kernel_that_leaves_its_argument_alone_is_caught(op: Op, device: torch.d
     case = next(case for case in op.cases() if case.small and case.dtype == torch.float32)
     with pytest.raises(AssertionError):
         check(case, broken, op.reference, device)
+
+
+def test_readme_lists_the_registry() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert filled(text) == text, "kernels/README.md is behind: python -m kernels.table"
