@@ -251,12 +251,14 @@ def measure(
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Runs one spec from `processes` client processes, and sums it up."""
     made, warm = requests(spec, low, high), warm_requests(spec, low, high)
-    processes = max(1, min(processes, spec.in_flight or processes, len(made)))
+    # Each process keeps the same number in flight, so that none runs out of requests before the others.
+    most = max(1, min(processes, spec.in_flight or processes, len(made)))
+    processes = max(p for p in range(1, most + 1) if spec.in_flight is None or spec.in_flight % p == 0)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(processes), context.Queue()
     clients = []
     for i in range(processes):
-        limit = None if spec.in_flight is None else spec.in_flight // processes + (i < spec.in_flight % processes)
+        limit = None if spec.in_flight is None else spec.in_flight // processes
         task = (transport, made[i::processes], warm if i == 0 else [], limit, barrier, results)
         clients.append(context.Process(target=_client, args=task))
     before = os.times()

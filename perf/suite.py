@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--specs", nargs="*", default=[], help="further specs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the server")
     parser.add_argument("--frontends", type=int, default=4)
-    parser.add_argument("--processes", type=int, default=6, help="client processes")
+    parser.add_argument("--processes", type=int, default=8, help="client processes")
     parser.add_argument("--env", default="true", help="shell line before vllm")
     parser.add_argument("--label", default="")
     parser.add_argument("--low", type=int, default=1000)

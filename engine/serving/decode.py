@@ -105,7 +105,7 @@ def one_text(tensors: Mapping[str, Array], name: str) -> bytes | None:
 
 def token_ids(tensors: Mapping[str, Array], name: str) -> list[int] | None:
     tensor = tensors.get(name)
-    return None if tensor is None else [int(i) for i in tensor.ravel()]
+    return None if tensor is None else tensor.ravel().tolist()
 
 
 def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, list[int] | None]:
