@@ -9,6 +9,7 @@ import queue
 import re
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def test_cancellation_frees_blocks(server: Server) -> None:
     took = wait_until(lambda: server.metric(USED, model="demo") == 0, "its blocks are free", 5.0)
     assert took < 5.0
     assert server.metric("vllm:request_success_total", model="demo", finished_reason="cancelled") >= 1
+
+
+def test_http_stream_whose_client_goes_away_frees_blocks(server: Server) -> None:
+    body = json.dumps({"text_input": PROMPT, "stream": True, "max_tokens": 1200, "ignore_eos": True}).encode()
+    head = f"POST /v2/models/demo/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.http_port)) as connection:
+        connection.sendall(head.encode() + body)
+        assert b"200 OK" in connection.recv(4096)
+        wait_until(lambda: server.metric(USED, model="demo") > 0, "the stream holds blocks")
+    wait_until(lambda: server.metric(USED, model="demo") == 0, "its blocks are free", 5.0)
 
 
 def test_sixteen_streams_survive_kill_9_of_the_engine(server: Server) -> None:
