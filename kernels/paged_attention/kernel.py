@@ -48,7 +48,8 @@ INVARIANT = Tile(64, 32, warps=4, stages=2)
 def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int) -> Tile:
     """The tile for `lines` lines of up to `queries` queries; `channels` is the wider of key and value, a power of two.
 
-    Those of single queries were measured on an H200 by `perf.tune_attention`: few lines want many small programs.
+    Those of single queries were measured on an H200 by `perf.tune_attention`: few lines want deep pipelines, some dozens
+    want programs small enough that all of them run at once.
     """
     least = triton.next_power_of_2(group)
     rows = triton.next_power_of_2(min(max(queries * group, 16), max(least, 128)))
@@ -56,9 +57,11 @@ def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single
     if wide or deep:
         rows = max(min(rows, 64), least)
     if single and rows == 16 and not wide and not deep:
-        if 16 < lines <= 128:
-            return Tile(16, 64, warps=2, stages=2, programs=2)
-        return Tile(16, 32, warps=2, stages=2, programs=8 if lines <= 16 else 4)
+        if lines <= 4:
+            return Tile(16, 64, warps=4, stages=4, programs=2)
+        if lines <= 16:
+            return Tile(16, 64, warps=4, stages=3, programs=4)
+        return Tile(16, 32, warps=4, stages=4) if lines <= 128 else Tile(16, 64, warps=4, stages=3)
     keys = 32 if wide or (deep and rows > 16) else 64
     return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3)
 
@@ -118,7 +121,7 @@ def paged_attention(
         programs = tile.programs * multiprocessors(q.device)
         block_q = 1 if single else tile.rows // group
         tiles = num_lines if single else tokens // block_q + num_lines
-        spare = 2 * programs if single else programs
+        spare = _SPARE * programs if single else programs
         splits = min(_power_below(spare // (tiles * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
         splits = 1 if deterministic else max(1, min(splits, _MAX_SPLITS))
         rows = triton.next_power_of_2(group) if single else tile.rows
