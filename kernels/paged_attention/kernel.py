@@ -48,8 +48,8 @@ INVARIANT = Tile(64, 32, warps=4, stages=2)
 def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int) -> Tile:
     """The tile for `lines` lines of up to `queries` queries; `channels` is the wider of key and value, a power of two.
 
-    Those of single queries were measured on an H200 by `perf.tune_attention`: few lines want deep pipelines, some dozens
-    want programs small enough that all of them run at once.
+    Those of single queries were measured on an H200 by `perf.tune_attention`: few lines want depth, dozens
+    want programs so small that all of them run at once.
     """
     least = triton.next_power_of_2(group)
     rows = triton.next_power_of_2(min(max(queries * group, 16), max(least, 128)))
