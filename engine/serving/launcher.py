@@ -74,9 +74,13 @@ def embedded_server(cache: Path) -> Server:
     libraries = wheel.parents[1] / "nvidia_pytriton.libs"
     key = f"tritonserver-{wheel_version()}-py{stub_name}-{platform.machine()}"
     backends = cache / key / "backends"
-    if not (backends / "python" / stub.name).is_file():
-        _assemble(wheel / "backends" / "python", stub, backends / "python")
-    own = (libraries, *_python_library(stub, cache / key))
+    try:
+        if not (backends / "python" / stub.name).is_file():
+            _assemble(wheel / "backends" / "python", stub, backends / "python")
+        own = (libraries, *_python_library(stub, cache / key))
+    except OSError as error:
+        hint = f"Set {env.CACHE_DIR} to a folder that can be written"
+        raise LaunchError(f"the server cannot be put together in {cache}: {error}. {hint}") from None
     return Server(binary=wheel / "bin" / "tritonserver", backends=backends, library_path=own, embedded=True)
 
 

@@ -96,7 +96,10 @@ def test_logprobs_in_vllm_backends_form(server: Server) -> None:
     total = 0.0
     for token, entry in zip(tokens, entries, strict=True):
         assert entry[str(token)]["rank"] == 1
-        assert all(set(value) == {"logprob", "rank", "decoded_token"} for value in entry.values())
+        for value in entry.values():
+            part_of_a_character = "\ufffd" in value["decoded_token"]
+            assert set(value) - {"bytes"} == {"logprob", "rank", "decoded_token"}
+            assert ("bytes" in value) == part_of_a_character
         total += entry[str(token)]["logprob"]
     assert responses[-1]["cumulative_logprob"][0] == pytest.approx(total, rel=1e-5)
 
@@ -171,3 +174,38 @@ def test_refusal_of_a_streamed_echo_is_vllm_backends(server: Server) -> None:
     with pytest.raises(Exception, match="Error generating stream") as caught:
         Call(server, text_input=PROMPT, stream=True, exclude_input_in_output=False).all()
     assert protocol.STREAM_ECHO_REFUSAL in str(caught.value)
+
+
+def test_ensemble_lets_out_log_probs_and_counts(server: Server) -> None:
+    flags = {f"return_{name}": True for name in ("log_probs", "num_input_tokens", "num_output_tokens", "finish_reason")}
+    call = Call(
+        server,
+        "ensemble",
+        text_input=PROMPT,
+        max_tokens=6,
+        temperature=0.0,
+        stream=True,
+        parameters={"ignore_eos": True},
+        **flags,
+    )
+    responses = call.all()
+    chosen = [value for r in responses for value in r["output_log_probs"]]
+    assert len(chosen) == 6 == sum(r["num_output_tokens"][0] for r in responses)
+    assert responses[-1]["cum_log_probs"][0] == pytest.approx(sum(chosen), rel=1e-5)
+    assert responses[-1]["finish_reason"] == ["length"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"beam_width": 2}, "beam search is not implemented"),
+        ({"num_return_sequences": 3}, "several answers a request are not implemented"),
+        ({"length_penalty": 0.5}, "length_penalty belongs to beam search"),
+        ({"return_context_logits": True}, "return_context_logits is not implemented"),
+    ],
+)
+def test_ensemble_refuses_what_is_not_implemented(server: Server, tensors: dict[str, object], sentence: str) -> None:
+    with pytest.raises(Exception, match=sentence):
+        Call(server, "ensemble", text_input=PROMPT, max_tokens=2, **tensors).all()
+    neutral = {"beam_width": 1, "num_return_sequences": 1, "length_penalty": 1.0, "return_context_logits": False}
+    assert Call(server, "ensemble", text_input=PROMPT, max_tokens=2, **neutral).all()

@@ -50,6 +50,12 @@ def test_without_any_server_the_error_says_what_to_install(tmp_path: Path, monke
         launcher.embedded_server(tmp_path)
 
 
+def test_cache_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(launcher.LaunchError, match="Set NEREID_CACHE_DIR to a folder that can be written"):
+        launcher.embedded_server(tmp_path / "file")
+
+
 def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.1.0")
     with pytest.raises(launcher.LaunchError, match=r"numpy 2\.1\.0 is installed"):

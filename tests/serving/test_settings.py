@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.serving.settings import SettingsError, keys, parse
+from engine.serving.settings import FrontendConfig, SettingsError, keys, parse
 
 
 @pytest.fixture
@@ -47,3 +47,10 @@ def test_refusals_name_the_parameter(folder: Path, parameters: dict[str, str], s
 
 def test_what_the_python_backend_reads_is_left_to_it(folder: Path) -> None:
     assert parse({"model": "../../checkpoint", "EXECUTION_ENV_PATH": "x"}, folder).frontend.stream_interval == 1
+
+
+def test_every_setting_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environment.md").read_text()
+    for key in [*keys(EngineConfig), *keys(FrontendConfig)]:
+        group, dot, leaf = key.rpartition(".")
+        assert f"`{key}`" in page or (group in page and f"`{dot}{leaf}`" in page), key
