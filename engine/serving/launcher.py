@@ -153,6 +153,8 @@ def command(server: Server, options: Options) -> list[str]:
         f"--http-port={options.http_port}",
         f"--grpc-port={options.grpc_port}",
         f"--metrics-port={options.metrics_port}",
+        # Our models exchange CPU tensors alone: the default pool would pin 256 MB for nothing.
+        "--pinned-memory-pool-byte-size=0",
         "--model-control-mode=explicit",
         *(f"--load-model={name}" for name in models),
         f"--exit-timeout-secs={options.exit_timeout_s}",
