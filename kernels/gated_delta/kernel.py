@@ -162,12 +162,13 @@ def gated_delta(
             BLOCK_K=max(16, triton.next_power_of_2(dk)),
             BLOCK_V=block_v,
             CHUNK=chunk,
-            PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32x3",
+            PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
             num_warps=4,
         )
 
     if num_single:
         launch(0, num_single, 1, min(32, triton.next_power_of_2(dv)))
     if lines > num_single:
-        launch(num_single, lines - num_single, 32, max(16, min(32, triton.next_power_of_2(dv))))
+        # Chunks of 16: with a state of 128 × 32 beside them, longer ones no longer fit the registers.
+        launch(num_single, lines - num_single, 16, max(16, min(32, triton.next_power_of_2(dv))))
     return out
