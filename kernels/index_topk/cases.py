@@ -21,11 +21,14 @@ def _case(
     top_k: int,
     block_size: int,
     small: bool = True,
+    whole: bool = False,
 ) -> Case:
+    """`whole` draws whole numbers, whose scores are exact however they are summed; many are equal."""
+
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         batch = mixed(device, g, lines, block_size)
         known = [length // ratio for length in batch.contexts]
-        return {
+        made = {
             "q": randn(g, device, dtype, batch.num_tokens, heads, dim),
             "weights": randn(g, device, dtype, batch.num_tokens, heads),
             "cache": kept(device, g, dtype, batch, block_size // ratio, dim, known),
@@ -37,6 +40,11 @@ def _case(
             "scale": (heads * dim) ** -0.5,
             **batch.bounds(),
         }
+        if whole:
+            made.update(
+                q=made["q"].round(), weights=made["weights"].round(), cache=made["cache"].round(), scale=2.0**-6
+            )
+        return made
 
     tokens = sum(count for count, _ in lines)
     pairs = sum(count * length // ratio for count, length in lines)
@@ -51,5 +59,6 @@ def cases() -> list[Case]:
         _case("fewer entries than places", f32, [(1, 3), (1, 9), (6, 6)], 3, 16, 4, 8, 16),
         _case("more entries than places", f32, [(1, 40), (5, 64)], 4, 16, 4, 3, 16),
         _case("no entry yet", f32, [(1, 1), (2, 2)], 2, 16, 4, 3, 16),
-        _case("64 lines of 4096, 512 kept", bf16, [(1, 4096)] * 64, 64, 128, 4, 512, 128, small=False),
+        _case("equal scores", f32, [(1, 90), (3, 64)], 2, 16, 4, 5, 16, whole=True),
+        _case("64 lines of 4096, 512 kept", bf16, [(1, 4096)] * 64, 64, 128, 4, 512, 128, small=False, whole=True),
     ]

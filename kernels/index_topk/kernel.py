@@ -72,7 +72,7 @@ def index_topk(
     max_query: int,
     max_context: int,
 ) -> torch.Tensor:
-    """See the reference; of equal scores any may be kept. Tokens go in pieces, so that scores stay within bounds."""
+    """See the reference. Tokens go in pieces, so that scores stay within bounds."""
     t, heads, dim = q.shape
     lines = context_len.shape[0]
     width = max_context // ratio
@@ -111,7 +111,10 @@ def index_topk(
                     BLOCK_N=64,
                     PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
                 )
-        best = torch.topk(scores, min(top_k, width), dim=-1)
-        kept = torch.where(best.values == float("-inf"), -1, best.indices)
+        # One integer orders by score, then by place: −0 counts as 0, and of equal scores the earlier is the larger.
+        bits = (scores + 0.0).view(torch.int32)
+        order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
+        best = torch.topk(order | torch.arange(width - 1, -1, -1, device=q.device), min(top_k, width), dim=-1).indices
+        kept = torch.where(scores.gather(1, best) == float("-inf"), -1, best)
         out[begin:end, : kept.shape[1]] = kept.int()
     return out
