@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh page that fails the test when a script fails or the console shows an error."""
-    context = browser.new_context(viewport={"width": 1200, "height": 760})
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
     opened = context.new_page()
     opened.set_default_timeout(20_000)
     problems: list[str] = []
