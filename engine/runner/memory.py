@@ -35,6 +35,8 @@ def size_pools(
     Raises ValueError with the numbers when the memory holds no block.
     """
     groups = group_layers(specs)
+    for group in groups:
+        group.block_bytes(cache.block_size)  # refuses blocks that cannot hold what a layer keeps
     slots = 0
     if any(isinstance(group.spec, Recurrent) for group in groups):
         slots = 1 + scheduler.max_rows * (2 if cache.prefix_cache else 1)

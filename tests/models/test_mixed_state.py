@@ -6,10 +6,20 @@ import pytest
 
 from engine.cache.manager import KVManager
 from engine.cache.spec import PoolSpec, Recurrent, group_layers
+from engine.config import CacheConfig, SchedulerConfig
+from engine.runner.memory import size_pools
 from tests.models.test_published import decoder, parse
 
 LENGTH = 8192
 CHUNK = 1024
+
+
+@pytest.mark.parametrize("num_blocks", [None, 64])
+def test_blocks_that_cannot_hold_whole_entries_are_refused(num_blocks: int | None) -> None:
+    specs = decoder(parse("deepseek-v4-flash-bf16")).specs
+    settings = CacheConfig(block_size=16, num_blocks=num_blocks)
+    with pytest.raises(ValueError, match="set block_size to a multiple of 128"):
+        size_pools(specs, settings, SchedulerConfig(max_rows=4), max_model_len=256, room=1 << 30)
 
 
 @pytest.mark.parametrize(
