@@ -1,4 +1,5 @@
-"""From residual streams to the input of a layer part: one program a token, its small matrices in registers."""
+"""From residual streams to the input of a layer part: the products by a library, the rest one program a token, with its
+small matrices in registers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def _sigmoid(x):
 @triton.jit
 def _mix(
     streams,
-    fn,
+    products,
     base,
     scale,
     out,
@@ -38,19 +39,13 @@ def _mix(
     small = n < N
     square = small[:, None] & small[None]
     squares = tl.zeros((BLOCK_E,), tl.float32)
-    m_pre = tl.zeros((BLOCK_N,), tl.float32)
-    m_post = tl.zeros((BLOCK_N,), tl.float32)
-    m_comb = tl.zeros((BLOCK_N, BLOCK_N), tl.float32)
     for first in range(0, width, BLOCK_E):
-        j = first + i
-        live = j < width
-        x = tl.load(x_row + j, mask=live, other=0.0).to(tl.float32)
+        x = tl.load(x_row + first + i, mask=first + i < width, other=0.0).to(tl.float32)
         squares += x * x
-        near = small[:, None] & live[None]
-        m_pre += tl.sum(tl.load(fn + n[:, None] * width + j[None], mask=near, other=0.0) * x[None], 1)
-        m_post += tl.sum(tl.load(fn + (N + n)[:, None] * width + j[None], mask=near, other=0.0) * x[None], 1)
-        f = tl.load(fn + row[:, :, None] * width + j[None, None], mask=square[:, :, None] & live[None, None], other=0.0)
-        m_comb += tl.sum(f * x[None, None], 2)
+    m_row = products + t * N * (2 + N)
+    m_pre = tl.load(m_row + n, mask=small, other=0.0)
+    m_post = tl.load(m_row + N + n, mask=small, other=0.0)
+    m_comb = tl.load(m_row + row, mask=square, other=0.0)
     unit = tl.rsqrt(tl.sum(squares, 0) / width + norm_eps)
 
     pre = _sigmoid(m_pre * unit * tl.load(scale) + tl.load(base + n, mask=small, other=0.0)) + eps
@@ -70,8 +65,8 @@ def _mix(
 
     for first in range(0, hidden, BLOCK_E):
         j = first + i
-        x = tl.load(x_row + n[:, None] * hidden + j[None], mask=small[:, None] & (j < hidden)[None], other=0.0)
-        mixed = tl.sum(x.to(tl.float32) * pre[:, None], 0)
+        parts = tl.load(x_row + n[:, None] * hidden + j[None], mask=small[:, None] & (j < hidden)[None], other=0.0)
+        mixed = tl.sum(parts.to(tl.float32) * pre[:, None], 0)
         tl.store(out + t * hidden + j, mixed.to(out.dtype.element_ty), mask=j < hidden)
 
 
@@ -93,7 +88,7 @@ def hyper_mix(
     if t:
         _mix[(t,)](
             streams,
-            fn,
+            streams.flatten(1).float() @ fn.T,
             base,
             scale,
             out,

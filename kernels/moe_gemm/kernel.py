@@ -67,29 +67,27 @@ def _few_down(
     down,
     weights,
     experts,
-    out,
+    y,
     num_experts,
     hidden,
     inter,
-    K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    t = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    expert = tl.load(experts + pair).to(tl.int64)
+    if (expert < 0) | (expert >= num_experts):
+        return
     m = tl.arange(0, BLOCK_M)
-    total = tl.zeros((BLOCK_N,), tl.float32)
-    for k in range(K):
-        expert = tl.load(experts + t * K + k).to(tl.int64)
-        if (expert >= 0) & (expert < num_experts):
-            rows = down + (expert * hidden + n[:, None]) * inter
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for first in range(0, inter, BLOCK_M):
-                inside = (n[:, None] < hidden) & (first + m[None] < inter)
-                v = tl.load(h + (t * K + k) * inter + first + m, mask=first + m < inter, other=0.0).to(tl.float32)
-                acc += tl.load(rows + first + m[None], mask=inside, other=0.0).to(tl.float32) * v[None]
-            total += tl.load(weights + t * K + k) * tl.sum(acc, 1)
-    tl.store(out + t * hidden + n, total.to(out.dtype.element_ty), mask=n < hidden)
+    rows = down + (expert * hidden + n[:, None]) * inter
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for first in range(0, inter, BLOCK_M):
+        inside = (n[:, None] < hidden) & (first + m[None] < inter)
+        v = tl.load(h + pair * inter + first + m, mask=first + m < inter, other=0.0).to(tl.float32)
+        acc += tl.load(rows + first + m[None], mask=inside, other=0.0).to(tl.float32) * v[None]
+    total = tl.load(weights + pair) * tl.sum(acc, 1)
+    tl.store(y + pair * hidden + n, total, mask=n < hidden)
 
 
 @triton.jit
@@ -209,14 +207,16 @@ def moe_gemm(
     x, experts = x.contiguous(), experts.contiguous()
     gelu, limited, bound = activation != "silu", limit is not None, limit or 0.0
     h = torch.empty(pairs, inter, dtype=x.dtype, device=x.device)
+    y = torch.empty(pairs, hidden, dtype=torch.float32, device=x.device)
     if pairs <= FEW_PAIRS or deterministic:
-        grid = (pairs, triton.cdiv(inter, 16))
-        _few_up[grid](
-            x, gate_up, experts, h, e, hidden, inter, bound, K=k, GELU=gelu, LIMITED=limited, BLOCK_N=16, BLOCK_M=256
+        # Small tiles: many programs with few steps each keep the memory busy.
+        _few_up[(pairs, triton.cdiv(inter, 8))](
+            x, gate_up, experts, h, e, hidden, inter, bound, K=k, GELU=gelu, LIMITED=limited, BLOCK_N=8, BLOCK_M=512
         )
-        _few_down[(t, triton.cdiv(hidden, 16))](
-            h, down, weights, experts, out, e, hidden, inter, K=k, BLOCK_N=16, BLOCK_M=256
+        _few_down[(pairs, triton.cdiv(hidden, 16))](
+            h, down, weights, experts, y, e, hidden, inter, BLOCK_N=16, BLOCK_M=256
         )
+        _combine[(t, triton.cdiv(hidden, 256))](y, experts, out, e, hidden, K=k, BLOCK_N=256, num_warps=2)
         return out
     block_p = min(128, max(16, triton.next_power_of_2(pairs // e)))
     flat = experts.flatten()
@@ -231,7 +231,6 @@ def moe_gemm(
     tile_expert = torch.searchsorted(
         ends, torch.arange(most, dtype=torch.int32, device=x.device), right=True, out_int32=True
     )
-    y = torch.empty(pairs, hidden, dtype=torch.float32, device=x.device)
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
     block_n, block_m = (64, 32) if x.dtype == torch.float32 else (128, 64)
     wide = 8 if block_p >= 64 else 4
