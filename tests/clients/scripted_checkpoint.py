@@ -34,6 +34,10 @@ SCRIPTS: dict[str, Sequence[str | bytes]] = {
     "t": ["<th", "ink>\nLet me ", "see.\n</thi", "nk>\n\nThe an", "swer."],
     # arguments of a forced call, and more than was asked for
     "{": ['"city": "Os', 'lo"}', "}\n</tool_call>", " and so on"],
+    # a call in Llama 3's form
+    "l": ['{"name": "get_', 'time", "parameters"', ': {"zone": "UTC"}}'],
+    # the end of thinking that the template began
+    "o": ["Hidden th", "ought</thi", "nk>\nShown."],
     # plain text, with a character that two tokens share
     "h": ["Hello", " there", ", 20", b" \xc2", b"\xb0C out."],
 }  # fmt: skip

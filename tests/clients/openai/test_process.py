@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ssl
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from tests.clients.conftest import Shim
@@ -58,6 +60,31 @@ def test_tls_and_client_certificates(triton: str, tmp_path: Path) -> None:
             httpx.get(f"{shim.url}/version", verify=trusting)
         trusting.load_cert_chain(certificate, key)
         assert httpx.get(f"{shim.url}/version", verify=trusting).status_code == 200
+    finally:
+        shim.stop()
+
+
+def test_other_forms_of_calls_and_of_thinking_are_chosen_by_flags(triton: str, tmp_path: Path) -> None:
+    flags = ["--tool-parser", "llama3", "--reasoning-parser", "think-open"]
+    shim = Shim(tmp_path, "--triton", triton, *flags)
+    tool = {"type": "function", "function": {"name": "get_time"}}
+    try:
+        client = openai.OpenAI(base_url=f"{shim.url}/v1", api_key="none", max_retries=0)
+        ask = functools.partial(client.chat.completions.create, model="scripted", temperature=0)
+        thought = ask(messages=[{"role": "user", "content": "o"}]).choices[0].message
+        assert (thought.reasoning_content, thought.content) == ("Hidden thought", "Shown.")
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        (choice,) = ask(messages=[{"role": "user", "content": "l"}], tools=[tool], extra_body=off).choices
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("get_time", '{"zone": "UTC"}')
+        none = Shim(tmp_path, "--triton", triton, "--tool-parser", "none")
+        try:
+            body = {"model": "scripted", "messages": [{"role": "user", "content": "l"}], "tools": [tool]}
+            refused = httpx.post(f"{none.url}/v1/chat/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+        finally:
+            none.stop()
     finally:
         shim.stop()
 
