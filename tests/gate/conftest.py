@@ -34,15 +34,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "tests/gate/" in item.nodeid:
             item.add_marker(pytest.mark.timeout(600))
-    if config.getoption("--complete"):
-        return
-    later = [
-        item
-        for item in items
-        if _of_a_family(item) and not any(a in item.nodeid and b in item.nodeid for a, b in QUICK)
-    ]
+    complete = config.getoption("--complete")
+    later = [item for item in items if _of_a_family(item) and not _played(item, complete)]
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]
+
+
+def _played(item: pytest.Item, complete: bool) -> bool:
+    """Parts of some families add so little to the residual stream that bfloat16's limits would let them be broken."""
+    if complete:
+        return not ("_fails" in item.name and "bfloat16" in item.name)
+    return any(a in item.nodeid and b in item.nodeid for a, b in QUICK)
 
 
 def _of_a_family(item: pytest.Item) -> bool:
