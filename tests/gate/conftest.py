@@ -25,8 +25,8 @@ FIGURES: list[Figure] = []
 Record = Callable[[Verdict], Verdict]
 
 
-# What `make test` plays of a family: the device side in chunks and far out, the engine with its prefix cache.
-QUICK = (("test_runner", "chunk-7"), ("test_past_4096", "float32"), ("test_warm_prefix", ""))
+# What `make test` plays of a family: the engine in chunks and with its prefix cache, the device side far out.
+QUICK = (("test_engine.py::test_batched", "chunk-7"), ("test_past_4096", "float32"), ("test_warm_prefix", ""))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
