@@ -58,7 +58,9 @@ def nereid_command(model: Path, repository: Path, settings: list[str], frontends
 
 def vllm_command(model: Path, settings: list[str], environment: str) -> list[str]:
     options = " ".join(f"--{s.replace('=', ' ', 1)}" for s in settings)
-    serve = f"exec python3 -m vllm.entrypoints.cli.main serve {shlex.quote(str(model.absolute()))} --port {HTTP} {options}"
+    serve = (
+        f"exec python3 -m vllm.entrypoints.cli.main serve {shlex.quote(str(model.absolute()))} --port {HTTP} {options}"
+    )
     # not in this folder, whose packages would hide others of the same names
     return ["bash", "-c", f"cd /tmp; {environment}; export VLLM_USE_FLASHINFER_SAMPLER=0; {serve}"]
 

@@ -15,9 +15,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.paged_attention.attend import LOG2E
 
 ROWS, KEYS = 128, 128
+# Lines that one compiled kernel serves; more of them take another.
+LINES = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line"], do_not_specialize_on_alignment=["p_context"])
 def _gather(
     p_k_cache,
     p_v_cache,
@@ -100,7 +102,10 @@ def _fold(
     return acc, m, l
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first_line", "num_lines"],
+    do_not_specialize_on_alignment=["p_query_start", "p_context"],
+)
 def _attend(
     p_q,
     k_rows,
@@ -234,7 +239,7 @@ def attend_long(
         BLOCK_M=ROWS,
         BLOCK_Q=block_q,
         BLOCK_N=KEYS,
-        BLOCK_B=triton.next_power_of_2(num_lines),
+        BLOCK_B=max(LINES, triton.next_power_of_2(num_lines)),
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
         num_warps=8,
