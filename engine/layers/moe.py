@@ -21,7 +21,11 @@ class Moe(nn.Module):
         hidden, count, inner = build.config.hidden, config.num_experts, config.intermediate
         self.router = build.empty(count, hidden, dtype=torch.float32)
         self.correction = build.empty(count, dtype=torch.float32) if config.correction_bias else None
-        self.table = build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32) if config.hashed else None
+        self.table = (
+            build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32, below=count)
+            if config.hashed
+            else None
+        )
         self.gate_up = build.empty(count, 2 * inner, hidden)
         self.down = build.empty(count, hidden, inner)
         shared = MlpConfig(config.shared_intermediate, config.activation, limit=config.limit)

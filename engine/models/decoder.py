@@ -117,7 +117,10 @@ class Decoder(nn.Module):
 
     def materialize(self, device: torch.device) -> None:
         """Give every parameter uninitialised memory on `device`."""
+        bounds = {name: getattr(parameter, "below", None) for name, parameter in self.named_parameters()}
         self.to_empty(device=device)
+        for name, bound in bounds.items():
+            self.get_parameter(name).below = bound  # type: ignore[attr-defined]
         self.tie()
 
     @property
