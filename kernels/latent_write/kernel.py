@@ -1,4 +1,7 @@
-"""Norm of the key-value latent, rotary embedding and the write into a latent cache: one program a token."""
+"""Norm of the key-value latent, rotary embedding and the write into a latent cache.
+
+A token's first program writes its entry, the others turn its queries, some heads each.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +49,9 @@ def _write(
         ia = pair
         ib = pair + half
 
+    part = tl.program_id(1)
     slot = tl.load(slots + t)
-    if slot >= 0:
+    if (part == 0) & (slot >= 0):
         entry = cache + slot // block_size * block_stride + slot % block_size * entry_stride
         i = tl.arange(0, BLOCK_L)
         f = tl.load(kv + t * kv_stride + i, mask=i < LATENT, other=0.0).to(tl.float32)
@@ -59,15 +63,15 @@ def _write(
         tl.store(entry + LATENT + ia, (a * cos - b * sin).to(cache.dtype.element_ty), mask=real)
         tl.store(entry + LATENT + ib, (b * cos + a * sin).to(cache.dtype.element_ty), mask=real)
 
-    for first in range(0, HEADS, BLOCK_H):
-        head = first + tl.arange(0, BLOCK_H)
+    if part > 0:
+        head = (part - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
         inside = (head[:, None] < HEADS) & real[None]
         source = q_rope + t * q_token_stride + head[:, None] * q_head_stride
         target = out + (t * HEADS + head[:, None]) * ROPE
-        a = tl.load(source + ia[None], mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(source + ib[None], mask=inside, other=0.0).to(tl.float32)
-        tl.store(target + ia[None], (a * cos[None] - b * sin[None]).to(out.dtype.element_ty), mask=inside)
-        tl.store(target + ib[None], (b * cos[None] + a * sin[None]).to(out.dtype.element_ty), mask=inside)
+        qa = tl.load(source + ia[None], mask=inside, other=0.0).to(tl.float32)
+        qb = tl.load(source + ib[None], mask=inside, other=0.0).to(tl.float32)
+        tl.store(target + ia[None], (qa * cos[None] - qb * sin[None]).to(out.dtype.element_ty), mask=inside)
+        tl.store(target + ib[None], (qb * cos[None] + qa * sin[None]).to(out.dtype.element_ty), mask=inside)
 
 
 def latent_write(
@@ -85,7 +89,8 @@ def latent_write(
     t, heads, rope = q_rope.shape
     out = torch.empty(t, heads, rope, dtype=q_rope.dtype, device=q_rope.device)
     if t:
-        _write[(t,)](
+        block_h = min(16, triton.next_power_of_2(heads))
+        _write[(t, 1 + triton.cdiv(heads, block_h))](
             q_rope,
             kv,
             positions,
@@ -105,8 +110,9 @@ def latent_write(
             LATENT=norm.shape[0],
             ROPE=rope,
             INTERLEAVED=interleaved,
-            BLOCK_H=min(32, triton.next_power_of_2(heads)),
+            BLOCK_H=block_h,
             BLOCK_L=triton.next_power_of_2(norm.shape[0]),
             BLOCK_R=triton.next_power_of_2(rope // 2),
+            num_warps=2,
         )
     return out
