@@ -10,6 +10,8 @@ the rest when the engine is idle, or when a step needs one.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 
@@ -18,6 +20,8 @@ import torch
 from engine.core.plan import StepPlan
 from engine.runner.inputs import StepShape
 from engine.sampling.sampler import Drawn
+
+log = logging.getLogger(__name__)
 
 # Lines of a decode step: dense, because a padded line costs its share of the step.
 LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
@@ -50,7 +54,12 @@ class CudaCapture:
         with torch.cuda.stream(self._stream):
             # Not torch.cuda.graph(): it collects garbage and empties the allocator's cache each time.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            outcome = compute(shape)
+            try:
+                outcome = compute(shape)
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
             graph.capture_end()
         current.wait_stream(self._stream)
 
@@ -84,10 +93,13 @@ class StepGraphs:
         widest = max(self._mixed_lines, default=0)
         self._mixed_tokens = [n for n in MIXED_TOKENS if n <= max_context and n + widest <= max_tokens]
         self._replays: dict[StepShape, Replay] = {}
+        self._failed = False
 
     def fit(self, plan: StepPlan) -> StepShape | None:
         """The shape to pad the plan to, or None when no graph is made for its kind of step."""
         lines, tokens = len(plan.rows), plan.num_tokens
+        if self._failed:
+            return None
         if tokens == lines:
             at = bisect_left(self._lines, lines)
             return self.decode(self._lines[at]) if at < len(self._lines) else None
@@ -116,7 +128,12 @@ class StepGraphs:
         if replay is not None:
             return replay()
         outcome = self._compute(shape)
-        self._replays[shape] = self._capture(self._compute, shape)
+        try:
+            self._replays[shape] = self._capture(self._compute, shape)
+        except RuntimeError as problem:
+            # A model that needs the host within a step cannot be captured; it still runs.
+            log.warning("graphs are off: a step of %d tokens could not be captured: %s", shape.tokens, problem)
+            self._failed = True
         return outcome
 
     @property
@@ -128,6 +145,8 @@ class StepGraphs:
     @property
     def missing(self) -> StepShape | None:
         """The next shape that is worth making ahead of its use."""
+        if self._failed:
+            return None
         shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
         shapes += [self.mixed(n, tokens) for tokens in reversed(self._mixed_tokens) for n in self._mixed_lines]
         return next((shape for shape in shapes if shape not in self._replays), None)

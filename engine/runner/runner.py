@@ -60,8 +60,14 @@ class DeviceRunner:
         if device.type == "cuda":
             longest = min(token_budget, info.max_model_len - 1)
             some = min(8, max_rows - 1)
-            self._unseen = [(0, first, longest) for first in (longest, 0) if first + longest < info.max_model_len]
-            self._unseen += [(some, 0, count) for count in (longest - some, 1024, 100) if 0 < count <= longest - some]
+            large = [(0, longest, longest), (0, 0, longest), (some, 0, longest - some)]
+            # each height of attention's tiles, with keys split over programs and not
+            small = [(some, first, count) for first in (2048, 0) for count in (3, 7, 15, 100, 1024)]
+            self._unseen = [
+                (lines, first, count)
+                for lines, first, count in small + large
+                if 0 < count <= longest - lines and first + count < info.max_model_len
+            ]
         if capture is not None:
             self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len)
 

@@ -198,3 +198,16 @@ def test_a_prompt_beside_decode_lines_draws_the_same_tokens(checkpoint: Path, de
         drawn.append((tokens_so_far, both, runner.launch(after).wait().tokens))
     assert drawn[0] == drawn[1]
     assert any(0 < shape.num_single < shape.lines for shape in recorder.captured)
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(compute: Compute, shape: StepShape) -> Replay:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    given = prompts(3, torch.Generator().manual_seed(3))
+    runner = make_runner(checkpoint, None)
+    want = greedy(runner, given, steps=3)
+    runner._graphs = StepGraphs(runner.compute, refuse, 16, 512, runner.info.max_model_len)
+    assert greedy(runner, given, steps=3) == want
+    assert caplog.text.count("graphs are off") == 1
+    assert not runner.idle()
