@@ -57,7 +57,9 @@ def add(
     model_repository: RepositoryOption = REPOSITORY,
     tokenizer: Annotated[bool, typer.Option(help="Also write NAME_tokenizer.")] = True,
     ensemble: Annotated[bool, typer.Option(help="Also write NAME_ensemble; needs the tokenizer.")] = True,
-    frontends: Annotated[int, typer.Option(min=1, help="Frontend processes over the one engine.")] = 2,
+    frontends: Annotated[
+        int | None, typer.Option(min=1, help="Frontend processes over the one engine; 4 with a GPU, else 2.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting as KEY=VALUE, such as cache.num_blocks=4096.")
     ] = None,
@@ -71,7 +73,7 @@ def add(
             settings=_settings(set_ or []),
             tokenizer=tokenizer or ensemble,
             ensemble=ensemble,
-            frontends=frontends,
+            frontends=frontends or launcher.default_frontends(),
         )
         Tokenizer.from_folder(checkpoint)
         if ChatTemplate.from_folder(checkpoint) is None:

@@ -104,3 +104,11 @@ def test_load_failures_are_read_from_the_servers_log() -> None:
 )
 def test_progress_is_shown_for_people(report: Progress, text: str) -> None:
     assert serve_loop.amount(report) == text
+
+
+@pytest.mark.parametrize(("gpu", "frontends"), [(True, 4), (False, 2)])
+def test_a_new_model_has_more_frontends_where_a_gpu_feeds_them(
+    gpu: bool, frontends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "has_gpu", lambda: gpu)
+    assert launcher.default_frontends() == frontends
