@@ -53,6 +53,9 @@ async def relay(
 ) -> AsyncGenerator[tuple[int, Piece], None]:
     """(generation index, piece) as pieces come. Leaving early cancels all of them; one that fails fails them all.
 
+    Nothing is given out before each generation has said something: a request of which one prompt is refused then still
+    fails with its own status, however fast the others are.
+
     stopped: indices whose generation is to be cancelled; the caller adds to it while it handles a piece.
     """
     if len(generations) == 1:
@@ -67,6 +70,8 @@ async def relay(
     for generation in generations:
         tasks.append(asyncio.create_task(_feed(router, generation, len(tasks), queue)))
     live = set(range(len(tasks)))
+    silent = set(live)
+    held: list[tuple[int, Piece]] = []
     try:
         while live:
             number, item = await queue.get()
@@ -74,13 +79,21 @@ async def relay(
                 continue
             if isinstance(item, BaseException):
                 raise item
+            silent.discard(number)
             if item is None:
                 live.discard(number)
+            else:
+                held.append((number, item))
+            if silent:
                 continue
-            yield number, item
-            if number in stopped:
-                live.discard(number)
-                tasks[number].cancel()
+            for number, piece in held:
+                if number in stopped:
+                    continue
+                yield number, piece
+                if number in stopped:
+                    live.discard(number)
+                    tasks[number].cancel()
+            held.clear()
     except BackendError:
         # What failed one mostly fails them all. Cancelling calls that are ending anyway is what older tritonservers
         # crash on (server issue 8034), so they get a moment to end by themselves.
