@@ -21,7 +21,7 @@ import msgspec
 from engine.api import Engine
 from engine.config import EngineConfig
 from engine.types import RequestInput, SamplingParams, TokenEvent
-from perf.serving import provenance
+from perf.serving import publish
 from perf.workload import Answer, Request, Spec, parse, requests, summary, warm_requests
 
 
@@ -126,14 +126,7 @@ def main() -> None:
     for i, text in enumerate(args.specs):
         spec = parse(text, args.seed + i)
         figures, answers = measure(engine, spec, args.low, args.high)
-        line = json.dumps({"label": args.label, "via": "in process", **figures, **provenance()})
-        print(line, flush=True)
-        if args.json:
-            with open(args.json, "a") as file:
-                file.write(line + "\n")
-        if args.ids:
-            with open(args.ids, "a") as file:
-                file.write(json.dumps({"spec": spec.text, "ids": sorted(a.ids for a in answers)}) + "\n")
+        publish({"label": args.label, "via": "in process", **figures}, spec, answers, args.json, args.ids)
         failed += figures["failed"]
     engine.close()
     sys.exit(1 if failed else 0)

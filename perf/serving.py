@@ -20,7 +20,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from perf.workload import Answer, Request, Spec, parse, requests, summary, warm_requests
@@ -278,6 +278,20 @@ def provenance() -> dict[str, Any]:
     return {"commit": commit or os.environ.get("NEREID_COMMIT", "unknown"), "python": platform.python_version()}
 
 
+def publish(
+    figures: Mapping[str, Any], spec: Spec, answers: Sequence[Answer], json_file: str | None, ids_file: str | None
+) -> None:
+    """Print a result with its provenance as one JSON line; append it, and the answers' ids, to the files given."""
+    line = json.dumps({**figures, **provenance()})
+    print(line, flush=True)
+    if json_file:
+        with open(json_file, "a") as file:
+            file.write(line + "\n")
+    if ids_file:
+        with open(ids_file, "a") as file:
+            file.write(json.dumps({"spec": spec.text, "ids": sorted(a.ids for a in answers)}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     server = parser.add_mutually_exclusive_group(required=True)
@@ -304,14 +318,8 @@ def main() -> None:
     failed = 0
     for spec in specs:
         figures, answers = measure(transport, spec, args.processes, args.low, args.high)
-        line = json.dumps({"label": args.label, "via": "grpc" if args.grpc else "openai", **figures, **provenance()})
-        print(line, flush=True)
-        if args.json:
-            with open(args.json, "a") as file:
-                file.write(line + "\n")
-        if args.ids:
-            with open(args.ids, "a") as file:
-                file.write(json.dumps({"spec": spec.text, "ids": sorted(a.ids for a in answers)}) + "\n")
+        via = "grpc" if args.grpc else "openai"
+        publish({"label": args.label, "via": via, **figures}, spec, answers, args.json, args.ids)
         failed += figures["failed"]
     sys.exit(1 if failed else 0)
 

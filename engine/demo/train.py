@@ -20,15 +20,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.demo.corpus import END, Document, split
+from engine.demo.make import CHAT_TEMPLATE, SPECIAL
 
 VOCAB, CONTEXT, BATCH = 4096, 512, 128
-SPECIAL = [END, "<|im_start|>", "<|im_end|>"]
 REPEATS = {"source": 1, "prose": 1, "chat": 2}
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ def train_tokenizer(texts: list[Document]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCAB, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator((d.text for d in texts), trainer)
     return tokenizer
