@@ -1,8 +1,9 @@
 """Model folders without weights, for measurements: a published shape and a tokenizer that can name every token id.
 
-    python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …]
+    python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …] [PATH/llama-3.1-8b …] [--layers 8]
 
-Serve one with load_format "dummy": the weights are seeded random numbers.
+A name of the list below, or a folder that holds a published config.json. Serve one with load_format "dummy": the weights
+are seeded random numbers.
 """
 
 from __future__ import annotations
@@ -41,6 +42,33 @@ QWEN3: dict[str, Any] = {
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-4b": {**QWEN3, "hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
     "qwen3-8b": {**QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False},
+    # text part of google/gemma-3-4b-pt
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 2,
+        "eos_token_id": [1, 106],
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1000000,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 262208,
+    },
     # for tests of the harness on a machine without a GPU
     "tiny": {
         **QWEN3,
@@ -59,15 +87,28 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, name: str) -> Path:
-    """Writes FOLDER/NAME with config.json and tokenizer.json; returns it."""
-    config = SHAPES[name]
-    target = folder / name
+def write(folder: Path, name: str, layers: int | None = None) -> Path:
+    """Writes FOLDER/NAME with config.json and tokenizer.json; returns it.
+
+    `name` is of SHAPES, or a folder with a config.json; `layers` keeps the first so many, for a model too large for
+    one GPU.
+    """
+    config = SHAPES[name] if name in SHAPES else json.loads((Path(name) / "config.json").read_text())
+    if layers is not None:
+        config = _first_layers(config, layers)
+    target = folder / Path(name).name
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=1))
     (target / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     _write_tokenizer(target / "tokenizer.json", config["vocab_size"])
     return target
+
+
+def _first_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The same shape with fewer layers: lists with an entry for each layer are cut too."""
+    whole = config["num_hidden_layers"]
+    cut = {k: v[:layers] for k, v in config.items() if isinstance(v, list) and len(v) >= whole}
+    return {**config, **cut, "num_hidden_layers": layers}
 
 
 def _write_tokenizer(file: Path, size: int) -> None:
@@ -95,10 +136,11 @@ def _write_tokenizer(file: Path, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="+", choices=sorted(SHAPES))
+    parser.add_argument("names", nargs="+", help=f"of {', '.join(SHAPES)}, or a folder with a config.json")
+    parser.add_argument("--layers", type=int, help="keep the first so many layers")
     args = parser.parse_args()
     for name in args.names:
-        print(write(args.folder, name))
+        print(write(args.folder, name, args.layers))
 
 
 if __name__ == "__main__":
