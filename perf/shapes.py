@@ -2,8 +2,8 @@
 
     python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …] [PATH/llama-3.1-8b …] [--layers 8]
 
-A name of the list below, or a folder that holds a published config.json. Serve one with load_format "dummy": the weights
-are seeded random numbers.
+A name of the list below, or a folder that holds a published config.json. Serve one with load_format "dummy": the
+weights are seeded random numbers.
 """
 
 from __future__ import annotations
