@@ -160,6 +160,11 @@ class Inputs:
         )
         return batch, Lines(rows, out_rows, context_len)
 
+    def last(self, shape: StepShape) -> torch.Tensor:
+        """[B] int64: where the last token of each line stands in the staged step."""
+        start = _layout(shape.lines, shape.tokens)[4].start
+        return self._words[start : start + shape.lines].long()
+
 
 def places(plan: StepPlan, padded: StepShape) -> Words:
     """Where a plan's lines stand in a padded step: those of one token, dummies up to num_single, then the rest."""

@@ -88,6 +88,10 @@ class DeviceRunner:
         self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
             x, drawn = self._graphs.run(padded)
+            if wishes.num_logprobs is not None:
+                # A graph that kept its logits would hold memory for every shape: the last product is done again.
+                logits = self._decoder.logits(x[self._inputs.last(padded)])
+                drawn = self._sampler.explain(logits, drawn, wishes.num_logprobs)
         else:
             lengths = [a + b for a, b in zip(plan.first, plan.count, strict=True)]
             x, drawn = self.compute(shape, wishes, lengths)

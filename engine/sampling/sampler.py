@@ -14,7 +14,7 @@ from kernels import Ops
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a step's lines ask for beyond a draw. With none of it, sampling does no work on the host.
+    """What a step's lines ask for beyond a draw. `plain` ones leave the draw to the device alone.
 
     edits: (line, its row's edits, its row's tokens [L]). num_logprobs: the most that a line asked for, or None.
     """
@@ -25,7 +25,7 @@ class Wishes:
 
     @property
     def plain(self) -> bool:
-        return not self.edits and not self.penalties and self.num_logprobs is None
+        return not self.edits and not self.penalties
 
 
 PLAIN = Wishes()
@@ -81,6 +81,9 @@ class Sampler:
         tokens = self._ops.sample(
             final, params.temperature, params.top_k, params.top_p, params.min_p, params.seeds, lengths
         )
-        if wishes.num_logprobs is None:
-            return Drawn(tokens)
-        return Drawn(tokens, self._ops.logprobs(logits, tokens.clamp(min=0), wishes.num_logprobs))
+        drawn = Drawn(tokens)
+        return drawn if wishes.num_logprobs is None else self.explain(logits, drawn, wishes.num_logprobs)
+
+    def explain(self, logits: torch.Tensor, drawn: Drawn, num_logprobs: int) -> Drawn:
+        """The same draw with log-probabilities of its tokens and of the `num_logprobs` likeliest, logits [B, V]."""
+        return Drawn(drawn.tokens, self._ops.logprobs(logits, drawn.tokens.clamp(min=0), num_logprobs))

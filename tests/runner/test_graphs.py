@@ -18,7 +18,7 @@ from engine.runner import build
 from engine.runner.graphs import Compute, Outcome, Replay, StepGraphs
 from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
-from engine.types import SamplingParams
+from engine.types import SamplingParams, TokenLogprobs
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -79,9 +79,12 @@ def make_runner(checkpoint: Path, recorder: Recorder | None, max_rows: int = 16)
     return runner
 
 
-def greedy(runner: DeviceRunner, prompts: list[list[int]], steps: int) -> list[list[int]]:
-    """Each prompt alone in a step of its own, then all of them together, token by token."""
-    params = SamplingParams(temperature=0.0, max_tokens=64)
+def greedy(
+    runner: DeviceRunner, prompts: list[list[int]], steps: int, heard: list[TokenLogprobs] | None = None
+) -> list[list[int]]:
+    """Each prompt alone in a step of its own, then all of them together, token by token. heard: takes what is said of
+    each token, if it is given."""
+    params = SamplingParams(temperature=0.0, max_tokens=64, logprobs=None if heard is None else 3)
     tokens = []
     for row, prompt in enumerate(prompts):
         blocks = tuple(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW))
@@ -94,14 +97,19 @@ def greedy(runner: DeviceRunner, prompts: list[list[int]], steps: int) -> list[l
             starts=[RowStart(row, prompt, len(prompt), params)],
             block_writes=[BlockWrite(0, row, 0, blocks)],
         )
-        tokens.append(list(runner.launch(plan).wait().tokens))
+        result = runner.launch(plan).wait()
+        tokens.append(list(result.tokens))
+        if heard is not None:
+            heard.append(result.logprobs[0])
     lengths = [len(prompt) for prompt in prompts]
     rows = list(range(len(prompts)))
     for step in range(steps):
         first = [length + step for length in lengths]
-        drawn = runner.launch(StepPlan(100 + step, rows, first, [1] * len(rows), [True] * len(rows))).wait().tokens
-        for row, token in enumerate(drawn):
+        result = runner.launch(StepPlan(100 + step, rows, first, [1] * len(rows), [True] * len(rows))).wait()
+        for row, token in enumerate(result.tokens):
             tokens[row].append(token)
+        if heard is not None:
+            heard += [result.logprobs[row] for row in rows]
     return tokens
 
 
@@ -119,6 +127,21 @@ def test_padded_steps_draw_the_same_tokens(checkpoint: Path, lines: int, shape: 
     assert recorder.captured[-1] == StepShape(shape, shape, shape, 1, 256)
     assert len(recorder.replayed) >= 5
     assert len(set(recorder.captured)) == len(recorder.captured)
+
+
+@pytest.mark.parametrize("lines", [1, 5, 9, 16])
+def test_padded_steps_say_the_same_of_their_tokens(checkpoint: Path, lines: int) -> None:
+    given = (prompts(10, torch.Generator().manual_seed(lines)) * 2)[:lines]
+    recorder = Recorder()
+    padded: list[TokenLogprobs] = []
+    eager: list[TokenLogprobs] = []
+    assert greedy(make_runner(checkpoint, recorder), given, 3, padded) == greedy(
+        make_runner(checkpoint, None), given, 3, eager
+    )
+    assert len(recorder.replayed) >= 2
+    for a, b in zip(padded, eager, strict=True):
+        assert a.ids == b.ids
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
 def test_a_prompt_is_padded_by_a_dummy_line(checkpoint: Path) -> None:
