@@ -122,10 +122,11 @@ def main() -> None:
     parser.add_argument("--env", default="true", help="shell line before vllm")
     parser.add_argument("--label", default="")
     parser.add_argument("--low", type=int, default=1000)
-    parser.add_argument("--high", type=int, default=100_000)
+    parser.add_argument("--high", type=int, default=100_000, help="token ids stay below this and the vocabulary's size")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds to wait before the first row")
     args = parser.parse_args()
     model, log = args.models / args.model, args.json.with_suffix(f".{args.server}.log")
+    high = min(args.high, json.loads((model / "config.json").read_text())["vocab_size"])
     transport: Transport
     with tempfile.TemporaryDirectory() as scratch:
         if args.server == "nereid":
@@ -152,7 +153,7 @@ def main() -> None:
             record({"row": "start", "ready_s": round(seconds, 2)})
             time.sleep(args.settle)
             for name, text in [(name, ROWS[name]) for name in args.rows] + [(text, text) for text in args.specs]:
-                figures, _ = measure(transport, parse(text), args.processes, args.low, args.high)
+                figures, _ = measure(transport, parse(text), args.processes, args.low, high)
                 record({"row": name, **figures})
                 print(brief(name, figures), flush=True)
                 if figures["failed"] == figures["requests"]:
