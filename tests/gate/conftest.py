@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
@@ -24,32 +25,51 @@ FIGURES: list[Figure] = []
 
 Record = Callable[[Verdict], Verdict]
 
-
-# What `make test` plays of a family: the engine in chunks and with its prefix cache, the device side far out.
-QUICK = (("test_engine.py::test_batched", "chunk-7"), ("test_past_4096", "float32"), ("test_warm_prefix", ""))
+# What `make test` plays of a family: the engine in chunks and with its prefix cache, the device side far out, and
+# what is broken on purpose.
+QUICK = (
+    ("test_engine.py::test_batched", "chunk-7"),
+    ("test_past_4096", "float32"),
+    ("test_warm_prefix", ""),
+    ("test_a_broken_part_fails", "float32"),
+)
+QUICK_SEQUENCES, QUICK_LONG = 12, 4200
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the rest of the families' matrix to `make gate`. Golden data is made once, and that may take a while."""
-    for item in items:
-        if "tests/gate/" in item.nodeid:
-            item.add_marker(pytest.mark.timeout(600))
+    """Leave the rest of the families' matrix to `make gate`. Golden data is made once, and that may take a while.
+
+    On a GPU each shape and dtype is a group of its own for xdist: golden data was brought there, and compiling is what
+    takes time.
+    """
+    cuda = config.getoption("--device") == "cuda"
     complete = config.getoption("--complete")
-    later = [item for item in items if _of_a_family(item) and not _played(item, complete)]
+    later = []
+    for item in items:
+        if "tests/gate/" not in item.nodeid:
+            continue
+        item.add_marker(pytest.mark.timeout(600))
+        if cuda:
+            item.add_marker(pytest.mark.xdist_group(_dtype_of(item)))
+        elif item.get_closest_marker("gpu"):
+            later.append(item)
+        if not complete and _of_a_family(item) and not any(a in item.nodeid and b in item.nodeid for a, b in QUICK):
+            later.append(item)
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]
 
 
-def _played(item: pytest.Item, complete: bool) -> bool:
-    """Parts of some families add so little to the residual stream that bfloat16's limits would let them be broken."""
-    if complete:
-        return not ("_fails" in item.name and "bfloat16" in item.name)
-    return any(a in item.nodeid and b in item.nodeid for a, b in QUICK)
+def _params(item: pytest.Item) -> dict[str, Any]:
+    played = getattr(item, "callspec", None)
+    return {} if played is None else played.params
+
+
+def _dtype_of(item: pytest.Item) -> str:
+    return str(_params(item).get("dtype", "float32"))
 
 
 def _of_a_family(item: pytest.Item) -> bool:
-    played = getattr(item, "callspec", None)
-    return played is not None and played.params.get("shape") in FAMILIES
+    return _params(item).get("shape") in FAMILIES
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,9 +89,14 @@ def as_param(shape: Shape) -> Any:
 
 @pytest.fixture(scope="session", params=[as_param(shape) for shape in (*SHAPES, *FAMILIES)])
 def shape(request: pytest.FixtureRequest) -> Shape:
-    """Without --complete the families have a quarter of their sequences."""
-    few = request.param in FAMILIES and not request.config.getoption("--complete")
-    return replace_fields(request.param, sequences=12) if few else request.param
+    """Without --complete the long prompt is shorter, and the families have a quarter of their sequences."""
+    return request.param if request.config.getoption("--complete") else quick(request.param)
+
+
+def quick(shape: Shape) -> Shape:
+    """The shape as `make test` plays it."""
+    few = QUICK_SEQUENCES if shape in FAMILIES else shape.sequences
+    return replace_fields(shape, sequences=few, long_prompt=QUICK_LONG)
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +115,7 @@ def config(shape: Shape, truth: Golden, device: str, dtype: str) -> EngineConfig
     """An engine that holds every sequence of the gate at once."""
     return EngineConfig(
         model=str(truth.folder),
-        max_model_len=4400,
+        max_model_len=shape.long_prompt + 200,
         scheduler=SchedulerConfig(max_rows=48, token_budget=8192),
         cache=CacheConfig(block_size=shape.block_size, num_blocks=1024 * 16 // shape.block_size),
         runtime=RuntimeConfig(device=device, dtype=dtype),
@@ -109,16 +134,39 @@ def record(request: pytest.FixtureRequest) -> Record:
     shape, dtype = request.getfixturevalue("shape").name, request.getfixturevalue("dtype")
     part = request.node.module.__name__.rpartition(".test_")[2]
     test, _, words = request.node.name.removeprefix("test_").partition("[")
-    broken = test.endswith("_fails")
+    words = "-".join(word for word in words.partition("]")[0].split("-") if word)
     for known in (shape, dtype):
         words = words.replace(known, "")
-    case = " ".join((part + ":", *test.removesuffix("_fails").split("_"), words.strip("-]")))
+    broken = test.endswith("_fails")
+    case = " ".join((part + ":", *test.removesuffix("_fails").split("_"), words.strip("-")))
 
-    def keep(verdict: Verdict) -> Verdict:
-        FIGURES.append(Figure(shape, dtype, case.strip(), broken, verdict))
-        return verdict
+    return lambda verdict: keep(request.node, shape, dtype, case.strip(), broken, verdict)
 
-    return keep
+
+def keep(item: pytest.Item, shape: str, dtype: str, case: str, broken: bool, verdict: Verdict) -> Verdict:
+    """Put a verdict into the table. Properties of a report reach the process that prints it, wherever the test ran."""
+    item.user_properties.append(("figure", asdict(Figure(shape, dtype, case, broken, verdict))))
+    return verdict
+
+
+class Figures:
+    """Gathers what tests measured, and keeps the file of --figures up to date: a stopped run leaves its part."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call":
+            return
+        found = [value for name, value in report.user_properties if name == "figure"]
+        FIGURES.extend(Figure(**{**value, "verdict": Verdict(**value["verdict"])}) for value in found)
+        if found and self._path is not None:
+            self._path.write_text(markdown(FIGURES))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Figures(config.getoption("--figures")))
 
 
 def changed(config: EngineConfig, **changes: object) -> EngineConfig:
@@ -137,5 +185,3 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("correctness gate")
     for figure in FIGURES:
         terminalreporter.write_line(str(figure))
-    if path := terminalreporter.config.getoption("--figures"):
-        path.write_text(markdown(FIGURES))

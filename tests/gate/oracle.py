@@ -2,7 +2,8 @@
 position, in float32 and in bfloat16.
 
 Made once and kept in a folder keyed by the shape and by this file, so that later runs (and machines without
-transformers, such as a GPU box) only read it.
+transformers, such as a GPU box) only read it. It is stored small, to be carried there: weights and logits in bfloat16
+where that loses nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def golden(shape: Shape, cache: Path) -> Golden:
             Sequence(
                 file[f"{i}.prompt"].tolist(),
                 file[f"{i}.forced"].tolist(),
-                {dtype: file[f"{i}.{dtype}"] for dtype in DTYPES},
+                {dtype: _logprobs(file[f"{i}.{dtype}"]) for dtype in DTYPES},
             )
             for i in range(count)
         ]
@@ -76,7 +77,8 @@ def golden(shape: Shape, cache: Path) -> Golden:
 
 def _make(shape: Shape, folder: Path) -> None:
     model = random_model(shape)
-    model.save_pretrained(folder)
+    halves = {name: t.bfloat16() if t.is_floating_point() else t for name, t in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=halves)
     generator = np.random.default_rng(SEED)
     lengths = [*EDGES, *generator.integers(4, 257, NUM_SEQUENCES - len(EDGES)).tolist()]
     lengths = [*lengths[:: NUM_SEQUENCES // shape.sequences], shape.long_prompt]
@@ -90,9 +92,16 @@ def _make(shape: Shape, folder: Path) -> None:
         for i, prompt in enumerate(prompts):
             tokens = torch.tensor([[*prompt, *kept[f"{i}.forced"]]])
             with torch.inference_mode():
-                logits = model(tokens, logits_to_keep=FORCED + 1).logits[0].float()
-            kept[f"{i}.{dtype}"] = logits.log_softmax(-1).numpy()
-    np.savez(folder / "golden.npz", **kept)
+                logits = model(tokens, logits_to_keep=FORCED + 1).logits[0]
+            # numpy knows no bfloat16: its bits are kept
+            kept[f"{i}.{dtype}"] = (logits.view(torch.int16) if logits.dtype == torch.bfloat16 else logits).numpy()
+    np.savez_compressed(folder / "golden.npz", **kept)
+
+
+def _logprobs(kept: np.ndarray) -> np.ndarray:
+    logits = torch.from_numpy(kept)
+    logits = logits.view(torch.bfloat16) if logits.dtype == torch.int16 else logits
+    return logits.float().log_softmax(-1).numpy()
 
 
 def random_model(shape: Shape) -> Any:

@@ -16,7 +16,7 @@ VOCAB = 512
 class Shape:
     """`config` holds keyword arguments of the transformers config class `kind`Config.
 
-    long_prompt is the length of the one long prompt, past 4,096 positions. block_size is that of the engine's cache.
+    long_prompt is the length of the one long prompt. block_size is that of the engine's cache.
     sequences is how many others there are. branch scales what each part adds to the residual stream, and router the
     scores of experts: in bfloat16 transformers itself would stray beyond the limits without.
     """
@@ -24,7 +24,7 @@ class Shape:
     name: str
     kind: str
     config: dict[str, Any] = field(hash=False)
-    long_prompt: int = 4200
+    long_prompt: int = 8192
     block_size: int = 16
     sequences: int = 48
     branch: float = 0.5
@@ -33,7 +33,7 @@ class Shape:
 
 COMMON = {
     "vocab_size": VOCAB,
-    "max_position_embeddings": 8192,
+    "max_position_embeddings": 8448,
     "num_hidden_layers": 2,
     "initializer_range": 0.02,
     "bos_token_id": None,

@@ -35,12 +35,20 @@ def start(config: EngineConfig) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "overlap"),
-    [(1, True), (7, True), (0, True), (0, False)],
-    ids=["chunk-1", "chunk-7", "chunk-all", "chunk-all-no-overlap"],
+    ("chunk", "switches"),
+    [
+        pytest.param(1, {}, id="chunk-1"),
+        pytest.param(7, {}, id="chunk-7"),
+        pytest.param(0, {}, id="chunk-all"),
+        pytest.param(0, {"overlap": False}, id="chunk-all-no-overlap"),
+        pytest.param(0, {"graphs": False}, id="chunk-all-no-graphs", marks=pytest.mark.gpu),
+        pytest.param(0, {"dependent_launch": False}, id="chunk-all-no-dependent-launch", marks=pytest.mark.gpu),
+    ],
 )
-def test_batched(start: Start, truth: Golden, dtype: str, chunk: int, overlap: bool, record: Record) -> None:
-    player = EnginePlayer(start(overlap=overlap, chunk_size=chunk, prefix_cache=False))
+def test_batched(
+    start: Start, truth: Golden, dtype: str, chunk: int, switches: dict[str, bool], record: Record
+) -> None:
+    player = EnginePlayer(start(**switches, chunk_size=chunk, prefix_cache=False))
     verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
     assert verdict.positions == len(truth.sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict

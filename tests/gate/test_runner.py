@@ -9,11 +9,13 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from engine.config import EngineConfig
 from engine.core.plan import BlockWrite
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
-from tests.gate.conftest import Record
+from tests.gate.conftest import Record, changed
 from tests.gate.oracle import FORCED, Golden
 from tests.gate.plans import PlanPlayer
 from tests.gate.verdict import judge
@@ -28,16 +30,27 @@ def test_batched(runner: DeviceRunner, truth: Golden, dtype: str, record: Record
     assert verdict.passes(dtype), verdict
 
 
-def test_past_4096_positions(runner: DeviceRunner, truth: Golden, dtype: str, record: Record) -> None:
+# A whole prompt in one step takes other kernels, but no other references.
+@pytest.mark.parametrize(
+    "chunk", [512, pytest.param(WHOLE, marks=pytest.mark.gpu)], ids=["chunks-of-512", "in-one-step"]
+)
+def test_past_4096_positions(runner: DeviceRunner, truth: Golden, dtype: str, chunk: int, record: Record) -> None:
     assert len(truth.long.prompt) > 4096
-    played = PlanPlayer(runner, chunk=512).play([truth.long])
+    played = PlanPlayer(runner, chunk).play([truth.long])
     verdict = record(judge([truth.long], played, dtype))
     assert verdict.positions == FORCED + 1
     assert verdict.passes(dtype), verdict
 
 
+def test_a_rerun_is_bit_identical(config: EngineConfig, runner: DeviceRunner, truth: Golden) -> None:
+    """The same plans on the same runner and on a fresh one: same tokens, same bits of every log-probability."""
+    first = PlanPlayer(runner, 64).play(truth.sequences)
+    assert PlanPlayer(runner, 64).play(truth.sequences) == first
+    assert PlanPlayer(build_runner(config), 64).play(truth.sequences) == first
+
+
 def test_a_rope_position_off_by_one_fails(config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
-    runner = build_runner(config)
+    runner = build_runner(changed(config, graphs=False))
     for layer in runner._decoder.layers:
         ops = vars(layer.mixer._ops)
         late = {name: queries_one_late(ops[name]) for name in ("rope_kv_write", "latent_write", "shared_kv_write")}

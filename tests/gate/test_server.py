@@ -16,7 +16,8 @@ from engine.serving import repository
 from engine.types import TokenLogprobs
 from tests.e2e.harness import Call, Server
 from tests.gate.conftest import Record, as_param
-from tests.gate.oracle import FORCED, NUM_SEQUENCES, Golden, Sequence
+from tests.gate.families import FAMILIES
+from tests.gate.oracle import FORCED, Golden, Sequence
 from tests.gate.shapes import SHAPES, VOCAB, Shape
 from tests.gate.verdict import NUM_LOGPROBS, judge
 
@@ -24,7 +25,7 @@ STREAMS = 16
 
 
 @pytest.fixture
-def server(truth: Golden, device: str, dtype: str, tmp_path: Path) -> Iterator[Server]:
+def server(shape: Shape, truth: Golden, device: str, dtype: str, tmp_path: Path) -> Iterator[Server]:
     """A tritonserver that serves the shape's checkpoint as `golden`, with a tokenizer of one word a token."""
     models = tmp_path / "models"
     words = Tokenizer(WordLevel({f"t{i}": i for i in range(VOCAB)}, unk_token="t0"))
@@ -32,7 +33,8 @@ def server(truth: Golden, device: str, dtype: str, tmp_path: Path) -> Iterator[S
     settings = {
         "model": str(truth.folder),
         "tokenizer": str(tmp_path),
-        "max_model_len": "4400",
+        "max_model_len": "512",
+        "cache.block_size": str(shape.block_size),
         "runtime.device": device,
         "runtime.dtype": dtype,
     }
@@ -44,13 +46,13 @@ def server(truth: Golden, device: str, dtype: str, tmp_path: Path) -> Iterator[S
         running.stop()
 
 
-# One shape is enough: what a server adds knows nothing of shapes.
-@pytest.mark.parametrize("shape", [as_param(SHAPES[0])], indirect=True)
+# A server knows nothing of dense shapes, so one of them is enough; families differ in the state that it holds for them.
+@pytest.mark.parametrize("shape", [as_param(shape) for shape in (SHAPES[0], *FAMILIES)], indirect=True)
 def test_over_grpc(server: Server, shape: Shape, truth: Golden, dtype: str, record: Record) -> None:
     with ThreadPoolExecutor(STREAMS) as pool:
         played = list(pool.map(lambda sequence: play(server, sequence), truth.sequences))
     verdict = record(judge(truth.sequences, played, dtype))
-    assert verdict.positions == NUM_SEQUENCES * (FORCED + 1)
+    assert verdict.positions == len(truth.sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 

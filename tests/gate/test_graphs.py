@@ -1,0 +1,87 @@
+"""The gate through graphs: steps at exactly a graph's size, and padded up to one.
+
+On CPU a replay computes the padded step again, which shows the padding; on a GPU it is a CUDA graph's.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.runner.build import build_runner
+from engine.runner.graphs import StepGraphs
+from engine.runner.inputs import StepShape
+from engine.runner.runner import DeviceRunner
+from tests.gate.conftest import Record
+from tests.gate.oracle import FORCED, Golden
+from tests.gate.plans import PlanPlayer
+from tests.gate.verdict import judge
+from tests.runner.test_graphs import Recorder
+
+WHOLE = 1 << 20
+
+
+class Replayed:
+    """A runner whose steps are replayed, and the shapes of those that were."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.runner: DeviceRunner = build_runner(config)
+        if self.runner.graphs is None:
+            rows, budget = config.scheduler.max_rows, config.scheduler.token_budget
+            recorder = Recorder()
+            self.runner._graphs = StepGraphs(
+                self.runner.compute, recorder, rows, budget, self.runner.info.max_model_len
+            )
+        graphs = self.runner.graphs
+        assert graphs is not None
+        self.graphs = graphs
+        self.shapes: list[StepShape] = []
+        run = graphs.run
+
+        def noted(shape: StepShape) -> object:
+            outcome = run(shape)
+            self.shapes.append(shape)
+            return outcome
+
+        graphs.run = noted  # type: ignore[method-assign, assignment]
+
+    def captured(self, shape: StepShape) -> bool:
+        return shape in self.graphs._replays
+
+
+@pytest.fixture(scope="module")
+def replayed(config: EngineConfig) -> Replayed:
+    return Replayed(config)
+
+
+SIZES = [(1, 1), (5, 8), (8, 8), (9, 16), (16, 16)]
+
+
+@pytest.mark.parametrize(("lines", "size"), SIZES, ids=[f"{lines} in {size}" for lines, size in SIZES])
+def test_decoding(replayed: Replayed, truth: Golden, dtype: str, lines: int, size: int, record: Record) -> None:
+    """FORCED steps of so many lines in a graph of that size; the first of them makes it."""
+    sequences = truth.sequences[-lines:]
+    replayed.shapes.clear()
+    verdict = record(judge(sequences, PlanPlayer(replayed.runner, WHOLE).play(sequences), dtype))
+    shape = replayed.graphs.decode(size)
+    assert replayed.captured(shape)
+    assert replayed.shapes[-FORCED:] == [shape] * FORCED
+    assert verdict.positions == lines * (FORCED + 1)
+    assert verdict.passes(dtype), verdict
+
+
+def test_a_prompt_beside_decoding_lines(replayed: Replayed, truth: Golden, dtype: str, record: Record) -> None:
+    """Eight lines decode when a prompt joins them, in one graph."""
+    late = max(truth.sequences[9:], key=lambda sequence: len(sequence.prompt))
+    player = PlanPlayer(replayed.runner, WHOLE)
+    lines = player.deal([*truth.sequences[1:9], late])
+    player.bind(lines)
+    for _ in range(3):
+        player.advance(lines[:-1])
+    replayed.shapes.clear()
+    player.advance(lines)
+    assert [(shape.num_single, shape.lines) for shape in replayed.shapes] == [(8, 10)]
+    assert replayed.captured(replayed.shapes[0])
+    verdict = record(judge([line.sequence for line in lines], player.finish(lines), dtype))
+    assert verdict.positions == 9 * (FORCED + 1)
+    assert verdict.passes(dtype), verdict
