@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from engine import env
+from engine.serving import catalog
 
 CONTAINER_SERVER = Path("/opt/tritonserver")
 WHEEL_HINT = "pip install 'nereid[server]' (it brings nvidia-pytriton 0.7.0, which carries tritonserver 2.51.0)"
@@ -38,7 +39,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What to serve and where. models empty: all of the repository.
+    """What to serve and where. models empty: all of the repository that have their checkpoint.
 
     shm_bytes: shared memory of each Python-backend instance at its start (it grows by itself).
     """
@@ -145,7 +146,7 @@ def check_numpy() -> None:
 def command(server: Server, options: Options) -> list[str]:
     """The server's command line. Models are loaded explicitly, so that load and unload work and a model whose engine
     cannot come back can take itself out of service."""
-    models = options.models or ("*",)
+    models = options.models or [entry.name for entry in catalog.entries(options.repository) if entry.awaits is None]
     return [
         str(server.binary),
         f"--model-repository={options.repository}",
@@ -203,15 +204,21 @@ def start(options: Options, progress: str | None = None, **popen: object) -> sub
 
 
 def check_models(options: Options) -> None:
-    """Raise LaunchError when the repository, or a model that is asked for, is not there."""
+    """Raise LaunchError when the repository, or a model that is asked for, is not there, or nothing can be served."""
     if not options.repository.is_dir():
         raise LaunchError(f"{options.repository} is not a folder: give the model repository with --model-repository")
-    found = sorted(path.parent.name for path in options.repository.glob("*/config.pbtxt"))
+    found = {entry.name: entry.awaits for entry in catalog.entries(options.repository)}
     if not found:
         raise LaunchError(f"{options.repository} holds no model: write one with `nereid add CHECKPOINT --name NAME`")
     for model in options.models:
         if model not in found:
             raise LaunchError(f"there is no model {model!r} in {options.repository}: there are {', '.join(found)}")
+        if found[model] is not None:
+            raise LaunchError(f"{model} waits for its checkpoint: copy it, or make a link to it, at {found[model]}")
+    if None not in found.values():
+        raise LaunchError(
+            f"no model of {options.repository} has its checkpoint: put one at {next(iter(found.values()))}"
+        )
 
 
 def check_ports(options: Options) -> None:

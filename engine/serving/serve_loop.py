@@ -21,7 +21,7 @@ import zmq
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from engine.serving import launcher, messages
+from engine.serving import catalog, launcher, messages
 
 _LOOK_S = 0.25
 _LINES_KEPT = 200
@@ -53,6 +53,8 @@ def serve(options: launcher.Options, console: Console) -> int:
         )
         _pass_signals(process)
         log = _Log(process, console)
+        if not options.models:
+            _name_waiting(options.repository, console)
         bars.show(process, options.http_port)
         if process.poll() is None:
             _greet(options, console)
@@ -65,6 +67,12 @@ def serve(options: launcher.Options, console: Console) -> int:
         bars.close()
         context.term()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name_waiting(repository: Path, console: Console) -> None:
+    waiting = [entry.name for entry in catalog.entries(repository) if entry.awaits is not None]
+    if waiting:
+        console.print(f"without a checkpoint, so not served: {', '.join(waiting)} (see {repository}/README.md)")
 
 
 def is_ready(http_port: int) -> bool:

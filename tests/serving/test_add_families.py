@@ -11,8 +11,10 @@ from typer.testing import CliRunner, Result
 
 from engine.demo.make import make
 from engine.models.registry import FAMILIES
+from engine.serving import catalog
 from engine.serving.cli import app
 
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
 CONFIGS = Path(__file__).parents[1] / "models" / "configs"
 QUANTIZED = {"qwen3-8b-fp8", "kimi-k2-instruct", "deepseek-v4-flash"}
 
@@ -25,14 +27,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def add(tokenizer: Path, folder: Path, config: dict[str, object]) -> Result:
+def add(tokenizer: Path, folder: Path, config: dict[str, object], name: str = "m", frontends: int = 2) -> Result:
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
     for file in tokenizer.glob("tokenizer*"):
         shutil.copy(file, checkpoint)
     (checkpoint / "config.json").write_text(json.dumps(config))
     repository = str(folder / "repository")
-    return CliRunner().invoke(app, ["add", str(checkpoint), "--name", "m", "--model-repository", repository])
+    words = ["add", str(checkpoint), "--name", name, "--model-repository", repository, "--frontends", str(frontends)]
+    return CliRunner().invoke(app, words)
 
 
 def said(result: Result) -> str:
@@ -64,3 +67,31 @@ def test_a_value_that_is_not_implemented_is_named(tokenizer: Path, tmp_path: Pat
     result = add(tokenizer, tmp_path, {**config, "scoring_func": "tanh"})
     assert result.exit_code == 1
     assert "scoring_func = 'tanh' is not implemented" in said(result)
+
+
+# Entry of model_repository -> a published config of its family.
+ENTRIES = {
+    "deepseek-v2-lite": "deepseek-v2-lite",
+    "deepseek-v4-flash": "deepseek-v4-flash-bf16",
+    "gemma-3-4b": "gemma3-1b",
+    "kimi-k2": "kimi-k2-instruct-as-deepseek_v3",
+    "llama-3.1-8b": "llama-3.1-8b",
+    "mistral-7b": "mistral-7b-v0.3",
+    "qwen3-30b-a3b": "qwen3-30b-a3b",
+    "qwen3-4b": "qwen3-4b",
+    "qwen3.5-4b": "qwen3.5-4b",
+}
+
+
+def test_the_repository_has_an_entry_for_every_family() -> None:
+    assert {e.name for e in catalog.entries(REPOSITORY) if e.awaits is not None} == set(ENTRIES)
+    configs = [json.loads((CONFIGS / f"{file}.json").read_text()) for file in ENTRIES.values()]
+    assert {FAMILIES[config["architectures"][0]] for config in configs} == set(FAMILIES.values())
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_is_what_add_writes_for_a_link_to_a_checkpoint(name: str, tokenizer: Path, tmp_path: Path) -> None:
+    add(tokenizer, tmp_path, json.loads((CONFIGS / f"{ENTRIES[name]}.json").read_text()), name, frontends=4)
+    written = (tmp_path / "repository" / name / "config.pbtxt").read_text()
+    kept = (REPOSITORY / name / "config.pbtxt").read_text()
+    assert kept == written.replace(str(tmp_path / "checkpoint"), "checkpoint")

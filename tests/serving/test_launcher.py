@@ -73,6 +73,24 @@ def test_repository_without_what_is_asked_for_is_a_sentence(tmp_path: Path) -> N
         launcher.start(launcher.Options(repository=tmp_path, models=("dem",)))
 
 
+def test_entries_without_their_checkpoint_are_left_out(tmp_path: Path) -> None:
+    for name, place in (("here", "checkpoint"), ("waits", "checkpoint"), ("astray", "/nowhere")):
+        (tmp_path / name).mkdir()
+        config = f'parameters [ {{ key: "model" value {{ string_value: "{place}" }} }} ]'
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    options = launcher.Options(repository=tmp_path)
+    with pytest.raises(launcher.LaunchError, match="waits for its checkpoint: copy it, or make a link to it, at "):
+        launcher.check_models(launcher.Options(repository=tmp_path, models=("waits",)))
+    (tmp_path / "here" / "checkpoint").mkdir()
+    words = launcher.command(launcher.embedded_server(tmp_path / "cache"), options)
+    # A path that leads nowhere is a mistake, which the server is to report.
+    assert [word for word in words if "load-model" in word] == ["--load-model=astray", "--load-model=here"]
+    shutil.rmtree(tmp_path / "astray")
+    shutil.rmtree(tmp_path / "here")
+    with pytest.raises(launcher.LaunchError, match=r"no model of .* has its checkpoint: put one at "):
+        launcher.check_models(options)
+
+
 def test_port_in_use_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.pbtxt").touch()

@@ -1,0 +1,31 @@
+"""The entries of a model repository, and which of them still wait for a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+_MODEL = re.compile(r'key\s*:\s*"model"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"([^"]+)"')
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A folder with a config.pbtxt. awaits: where a checkpoint belongs that is not there yet."""
+
+    name: str
+    awaits: Path | None = None
+
+
+def entries(repository: Path) -> list[Entry]:
+    """All entries, by name. One waits when its parameter `model` names a place inside it that is empty; a path to
+    somewhere else that leads nowhere is a mistake, which the load reports."""
+    return [_entry(config) for config in sorted(repository.glob("*/config.pbtxt"))]
+
+
+def _entry(config: Path) -> Entry:
+    folder = config.parent
+    found = _MODEL.search(config.read_text())
+    if found is None or Path(found[1]).is_absolute() or (folder / found[1]).exists():
+        return Entry(folder.name)
+    return Entry(folder.name, awaits=folder / found[1])
