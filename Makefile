@@ -12,7 +12,7 @@ RUN   := setup-run
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run demo serve openai test lint type test-gpu gate perf-smoke clean \
+.PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer gate perf-smoke clean \
         setup-web test-web setup-docker test-docker test-image
 
 help:  ## this list
@@ -45,6 +45,9 @@ type: $(SETUP)  ## mypy
 
 test-gpu: $(SETUP)  ## the tests of kernels, which are compiled when there is a CUDA device
 	@$(PY) -m pytest tests/kernels
+
+test-sanitizer: $(SETUP)  ## every kernel under compute-sanitizer, on a GPU
+	@$(PY) -m perf.sanitize
 
 gate: $(SETUP)  ## the correctness gate against transformers
 	@$(PY) -m pytest --complete tests/gate

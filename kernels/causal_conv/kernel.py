@@ -16,7 +16,7 @@ def _input(x, slot, c, source, lo, past, channels, x_stride, WIDTH: tl.constexpr
     return v + tl.load(slot + (WIDTH - 1 + source) * channels + c, mask=c < old, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line"])
 def _conv(
     x,
     weight,
@@ -65,7 +65,7 @@ def _keep(x, slot, c, live, lo, count, past, channels, x_stride, WIDTH: tl.const
         tl.store(slot + w * channels + c, v.to(slot.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line"])
 def _update(
     x,
     state,

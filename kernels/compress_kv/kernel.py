@@ -25,7 +25,7 @@ def _row(kv, gate, slot, p, first, lo, kv_stride, gate_stride, channels, dim, si
     return a, b, ga, gb
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line"])
 def _compress(
     kv,
     gate,

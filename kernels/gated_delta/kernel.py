@@ -21,7 +21,7 @@ def _softplus(x):
     return tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line"])
 def _delta(
     qkv,
     a,

@@ -9,7 +9,7 @@ import triton.language as tl
 SCORE_BYTES = 256 << 20
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line", "last_token"])
 def _score(
     q,
     weights,

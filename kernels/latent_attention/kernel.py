@@ -12,7 +12,7 @@ import triton.language as tl
 PROGRAMS = 264  # two for each processor of the largest GPU served
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line", "tokens"])
 def _attend(
     q,
     q_rope,
@@ -97,7 +97,7 @@ def _attend(
         tl.store(sums + place * 2 + 1, total, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _join(
     part,
     sums,

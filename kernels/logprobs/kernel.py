@@ -26,7 +26,7 @@ def _value(ordinal):
     return (ordinal ^ ((ordinal >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_sum", "p_ids"])
 def _tiles(
     p_logits,
     p_tokens,
@@ -65,7 +65,7 @@ def _tiles(
         ordinals = tl.where(ids == found, TAKEN, ordinals)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_sum", "p_ids"])
 def _merge(
     p_logits,
     p_tokens,

@@ -21,7 +21,7 @@ def _fold(q, place, live, d, dim, scale, best, total, acc, PRECISION: tl.constex
     return top, total * fade + tl.sum(w, 1), acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_line"])
 def _attend(
     q,
     cache,

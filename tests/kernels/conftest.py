@@ -41,6 +41,14 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@pytest.fixture(autouse=True)
+def _memory_for_all(device: torch.device) -> Iterator[None]:
+    """Several processes of tests share a GPU, and references of real shapes take gigabytes: none keeps what it had."""
+    yield
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture(scope="package", autouse=True)
 def _where_kernels_run(device: torch.device) -> Iterator[None]:
     """Kernels are bound to the interpreter when their module is first imported, so the ops import them lazily."""

@@ -1,0 +1,95 @@
+"""Cases of one model at another number of tokens: what varies from step to step while an engine serves.
+
+Whatever the number, model sizes, the longest context and with it the width of tables stay as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.registry import Case
+
+# Numbers that the compiler likes to know of, 1 and multiples of 16, and others between them.
+COUNTS = (1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 50, 64, 65)
+LONGEST = 400
+BF16, F32 = torch.bfloat16, torch.float32
+
+Step = Callable[[int], Case]
+Lines = list[tuple[int, int]]
+
+
+def decoding(n: int) -> Lines:
+    return [(1, LONGEST)] * n
+
+
+def prompt(n: int) -> Lines:
+    return [(n, LONGEST)]
+
+
+def mixed(n: int) -> Lines:
+    """A prompt of n tokens beside n decoding lines."""
+    return [*decoding(n), (n + 1, LONGEST)]
+
+
+def _made(op: str, *arguments: Any, **options: Any) -> Case:
+    module = importlib.import_module(f"kernels.{op}.cases")
+    build = getattr(module, "case", None) or module._case
+    made: Case = build(*arguments, **options)
+    return made
+
+
+def _of_tokens(op: str, *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
+    """An op whose case takes (name, dtype, tokens, sizes...)."""
+    return lambda n: _made(op, "", dtype, n, *sizes, **options)
+
+
+def _of_lines(op: str, lines: Callable[[int], Lines], *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
+    """An op whose case takes (name, dtype, lines, sizes...)."""
+    return lambda n: _made(op, "", dtype, lines(n), *sizes, **options)
+
+
+def steps() -> dict[str, dict[str, Step]]:
+    """By op: kinds of steps, each a case for a number."""
+    made: dict[str, dict[str, Step]] = {
+        "embedding": {"tokens": _of_tokens("embedding", 320, 96)},
+        "rms_norm": {"tokens": _of_tokens("rms_norm", 96), "residual": _of_tokens("rms_norm", 96, residual=True)},
+        "linear": {
+            "norm": _of_tokens("linear", 96, 64, norm=True),
+            "residual": _of_tokens("linear", 64, 96, residual=True),
+            "silu": _of_tokens("linear", 48, 64, norm=True, activation="silu"),
+            "deterministic": _of_tokens("linear", 96, 64, norm=True, deterministic=True),
+        },
+        "rope_kv_write": {"tokens": _of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},
+        "gated_activation": {"tokens": _of_tokens("gated_activation", 96)},
+        "latent_write": {"tokens": _of_tokens("latent_write", 4, 64, 16)},
+        "gated_norm": {"tokens": _of_tokens("gated_norm", 4, 32)},
+        "sigmoid_gate": {"tokens": _of_tokens("sigmoid_gate", 96)},
+        "rotate_tail": {"tokens": _of_tokens("rotate_tail", 4, 32, 16)},
+        "shared_kv_write": {"tokens": _of_tokens("shared_kv_write", 4, 64, 16)},
+        "hyper_mix": {"tokens": _of_tokens("hyper_mix", 4, 64, 2)},
+        "hyper_merge": {"tokens": _of_tokens("hyper_merge", 4, 64)},
+        "moe_route": {"tokens": lambda n: _made("moe_route", "", n, 32, 4)},
+        "moe_gemm": {"tokens": _of_tokens("moe_gemm", 64, 32, 16, 4)},
+        "penalties": {"lines": lambda n: _made("penalties", "", F32, 320, [(10, LONGEST, 1.1, 0.1, 0.1)] * n)},
+        "sample": {
+            "plain": lambda n: _made("sample", "", BF16, 320, [(1.0, 0, 1.0, 0.0)] * n),
+            "filters": lambda n: _made("sample", "", BF16, 320, [(0.7, 50, 0.9, 0.02)] * n),
+        },
+        "logprobs": {"lines": _of_tokens("logprobs", 320, 5)},
+    }
+    sizes: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "paged_attention": ((4, 2, 64), {"strided": True}),
+        "latent_attention": ((4, 64, 16), {}),
+        "causal_conv": ((64,), {}),
+        "gated_delta": ((1, 2, 32, 32), {}),
+        "compress_kv": ((32, 4, True, 16, 16), {}),
+        "index_topk": ((4, 32, 4, 8, 16), {}),
+        "sparse_attention": ((4, 32, 16, 24, 16), {"ratio": 4, "chosen": 6}),
+    }
+    for op, (arguments, options) in sizes.items():
+        made[op] = {lines.__name__: _of_lines(op, lines, *arguments, **options) for lines in (decoding, prompt, mixed)}
+    return made
