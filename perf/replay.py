@@ -2,12 +2,14 @@
 
     python -m perf.replay PORT TOKENS
 
-It stands where an engine would, so that what is in front of it (the shim) is the only thing that costs. For
-`perf.shim --replay`, never for tests of behaviour.
+TOKENS is the most of one answer; a request that names fewer in `max_tokens` gets as many. It stands where an engine
+would, so that what is in front of it (the shim) is the only thing that costs. For `perf.shim --replay`, never for tests
+of behaviour.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from engine.serving import protocol
 
@@ -45,25 +47,52 @@ def string(value: bytes) -> bytes:
     return struct.pack("<I", len(value)) + value
 
 
-class Replay(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Ready, with one LLM model."""
+def serialize(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+def max_tokens(request: Any) -> int:
+    """What the request's sampling parameters ask for."""
+    place = [tensor.name for tensor in request.inputs].index(protocol.SAMPLING_PARAMETERS)
+    return int(json.loads(request.raw_input_contents[place][4:])["max_tokens"])
+
+
+class Replay:
+    """Ready, with one LLM model. The methods that a client of one model needs."""
 
     def __init__(self, tokens: int) -> None:
-        self._responses = [response(n, n == tokens - 1) for n in range(tokens)]
+        self._responses = [response(n, False).SerializeToString() for n in range(tokens)]
 
-    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        next(iter(requests))
-        yield from self._responses
+    def methods(self) -> dict[str, Any]:
+        """Name -> handler."""
+        unary = {
+            "ServerReady": (self.server_ready, service_pb2.ServerReadyRequest),
+            "RepositoryIndex": (self.repository_index, service_pb2.RepositoryIndexRequest),
+            "ModelConfig": (self.model_config, service_pb2.ModelConfigRequest),
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(method, request.FromString, serialize)
+            for name, (method, request) in unary.items()
+        }
+        # a stream's messages are serialized already
+        stream = grpc.stream_stream_rpc_method_handler(self.stream, service_pb2.ModelInferRequest.FromString)
+        return {**handlers, "ModelStreamInfer": stream}
 
-    def ServerReady(self, request: Any, context: Any) -> Any:
+    def stream(self, requests: Iterator[Any], context: Any) -> Iterator[bytes]:
+        """ModelStreamInfer, from messages that were serialized once."""
+        count = min(max_tokens(next(iter(requests))), len(self._responses))
+        yield from self._responses[: count - 1]
+        yield response(count - 1, True).SerializeToString()
+
+    def server_ready(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=True)
 
-    def RepositoryIndex(self, request: Any, context: Any) -> Any:
+    def repository_index(self, request: Any, context: Any) -> Any:
         answer = service_pb2.RepositoryIndexResponse()
         answer.models.add(name=MODEL, state="READY")
         return answer
 
-    def ModelConfig(self, request: Any, context: Any) -> Any:
+    def model_config(self, request: Any, context: Any) -> Any:
         answer = service_pb2.ModelConfigResponse()
         answer.config.name = MODEL
         for tensor in protocol.LLM_INPUTS:
@@ -74,7 +103,8 @@ class Replay(service_pb2_grpc.GRPCInferenceServiceServicer):
 def main() -> None:
     port, tokens = int(sys.argv[1]), int(sys.argv[2])
     server = grpc.server(ThreadPoolExecutor(256))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Replay(tokens), server)
+    methods = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", Replay(tokens).methods())
+    server.add_generic_rpc_handlers([methods])
     server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
     server.wait_for_termination()

@@ -1,142 +1,197 @@
-"""What the OpenAI shim costs: time to first token over gRPC direct, and CPU time a relayed token.
+"""What the OpenAI shim costs: time to first token and tokens a second, beside gRPC direct in the same run.
 
-    python -m perf.shim [--replay | --triton localhost:8001 --shim http://localhost:9000 --pid PID] [--model demo]
-                        [--requests 40] [--streams 16] [--tokens 64] [--json OUT]
+    python -m perf.shim [--replay 1 | --triton HOST:GRPC_PORT] [--workers 1 2 4] [--streams 128] [--tokens 400]
+                        [--rounds 3] [--requests 60] [--processes 4] [--json OUT]
 
-Without addresses it starts a server and a shim of its own; with --replay, a shim in front of `perf.replay`, which sends
-tokens as fast as gRPC does, so that the shim is what bounds the rate. The two ways take turns request by request, so
-that both see the same machine. Tokens per CPU-second are the worker's own CPU time (utime and stime of its process)
-over the tokens it relayed: what one worker can carry on a core of its own, however slow the engine behind it is.
+For each number of workers it starts a shim and sends the same requests (token ids in, a stream of its own each)
+straight to Triton and through the shim, in turns: `--requests` one after the other for the time to first token, then
+`--streams` at once for the rate. Without `--triton` it starts a tritonserver with the demo model. With `--replay N`, N
+processes of `perf.replay`, which send tokens as fast as gRPC does, stand in its place, so that the shim is what bounds
+the rate.
+
+Tokens a CPU-second are the workers' own CPU time over the tokens they relayed: what one of them carries on a core of
+its own, however slow the engine behind it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack, aclosing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from clients.python.aio import AsyncClient
-from clients.python.bench import percentile
 from clients.python.local_server import LocalServer, free_ports
-from engine.types import SamplingParams
+from perf.serving import GrpcTransport, OpenAiTransport, Raw, Transport, measure, provenance
+from perf.workload import parse
 
-PROMPT = "def read(path):"
-
-
-async def direct_ttft(client: AsyncClient) -> float:
-    start = time.perf_counter()
-    async with aclosing(
-        client.stream(PROMPT, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
-    ) as chunks:
-        async for _ in chunks:
-            first = time.perf_counter() - start
-            break
-    return first
+PROMPT_TOKENS = 16
+VOCABULARY = (10, 500)  # ids of prompts, which every tokenizer has
 
 
-async def shim_ttft(http: httpx.AsyncClient, model: str) -> float:
-    start = time.perf_counter()
-    async with http.stream("POST", "/v1/completions", json=body(model, 2)) as response:
-        async for _ in response.aiter_raw():
-            return time.perf_counter() - start
-    raise RuntimeError(f"the shim answered {response.status_code} without a token")
+class AllServers(GrpcTransport):
+    """gRPC direct, over one connection a server, in turns."""
+
+    def __init__(self, addresses: Sequence[str], model: str) -> None:
+        super().__init__(addresses[0], model)
+        self._servers = [GrpcTransport(address, model) for address in addresses]
+
+    async def open(self) -> None:
+        for server in self._servers:
+            await server.open()
+        self._turns = itertools.cycle(self._servers)
+
+    async def send(self, body: bytes) -> tuple[list[Raw], str | None]:
+        return await next(self._turns).send(body)
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
 
 
-async def relay(http: httpx.AsyncClient, model: str, streams: int, tokens: int) -> None:
-    async def one() -> None:
-        async with http.stream("POST", "/v1/completions", json=body(model, tokens)) as response:
-            async for _ in response.aiter_raw():
-                pass
+class BareHttp(OpenAiTransport):
+    """HTTP/1.1 over plain connections: a client library's own time (httpx: a millisecond) is not the shim's."""
 
-    await asyncio.gather(*(one() for _ in range(streams)))
+    async def open(self) -> None:
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def send(self, body: bytes) -> tuple[list[Raw], str | None]:
+        place = urlsplit(self.url)
+        if not self._idle:
+            self._idle.append(await asyncio.open_connection(place.hostname, place.port, limit=1 << 20))
+        reader, writer = self._idle.pop()
+        head = f"POST {place.path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        events: list[Raw] = []
+        status = await reader.readline()
+        await reader.readuntil(b"\r\n\r\n")
+        rest = b""
+        while not rest.endswith(b"0\r\n\r\n"):
+            chunk = await reader.read(1 << 16)
+            if not chunk:
+                return events, f"the connection closed early after {status.decode().strip()}"
+            now = time.perf_counter()
+            lines = (rest + chunk).split(b"\n")
+            rest = b"\n".join(lines[-3:])  # what may yet become an event or the last chunk
+            events += [(now, line) for line in lines[:-3] if line.startswith(b"data:")]
+        self._idle.append((reader, writer))
+        return events, None if b" 200 " in status else f"HTTP {status.decode().strip()}"
+
+    async def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
 
 
-def body(model: str, tokens: int) -> dict[str, Any]:
-    fields = {"model": model, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "stream": True}
-    return {**fields, "max_tokens": tokens}
+def spread(values: Sequence[float]) -> str:
+    digits = 0 if max(values) > 1000 else 2
+    middle, low, high = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low}..{high})"
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process (proc(5), fields 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """User and system time of a process and its children."""
+    root = psutil.Process(pid)
+    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    return sum(t.user + t.system for t in times)
 
 
-async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    limits = httpx.Limits(max_connections=None)
-    async with (
-        AsyncClient(args.triton, args.model) as client,
-        httpx.AsyncClient(base_url=args.shim, timeout=120, limits=limits) as http,
-    ):
-        for _ in range(3):
-            await direct_ttft(client)
-            await shim_ttft(http, args.model)
-        direct, through = [], []
-        for _ in range(args.requests):
-            direct.append(await direct_ttft(client))
-            through.append(await shim_ttft(http, args.model))
-        cpu, start = cpu_seconds(args.pid), time.perf_counter()
-        await relay(http, args.model, args.streams, args.tokens)
-        seconds, cpu = time.perf_counter() - start, cpu_seconds(args.pid) - cpu
-    count = args.streams * args.tokens
+def compare(args: argparse.Namespace, workers: int, direct: Transport, through: Transport, pid: int) -> dict[str, Any]:
+    """One line of the table: `rounds` times both ways in turns."""
+    ways = {"direct": direct, "shim": through}
+    ttft: dict[str, list[float]] = {name: [] for name in ways}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    relayed, cpu = 0, 0.0
+    for number in range(args.rounds):
+        for name, transport in ways.items():
+            spec = parse(f"c=1:n={args.requests}:in={PROMPT_TOKENS}:out=4:seed={number}:w=5")
+            ttft[name].append(checked(*measure(transport, spec, 1, *VOCABULARY))["ttft_ms"]["p50"])
+    for number in range(args.rounds):
+        for name, transport in ways.items():
+            load = f"c={args.streams}:n={2 * args.streams}:in={PROMPT_TOKENS}:out={args.tokens}:seed={number}:w=2"
+            before = cpu_seconds(pid)
+            figures = checked(*measure(transport, parse(load), args.processes, *VOCABULARY))
+            rates[name].append(figures["output_tokens_per_s"])
+            if name == "shim":
+                cpu, relayed = cpu + cpu_seconds(pid) - before, relayed + figures["output_tokens"]
     return {
-        "ttft_direct_p50_ms": 1000 * statistics.median(direct),
-        "ttft_shim_p50_ms": 1000 * statistics.median(through),
-        "ttft_added_p50_ms": 1000 * (statistics.median(through) - statistics.median(direct)),
-        "ttft_direct_p95_ms": 1000 * percentile(direct, 0.95),
-        "ttft_shim_p95_ms": 1000 * percentile(through, 0.95),
+        "workers": workers,
         "streams": args.streams,
-        "tokens_per_s": count / seconds,
-        "cpu_us_per_token": 1e6 * cpu / count,
-        "tokens_per_cpu_s": count / max(cpu, 1e-9),
+        "ttft_p50_ms": ttft,
+        "ttft_added_ms": [s - d for s, d in zip(ttft["shim"], ttft["direct"], strict=True)],
+        "tokens_per_s": rates,
+        "tokens_per_s_a_worker": [rate / workers for rate in rates["shim"]],
+        "cpu_us_a_token": 1e6 * cpu / relayed,
+        "tokens_per_cpu_s": relayed / cpu,
     }
 
 
+def checked(figures: dict[str, Any], _: Any) -> dict[str, Any]:
+    if figures["failed"] or figures["short"]:
+        raise SystemExit(f"{figures['failed']} requests failed: {figures.get('first_error')}")
+    return figures
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    heads = ("workers", "TTFT direct", "TTFT shim", "added", "direct tok/s", "shim tok/s", "a worker", "tok/CPU-s")
+    table = Table(*heads, title="medians of rounds (least to most); TTFT p50 in ms")
+    for row in rows:
+        ttft, rate = row["ttft_p50_ms"], row["tokens_per_s"]
+        cells = [ttft["direct"], ttft["shim"], row["ttft_added_ms"], rate["direct"], rate["shim"]]
+        cells.append(row["tokens_per_s_a_worker"])
+        table.add_row(str(row["workers"]), *map(spread, cells), f"{row['tokens_per_cpu_s']:,.0f}")
+    Console(width=190).print(table)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the OpenAI shim costs.")
-    parser.add_argument("--replay", action="store_true", help="a server that only sends, in place of tritonserver")
-    parser.add_argument("--triton", help="host:port of a running server's gRPC")
-    parser.add_argument("--shim", help="URL of a running shim with one worker")
-    parser.add_argument("--pid", type=int, help="process id of that worker")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    server = parser.add_mutually_exclusive_group()
+    server.add_argument("--replay", type=int, metavar="N", help="N servers that only send, in place of tritonserver")
+    server.add_argument("--triton", help="host:port of a running server's gRPC")
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1])
+    parser.add_argument("--streams", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=60, help="of a round, for the time to first token")
+    parser.add_argument("--processes", type=int, default=4, help="client processes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if len({args.triton is None, args.shim is None, args.pid is None}) != 1:
-        parser.error("--triton, --shim and --pid go together")
+    rows = []
     with ExitStack() as stack:
-        if args.triton is None:
-            (port, replay) = free_ports(2)
-            if args.replay:
-                args.triton = f"127.0.0.1:{replay}"
-                start(stack, "perf.replay", str(replay), str(args.tokens))
-            else:
-                args.triton = stack.enter_context(LocalServer()).grpc
-            flags = ["--port", str(port), "--log-level", "warning", "--triton", args.triton, "--health-interval", "0.2"]
-            args.shim, args.pid = f"http://127.0.0.1:{port}", start(stack, "clients.openai", *flags)
-            wait_for(args.shim)
-        figures = asyncio.run(measure(args))
-    table = Table("", "")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else str(value))
-    Console().print(table)
+        if args.replay:
+            addresses = [f"127.0.0.1:{port}" for port in free_ports(args.replay)]
+            for address in addresses:
+                start(stack, "perf.replay", address.rsplit(":", 1)[1], str(args.tokens))
+        else:
+            addresses = [args.triton or stack.enter_context(LocalServer()).grpc]
+        for workers in args.workers:
+            with ExitStack() as one:
+                (port,) = free_ports(1)
+                flags = ["--port", str(port), "--log-level", "warning", "--workers", str(workers), "--no-affinity"]
+                for address in addresses:
+                    flags += ["--triton", address]
+                pid = start(one, "clients.openai", *flags)
+                url = f"http://127.0.0.1:{port}"
+                wait_for(url)
+                transports = AllServers(addresses, args.model), BareHttp(url, args.model)
+                rows.append(compare(args, workers, *transports, pid))
+    show(rows)
     if args.json is not None:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        servers = f"{args.replay} of perf.replay" if args.replay else "tritonserver"
+        args.json.write_text(json.dumps({"servers": servers, **provenance(), "rows": rows}, indent=1) + "\n")
 
 
 def start(stack: ExitStack, module: str, *arguments: str) -> int:

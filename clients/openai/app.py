@@ -22,6 +22,7 @@ from clients.openai.config import ShimConfig
 from clients.openai.encode import error_response, json_response
 from clients.openai.errors import ApiError, BackendError, from_validation
 from clients.openai.gate import Gate
+from clients.openai.json_route import JsonRoute
 from clients.openai.metrics import ShimMetrics
 from clients.openai.probe import Probe
 from clients.openai.prompts import decode_ids, token_texts, tokenize_source
@@ -29,8 +30,8 @@ from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from clients.openai.shim import Shim, package_version
 from clients.openai.stats import Stats
-from clients.openai.stream import while_connected
-from clients.openai.triton import ModelInfo
+from clients.openai.stream import connected
+from clients.openai.wire import ModelInfo
 
 log = logging.getLogger("nereid.openai")
 
@@ -61,6 +62,7 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
         redoc_url=None,
         lifespan=lifespan,
     )
+    app.router.route_class = JsonRoute
     _errors(app)
     _api(app, shim)
     _service(app, shim, stats, probe)
@@ -135,17 +137,19 @@ def _api(app: FastAPI, shim: Shim) -> None:
     @app.post("/tokenize", response_model=Tokens, responses=ERRORS, tags=["text"])
     async def tokenize(http: Request, body: TokenizeRequest) -> Response:
         info = shim.router.model(body.model)
-        ids = await while_connected(http.receive, tokenize_source(shim.router, info, body))
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids}
-        if body.return_token_strs:
-            answer["token_strs"] = await while_connected(http.receive, token_texts(shim.router, info, ids))
+        async with connected(http.receive):
+            ids = await tokenize_source(shim.router, info, body)
+            answer: dict[str, Any] = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids}
+            if body.return_token_strs:
+                answer["token_strs"] = await token_texts(shim.router, info, ids)
         return json_response(answer)
 
     @app.post("/detokenize", response_model=Words, responses=ERRORS, tags=["text"])
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(http: Request, body: DetokenizeRequest) -> Response:
         info = shim.router.model(body.model)
-        skip = body.skip_special_tokens is True
-        return json_response({"prompt": await decode_ids(shim.router, info, body.tokens, skip)})
+        async with connected(http.receive):
+            text = await decode_ids(shim.router, info, body.tokens, body.skip_special_tokens is True)
+        return json_response({"prompt": text})
 
 
 def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:

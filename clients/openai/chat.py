@@ -19,7 +19,7 @@ from clients.openai.reasoning import ReasoningSplitter
 from clients.openai.relay import relay
 from clients.openai.schema import ChatRequest
 from clients.openai.shim import Label, Shim
-from clients.openai.stream import DONE, event, start_stream, while_connected
+from clients.openai.stream import DONE, connected, event, start_stream
 from clients.openai.tools import (
     CallArguments,
     CallStart,
@@ -32,8 +32,8 @@ from clients.openai.tools import (
     ToolParser,
 )
 from clients.openai.trace import Trace, trace_of
-from clients.openai.triton import Generation, Piece, Prompt
 from clients.openai.usage import Usage
+from clients.openai.wire import Generation, Piece, Prompt
 
 _TO_THE_END = 2**31 - 1  # max_tokens: the engine stops when the context is full
 
@@ -48,7 +48,9 @@ async def chat(shim: Shim, http: Request, request: ChatRequest) -> Response:
     answer = _Answer(shim, request, trace)
     if request.stream:
         return await start_stream(http.receive, answer.events())
-    return json_response(await while_connected(http.receive, answer.whole()))
+    async with connected(http.receive):
+        body = await answer.whole()
+    return json_response(body)
 
 
 class Choice:
@@ -176,7 +178,8 @@ class _Answer:
         # An answer that may be cut short has to be seen as it comes.
         streamed = request.forced_tool is not None or request.parallel_tool_calls is False
         async with aclosing(self._pieces(streamed)) as pieces:
-            async for index, piece, deltas in pieces:
+            async for piece, deltas in pieces:
+                index = piece.index
                 for delta in deltas:
                     messages[index].add(delta)
                 token_ids[index] += piece.token_ids
@@ -204,7 +207,8 @@ class _Answer:
         request = self._request
         begun: set[int] = set()
         async with aclosing(self._pieces(stream=True)) as pieces:
-            async for index, piece, deltas in pieces:
+            async for piece, deltas in pieces:
+                index = piece.index
                 first = not begun
                 if index not in begun:
                     begun.add(index)
@@ -244,17 +248,19 @@ class _Answer:
     def _extras(self) -> dict[str, Any]:
         return {} if self._request.service_tier is None else {"service_tier": "default"}
 
-    async def _pieces(self, stream: bool) -> AsyncGenerator[tuple[int, Piece, list[dict[str, Any]]], None]:
-        """(choice, piece, its deltas), counted; a choice that needs no more is cancelled."""
+    async def _pieces(self, stream: bool) -> AsyncGenerator[tuple[Piece, list[dict[str, Any]]], None]:
+        """(piece, its deltas), counted; a choice that needs no more is cancelled."""
         generations = await self._generations(stream)
         stopped: set[int] = set()
         async with aclosing(relay(self._shim.router, generations, stopped)) as pieces:
-            async for index, piece in pieces:
-                self._shim.account(self._trace, self._usage, index, piece)
-                deltas = self._choices[index].feed(piece)
-                yield index, piece, deltas
-                if self._choices[index].stopped and piece.finish_reason is None:
-                    stopped.add(index)
+            async for piece in pieces:
+                self._shim.account(self._trace, self._usage, piece)
+                choice = self._choices[piece.index]
+                yield piece, choice.feed(piece)
+                if choice.stopped and piece.finish_reason is None:
+                    stopped.add(piece.index)
+                    if len(stopped) == len(generations):
+                        return
 
     async def _generations(self, stream: bool) -> list[Generation]:
         request, shim = self._request, self._shim
@@ -270,6 +276,7 @@ class _Answer:
         return Generation(
             model=request.model,
             request_id=f"{self._label.answer_id}-{choice}",
+            index=choice,
             prompt=self._source.prompt,
             sampling=sampling_fields(
                 request,

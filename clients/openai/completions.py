@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,13 +14,13 @@ from clients.openai.encode import json_response
 from clients.openai.logprobs import completion_logprobs
 from clients.openai.params import sampling_fields
 from clients.openai.prompts import Source, completion_sources
-from clients.openai.relay import Collected, collect, relay
+from clients.openai.relay import Collected, relay
 from clients.openai.schema import CompletionRequest
 from clients.openai.shim import Label, Shim
-from clients.openai.stream import DONE, event, start_stream, while_connected
+from clients.openai.stream import DONE, connected, event, start_stream
 from clients.openai.trace import Trace, trace_of
-from clients.openai.triton import Generation
 from clients.openai.usage import Usage
+from clients.openai.wire import Generation, Piece
 
 
 async def complete(shim: Shim, http: Request, request: CompletionRequest) -> Response:
@@ -30,7 +30,9 @@ async def complete(shim: Shim, http: Request, request: CompletionRequest) -> Res
     answer = _Answer(shim, request, trace)
     if request.stream:
         return await start_stream(http.receive, answer.events())
-    return json_response(await while_connected(http.receive, answer.whole()))
+    async with connected(http.receive):
+        body = await answer.whole()
+    return json_response(body)
 
 
 class _Answer:
@@ -48,7 +50,10 @@ class _Answer:
     async def whole(self) -> dict[str, Any]:
         request = self._request
         generations = await self._generations(stream=False)
-        collected = await collect(self._counted(generations), len(generations))
+        collected = [Collected() for _ in generations]
+        async with aclosing(relay(self._shim.router, generations)) as pieces:
+            async for piece in pieces:
+                collected[piece.index].add(self._count(piece))
         choices: list[dict[str, Any]] = []
         for prompt, source in enumerate(self._sources):
             start = prompt * request.num_candidates
@@ -62,8 +67,9 @@ class _Answer:
         request, label = self._request, self._label
         generations = await self._generations(stream=True)
         told: dict[int, int] = {}  # characters of the tokens sent, a choice
-        async with aclosing(self._counted(generations)) as pieces:
-            async for index, piece in pieces:
+        async with aclosing(relay(self._shim.router, generations)) as pieces:
+            async for piece in pieces:
+                index, piece = piece.index, self._count(piece)
                 choice: dict[str, Any] = {"index": index, "text": piece.text, "logprobs": None, "finish_reason": None}
                 if index not in told:
                     source = self._sources[index // request.num_candidates]
@@ -104,6 +110,7 @@ class _Answer:
 
     def _generation(self, number: int, source: Source, candidate: int, stream: bool) -> Generation:
         request = self._request
+        index = number * request.num_candidates + candidate
         sampling = sampling_fields(
             request,
             # The engine generates at least one token; for an echo of the prompt alone it is dropped again.
@@ -116,7 +123,8 @@ class _Answer:
             sampling["prompt_logprobs"] = max(request.prompt_logprobs or 0, request.logprobs or 0)
         return Generation(
             model=request.model,
-            request_id=f"{self._label.answer_id}-{number * request.num_candidates + candidate}",
+            request_id=f"{self._label.answer_id}-{index}",
+            index=index,
             prompt=source.prompt,
             sampling=sampling,
             stream=stream,
@@ -125,13 +133,11 @@ class _Answer:
             prompt_logprobs="prompt_logprobs" in sampling,
         )
 
-    async def _counted(self, generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Any], None]:
-        async with aclosing(relay(self._shim.router, generations)) as pieces:
-            async for index, piece in pieces:
-                if self._request.max_tokens == 0:
-                    piece = replace(piece, text="", token_ids=(), logprobs=None)
-                self._shim.account(self._trace, self._usage, index, piece)
-                yield index, piece
+    def _count(self, piece: Piece) -> Piece:
+        if self._request.max_tokens == 0:
+            piece = replace(piece, text="", token_ids=(), logprobs=None)
+        self._shim.account(self._trace, self._usage, piece)
+        return piece
 
     def _choice(self, index: int, source: Source, one: Collected) -> dict[str, Any]:
         request = self._request

@@ -5,7 +5,6 @@ A plain ASGI wrapper: streamed chunks pass through one function call, nothing is
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import logging
@@ -14,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -78,8 +78,9 @@ class Gate:
                 self._enter(trace.caller)
                 counted = True
             try:
-                body = await asyncio.wait_for(self._body(scope, headers, receive), _BODY_S)
-            except asyncio.TimeoutError:
+                with anyio.fail_after(_BODY_S):  # a task of its own, as asyncio.wait_for takes one, costs more
+                    body = await self._body(scope, headers, receive)
+            except TimeoutError:
                 raise ApiError(408, f"The request body did not arrive within {_BODY_S} seconds.") from None
             await self._app(scope, body, answer.send)
         except ApiError as error:
@@ -90,6 +91,7 @@ class Gate:
             if counted:
                 self._leave(trace.caller)
             self._metrics.open_requests.dec()
+            self._metrics.count_relayed()
             self._finish(scope, trace, CLIENT_CLOSED if trace.gone else answer.status)
 
     def _caller(self, scope: Scope, headers: Headers) -> str:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from clients.openai.errors import ApiError, BackendError
 from clients.openai.router import Router
-from clients.openai.triton import Generation, Prompt
+from clients.openai.wire import Generation, Prompt
 
 _FRESH_S = 1.0
 _TIMEOUT_S = 10.0

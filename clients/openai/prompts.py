@@ -11,7 +11,7 @@ from clients.openai.errors import ApiError, invalid, unsupported
 from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, Message, TokenizeRequest, Tool
 from clients.openai.tools import forced_prefix
-from clients.openai.triton import ModelInfo, Prompt
+from clients.openai.wire import ModelInfo, Prompt
 
 _AT_ONCE = 32  # calls to a tokenizer model
 

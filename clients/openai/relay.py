@@ -10,7 +10,7 @@ from typing import Any
 
 from clients.openai.errors import BackendError
 from clients.openai.router import Router
-from clients.openai.triton import Generation, Piece
+from clients.openai.wire import Generation, Piece
 
 _QUEUE_PIECES = 64
 _GRACE_S = 0.25
@@ -48,30 +48,32 @@ class Collected:
         return self.cumulative_logprob / max(1, len(self.token_ids))
 
 
-async def relay(
+def relay(
     router: Router, generations: Sequence[Generation], stopped: Collection[int] = ()
-) -> AsyncGenerator[tuple[int, Piece], None]:
-    """(generation index, piece) as pieces come. Leaving early cancels all of them; one that fails fails them all.
+) -> AsyncGenerator[Piece, None]:
+    """Pieces of all generations as they come. Leaving early cancels all of them; one that fails fails them all.
 
     Nothing is given out before each generation has said something: a request of which one prompt is refused then still
     fails with its own status, however fast the others are.
 
-    stopped: indices whose generation is to be cancelled; the caller adds to it while it handles a piece.
+    generations: the one at place i has index i. stopped: indices whose generation is to be cancelled; the caller adds
+    to it while it handles a piece, and leaves when all of them are in it.
     """
     if len(generations) == 1:
-        async with aclosing(router.generate(generations[0])) as pieces:
-            async for piece in pieces:
-                yield 0, piece
-                if stopped:
-                    return
-        return
+        return router.generate(generations[0])
+    return _merge(router, generations, stopped)
+
+
+async def _merge(
+    router: Router, generations: Sequence[Generation], stopped: Collection[int]
+) -> AsyncGenerator[Piece, None]:
     queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue(_QUEUE_PIECES)
     tasks: list[asyncio.Task[None]] = []
     for generation in generations:
-        tasks.append(asyncio.create_task(_feed(router, generation, len(tasks), queue)))
+        tasks.append(asyncio.create_task(_feed(router, generation, queue)))
     live = set(range(len(tasks)))
     silent = set(live)
-    held: list[tuple[int, Piece]] = []
+    held: list[Piece] = []
     try:
         while live:
             number, item = await queue.get()
@@ -83,16 +85,16 @@ async def relay(
             if item is None:
                 live.discard(number)
             else:
-                held.append((number, item))
+                held.append(item)
             if silent:
                 continue
-            for number, piece in held:
-                if number in stopped:
+            for piece in held:
+                if piece.index in stopped:
                     continue
-                yield number, piece
-                if number in stopped:
-                    live.discard(number)
-                    tasks[number].cancel()
+                yield piece
+                if piece.index in stopped:
+                    live.discard(piece.index)
+                    tasks[piece.index].cancel()
             held.clear()
     except BackendError:
         # What failed one mostly fails them all. Cancelling calls that are ending anyway is what older tritonservers
@@ -108,22 +110,12 @@ async def relay(
 async def _feed(
     router: Router,
     generation: Generation,
-    index: int,
     queue: asyncio.Queue[tuple[int, Piece | BaseException | None]],
 ) -> None:
     try:
         async with aclosing(router.generate(generation)) as pieces:
             async for piece in pieces:
-                await queue.put((index, piece))
-        await queue.put((index, None))
+                await queue.put((generation.index, piece))
+        await queue.put((generation.index, None))
     except Exception as error:
-        await queue.put((index, error))
-
-
-async def collect(pieces: AsyncGenerator[tuple[int, Piece], None], count: int) -> list[Collected]:
-    """Everything that `count` generations say, by index."""
-    collected = [Collected() for _ in range(count)]
-    async with aclosing(pieces) as all_pieces:
-        async for index, piece in all_pieces:
-            collected[index].add(piece)
-    return collected
+        await queue.put((generation.index, error))

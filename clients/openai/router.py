@@ -16,7 +16,8 @@ from typing import TypeVar
 from clients.openai.config import Replica, ShimConfig
 from clients.openai.errors import ApiError, BackendError
 from clients.openai.metrics import ShimMetrics
-from clients.openai.triton import Generation, ModelInfo, Piece, TritonReplica
+from clients.openai.triton import TritonReplica
+from clients.openai.wire import Generation, ModelInfo, Piece
 
 log = logging.getLogger("nereid.openai")
 

@@ -14,8 +14,8 @@ from clients.openai.errors import invalid
 from clients.openai.metrics import ShimMetrics
 from clients.openai.router import Router
 from clients.openai.trace import Trace
-from clients.openai.triton import Piece
 from clients.openai.usage import Usage
+from clients.openai.wire import Piece
 
 
 def package_version() -> str:
@@ -37,11 +37,11 @@ class Shim:
                 "n", f"the request asks for {count} generations (prompts x n); at most {self.config.max_choices} here."
             )
 
-    def account(self, trace: Trace, usage: Usage, index: int, piece: Piece) -> None:
-        """Count a piece that came for generation `index`."""
+    def account(self, trace: Trace, usage: Usage, piece: Piece) -> None:
+        """Count a piece that came."""
         trace.token_came()
-        usage.add(index, piece.num_input, piece.num_cached, len(piece.token_ids))
-        self.metrics.tokens.inc(len(piece.token_ids))
+        usage.add(piece)
+        self.metrics.relayed(len(piece.token_ids))
 
 
 @dataclass(frozen=True)

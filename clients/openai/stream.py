@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from clients.openai.errors import CLIENT_CLOSED, ApiError, BackendError
-
-T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
@@ -29,26 +28,45 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def until_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection. The request's body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+@contextlib.asynccontextmanager
+async def connected(receive: Receive) -> AsyncIterator[None]:
+    """While the block runs the client is watched: when it goes, the block is cancelled and ClientGone raised.
 
+    The request's body must have been read. One task a request, whatever the block awaits.
+    """
+    worker = asyncio.current_task()
+    assert worker is not None
+    gone = False
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes. Raises ClientGone."""
-    task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(until_gone(receive))
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        worker.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        yield
+    except BaseException as error:
+        if not gone:
+            raise
+        await _take_back(worker, met=isinstance(error, asyncio.CancelledError))
+        raise ClientGone from None
     finally:
-        watch.cancel()
-        if not task.done():
-            task.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        watcher.cancel()
+    if gone:
+        await _take_back(worker, met=False)
+        raise ClientGone
+
+
+async def _take_back(worker: asyncio.Task[Any], met: bool) -> None:
+    """Undo a cancellation of the running task. met: it has come already, else it does at the next await."""
+    if not met:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+    if sys.version_info >= (3, 11):
+        worker.uncancel()
 
 
 class EventStream(Response):
@@ -67,7 +85,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send(send))
+            async with connected(receive):
+                await self._send(send)
         except ClientGone:
             scope["nereid.trace"].gone = True  # the status was sent long ago; the log and the metrics say 499
         finally:
@@ -91,12 +110,9 @@ async def start_stream(
 ) -> EventStream:
     """Wait for the first event, so that an error before it still has a status of its own."""
     try:
-        head = await while_connected(receive, _first(events))
+        async with connected(receive):
+            head = await anext(events)
     except BaseException:
         await events.aclose()
         raise
     return EventStream(head, events, headers)
-
-
-async def _first(events: AsyncGenerator[bytes, None]) -> bytes:
-    return await events.__anext__()

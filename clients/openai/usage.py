@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from clients.openai.wire import Piece
+
 
 class Usage:
     """Counts as they grow. A prompt counts once however many choices it has; so do its cached tokens."""
@@ -12,24 +14,23 @@ class Usage:
         self._candidates = candidates
         self._prompts: dict[int, int] = {}
         self._cached: dict[int, int] = {}
-        self._generated: dict[int, int] = {}
+        self._seen: set[int] = set()
+        self.completion_tokens = 0
 
-    def add(self, index: int, num_input: int, num_cached: int, num_generated: int) -> None:
-        """Counts from one piece of generation `index`; num_input and num_cached are totals, num_generated is new."""
-        prompt, place = divmod(index, self._candidates)
-        if num_input:
-            self._prompts[prompt] = num_input
-        if place == 0 and num_cached:
-            self._cached[prompt] = num_cached
-        self._generated[index] = self._generated.get(index, 0) + num_generated
+    def add(self, piece: Piece) -> None:
+        """Count a piece. What it says of its prompt is the same on each piece of a generation."""
+        self.completion_tokens += len(piece.token_ids)
+        if piece.index in self._seen:
+            return
+        self._seen.add(piece.index)
+        prompt, place = divmod(piece.index, self._candidates)
+        self._prompts[prompt] = piece.num_input
+        if place == 0:
+            self._cached[prompt] = piece.num_cached
 
     @property
     def prompt_tokens(self) -> int:
         return sum(self._prompts.values())
-
-    @property
-    def completion_tokens(self) -> int:
-        return sum(self._generated.values())
 
     def body(self) -> dict[str, Any]:
         return {

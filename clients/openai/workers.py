@@ -1,4 +1,4 @@
-"""Run the shim: one process, or several that share one listening socket."""
+"""Run the shim: one process, or several that share one port."""
 
 from __future__ import annotations
 
@@ -26,31 +26,35 @@ _DRAIN_S = 30
 
 def serve(config: ShimConfig, log_level: str = "info") -> None:
     """Serve until SIGTERM or SIGINT, then let open requests end. Raises OSError when the port is taken."""
-    listener = _listen(config)
     if config.workers == 1:
-        _work(config, listener, log_level, None)
+        _work(config, log_level, None)
         return
+    _bind(config, shared=False).close()  # a port that somebody else listens on is noticed here
     folder = tempfile.mkdtemp(prefix="nereid-openai-")
     # prometheus_client reads this when a worker imports it; the workers' files in it add up to one page.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
     try:
-        _supervise(config, listener, log_level, folder)
+        _supervise(config, log_level, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _listen(config: ShimConfig) -> socket.socket:
+def _bind(config: ShimConfig, shared: bool) -> socket.socket:
+    """A bound socket. shared: each worker has one of its own and the kernel deals connections out evenly; of one socket
+    for all, the worker that wakes first would take every connection that is waiting."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind((config.host, config.port))
-    listener.listen(_BACKLOG)
-    listener.set_inheritable(True)
     return listener
 
 
-def _work(config: ShimConfig, listener: socket.socket, log_level: str, metrics_folder: str | None) -> None:
+def _work(config: ShimConfig, log_level: str, metrics_folder: str | None) -> None:
     """One worker, in this process."""
+    listener = _bind(config, shared=config.workers > 1)
+    listener.listen(_BACKLOG)
     from clients.openai.app import create_app  # imports prometheus_client: the folder must be set before
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -69,12 +73,12 @@ def _work(config: ShimConfig, listener: socket.socket, log_level: str, metrics_f
     uvicorn.Server(settings).run(sockets=[listener])
 
 
-def _supervise(config: ShimConfig, listener: socket.socket, log_level: str, folder: str) -> None:
+def _supervise(config: ShimConfig, log_level: str, folder: str) -> None:
     spawn = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     stopping = False
 
     def start() -> multiprocessing.process.BaseProcess:
-        worker = spawn.Process(target=_work, args=(config, listener, log_level, folder))
+        worker = spawn.Process(target=_work, args=(config, log_level, folder))
         worker.start()
         return worker
 

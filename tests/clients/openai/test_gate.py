@@ -88,7 +88,7 @@ def test_a_large_body_is_413_whether_its_length_is_told_or_not() -> None:
         (b'"x"', "JSON object"),
         (b"\xff\xfe", "JSON"),
         (b"[" * 100_000, "JSON"),
-        (b'{"model": "m", "prompt": "\\ud800"}', "prompt"),
+        (b'{"model": "m", "prompt": "\\ud800"}', "JSON"),
         (b'{"model": "m"}', "prompt"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.clients.conftest import Shim
@@ -106,6 +107,20 @@ def test_workers_share_the_port_and_their_counts_and_end_in_good_order(triton: s
             thread.start()
         for thread in threads:
             thread.join()
+        workers = psutil.Process(shim.process.pid).children()
+        held = [httpx.Client(base_url=shim.url) for _ in range(32)]  # a connection each, which stays open
+        for client in held:
+            assert client.get("/version").status_code == 200
+        port = int(shim.host.split(":")[1])
+        shares = [
+            sum(c.laddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in worker.net_connections("tcp"))
+            for worker in workers
+        ]
+        shares = [share for share in shares if share]  # multiprocessing's resource tracker has none
+        assert len(shares) == 2
+        assert min(shares) >= 4  # dealt out by the kernel: 16 each, more or less
+        for client in held:
+            client.close()
         page = httpx.get(f"{shim.url}/metrics").text
         assert 'nereid_openai_requests_total{path="/v1/completions",status="200"} 6.0' in page
     finally:

@@ -10,7 +10,8 @@ from clients.openai.config import Replica, ShimConfig
 from clients.openai.errors import ApiError, BackendError
 from clients.openai.metrics import ShimMetrics
 from clients.openai.router import PrefixIndex, ReplicaState, Router
-from clients.openai.triton import ModelInfo, Prompt, TritonReplica
+from clients.openai.triton import TritonReplica
+from clients.openai.wire import ModelInfo, Prompt
 
 
 class Server(TritonReplica):
