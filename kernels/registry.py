@@ -27,6 +27,7 @@ OPS = (
     "causal_conv",
     "gated_delta",
     "gated_norm",
+    "delta_net",
     "sigmoid_gate",
     "rotate_tail",
     "shared_kv_write",

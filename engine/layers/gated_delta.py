@@ -17,7 +17,8 @@ from engine.runner.batch import DeviceBatch
 class GatedDelta(nn.Module):
     """residual + out(gated_norm(delta(conv(qkv)), z)); qkv, z, a and b come from one projection of norm(x).
 
-    Keeps the last inputs of the convolution and one [Dk, Dv] matrix a value head, float32.
+    Keeps the last inputs of the convolution and one [Dk, Dv] matrix a value head, float32. All between the projections
+    is one op.
     """
 
     def __init__(self, config: GatedDeltaConfig, build: Build) -> None:
@@ -37,7 +38,7 @@ class GatedDelta(nn.Module):
         self._ops = build.ops
         self.specs: tuple[LayerSpec, ...] = (
             Recurrent(
-                ((config.conv_width - 1, channels), (heads, config.key_dim, config.value_dim)),
+                ((config.conv_width, channels), (heads, config.key_dim, config.value_dim)),
                 (build.dtype_bytes, 4),
             ),
         )
@@ -55,18 +56,23 @@ class GatedDelta(nn.Module):
         assert isinstance(cache, StateCache)
         inputs, state = cache.states
         qkv, z, b, a = self.project(x, norm=norm).split(self._sizes, dim=-1)
-        lines = (batch.state_slots, batch.query_start, batch.context_len)
-        qkv = self._ops.causal_conv(qkv, self.conv[:, 0], inputs, *lines, batch.num_single, batch.max_query)
-        o = self._ops.gated_delta(
+        y = self._ops.delta_net(
             qkv,
+            z,
             a,
             b,
+            self.conv[:, 0],
+            inputs,
             self.a_log,
             self.dt_bias,
             state,
-            *lines,
+            self.norm,
+            self._eps,
+            batch.state_slots,
+            batch.query_start,
+            batch.context_len,
             self.config.num_key_heads,
             batch.num_single,
             batch.max_query,
         )
-        return self.out(self._ops.gated_norm(o, z, self.norm, self._eps), residual=residual)
+        return self.out(y, residual=residual)

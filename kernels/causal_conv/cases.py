@@ -21,7 +21,7 @@ def _case(
             # Inputs stand beside other columns of a projection.
             "x": randn(g, device, dtype, batch.num_tokens, channels + 8)[:, :channels],
             "weight": randn(g, device, dtype, channels, width),
-            "state": randn(g, device, dtype, len(lines) + 2, width - 1, channels),
+            "state": randn(g, device, dtype, len(lines) + 2, width, channels),
             "state_slots": slots.to(device),
             "query_start": batch.query_start,
             "context_len": batch.context_len,
@@ -41,6 +41,7 @@ def cases() -> list[Case]:
     return [
         _case("decode", f32, [(1, 1), (1, 2), (1, 9)], 37),
         _case("mixed lines, shorter than the filter and longer", f32, [(1, 5), (2, 2), (2, 7), (11, 11), (19, 30)], 24),
+        _case("a line that begins within the filter", f32, [(1, 2), (1, 3), (2, 4), (3, 5), (70, 71)], 600),
         _case("two taps, bfloat16", bf16, [(1, 4), (5, 9)], 40, width=2),
         _case("64 lines, 8192 channels", bf16, [(1, 1024)] * 64, 8192, small=False),
         _case("one chunk of 4096, 8192 channels", bf16, [(4096, 4096)], 8192, small=False),

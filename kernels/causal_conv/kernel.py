@@ -1,22 +1,22 @@
-"""Depthwise causal convolution: every token is independent, then each line's state takes its last inputs."""
+"""Depthwise causal convolution: a program takes some tokens of a line and some channels; the one with a line's first
+tokens brings its state up too, since no other reads it."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
+
+BLOCK_C = 512
+QUERIES = 8
 
 
-@triton.jit
-def _input(x, slot, c, source, lo, past, channels, x_stride, WIDTH: tl.constexpr):
-    """Input `source` of the line; those before its first token are places of the state, the latest last."""
-    fresh = tl.where(source >= 0, channels, 0)
-    old = tl.where((source < 0) & past, channels, 0)
-    v = tl.load(x + (lo + source) * x_stride + c, mask=c < fresh, other=0.0).to(tl.float32)
-    return v + tl.load(slot + (WIDTH - 1 + source) * channels + c, mask=c < old, other=0.0).to(tl.float32)
-
-
-@triton.jit(do_not_specialize=["first_line"])
+@triton.jit(
+    do_not_specialize=["first_line"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
+)
 def _conv(
     x,
     weight,
@@ -31,63 +31,85 @@ def _conv(
     slot_stride,
     WIDTH: tl.constexpr,
     QUERIES: tl.constexpr,
-    UPDATE: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    line = first_line + tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+    line = first_line + tl.program_id(2)
     lo = tl.load(query_start + line).to(tl.int64)
     count = tl.load(query_start + line + 1) - lo
-    query = tl.program_id(1) * QUERIES
-    if query >= count:
+    begin = tl.program_id(1) * QUERIES
+    if begin >= count:
         return
-    c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     live = c < channels
-    past = tl.load(context_len + line) > count
+    first = tl.load(context_len + line) - count
     slot = state + tl.load(state_slots + line) * slot_stride
-    for q in range(query, tl.minimum(query + QUERIES, count)):
-        y = tl.zeros((BLOCK_C,), tl.float32)
+    row = x + lo * x_stride
+    q = begin + tl.arange(0, QUERIES)
+    inside = (q < count)[:, None] & live[None]
+    if PDL:
+        gdc_wait()
+    y = tl.zeros((QUERIES, BLOCK_C), tl.float32)
+    for w in tl.static_range(WIDTH):
+        source = q - (WIDTH - 1) + w
+        v = tl.load(row + source[:, None] * x_stride + c[None], mask=inside & (source >= 0)[:, None], other=0.0)
+        y += v.to(tl.float32) * tl.load(weight + c * WIDTH + w, mask=live, other=0.0).to(tl.float32)[None]
+    if begin == 0:
+        for w in tl.static_range(WIDTH - 1):
+            before = q - (WIDTH - 1) + w
+            position = first + before
+            held = inside & ((before < 0) & (position >= 0))[:, None]
+            v = tl.load(slot + ((position + WIDTH) % WIDTH)[:, None] * channels + c[None], mask=held, other=0.0)
+            y += v.to(tl.float32) * tl.load(weight + c * WIDTH + w, mask=live, other=0.0).to(tl.float32)[None]
+        # every thread has read the state before any writes to it
+        tl.debug_barrier()
         for w in tl.static_range(WIDTH):
-            source = q - (WIDTH - 1) + w
-            v = _input(x, slot, c, source, lo, past, channels, x_stride, WIDTH)
-            y += v * tl.load(weight + c * WIDTH + w, mask=live, other=0.0).to(tl.float32)
-        y = y / (1.0 + tl.exp(-y))
-        tl.store(out + (lo + q) * channels + c, y.to(out.dtype.element_ty), mask=live)
-    if UPDATE:
-        _keep(x, slot, c, live, lo, count, past, channels, x_stride, WIDTH)
+            kept = count - WIDTH + w
+            fresh = c < tl.where(kept >= 0, channels, 0)
+            v_kept = tl.load(row + kept * x_stride + c, mask=fresh, other=0.0)
+            place = slot + (first + kept + WIDTH) % WIDTH * channels
+            tl.store(place + c, v_kept.to(state.dtype.element_ty), mask=fresh)
+    y = y / (1.0 + tl.exp(-y))
+    tl.store(out + (lo + q)[:, None] * channels + c[None], y.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _keep(x, slot, c, live, lo, count, past, channels, x_stride, WIDTH: tl.constexpr):
-    for w in tl.static_range(WIDTH - 1):
-        # Rising places: a place is read, at most, as the source of an earlier one before it is written.
-        source = count - (WIDTH - 1) + w
-        v = _input(x, slot, c, source, lo, past, channels, x_stride, WIDTH)
-        tl.store(slot + w * channels + c, v.to(slot.dtype.element_ty), mask=live)
-
-
-@triton.jit(do_not_specialize=["first_line"])
-def _update(
-    x,
-    state,
-    state_slots,
-    query_start,
-    context_len,
-    first_line,
-    channels,
-    x_stride,
-    slot_stride,
-    WIDTH: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    line = first_line + tl.program_id(0)
-    lo = tl.load(query_start + line).to(tl.int64)
-    count = tl.load(query_start + line + 1) - lo
-    if count <= 0:
-        return
-    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    past = tl.load(context_len + line) > count
-    slot = state + tl.load(state_slots + line) * slot_stride
-    _keep(x, slot, c, c < channels, lo, count, past, channels, x_stride, WIDTH)
+def conv_lines(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    state: torch.Tensor,
+    state_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    first: int,
+    stop: int,
+    longest: int,
+) -> None:
+    """Lines first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
+    channels, width = weight.shape
+    queries = 1 if longest == 1 else max(QUERIES, triton.next_power_of_2(width - 1))
+    pdl = dependent_launch(x.device)
+    _conv[(triton.cdiv(channels, BLOCK_C), triton.cdiv(longest, queries), stop - first)](
+        x,
+        weight,
+        state,
+        state_slots,
+        query_start,
+        context_len,
+        out,
+        first,
+        channels,
+        x.stride(0),
+        state.stride(0),
+        WIDTH=width,
+        QUERIES=queries,
+        BLOCK_C=BLOCK_C,
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=4,
+    )
 
 
 def causal_conv(
@@ -101,46 +123,9 @@ def causal_conv(
     max_query: int,
 ) -> torch.Tensor:
     """See the reference. The channels of x and the places of a slot are dense."""
-    channels, width = weight.shape
     lines = context_len.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    block = 512
-    parts = triton.cdiv(channels, block)
-    common = (channels, x.stride(0), state.stride(0))
-    if num_single:
-        _conv[(num_single, 1, parts)](
-            x,
-            weight,
-            state,
-            state_slots,
-            query_start,
-            context_len,
-            out,
-            0,
-            *common,
-            WIDTH=width,
-            QUERIES=1,
-            UPDATE=True,
-            BLOCK_C=block,
-        )
-    if lines > num_single:
-        many = lines - num_single
-        _conv[(many, triton.cdiv(max_query, 8), parts)](
-            x,
-            weight,
-            state,
-            state_slots,
-            query_start,
-            context_len,
-            out,
-            num_single,
-            *common,
-            WIDTH=width,
-            QUERIES=8,
-            UPDATE=False,
-            BLOCK_C=block,
-        )
-        _update[(many, parts)](
-            x, state, state_slots, query_start, context_len, num_single, *common, WIDTH=width, BLOCK_C=block
-        )
+    for first, stop, longest in ((0, num_single, 1), (num_single, lines, max_query)):
+        if stop > first:
+            conv_lines(x, weight, state, state_slots, query_start, context_len, out, first, stop, longest)
     return out

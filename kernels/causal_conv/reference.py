@@ -16,12 +16,12 @@ def causal_conv(
     num_single: int,
     max_query: int,
 ) -> torch.Tensor:
-    """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a line; state keeps its last W − 1 inputs.
+    """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a line; state keeps its last W inputs.
 
-    Inputs before the line's tokens come from state[state_slots[i]]; a line whose first token is its request's first
-    starts from zeros. Lines of state slot 0 are padding.
+    Inputs before the line's tokens come from state[state_slots[i]], where the input of position p stands in place
+    p % W; those before a request's first token are zeros. Lines of state slot 0 are padding.
 
-    x [T, C]; weight [C, W]; state [S, W − 1, C], written in place; state_slots [B] int64; query_start [B+1],
+    x [T, C]; weight [C, W]; state [S, W, C], written in place; state_slots [B] int64; query_start [B+1],
     context_len [B] int32 → [T, C] in x's dtype, computed in float32.
     """
     out = torch.empty_like(x)
@@ -31,9 +31,12 @@ def causal_conv(
         lo, hi = starts[i], starts[i + 1]
         if hi == lo:
             continue
-        past = state[slot] if lens[i] > hi - lo else torch.zeros_like(state[slot])
+        first = lens[i] - (hi - lo)
+        before = torch.arange(first - (width - 1), first, device=x.device)
+        past = torch.where((before >= 0)[:, None], state[slot, before % width], 0)
         line = torch.cat((past.to(x.dtype), x[lo:hi]))
         y = F.conv1d(line.float().T[None], weight.float()[:, None], groups=x.shape[1])[0].T
         out[lo:hi] = F.silu(y).to(x.dtype)
-        state[slot] = line[line.shape[0] - (width - 1) :].to(state.dtype)
+        kept = min(width, hi - lo)
+        state[slot, torch.arange(lens[i] - kept, lens[i], device=x.device) % width] = x[hi - kept : hi].to(state.dtype)
     return out

@@ -1,42 +1,74 @@
-"""RMS norm of each head, times an activated gate: one program a head of a token."""
+"""RMS norm of each head, times an activated gate: one program some heads of a token."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
+
+TILE = 2048
 
 
 @triton.jit
-def _norm(x, gate, weight, out, gate_stride, eps, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
+def _norm(
+    x,
+    gate,
+    weight,
+    out,
+    gate_stride,
+    eps,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     i = tl.arange(0, BLOCK)
-    live = i < DIM
-    row = (t * HEADS + head) * DIM + i
-    f = tl.load(x + row, mask=live, other=0.0).to(tl.float32)
-    g = tl.load(gate + t * gate_stride + head * DIM + i, mask=live, other=0.0).to(tl.float32)
-    w = tl.load(weight + i, mask=live, other=0.0).to(tl.float32)
-    f = f * tl.rsqrt(tl.sum(f * f, 0) / DIM + eps) * w * (g / (1.0 + tl.exp(-g)))
-    tl.store(out + row, f.to(out.dtype.element_ty), mask=live)
+    w = tl.load(weight + i, mask=i < DIM, other=0.0).to(tl.float32)
+    live = (h < HEADS)[:, None] & (i < DIM)[None]
+    place = h[:, None] * DIM + i[None]
+    if PDL:
+        gdc_wait()
+    f = tl.load(x + t * (HEADS * DIM) + place, mask=live, other=0.0).to(tl.float32)
+    g = tl.load(gate + t * gate_stride + place, mask=live, other=0.0).to(tl.float32)
+    f = f * tl.rsqrt(tl.sum(f * f, 1) / DIM + eps)[:, None] * w[None] * (g / (1.0 + tl.exp(-g)))
+    tl.store(out + t * (HEADS * DIM) + place, f.to(out.dtype.element_ty), mask=live)
+
+
+def norm_into(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    """The op with its result in `out` [T, H·D], dense like x."""
+    t, heads, dim = x.shape
+    block = triton.next_power_of_2(dim)
+    block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
+    pdl = dependent_launch(x.device)
+    _norm[(t, triton.cdiv(heads, block_h))](
+        x,
+        gate,
+        weight,
+        out,
+        gate.stride(0),
+        eps,
+        HEADS=heads,
+        DIM=dim,
+        BLOCK_H=block_h,
+        BLOCK=block,
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=4,
+    )
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See the reference. The last axis of gate is dense."""
     t, heads, dim = x.shape
-    x = x.contiguous()
     out = torch.empty(t, heads * dim, dtype=x.dtype, device=x.device)
     if t:
-        _norm[(t, heads)](
-            x,
-            gate,
-            weight,
-            out,
-            gate.stride(0),
-            eps,
-            HEADS=heads,
-            DIM=dim,
-            BLOCK=triton.next_power_of_2(dim),
-            num_warps=1,
-        )
+        norm_into(x.contiguous(), gate, weight, eps, out)
     return out

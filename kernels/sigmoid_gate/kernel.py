@@ -5,12 +5,19 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 
 @triton.jit
-def _gate(x, gate, out, n, x_stride, gate_stride, BLOCK: tl.constexpr):
+def _gate(x, gate, out, n, x_stride, gate_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        gdc_wait()
     f = tl.load(x + t * x_stride + i, mask=i < n, other=0.0).to(tl.float32)
     g = tl.load(gate + t * gate_stride + i, mask=i < n, other=0.0).to(tl.float32)
     tl.store(out + t * n + i, (f / (1.0 + tl.exp(-g))).to(out.dtype.element_ty), mask=i < n)
@@ -21,5 +28,8 @@ def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     t, n = x.shape
     out = torch.empty(t, n, dtype=x.dtype, device=x.device)
     if t:
-        _gate[(t, triton.cdiv(n, 1024))](x, gate, out, n, x.stride(0), gate.stride(0), BLOCK=1024)
+        pdl = dependent_launch(x.device)
+        _gate[(t, triton.cdiv(n, 1024))](
+            x, gate, out, n, x.stride(0), gate.stride(0), BLOCK=1024, PDL=pdl, launch_pdl=pdl
+        )
     return out

@@ -71,23 +71,23 @@ def zero(parameter: str) -> Damage:
     return damage
 
 
-def forgetful(call: Any) -> Any:
-    """The op with its state zeroed before each call."""
+def forgetful(call: Any, state: str = "state") -> Any:
+    """The op with that argument zeroed before each call."""
     names = list(inspect.signature(call).parameters)
 
     def broken(*inputs: Any, **options: Any) -> Any:
         given = {**dict(zip(names, inputs, strict=False)), **options}
-        given["state"].zero_()
+        given[state].zero_()
         return call(**given)
 
     return broken
 
 
-def forget(op: str) -> Damage:
+def forget(op: str, state: str) -> Damage:
     def damage(runner: DeviceRunner) -> None:
         for layer in runner._decoder.layers:
             ops: Any = layer.mixer._ops
-            layer.mixer._ops = SimpleNamespace(**{**vars(ops), op: forgetful(getattr(ops, op))})
+            layer.mixer._ops = SimpleNamespace(**{**vars(ops), op: forgetful(getattr(ops, op), state)})
 
     return damage
 
@@ -139,8 +139,8 @@ BREAKS: list[tuple[Shape, str, Rewrite | None, Damage | None]] = [
     (families.KIMI, "weights not scaled", every_ffn(scale=1.0), None),
     (families.DEEPSEEK_V3, "groups ignored", every_ffn(num_groups=1), None),
     (families.DEEPSEEK_V3, "groups by their best alone", every_ffn(group_score="max"), None),
-    (families.QWEN3_5, "convolution not carried", None, forget("causal_conv")),
-    (families.QWEN3_5, "state not carried", None, forget("gated_delta")),
+    (families.QWEN3_5, "convolution not carried", None, forget("delta_net", "conv_state")),
+    (families.QWEN3_5, "state not carried", None, forget("delta_net", "state")),
     (families.QWEN3_5, "no output gate", None, without_gate),
     (families.DEEPSEEK_V4, "wrong compress ratio", None, another_ratio),
     (families.DEEPSEEK_V4, "open windows forgotten", None, open_windows_forgotten),

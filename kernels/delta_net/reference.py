@@ -1,0 +1,40 @@
+"""Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) between its projections: convolution, delta rule, gated norm."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.causal_conv.reference import causal_conv
+from kernels.gated_delta.reference import gated_delta
+from kernels.gated_norm.reference import gated_norm
+
+
+def delta_net(
+    x: torch.Tensor,
+    z: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    conv_weight: torch.Tensor,
+    conv_state: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    state_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    num_key_heads: int,
+    num_single: int,
+    max_query: int,
+) -> torch.Tensor:
+    """y = gated_norm(gated_delta(causal_conv(x)), z), as these three ops are defined.
+
+    x [T, 2·Hk·Dk + H·Dv]; z [T, H·Dv]; a, b [T, H]; conv_weight [C, W], conv_state [S, W, C]; a_log, dt_bias [H];
+    state [S, H, Dk, Dv] float32; norm_weight [Dv]; state_slots [B] int64; query_start [B+1], context_len [B] int32 →
+    [T, H·Dv] in x's dtype. conv_state and state are written in place.
+    """
+    lines = (state_slots, query_start, context_len)
+    qkv = causal_conv(x, conv_weight, conv_state, *lines, num_single, max_query)
+    o = gated_delta(qkv, a, b, a_log, dt_bias, state, *lines, num_key_heads, num_single, max_query)
+    return gated_norm(o, z, norm_weight, eps)

@@ -1,0 +1,200 @@
+"""One token a line through the gated delta rule, with what stands before and after it when asked for.
+
+A program holds one head's state of one line in registers. The state, the taps and the kept inputs were written by
+an earlier step, so they are on their way before the kernel ahead of this one has finished.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
+
+
+@triton.jit
+def softplus(x):
+    return tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))))
+
+
+@triton.jit
+def _kept(inputs, conv, c, live, p, channels, WIDTH: tl.constexpr):
+    """What the inputs before position p add to its convolution, a channel at a time."""
+    y = tl.zeros(c.shape, tl.float32)
+    for w in tl.static_range(WIDTH - 1):
+        before = p - (WIDTH - 1) + w
+        bound = tl.where(before >= 0, channels, 0)
+        v = tl.load(inputs + (before + WIDTH) % WIDTH * channels + c, mask=live & (c < bound), other=0.0).to(tl.float32)
+        y += v * tl.load(conv + c * WIDTH + w, mask=live, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit(do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"])
+def _step(
+    x,
+    z,
+    a,
+    b,
+    conv,
+    inputs,
+    a_log,
+    dt_bias,
+    state,
+    norm,
+    state_slots,
+    query_start,
+    context_len,
+    out,
+    x_stride,
+    z_stride,
+    a_stride,
+    b_stride,
+    input_stride,
+    slot_stride,
+    eps,
+    KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CONV: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    line = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(query_start + line).to(tl.int64)
+    length = tl.load(context_len + line)
+    slot = tl.load(state_slots + line)
+    k_i = tl.arange(0, BLOCK_K)
+    v_i = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    m_k = k_i < DK
+    m_v = v_i < DV
+    key_head = head // (HEADS // KEY_HEADS)
+    q_c = key_head * DK + k_i
+    k_c = KEY_HEADS * DK + q_c
+    v_c = 2 * KEY_HEADS * DK + head * DV + v_i
+    channels: tl.constexpr = 2 * KEY_HEADS * DK + HEADS * DV
+    p_state = state + slot * slot_stride + head * DK * DV + k_i[:, None] * DV + v_i[None]
+    inside = m_k[:, None] & m_v[None]
+    known = tl.where(length > 1, DK, 0)
+    s = tl.load(p_state, mask=(k_i < known)[:, None] & m_v[None], other=0.0)
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    shift = tl.load(dt_bias + head).to(tl.float32)
+    if CONV:
+        p_inputs = inputs + slot * input_stride
+        q_y = _kept(p_inputs, conv, q_c, m_k, length - 1, channels, WIDTH)
+        k_y = _kept(p_inputs, conv, k_c, m_k, length - 1, channels, WIDTH)
+        v_y = _kept(p_inputs, conv, v_c, m_v, length - 1, channels, WIDTH)
+        q_tap = tl.load(conv + q_c * WIDTH + (WIDTH - 1), mask=m_k, other=0.0).to(tl.float32)
+        k_tap = tl.load(conv + k_c * WIDTH + (WIDTH - 1), mask=m_k, other=0.0).to(tl.float32)
+        v_tap = tl.load(conv + v_c * WIDTH + (WIDTH - 1), mask=m_v, other=0.0).to(tl.float32)
+    if NORM:
+        weight = tl.load(norm + v_i, mask=m_v, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+
+    row = x + token * x_stride
+    q_x = tl.load(row + q_c, mask=m_k, other=0.0)
+    k_x = tl.load(row + k_c, mask=m_k, other=0.0)
+    v_x = tl.load(row + v_c, mask=m_v, other=0.0)
+    g = rate * softplus(tl.load(a + token * a_stride + head).to(tl.float32) + shift)
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(b + token * b_stride + head).to(tl.float32)))
+    q = q_x.to(tl.float32)
+    k = k_x.to(tl.float32)
+    v = v_x.to(tl.float32)
+    if NORM:
+        gate = tl.load(z + token * z_stride + head * DV + v_i, mask=m_v, other=0.0).to(tl.float32)
+    if CONV:
+        # All heads of a key head write the same inputs, to a place that none of them reads in this step.
+        place = p_inputs + (length - 1) % WIDTH * channels
+        tl.store(place + q_c, q_x.to(inputs.dtype.element_ty), mask=m_k)
+        tl.store(place + k_c, k_x.to(inputs.dtype.element_ty), mask=m_k)
+        tl.store(place + v_c, v_x.to(inputs.dtype.element_ty), mask=m_v)
+        q = q_y + q_tap * q
+        k = k_y + k_tap * k
+        v = v_y + v_tap * v
+        q = q / (1.0 + tl.exp(-q))
+        k = k / (1.0 + tl.exp(-k))
+        v = v / (1.0 + tl.exp(-v))
+    q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * DK**-0.5
+    k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+    # S ← eᵍ S + k ⊗ u, and qᵀS of the new S from the old one, so that both sums over keys run at once.
+    s = s * tl.exp(g)
+    u = beta * (v - tl.sum(s * k[:, None], 0))
+    o = tl.sum(s * q[:, None], 0) + tl.sum(q * k, 0) * u
+    tl.store(p_state, s + k[:, None] * u[None], mask=inside)
+    if NORM:
+        o = o * tl.rsqrt(tl.sum(o * o, 0) / DV + eps) * weight * (gate / (1.0 + tl.exp(-gate)))
+    tl.store(out + (token * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
+
+
+def step_lines(
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    state_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    num_key_heads: int,
+    count: int,
+    out: torch.Tensor,
+    conv: tuple[torch.Tensor, torch.Tensor] | None = None,
+    norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
+) -> None:
+    """The first `count` lines, of one token each, into their rows of `out` [T, H·Dv].
+
+    conv is the weight [C, W] and the kept inputs [S, W, C] of a convolution that comes before; x is its input then.
+    norm is the gate [T, H·Dv], the weight [Dv] and the eps of a gated norm that comes after.
+    """
+    _, heads, dk, dv = state.shape
+    weight, inputs = (x, x) if conv is None else conv
+    gate, norm_weight, eps = (x, x, 0.0) if norm is None else norm
+    block_v = triton.next_power_of_2(dv)
+    if norm is None and conv is None:
+        block_v = min(32, block_v)
+    pdl = dependent_launch(x.device)
+    _step[(count, heads, triton.cdiv(dv, block_v))](
+        x,
+        gate,
+        a,
+        b,
+        weight,
+        inputs,
+        a_log,
+        dt_bias,
+        state,
+        norm_weight,
+        state_slots,
+        query_start,
+        context_len,
+        out,
+        x.stride(0),
+        gate.stride(0),
+        a.stride(0),
+        b.stride(0),
+        inputs.stride(0),
+        state.stride(0),
+        eps,
+        KEY_HEADS=num_key_heads,
+        HEADS=heads,
+        DK=dk,
+        DV=dv,
+        WIDTH=weight.shape[1] if conv is not None else 1,
+        CONV=conv is not None,
+        NORM=norm is not None,
+        BLOCK_K=max(16, triton.next_power_of_2(dk)),
+        BLOCK_V=block_v,
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=8 if block_v > 32 else 4,
+    )
