@@ -44,5 +44,5 @@ def delta_net(
         o = torch.empty(tokens, heads, dv, dtype=x.dtype, device=x.device)
         chunk_lines(qkv, *delta, num_single, lines, max_query, o)
         # Lines of one token come first, and so do their tokens.
-        norm_into(o[num_single:], z[num_single:], norm_weight, eps, out[num_single:])
+        norm_into(o, z, norm_weight, eps, out, first=num_single)
     return out

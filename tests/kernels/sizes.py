@@ -86,6 +86,7 @@ def steps() -> dict[str, dict[str, Step]]:
         "latent_attention": ((4, 64, 16), {}),
         "causal_conv": ((64,), {}),
         "gated_delta": ((1, 2, 32, 32), {}),
+        "delta_net": ((1, 2, 32, 32), {}),
         "compress_kv": ((32, 4, True, 16, 16), {}),
         "index_topk": ((4, 32, 4, 8, 16), {}),
         "sparse_attention": ((4, 32, 16, 24, 16), {"ratio": 4, "chosen": 6}),
