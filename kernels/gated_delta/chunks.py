@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """Many tokens a line through the gated delta rule, in chunks (Yang et al. 2024, arXiv:2412.06464, §3.3).
 
 `_prepare` takes every chunk of every head at once: with A the strictly lower part of βᵢ e^{Gᵢ−Gⱼ} kᵢ·kⱼ it inverts

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """One token a line through the gated delta rule, with what stands before and after it when asked for.
 
 A program holds one head's state of one line in registers. The state, the taps and the kept inputs were written by
