@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "tests/gate/" not in item.nodeid:
             continue
-        item.add_marker(pytest.mark.timeout(600))
+        item.add_marker(pytest.mark.timeout(150 if cuda else 600))
         if cuda:
             item.add_marker(pytest.mark.xdist_group(_dtype_of(item)))
         elif item.get_closest_marker("gpu"):

@@ -42,11 +42,12 @@ def test_past_4096_positions(runner: DeviceRunner, truth: Golden, dtype: str, ch
     assert verdict.passes(dtype), verdict
 
 
-def test_a_rerun_is_bit_identical(config: EngineConfig, runner: DeviceRunner, truth: Golden) -> None:
+def test_a_rerun_is_bit_identical(config: EngineConfig, runner: DeviceRunner, truth: Golden, device: str) -> None:
     """The same plans on the same runner and on a fresh one: same tokens, same bits of every log-probability."""
-    first = PlanPlayer(runner, 64).play(truth.sequences)
-    assert PlanPlayer(runner, 64).play(truth.sequences) == first
-    assert PlanPlayer(build_runner(config), 64).play(truth.sequences) == first
+    sequences = truth.sequences[:: 1 if device == "cuda" else 4]
+    first = PlanPlayer(runner, 64).play(sequences)
+    assert PlanPlayer(runner, 64).play(sequences) == first
+    assert PlanPlayer(build_runner(config), 64).play(sequences) == first
 
 
 def test_a_rope_position_off_by_one_fails(config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
