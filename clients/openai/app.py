@@ -74,7 +74,7 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
             gate,
             allow_origins=list(config.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # the OpenAI SDK for JavaScript sends a dozen of its own
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return gate
@@ -86,8 +86,8 @@ def _errors(app: FastAPI) -> None:
         return error_response(error)
 
     @app.exception_handler(BackendError)
-    async def backend(_: Request, error: BackendError) -> Response:
-        return error_response(error.to_api())
+    async def backend(http: Request, error: BackendError) -> Response:
+        return error_response(error.to_api("messages" if http.url.path.startswith("/v1/chat/") else "prompt"))
 
     @app.exception_handler(RequestValidationError)
     async def validation(_: Request, error: RequestValidationError) -> Response:
@@ -112,8 +112,8 @@ def _api(app: FastAPI, shim: Shim) -> None:
         return {
             "id": info.name,
             "object": "model",
-            "created": 0,
-            "owned_by": info.owner,
+            "created": shim.started,
+            "owned_by": "nereid",
             "max_model_len": info.max_model_len,
         }
 
@@ -136,7 +136,7 @@ def _api(app: FastAPI, shim: Shim) -> None:
 
     @app.post("/tokenize", response_model=Tokens, responses=ERRORS, tags=["text"])
     async def tokenize(http: Request, body: TokenizeRequest) -> Response:
-        info = shim.router.model(body.model)
+        info = shim.router.model_or_only(body.model)
         async with connected(http.receive):
             ids = await tokenize_source(shim.router, info, body)
             answer: dict[str, Any] = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids}
@@ -146,7 +146,7 @@ def _api(app: FastAPI, shim: Shim) -> None:
 
     @app.post("/detokenize", response_model=Words, responses=ERRORS, tags=["text"])
     async def detokenize(http: Request, body: DetokenizeRequest) -> Response:
-        info = shim.router.model(body.model)
+        info = shim.router.model_or_only(body.model)
         async with connected(http.receive):
             text = await decode_ids(shim.router, info, body.tokens, body.skip_special_tokens is True)
         return json_response({"prompt": text})

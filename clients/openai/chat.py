@@ -13,7 +13,7 @@ from clients.openai.config import ShimConfig
 from clients.openai.encode import json_response
 from clients.openai.errors import unsupported
 from clients.openai.logprobs import chat_logprobs
-from clients.openai.params import sampling_fields
+from clients.openai.params import check_length, sampling_fields
 from clients.openai.prompts import Source, chat_source
 from clients.openai.reasoning import ReasoningSplitter
 from clients.openai.relay import relay
@@ -266,6 +266,7 @@ class _Answer:
         request, shim = self._request, self._shim
         info = shim.router.model(request.model)
         shim.check_choices(request.num_choices)
+        check_length(info, "max_tokens" if request.max_tokens else "max_completion_tokens", request.limit)
         self._source = await chat_source(shim.router, info, request, shim.config.tool_parser)
         return [self._generation(choice, stream) for choice in range(request.num_choices)]
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from clients.openai.encode import json_response
 from clients.openai.logprobs import completion_logprobs
-from clients.openai.params import sampling_fields
+from clients.openai.params import check_length, sampling_fields
 from clients.openai.prompts import Source, completion_sources
 from clients.openai.relay import Collected, relay
 from clients.openai.schema import CompletionRequest
@@ -44,7 +44,6 @@ class _Answer:
         self._label = Label.new("cmpl", "text_completion", request.model)
         self._trace = trace
         self._usage = trace.usage = Usage(request.num_candidates)
-        self._echo_logprobs = bool(request.echo and request.logprobs is not None)
         self._sources: Sequence[Source] = ()
 
     async def whole(self) -> dict[str, Any]:
@@ -101,6 +100,7 @@ class _Answer:
         request, shim = self._request, self._shim
         info = shim.router.model(request.model)
         shim.check_choices(request.num_prompts * request.num_candidates)
+        check_length(info, "max_tokens", request.max_tokens)
         self._sources = await completion_sources(shim.router, info, request)
         return [
             self._generation(number, source, candidate, stream)
@@ -119,7 +119,7 @@ class _Answer:
             choice=candidate,
             longest_s=self._shim.config.request_timeout_s,
         )
-        if self._echo_logprobs:
+        if request.echo_logprobs:
             sampling["prompt_logprobs"] = max(request.prompt_logprobs or 0, request.logprobs or 0)
         return Generation(
             model=request.model,
@@ -158,7 +158,8 @@ class _Answer:
         count = self._request.logprobs
         if count is None:
             return None
-        if not self._echo_logprobs:
+        if not self._request.echo_logprobs:
             return completion_logprobs(one.logprobs, one.token_ids, count, 0)
         entries = [*(one.prompt_logprobs or ()), *one.logprobs]
-        return completion_logprobs(entries, [*(source.prompt.ids or ()), *one.token_ids], count, 0)
+        token_ids = [*(source.prompt.ids or ()), *one.token_ids]
+        return completion_logprobs(entries, token_ids, count, 0, source.first_token)

@@ -37,6 +37,17 @@ _FROM_TRITON = {
 }
 
 
+_ENGINE_PREFIX = re.compile(r"^sampling_parameters: ")
+_TOO_LONG = re.compile(r"the prompt has \d+ tokens, but the context holds")
+_FIRST_WORD = re.compile(r"\w+")
+_PROMPT = "prompt"
+# what the engine and the models of a repository call a request's field, where the API has another name
+_ENGINE_FIELDS = {"text_input": _PROMPT, "input_ids": _PROMPT, "prompt_ids": _PROMPT, "bad_word_ids": "bad_words"}
+_REQUEST_FIELDS = frozenset(
+    {"max_tokens", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "stop", "seed"}
+)
+
+
 class ApiError(Exception):
     """An answer other than 200. The message is for the person who sent the request."""
 
@@ -79,10 +90,28 @@ class BackendError(Exception):
         """True when another replica may well serve the same request."""
         return self.code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
-    def to_api(self) -> ApiError:
+    def to_api(self, prompt: str = "prompt") -> ApiError:
+        """prompt: the field that the request's prompt stands in."""
         status = _FROM_TRITON.get(self.code, 500)
+        if status == 400:
+            return _engine_refusal(self.message, prompt)
         code = "engine_overloaded" if self.refused else "backend_unavailable"
         return ApiError(status, self.message, code=code if status == 503 else None)
+
+
+def _engine_refusal(message: str, prompt: str) -> ApiError:
+    """What the engine or the tokenizer says of a request, with the API's name of the field it speaks of.
+
+    A prompt that is too long has the code that clients look for to shorten it.
+    """
+    message = _ENGINE_PREFIX.sub("", message)
+    if _TOO_LONG.match(message):
+        return ApiError(400, message, param=prompt, code="context_length_exceeded")
+    word = _FIRST_WORD.match(message)
+    field = _ENGINE_FIELDS.get(word[0], word[0]) if word else ""
+    if field == _PROMPT:
+        return ApiError(400, f"{prompt}{message[len(word[0]) :]}" if word else message, param=prompt)
+    return ApiError(400, message, param=field if field in _REQUEST_FIELDS else None, code="invalid_value")
 
 
 def unsupported(param: str, why: str) -> ApiError:

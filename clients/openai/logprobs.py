@@ -17,11 +17,12 @@ def _top(entry: Entry, count: int) -> list[dict[str, Any]]:
 
 
 def completion_logprobs(
-    entries: Sequence[Entry | None], token_ids: Sequence[int], count: int, offset: int
+    entries: Sequence[Entry | None], token_ids: Sequence[int], count: int, offset: int, first_token: str = ""
 ) -> dict[str, Any]:
-    """Text completion's shape: parallel lists. An entry of None (a prompt's first token) has no probability.
+    """Text completion's shape: parallel lists. An entry of None is a prompt's first token: it has no probability.
 
-    count: alternatives a token. offset: characters of text before the first token here.
+    count: alternatives a token. offset: characters of text before the first token here. first_token: the text of a
+    prompt's first token, which no entry holds.
     """
     tokens: list[str] = []
     values: list[float | None] = []
@@ -29,7 +30,7 @@ def completion_logprobs(
     offsets: list[int] = []
     for entry, token_id in zip(entries, token_ids, strict=True):
         chosen = _chosen(entry, token_id) if entry else None
-        text = chosen["decoded_token"] if chosen else ""
+        text = chosen["decoded_token"] if chosen else first_token
         tokens.append(text)
         values.append(chosen["logprob"] if chosen else None)
         if entry is None or chosen is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from clients.openai.errors import invalid
 from clients.openai.schema import Sampling
+from clients.openai.wire import ModelInfo
 
 _SEED_MASK = 2**63 - 1
 
@@ -35,6 +36,17 @@ def derive_seed(seed: int, choice: int) -> int:
         return seed & _SEED_MASK
     digest = blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _SEED_MASK
+
+
+def check_length(info: ModelInfo, name: str, wanted: int | None) -> None:
+    """Raises ApiError when field `name` asks for more tokens than the model holds with any prompt."""
+    if wanted is not None and info.max_model_len is not None and wanted >= info.max_model_len:
+        raise invalid(
+            name,
+            f"`{name}` is too large: {wanted}. The context of `{info.name}` holds {info.max_model_len} tokens, prompt "
+            f"and answer together, so at most {info.max_model_len - 1} can be asked for; leave it out to write to the "
+            "end of the context.",
+        )
 
 
 def sampling_fields(

@@ -18,10 +18,12 @@ _AT_ONCE = 32  # calls to a tokenizer model
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One prompt of a request, and its text when the answer repeats it."""
+    """One prompt of a request, and its text when the answer repeats it. first_token: the text of its first token, when
+    its tokens are repeated one by one."""
 
     prompt: Prompt
     echo: str = ""
+    first_token: str = ""
 
 
 async def completion_sources(router: Router, info: ModelInfo, request: CompletionRequest) -> list[Source]:
@@ -43,23 +45,30 @@ async def completion_sources(router: Router, info: ModelInfo, request: Completio
 
 async def _text_source(router: Router, info: ModelInfo, request: CompletionRequest, text: str) -> Source:
     needs_ids = (
-        request.truncate_prompt_tokens is not None
+        not text  # nothing, or what the tokenizer puts before every text
+        or request.truncate_prompt_tokens is not None
         or request.add_special_tokens is False
         or request.return_token_ids
-        or (request.echo and request.logprobs is not None)
+        or request.echo_logprobs
     )
     if not needs_ids:
         return Source(Prompt(text=text), text if request.echo else "")
     ids = await encode_text(router, info, text, request.add_special_tokens is not False)
+    if not ids:
+        raise invalid("prompt", "the prompt has no tokens: send some text.")
     if request.truncate_prompt_tokens is not None and len(ids) > request.truncate_prompt_tokens:
         return await _ids_source(router, info, request, ids)
-    return Source(Prompt(ids=tuple(ids)), text if request.echo else "")
+    return Source(Prompt(ids=tuple(ids)), text if request.echo else "", await _first_token(router, info, request, ids))
 
 
 async def _ids_source(router: Router, info: ModelInfo, request: CompletionRequest, ids: Sequence[int]) -> Source:
     ids = _last(ids, request.truncate_prompt_tokens)
     echo = await decode_ids(router, info, ids, request.skip_special_tokens is not False) if request.echo else ""
-    return Source(Prompt(ids=tuple(ids)), echo)
+    return Source(Prompt(ids=tuple(ids)), echo, await _first_token(router, info, request, ids))
+
+
+async def _first_token(router: Router, info: ModelInfo, request: CompletionRequest, ids: Sequence[int]) -> str:
+    return await decode_ids(router, info, ids[:1], False) if request.echo_logprobs else ""
 
 
 async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, tool_form: str) -> Source:

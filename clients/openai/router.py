@@ -124,6 +124,17 @@ class Router:
             404, f"The model `{name}` does not exist. Models here: {known}.", param="model", code="model_not_found"
         )
 
+    def model_or_only(self, name: str | None) -> ModelInfo:
+        """The model of that name; without one, the model when there is one only. Raises ApiError."""
+        if name is None and len(self.models) > 1:
+            raise ApiError(
+                400,
+                f"Several models are served: name one in `model` ({', '.join(sorted(self.models))}).",
+                param="model",
+                code="missing_required_parameter",
+            )
+        return self.model(next(iter(self.models), "") if name is None else name)
+
     def pick(self, model: str, key: bytes, without: Iterable[str] = ()) -> ReplicaState:
         """The replica for a prompt. Raises BackendError UNAVAILABLE when none is left."""
         excluded = set(without)

@@ -148,6 +148,11 @@ class CompletionRequest(Sampling):
     def num_candidates(self) -> int:
         return self.best_of or self.num_choices
 
+    @property
+    def echo_logprobs(self) -> bool:
+        """The prompt's tokens come back one by one, with their log-probabilities."""
+        return bool(self.echo and self.logprobs is not None)
+
 
 class TextPart(Strict):
     type: Literal["text", "image_url", "input_audio", "file", "refusal"]
@@ -344,7 +349,7 @@ def refuse(request: ChatRequest) -> None:
 class TokenizeRequest(Strict):
     """POST /tokenize: `prompt`, or `messages` through the model's chat template."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | None = Field(None, description="Not needed with one model.")
     prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
@@ -368,6 +373,6 @@ class TokenizeRequest(Strict):
 class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | None = Field(None, description="Not needed with one model.")
     tokens: list[TokenId]
     skip_special_tokens: bool | None = None

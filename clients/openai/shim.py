@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -30,6 +30,7 @@ class Shim:
     config: ShimConfig
     router: Router
     metrics: ShimMetrics
+    started: int = field(default_factory=lambda: int(time.time()))  # Unix time: Triton does not say when a model came
 
     def check_choices(self, count: int) -> None:
         if count > self.config.max_choices:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,6 +18,7 @@ from clients.openai.config import Replica
 from clients.openai.errors import BackendError
 from clients.openai.wire import Generation, ModelInfo, Piece
 
+_DESCRIBE_S = 2.0
 _LATE_S = 15.0  # after the engine's own deadline, a server that still says nothing is given up
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _CHANNEL = [
@@ -59,7 +63,9 @@ class TritonReplica:
             configs = [await self._config(name) for name in names]
         except grpc.RpcError as error:
             raise _failure(error) from error
-        return wire.discover(configs)
+        infos = wire.discover(configs).values()
+        lengths = await asyncio.gather(*(self._max_model_len(info) for info in infos))
+        return {i.name: replace(i, max_model_len=length) for i, length in zip(infos, lengths, strict=True)}
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces as they come. Leaving the iteration cancels the request in the engine. Raises BackendError."""
@@ -102,6 +108,15 @@ class TritonReplica:
         wire.add_ids(request, "token_ids", ids)
         wire.add_flag(request, "skip_special_tokens", skip_special_tokens)
         return wire.first_string((await self._infer(request))["text_output"])
+
+    async def _max_model_len(self, info: ModelInfo) -> int | None:
+        """None for a model that was added before it could say, or that does not answer now."""
+        found = None
+        if info.describes:
+            with contextlib.suppress(grpc.RpcError):
+                async for message in self._generate(wire.describe_request(info.name), timeout=_DESCRIBE_S):
+                    found = wire.read_max_model_len(message) or found
+        return found
 
     async def _config(self, name: str) -> Any:
         return (await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=5.0)).config

@@ -6,7 +6,7 @@ import functools
 import itertools
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -80,12 +80,15 @@ class Piece(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """An LLM model of a repository and the model that tokenizes for it (None: text cannot be templated)."""
+    """An LLM model of a repository and the model that tokenizes for it (None: text cannot be templated).
+
+    describes: it can be asked for max_model_len, tokens that a request may hold, prompt and answer (None: not known).
+    """
 
     name: str
     tokenizer: str | None = None
     max_model_len: int | None = None
-    owner: str = field(default="nereid")
+    describes: bool = False
 
 
 def llm_request(generation: Generation) -> Any:
@@ -120,6 +123,23 @@ def _llm_template(stream: bool, logprobs: bool, cumulative: bool, prompt_logprob
     for name in ("text_output", "token_ids", *flags):
         request.outputs.add(name=name)
     return request
+
+
+def describe_request(model: str) -> Any:
+    """The message that asks an LLM model what it can hold."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    add_flag(request, "describe", True)
+    request.outputs.add(name="description")
+    return request
+
+
+def read_max_model_len(message: bytes) -> int | None:
+    """Tokens that a request may hold, out of a description; None when there is none in it."""
+    found = tensors(_parse(message).infer_response)
+    if "description" not in found:
+        return None
+    length: int = msgspec.json.decode(first_string(found["description"]))["max_model_len"]
+    return length
 
 
 def unary_request(model: str) -> Any:
@@ -256,6 +276,5 @@ def discover(configs: Sequence[Any]) -> dict[str, ModelInfo]:
         named = f"{config.name}_tokenizer"
         only = tokenizers[0] if len(tokenizers) == 1 else None
         tokenizer = before.get(config.name, named if named in tokenizers else only)
-        length = config.parameters["max_model_len"].string_value if "max_model_len" in config.parameters else ""
-        found[config.name] = ModelInfo(config.name, tokenizer, int(length) if length.isdigit() else None)
+        found[config.name] = ModelInfo(config.name, tokenizer, describes="describe" in inputs[config.name])
     return found

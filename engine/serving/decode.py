@@ -87,6 +87,16 @@ def wants_error(request: Any) -> bool:
     return any(flag.size and bool(flag.flat[0]) for flag in flags)
 
 
+def wants_description(tensors: Mapping[str, Array]) -> bool:
+    """Whether a request asks what the model can hold. Raises RequestError when it asks for anything else besides."""
+    if not _flag(tensors, protocol.DESCRIBE):
+        return False
+    others = sorted(set(tensors) - {protocol.DESCRIBE, protocol.RETURN_ERROR})
+    if others:
+        raise RequestError(f"describe stands alone: leave {', '.join(others)} out, or send describe false")
+    return True
+
+
 def wants_text(request: Any) -> bool:
     """Whether a Triton request names the text among the outputs it wants."""
     return protocol.TEXT_OUTPUT in request.requested_output_names()

@@ -65,6 +65,7 @@ class Frontend:
         self._leading = leading
         self._link: Link | None = None
         self._up = False
+        self._context = 0
         self.ready = threading.Event()  # an engine takes requests now
         self.served = threading.Event()  # one has, some time
         self.failed: str | None = None
@@ -116,10 +117,11 @@ class Frontend:
 
     # What the link says
 
-    def on_ready(self) -> None:
+    def on_ready(self, context: int) -> None:
         assert self._link is not None
         with self._lock:
             self._up = True
+            self._context = context
             for stream in list(self._streams.values()):
                 if stream.resends > _RESENDS:
                     self._leave(stream, f"the engine died {stream.resends} times while it ran this request")
@@ -188,6 +190,9 @@ class Frontend:
     def _admit(self, request: Any, sender: Any, arrived: float) -> None:
         assert self._link is not None
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if decode.wants_description(tensors):
+            self._responses.send_description(sender, {"max_model_len": self._context})
+            return
         parameters = json.loads(request.parameters() or "{}")
         outputs = frozenset(request.requested_output_names())
         asked = decode.llm_request(tensors, parameters, outputs, request.timeout())

@@ -117,7 +117,7 @@ class Host:
                 if self._loaded.is_set() and self._failure is None and not self._announced:
                     self._announced = True
                     for frontend in self._frontends.values():
-                        frontend.send(Ready())
+                        frontend.send(self._ready())
                 if self._failure is not None:
                     self._folder.write_failure(self._epoch, self._failure)
                     return 1
@@ -174,9 +174,13 @@ class Host:
             frontend = Frontend(self._context, message, self._engine_failed)
             self._frontends[message.frontend] = frontend
             if self._announced:
-                frontend.send(Ready())
+                frontend.send(self._ready())
         elif isinstance(message, Bye) and message.frontend in self._frontends:
             self._drop(self._frontends[message.frontend])
+
+    def _ready(self) -> Ready:
+        assert self._engine is not None
+        return Ready(self._engine.context)
 
     def _submit(self, message: Submit) -> None:
         frontend = self._frontends.get(message.frontend)

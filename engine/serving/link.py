@@ -23,8 +23,8 @@ _POLL_MS = 50
 class Receiver(Protocol):
     """What a frontend hears. All calls come from the link's thread and must not block."""
 
-    def on_ready(self) -> None:
-        """An engine takes requests from now on: what is in flight is to be sent (again)."""
+    def on_ready(self, context: int) -> None:
+        """An engine takes requests of up to `context` tokens from now on: what is in flight is to be sent (again)."""
         ...
 
     def on_events(self, events: list[TokenEvent]) -> None: ...
@@ -157,7 +157,7 @@ class Link:
             self._receiver.on_stats(message)
         elif isinstance(message, Ready):
             self._up.set()
-            self._receiver.on_ready()
+            self._receiver.on_ready(message.context)
 
     def _drop_outbox(self, linger_ms: int) -> None:
         if self._outbox is not None:

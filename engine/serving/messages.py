@@ -34,7 +34,9 @@ ToEngine = Hello | Submit | Abort | Bye
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine takes requests."""
+    """The engine takes requests. context: tokens that one request may hold, prompt and answer."""
+
+    context: int = 0
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):

@@ -29,6 +29,7 @@ STREAM = "stream"
 SAMPLING_PARAMETERS = "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
 RETURN_LOG_PROBS = "return_log_probs"
+DESCRIBE = "describe"  # in place of a prompt: what the model can hold, without a token generated
 
 TEXT_OUTPUT = "text_output"
 FINISH_REASON = "finish_reason"
@@ -41,6 +42,7 @@ NUM_CACHED_TOKENS = "num_cached_tokens"
 PROMPT_LOGPROBS = "prompt_logprobs"
 ERROR = "error"
 RETURN_ERROR = "return_error"
+DESCRIPTION = "description"  # JSON: max_model_len, tokens that a request may hold, prompt and answer
 OUTPUT_LOG_PROBS = "output_log_probs"
 
 MESSAGES = "messages"
@@ -121,6 +123,7 @@ LLM_INPUTS = (
     Tensor(SAMPLING_PARAMETERS, "STRING"),
     Tensor(EXCLUDE_INPUT, "BOOL"),
     *(Tensor(flag, "BOOL") for flag in RETURN_FLAGS),
+    Tensor(DESCRIBE, "BOOL"),
     *_TRTLLM_SAMPLING,
 )
 
@@ -136,6 +139,7 @@ LLM_OUTPUTS = (
     Tensor(NUM_CACHED_TOKENS, "UINT32", (1,)),
     Tensor(PROMPT_LOGPROBS, "STRING", (1,)),
     Tensor(ERROR, "STRING", (1,)),
+    Tensor(DESCRIPTION, "STRING", (1,)),
 )
 
 TOKENIZER_INPUTS = (

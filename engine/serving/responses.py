@@ -47,6 +47,11 @@ class Responses:
             tensors.append(self._strings(protocol.ERROR, [described]))
         sender.send(self._pb.InferenceResponse(output_tensors=tensors, error=error), flags=self._final)
 
+    def send_description(self, sender: Any, description: dict[str, Any]) -> None:
+        """Answer a request for the model's description: its only response."""
+        tensors = [self._strings(protocol.DESCRIPTION, [json.dumps(description)])]
+        sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=self._final)
+
     def _response(self, stream: Stream, piece: Piece) -> Any:
         wanted = stream.request.wanted
         text = piece.text if stream.request.stream else stream.echo_text() + piece.text

@@ -6,6 +6,7 @@ The engine process runs the real host and engine over a scripted runner, so that
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -213,6 +214,18 @@ def test_leaving_last_closes_the_engine_and_removes_the_folder(tokenizer: Tokeni
     running.close()
     assert start_time(engine) is None
     assert not running.folder.server_folder.exists()
+
+
+def test_the_model_says_what_it_can_hold(rig: Callable[..., Rig]) -> None:
+    """The engine's own number: the script has 10,000 positions, but a pool of 512 blocks."""
+    model = rig()
+    request = Request(describe=True)
+    model.frontend.submit(request)
+    (response,) = request.all()
+    assert json.loads(response.tensors["description"][0]) == {"max_model_len": 511 * 4 + 1}
+    mixed = Request(describe=True, text_input=b"a")
+    model.frontend.submit(mixed)
+    assert "text_input" in str(outcome(mixed))
 
 
 def outcome(request: Request) -> int | str:

@@ -49,6 +49,7 @@ def test_every_tensor_of_the_llm_is_read_somewhere() -> None:
         protocol.EXCLUDE_INPUT,
         protocol.RETURN_LOG_PROBS,
         protocol.END_ID,
+        protocol.DESCRIBE,
         *protocol.RETURN_FLAGS,
         *protocol.SAMPLING_TENSORS,
         *protocol.NEUTRAL_TENSORS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -134,7 +135,10 @@ def test_the_prompt_alone_can_be_scored(shim: Shim) -> None:
     assert choice["text"] == PROMPT
     assert answer["usage"]["completion_tokens"] == 0
     logprobs = choice["logprobs"]
-    assert "".join(logprobs["tokens"][1:]) == PROMPT[logprobs["text_offset"][1] :] or logprobs["tokens"][0] == ""
+    assert "".join(logprobs["tokens"]) == PROMPT
+    assert all(
+        PROMPT[at:].startswith(token) for at, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+    )
     assert logprobs["token_logprobs"][0] is None
     assert all(value < 0 for value in logprobs["token_logprobs"][1:])
     assert len(logprobs["tokens"]) == answer["usage"]["prompt_tokens"]
@@ -207,9 +211,16 @@ def test_the_engine_refuses_in_the_api_error_shape(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         sdk.completions.create(model="demo", prompt=[5] * 9000, max_tokens=4)
     assert "context" in long.value.message
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError) as talk:
+        sdk.chat.completions.create(model="demo", messages=[{"role": "user", "content": "word " * 9000}])
+    assert (talk.value.code, talk.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.BadRequestError) as empty:
         sdk.completions.create(model="demo", prompt="", max_tokens=4)
-    assert "empty" in empty.value.message
+    assert "no tokens" in empty.value.message
+    with pytest.raises(openai.BadRequestError) as bias:
+        sdk.completions.create(model="demo", prompt="x", logit_bias={"999999": 1})
+    assert (bias.value.code, bias.value.param) == ("invalid_value", "logit_bias")
     with pytest.raises(openai.BadRequestError) as outside:
         sdk.completions.create(model="demo", prompt=[10**6], max_tokens=4)
     assert "1000000" in outside.value.message
@@ -236,7 +247,17 @@ def test_a_deadline_ends_a_request(shim: Shim) -> None:
 
 def test_models_are_listed_and_found(sdk: openai.OpenAI) -> None:
     assert {model.id for model in sdk.models.list()} == {"demo", "scripted"}
-    assert sdk.models.retrieve("demo").object == "model"
+    demo = sdk.models.retrieve("demo")
+    assert demo.object == "model"
+    assert time.time() - demo.created < 3600
+    # the engine's own number, not the configuration's: one token more is refused, as many are not
+    longest = demo.max_model_len
+    assert sdk.completions.create(model="demo", prompt=[5] * (longest - 1), max_tokens=1).usage.total_tokens == longest
+    with pytest.raises(openai.BadRequestError):
+        sdk.completions.create(model="demo", prompt=[5] * longest, max_tokens=1)
+    with pytest.raises(openai.BadRequestError) as answer:
+        sdk.completions.create(model="demo", prompt=[5], max_tokens=longest)
+    assert answer.value.param == "max_tokens"
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("nope")
 

@@ -113,6 +113,7 @@ def test_cors_is_off_unless_an_origin_is_named() -> None:
     assert ask("GET", "/version", headers=origin).headers["access-control-allow-origin"] == "https://a.example"
     assert "access-control-allow-origin" not in ask("GET", "/version", headers={"Origin": "https://b.example"}).headers
     asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    asked["Access-Control-Request-Headers"] += ",x-stainless-lang"  # the SDK for JavaScript tells where it runs
     assert ask("OPTIONS", "/v1/completions", headers=asked).status_code == 200
     assert ask("GET", "/v1/models", headers=origin).headers["access-control-allow-origin"] == "https://a.example"
 
