@@ -18,8 +18,6 @@ from clients.python.wire import Chunk, Completion, Message, Prompt, ServerError
 from engine.types import SamplingParams
 
 _DEFAULTS = SamplingParams()
-# Asks Triton to end a stream with a gRPC status instead of an error message without a code.
-_STATUS_ERRORS = {"triton_grpc_error": "true"}
 
 
 class AsyncClient:
@@ -125,14 +123,18 @@ class AsyncClient:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield {"model_name": self.model, "inputs": inputs, "request_id": request_id}
 
-        call = self._server.stream_infer(requests(), headers=_STATUS_ERRORS)
+        call = self._server.stream_infer(requests())
+        failure: ServerError | None = None
         try:
             async for result, error in call:
-                if error is not None:
-                    raise wire.server_error(error)
-                chunk = wire.chunk_of(result)
+                failure = failure or (wire.failure_of(result) if error is None else wire.server_error(error))
+                chunk = None if failure is not None else wire.chunk_of(result)
                 if chunk is not None:
                     yield chunk
+            # Only now: leaving a call before its end cancels it, and tritonserver 2.51 can crash on a cancellation that
+            # meets the end of its request (server issue 8034).
+            if failure is not None:
+                raise failure
         except InferenceServerException as error:
             raise wire.server_error(error) from None
         except AioRpcError as error:

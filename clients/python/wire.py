@@ -16,11 +16,13 @@ from engine.types import SamplingParams
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
+_GRPC_NAMES = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}  # Triton's name: gRPC's
 _NOT_FINISHED = "None"  # vllm_backend's finish_reason of a response that is not the last
 
 
 class ServerError(Exception):
-    """The server refused a request or lost it. code: gRPC's name of the status, e.g. INVALID_ARGUMENT."""
+    """The server refused a request or lost it. code: gRPC's name of the status, e.g. INVALID_ARGUMENT;
+    UNKNOWN when Triton itself refuses a stream, which comes without one."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -59,7 +61,9 @@ def generation_inputs(prompt: Prompt, params: SamplingParams, stream: bool) -> l
     inputs.append(_flag("stream", stream))
     inputs.append(_flag("exclude_input_in_output", True))
     inputs.append(_text("sampling_parameters", msgspec.json.encode(params).decode()))
-    flags = ["finish_reason", "num_input_tokens", "cumulative_logprob"]
+    # `error`: a failure comes as an output with its code. Streamed gRPC errors have none, and the header that would add
+    # one, triton_grpc_error, crashes tritonserver 2.51 when many requests fail at once.
+    flags = ["finish_reason", "num_input_tokens", "cumulative_logprob", "error"]
     if params.logprobs is not None:
         flags.append("logprobs")
     return inputs + [_flag(f"return_{name}", True) for name in flags]
@@ -100,6 +104,15 @@ def chunk_of(result: InferResult) -> Chunk | None:
         cumulative_logprob=float(_one(result, "cumulative_logprob", 0.0)),
         logprobs=json.loads(raw),
     )
+
+
+def failure_of(result: InferResult) -> ServerError | None:
+    """What a response says in place of an answer."""
+    raw = result.as_numpy("error")
+    if raw is None:
+        return None
+    told = json.loads(raw.reshape(-1)[0])
+    return ServerError(told["message"], _GRPC_NAMES.get(told["code"], told["code"]))
 
 
 def joined(chunks: Sequence[Chunk]) -> Completion:

@@ -71,6 +71,21 @@ def test_refusals_are_sentences_with_a_code(client: Client, server: LocalServer)
         other.complete(PROMPT)
 
 
+def test_many_failures_at_once_leave_the_server_whole(client: Client, server: LocalServer) -> None:
+    """With Triton's triton_grpc_error header, the other way to have codes, tritonserver 2.51 crashed here."""
+
+    async def fail_all() -> set[str]:
+        async with AsyncClient(server.grpc) as many:
+            wrong = [many.complete([10**6 + n], GREEDY) for n in range(200)]
+            outcomes = await asyncio.gather(*wrong, return_exceptions=True)
+        return {outcome.code if isinstance(outcome, ServerError) else repr(outcome) for outcome in outcomes}
+
+    for _ in range(3):
+        assert asyncio.run(fail_all()) == {"INVALID_ARGUMENT"}
+    assert len(client.complete(PROMPT, GREEDY).token_ids) == 12
+    assert "internal" not in server.log().lower()
+
+
 def test_leaving_a_stream_cancels_its_request(client: Client, server: LocalServer) -> None:
     chunks = client.stream(PROMPT, LONG)
     next(chunks)
