@@ -64,6 +64,9 @@ def cases() -> list[Case]:
         made.append(case("T2 N40 K64 bias, gelu", dtype, 2, 40, 64, bias=True, activation="gelu_tanh"))
         for t in (1, 70):
             made.append(
+                case(f"T{t} N40 K264 silu, deterministic", dtype, t, 40, 264, activation="silu", deterministic=True)
+            )
+            made.append(
                 case(f"T{t} N40 K264 deterministic", dtype, t, 40, 264, norm=True, residual=True, deterministic=True)
             )
     for t in (1, 8, 32, 64, 1024):

@@ -52,7 +52,7 @@ def linear(
         norm_weight = None
     if deterministic:
         return tile_linear(
-            x, weight, bias, None, eps, offset, residual, activation, _invariant_tile(rows, n), pdl=False
+            x, weight, bias, None, eps, offset, residual, activation, _invariant_tile(rows, n, activation), pdl=False
         )
     if not (narrow and fits):
         return _library(x, weight, bias, residual, activation)
@@ -84,13 +84,14 @@ def _tile(rows: int, n: int, activation: bool) -> Tile:
     return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)
 
 
-def _invariant_tile(rows: int, n: int) -> Tile:
-    """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn.
+def _invariant_tile(rows: int, n: int, activation: str | None) -> Tile:
+    """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn. Programs that
+    share a gated output's inputs would have to share both of its halves: those take one slice.
 
     Few rows take a slice a program, many rows take the slices one after another; a slice's own sum goes through the
     tensor cores 16 inputs at a time either way.
     """
-    slices = 4 if n <= 4096 else 1
+    slices = 4 if n <= 4096 and activation is None else 1
     if rows <= 64:
         return Tile(16 if rows <= 16 else 64, 64, 64, split=slices, stages=4, swap=True)
     return Tile(128, 128, 64, serial=slices, stages=3, warps=8)

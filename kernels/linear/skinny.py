@@ -319,6 +319,7 @@ def tile_linear(
     """`linear` on tensor cores."""
     m, k = x.shape
     n = weight.shape[0] // (2 if activation else 1)
+    assert tile.split == 1 or activation is None, "a slice keeps one sum, and a gated output has two"
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(n, tile.outputs), triton.cdiv(m, tile.rows), tile.split)
     parts = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)

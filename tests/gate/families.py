@@ -165,7 +165,7 @@ QWEN3_5 = Shape(
         },
         "tie_word_embeddings": True,
     },
-    branch=0.3,
+    branch=0.2,
 )
 
 DEEPSEEK_V4 = Shape(

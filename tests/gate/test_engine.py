@@ -63,7 +63,8 @@ def test_alone(start: Start, truth: Golden, dtype: str, record: Record) -> None:
 
 
 def test_warm_prefix(start: Start, config: EngineConfig, truth: Golden, dtype: str, record: Record) -> None:
-    player = EnginePlayer(start())
+    # Slots of recurrent state, of which a prompt may keep two, are as many as rows.
+    player = EnginePlayer(start(max_rows=3 * config.scheduler.max_rows))
     player.play(truth.sequences)
     verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))
     # At least one token is always computed, so a prompt of whole blocks misses its last block.
