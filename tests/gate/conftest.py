@@ -35,7 +35,16 @@ QUICK = (
 )
 QUICK_SEQUENCES, QUICK_LONG = 12, 4200
 
+# Broken engines that bfloat16's limits let pass, each seen in float32. DeepSeek-V3's branches add a tenth to the
+# residual stream, and a window a token short lacks one key of a hundred at the few positions past it.
+UNSEEN_IN_BFLOAT16 = (
+    ("test_a_rope_position_off_by_one_fails", "deepseek-v3"),
+    ("test_a_broken_part_fails", "mistral, window off by one"),
+)
 
+
+# First, so that xdist sees the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the rest of the families' matrix to `make gate`. Golden data is made once, and that may take a while.
 
@@ -52,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if cuda:
             item.add_marker(pytest.mark.xdist_group(_dtype_of(item)))
         elif item.get_closest_marker("gpu"):
+            later.append(item)
+        if _dtype_of(item) == "bfloat16" and any(a in item.nodeid and b in item.nodeid for a, b in UNSEEN_IN_BFLOAT16):
             later.append(item)
         if not complete and _of_a_family(item) and not any(a in item.nodeid and b in item.nodeid for a, b in QUICK):
             later.append(item)

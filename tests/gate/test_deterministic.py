@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from engine.api import Engine
 from engine.config import EngineConfig
 from engine.models.reader import ConfigError
 from engine.runner.build import build_runner
@@ -15,8 +17,6 @@ from tests.gate.families import FAMILIES, GEMMA3, MISTRAL, QWEN3_MOE
 from tests.gate.oracle import FORCED, Golden
 from tests.gate.player import EnginePlayer
 from tests.gate.shapes import SHAPES
-from tests.gate.test_engine import Start
-from tests.gate.test_engine import start as start
 from tests.gate.verdict import judge
 
 Heard = list[list[TokenLogprobs]]
@@ -24,32 +24,39 @@ INVARIANT = (*SHAPES, MISTRAL, QWEN3_MOE, GEMMA3)
 ON_CPU = 12
 
 
+@contextmanager
+def playing(config: EngineConfig, **changes: object) -> Iterator[EnginePlayer]:
+    """An engine in the mode. One at a time: engines of one process share what kernels count in."""
+    settings = changed(config, deterministic=True, **changes)
+    engine = Engine(build_runner(settings), settings).start()
+    try:
+        yield EnginePlayer(engine)
+        engine.check_integrity()
+    finally:
+        engine.close()
+
+
 @pytest.mark.parametrize("shape", [as_param(shape) for shape in INVARIANT], indirect=True)
 def test_neither_batch_nor_chunks_nor_prefix_change_a_bit(
-    start: Start, truth: Golden, dtype: str, device: str, record: Record
+    config: EngineConfig, truth: Golden, dtype: str, device: str, record: Record
 ) -> None:
     sequences = truth.sequences if device == "cuda" else truth.sequences[:: len(truth.sequences) // ON_CPU]
-
-    def played(**changes: object) -> EnginePlayer:
-        return EnginePlayer(start(deterministic=True, **changes))
-
-    cold = played(prefix_cache=False)
-    alone = [cold.play([sequence])[0] for sequence in sequences]
+    heard: dict[str, Heard] = {}
+    with playing(config, prefix_cache=False) as player:
+        alone = [player.play([sequence])[0] for sequence in sequences]
+        heard["together"] = player.play(sequences)
+    with playing(config, prefix_cache=False, chunk_size=7) as player:
+        heard["in chunks of 7"] = player.play(sequences)
+    with playing(config, prefix_cache=False, overlap=False) as player:
+        heard["without overlap"] = player.play(sequences)
+    with playing(config) as player:
+        heard["with a cold prefix"] = player.play(sequences)
+        heard["with a warm prefix"] = player.play(sequences)
+        assert max(player.cached) > 0
     verdict = record(judge(sequences, alone, dtype))
     assert verdict.positions == len(sequences) * (FORCED + 1)
     assert verdict.passes(dtype), verdict
-
-    warm = played()
-    ways: dict[str, Callable[[], Heard]] = {
-        "together": lambda: cold.play(sequences),
-        "in chunks of 7": lambda: played(chunk_size=7, prefix_cache=False).play(sequences),
-        "without overlap": lambda: played(overlap=False, prefix_cache=False).play(sequences),
-        "with a cold prefix": lambda: warm.play(sequences),
-        "with a warm prefix": lambda: warm.play(sequences),
-    }
-    different = [way for way, play in ways.items() if play() != alone]
-    assert max(warm.cached) > 0
-    assert not different
+    assert [way for way, entries in heard.items() if entries != alone] == []
 
 
 @pytest.mark.parametrize("shape", [as_param(shape) for shape in FAMILIES if shape not in INVARIANT], indirect=True)
