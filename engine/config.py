@@ -65,6 +65,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
     overlap: prepare step N+1 while step N runs. dependent_launch: a kernel starts while the one before it ends.
     graphs: replay captured CUDA graphs for decode steps.
+    fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
     deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
     """
 
@@ -74,6 +75,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     overlap: bool = True
     dependent_launch: bool = True
     graphs: bool = True
+    fused_attention: bool = True
     deterministic: bool = False
 
 

@@ -42,7 +42,9 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
             "another kind: leave it off"
         )
     ops = select(device, config.runtime.kernels, config.runtime.dependent_launch)
-    build = Build(ops, model, dtype, device, _max_model_len(config, model), config.runtime.deterministic)
+    runtime = config.runtime
+    length = _max_model_len(config, model)
+    build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention)
     decoder = Decoder(build)
     decoder.materialize(device)
     parameters = dict(decoder.named_parameters())
