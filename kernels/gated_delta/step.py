@@ -14,6 +14,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 
+# Warps of a program that holds a whole head's state.
+WIDE_WARPS = 8
+
 
 @triton.jit
 def softplus(x):
@@ -197,5 +200,5 @@ def step_lines(
         BLOCK_V=block_v,
         PDL=pdl,
         launch_pdl=pdl,
-        num_warps=8 if block_v > 32 else 4,
+        num_warps=WIDE_WARPS if block_v > 32 else 4,
     )
