@@ -112,9 +112,7 @@ def _mix(
         tl.store(post + t * N + n, y, mask=small)
         row = n[:, None] * N + n[None]
         square = small[:, None] & small[None]
-        m_comb = tl.load(
-            slices[:, None, None] + 2 * N + row[None], mask=there[:, None, None] & square[None], other=0.0
-        )
+        m_comb = tl.load(slices[:, None, None] + 2 * N + row[None], mask=there[:, None, None] & square[None], other=0.0)
         c = tl.sum(m_comb, 0) * unit * tl.load(scale + 2) + tl.load(base + 2 * N + row, mask=square, other=0.0)
         c = tl.where(square, c, float("-inf"))
         top = tl.max(c, 1)
