@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Attention over a window and over compressed entries: a program takes a query's heads, as rows of the tensor cores, and
-a share of what the query reads; then the shares are joined and turned back."""
+"""Attention over a window and over compressed entries: a program takes a query's heads, as rows of the tensor cores,
+and a share of what the query reads; then the shares are joined and turned back."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def _attend(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts[share, token] holds Σ e^{s − best} c of each head and sums[share, token] the heads' best and Σ e^{s − best};
-    with one share parts holds the mean itself, and no sink. Tokens count from first_token."""
+    """parts[share, token] holds Σ e^{s − best} c of each head and sums[share, token] its best and Σ e^{s − best}; with
+    one share parts holds the mean itself, without a sink. Tokens count from first_token."""
     if PDL:
         gdc_launch_dependents()
     line = (first_line + tl.program_id(0)).to(tl.int64)
