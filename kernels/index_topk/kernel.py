@@ -51,6 +51,7 @@ def _score(
 ):
     if PDL:
         gdc_launch_dependents()
+        gdc_wait()
     line = first_line + tl.program_id(0)
     lo = tl.load(query_start + line)
     count = tl.load(query_start + line + 1) - lo
@@ -67,8 +68,6 @@ def _score(
     h = tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
     block = tl.load(block_table + line.to(tl.int64) * table_stride + e // PER_BLOCK, mask=live, other=0)
-    if PDL:
-        gdc_wait()
     entry = cache + block.to(tl.int64) * block_stride + e % PER_BLOCK * entry_stride
     k = tl.load(entry[None] + d[:, None], mask=live[None] & (d < DIM)[:, None], other=0.0)
     head = (token * HEADS + h)[:, None] * DIM + d[None]
@@ -110,6 +109,7 @@ def _select(
 ):
     if PDL:
         gdc_launch_dependents()
+        gdc_wait()
     line = first_line + tl.program_id(0)
     lo = tl.load(query_start + line)
     count = tl.load(query_start + line + 1) - lo
@@ -123,8 +123,6 @@ def _select(
     if ready <= TOP_K:
         tl.store(mine + k, tl.where(k < ready, k, -1), mask=k < TOP_K)
         return
-    if PDL:
-        gdc_wait()
     row = scores + (token - first_token) * width
     look = tl.arange(0, LOOK)
     bins: tl.constexpr = 1 << DIGIT
