@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 
-TOKENS = 8
+TOKENS = 32
 
 
 @triton.jit
@@ -216,13 +216,13 @@ def compress_kv(
             DIM=dim,
             ROPE=cos_sin.shape[1],
             SIZE=size,
-            TOKENS=TOKENS,
+            TOKENS=min(TOKENS, triton.next_power_of_2(channels // dim * ratio)),
             KEEP=single,
             BLOCK=triton.next_power_of_2(dim),
             BLOCK_C=triton.next_power_of_2(channels),
             PDL=pdl,
             launch_pdl=pdl,
-            num_warps=4,
+            num_warps=8 if channels // dim * ratio > 8 else 4,
         )
         if not single:
             _keep[(count, size)](

@@ -22,7 +22,9 @@ from kernels.hardware import dependent_launch, multiprocessors
 CHUNK = 64
 # Diagonal blocks that are inverted row by row; four of them make a chunk.
 CORNER = 16
-PREPARE_WARPS, CARRY_WARPS, CARRY_STAGES = 4, 4, 2
+PREPARE_WARPS, CARRY_WARPS = 4, 4
+# Triton 3.6 gives wrong code for one stage of 16-bit operands.
+CARRY_STAGES, EXACT_STAGES = 3, 1
 
 
 @triton.jit
@@ -308,6 +310,6 @@ def chunk_lines(
         **sizes,
         **tiles,
         BLOCK_V=narrow,
-        STAGES=1 if exact else CARRY_STAGES,
+        STAGES=EXACT_STAGES if exact else CARRY_STAGES,
         num_warps=CARRY_WARPS,
     )
