@@ -37,10 +37,11 @@ QUICK = (
 )
 QUICK_SEQUENCES, QUICK_LONG = 12, 4200
 
-# Broken engines that bfloat16's limits let pass, each seen in float32. DeepSeek-V3's branches add a tenth to the
-# residual stream, and a window a token short lacks one key of a hundred at the few positions past it.
+# Broken engines that bfloat16's limits let pass, each seen in float32. DeepSeek-V3's and V4's branches add a tenth and
+# a fifth to the residual stream, and a window a token short lacks one key of a hundred at the few positions past it.
 UNSEEN_IN_BFLOAT16 = (
     ("test_a_rope_position_off_by_one_fails", "deepseek-v3"),
+    ("test_a_rope_position_off_by_one_fails", "deepseek-v4"),
     ("test_a_broken_part_fails", "mistral, window off by one"),
 )
 
