@@ -40,6 +40,7 @@ from engine.types import (
 class EngineStats:
     """A look at the engine from outside. Totals count from the start.
 
+    late_compiles: kernels that were compiled after the engine was ready; more than none is a fault.
     groups: blocks of each paged KV group. state_slots: slots of recurrent state; `cached` are checkpoints.
     """
 
@@ -52,6 +53,7 @@ class EngineStats:
     generated_tokens: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    late_compiles: int
 
 
 @dataclass(slots=True)
@@ -246,6 +248,7 @@ class Engine:
             generated_tokens=self._loop.committer.num_generated,
             prefix_query_tokens=counts.prefix_query_tokens,
             prefix_hit_tokens=counts.prefix_hit_tokens,
+            late_compiles=self._runner.num_late_compiles,
         )
 
     def generate(self, inputs: list[RequestInput]) -> list[Generation]:

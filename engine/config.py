@@ -17,8 +17,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_waiting: bound of the queue; a request beyond it is refused with UNAVAILABLE.
     token_budget: tokens one step may compute.
     chunk_size: most prompt tokens of one request in one step; 0 means the whole budget.
-    mixed_budget: most prompt tokens, of all requests together, in a step that also holds decoding rows; None follows
-    `preference`: "latency" keeps such a step short (1024), "throughput" lets it use the whole budget.
+    mixed_budget: most prompt tokens, of all requests together, in a step that also holds decoding rows; None goes by
+    how many rows decode and how much waits (`engine.core.policy.Pace`).
+    preference: "throughput" takes prompts in fast enough to keep all rows busy; "latency" keeps steps that hold
+    decoding rows short, at the price of a longer wait for the first token under load.
     """
 
     max_rows: Positive = 256
@@ -64,8 +66,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
     overlap: prepare step N+1 while step N runs. dependent_launch: a kernel starts while the one before it ends.
-    graphs: replay captured CUDA graphs for decode steps.
-    fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
+    graphs: replay captured CUDA graphs for decode steps. compile_ahead: compile every kernel that steps can need before
+    the engine is ready, many at once; off, each is compiled by the first step that needs it.
     deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
     """
 
@@ -75,7 +77,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     overlap: bool = True
     dependent_launch: bool = True
     graphs: bool = True
-    fused_attention: bool = True
+    compile_ahead: bool = True
     deterministic: bool = False
 
 

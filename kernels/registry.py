@@ -16,13 +16,11 @@ import torch
 Choice = Literal["auto", "reference", "triton"]
 
 OPS = (
-    "token_inputs",
     "embedding",
     "rms_norm",
     "linear",
     "rope_kv_write",
     "paged_attention",
-    "rope_attention",
     "gated_activation",
     "latent_write",
     "latent_attention",
@@ -42,7 +40,6 @@ OPS = (
     "moe_gemm",
     "penalties",
     "sample",
-    "keep_tokens",
     "logprobs",
 )
 

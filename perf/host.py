@@ -35,6 +35,7 @@ class Done:
 class NullRunner:
     def __init__(self, num_blocks: int, max_model_len: int) -> None:
         group = Group(PagedKV(8, 128, 128, 2), (0,))
+        self.num_late_compiles = 0
         self.info = RunnerInfo(PoolSpec((group,), (num_blocks,), 16), 150_000, max_model_len, (0,))
 
     def launch(self, plan: StepPlan) -> Pending:

@@ -37,12 +37,27 @@ def cell(row: str, figures: dict[str, Any] | None) -> str:
     if figures["failed"]:
         return f"{figures['failed']} of {figures['requests']} failed"
     if figures["rate"] is not None:
-        return f"TPOT {tpot['p50']:.2f}, ITL p99 {itl['p99']:.1f}, TTFT {ttft['p50']:.1f} ms"
+        return (
+            f"TPOT {tpot['p50']:.2f}{spread(figures, 'tpot_ms', '.2f')}, "
+            f"ITL p99 {itl['p99']:.1f}{spread(figures, 'itl_ms', '.1f', 'p99')}, "
+            f"TTFT {ttft['p50']:.1f}{spread(figures, 'ttft_ms', '.1f')} ms"
+        )
     if tpot is None:
-        return f"TTFT {ttft['p50']:.1f} ms"
+        return f"TTFT {ttft['p50']:.1f}{spread(figures, 'ttft_ms', '.1f')} ms"
     if figures["in_flight"] == 1:
-        return f"TPOT {tpot['p50']:.2f}, TTFT {ttft['p50']:.1f} ms"
-    return f"{figures['output_tokens_per_s']:,.0f} tok/s, TPOT {tpot['p50']:.2f}, TTFT {ttft['p50']:.0f} ms"
+        return f"TPOT {tpot['p50']:.2f}{spread(figures, 'tpot_ms', '.2f')}, TTFT {ttft['p50']:.1f} ms"
+    speed = f"{figures['output_tokens_per_s']:,.0f}{spread(figures, 'output_tokens_per_s', ',.0f')} tok/s"
+    return f"{speed}, TPOT {tpot['p50']:.2f}, TTFT {ttft['p50']:.0f} ms"
+
+
+def spread(figures: dict[str, Any], key: str, form: str, percentile: str = "p50") -> str:
+    """The range of a figure over the row's runs, in brackets; nothing when there was one."""
+    if figures.get("runs", 1) == 1:
+        return ""
+    low, high = (figures[end][key] for end in ("low", "high"))
+    if isinstance(low, dict):
+        low, high = low[percentile], high[percentile]
+    return f" ({low:{form}} to {high:{form}})"
 
 
 def table(files: dict[str, Figures]) -> str:

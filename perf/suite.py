@@ -3,6 +3,9 @@
     python -m perf.suite nereid FOLDER_OF_MODELS qwen3-4b --json results.jsonl [--rows 1x128 8x1024] [--set KEY=VALUE]
     python -m perf.suite vllm   FOLDER_OF_MODELS qwen3-4b --json results.jsonl --env "source SITE/_vb/env.sh"
 
+`--repeat N` runs each row that takes less than `--longest` seconds N times, with prompts of its own each time (the same
+for every server), and writes medians with their range.
+
 Besides the rows: seconds from the start command to the first accepted request, with compile caches as they are, and
 resident memory of all processes of the server after the rows.
 """
@@ -22,11 +25,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from perf.repeats import combined
 from perf.serving import GrpcTransport, OpenAiTransport, Transport, measure, provenance
 from perf.workload import parse
 
@@ -42,6 +47,8 @@ ROWS = {
     "256x256/256": "c=256:n=512:in=256:out=256:seed=108:w=4",
     "24/s 1024/128": "q=24:n=360:in=1024:out=128:seed=109:w=4",
 }
+# Between the seeds of a row's runs.
+REPEAT_SEED = 100_003
 HTTP, GRPC, METRICS = 21510, 21511, 21512
 
 
@@ -123,6 +130,8 @@ def main() -> None:
     parser.add_argument("--label", default="")
     parser.add_argument("--low", type=int, default=1000)
     parser.add_argument("--high", type=int, default=100_000, help="token ids stay below this and the vocabulary's size")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each row")
+    parser.add_argument("--longest", type=float, default=20.0, help="a row that takes more seconds is run once")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds to wait before the first row")
     args = parser.parse_args()
     model, log = args.models / args.model, args.json.with_suffix(f".{args.server}.log")
@@ -153,11 +162,17 @@ def main() -> None:
             record({"row": "start", "ready_s": round(seconds, 2)})
             time.sleep(args.settle)
             for name, text in [(name, ROWS[name]) for name in args.rows] + [(text, text) for text in args.specs]:
-                figures, _ = measure(transport, parse(text), args.processes, args.low, high)
-                record({"row": name, **figures})
-                print(brief(name, figures), flush=True)
-                if figures["failed"] == figures["requests"]:
-                    raise RuntimeError(f"every request of {name} failed; the server said:\n{log.read_text()[-3000:]}")
+                runs: list[dict[str, Any]] = []
+                while len(runs) < args.repeat and (not runs or runs[0].get("seconds", 0) < args.longest):
+                    spec = parse(text)
+                    spec = replace(spec, seed=spec.seed + REPEAT_SEED * len(runs))
+                    figures, _ = measure(transport, spec, args.processes, args.low, high)
+                    print(brief(name, figures), flush=True)
+                    if figures["failed"] == figures["requests"]:
+                        said = log.read_text()[-3000:]
+                        raise RuntimeError(f"every request of {name} failed; the server said:\n{said}")
+                    runs.append(figures)
+                record({"row": name, **combined(runs)})
             used = memory(server)
             record({"row": "memory", **used})
             print(f"memory: {used['rss_mb']} MB resident, {used['pss_mb']} MB proportional {used['processes'][:8]}")

@@ -106,6 +106,11 @@ class Runner(Protocol):
     @property
     def info(self) -> RunnerInfo: ...
 
+    @property
+    def num_late_compiles(self) -> int:
+        """Kernels that were compiled after the runner was ready; each held up the steps behind it."""
+        ...
+
     def launch(self, plan: StepPlan) -> Pending: ...
 
     def idle(self) -> bool:

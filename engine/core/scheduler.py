@@ -15,14 +15,13 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
-from engine.core.policy import WaitingQueue, rank
+from engine.core.policy import PACES, WaitingQueue, rank
 from engine.core.request import Request, Status
-
-LATENCY_MIXED_BUDGET = 1024
 
 # A request waits for another that is computing its prefix when that saves at least this share of its own work.
 WAIT_SHARE = 0.25
@@ -46,8 +45,8 @@ class Scheduler:
         self._kv = kv
         self._budget = config.token_budget
         self._chunk = config.chunk_size or config.token_budget
-        mixed = LATENCY_MIXED_BUDGET if config.preference == "latency" else config.token_budget
-        self._mixed_budget = config.mixed_budget or mixed
+        self._mixed_budget = config.mixed_budget
+        self.pace = PACES[config.preference]
         self._interval = checkpoint_interval
         self._max_rows = config.max_rows
         self._free_rows = list(range(config.max_rows))
@@ -87,7 +86,7 @@ class Scheduler:
         behind = self._decode()
         share = self._budget - len(self._rows)
         if self._rows:
-            share = min(share, self._mixed_budget)
+            share = min(share, self._mixed_budget or self._paced(behind))
         share = self._catch_up(behind, share)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
         if self.waiting and share > 0 and not (self._preempted and self._planned):
@@ -108,6 +107,16 @@ class Scheduler:
         )
         kv.writes, kv.copies = [], []
         return plan, self._requests + self._more_requests
+
+    def _paced(self, behind: list[Request]) -> int:
+        """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as can matter."""
+        enough = self.pace.horizon * self._budget
+        backlog = 0
+        for request in chain(behind, self.waiting):
+            backlog += request.num_tokens - request.num_computed
+            if backlog >= enough:
+                break
+        return self.pace.share(len(self._rows), backlog)
 
     # Lines of one token come first in a plan, so they are kept apart from longer ones while it is made.
 

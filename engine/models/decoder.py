@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -128,13 +128,24 @@ class Decoder(nn.Module):
         """What each layer keeps between steps."""
         return [layer.specs for layer in self.layers]  # type: ignore[misc]
 
-    def forward(self, batch: DeviceBatch, caches: tuple[tuple[LayerCache, ...], ...]) -> torch.Tensor:
-        """Residual stream after the last layer, not yet normed: [T, hidden]. caches[i] are layer i's."""
+    @property
+    def kinds(self) -> list[int]:
+        """The first layer of each kind: together they run all the code that the model runs."""
+        layers = self.config.layers
+        return [i for i, layer in enumerate(layers) if layer not in layers[:i]]
+
+    def forward(
+        self, batch: DeviceBatch, caches: tuple[tuple[LayerCache, ...], ...], only: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Residual stream after the last layer, not yet normed: [T, hidden]. caches[i] are layer i's.
+
+        only: the layers to run, for a rehearsal; all when None.
+        """
         x = self.embed(batch.token_ids)
         if self.config.hyper is not None:
             x = x[:, None].expand(-1, self.config.hyper.streams, -1)
-        for layer, kept in zip(self.layers, caches, strict=True):
-            x = layer(x, batch, kept)
+        for i in range(len(self.layers)) if only is None else only:
+            x = self.layers[i](x, batch, caches[i])
         return x if self.hyper_head is None else self.hyper_head(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 
 import torch
@@ -19,10 +20,12 @@ from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
+from engine.runner.rehearsal import rehearsals
 from engine.runner.runner import DeviceRunner
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
 from kernels import select
+from kernels.compiles import Compiler, CompileWatch
 
 # Called with (what is being done, how much of it is done, how much there is).
 Progress = Callable[[str, int, int], None]
@@ -41,38 +44,72 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
             "runtime.deterministic is implemented for grouped-query attention alone, and this model has layers of "
             "another kind: leave it off"
         )
+    watch = CompileWatch().install() if device.type == "cuda" else None
     ops = select(device, config.runtime.kernels, config.runtime.dependent_launch)
-    runtime = config.runtime
-    length = _max_model_len(config, model)
-    build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention)
+    build = Build(ops, model, dtype, device, _max_model_len(config, model), config.runtime.deterministic)
     decoder = Decoder(build)
     decoder.materialize(device)
-    parameters = dict(decoder.named_parameters())
-    if config.load_format == "dummy":
-        dummy.fill(parameters, model.hidden, model.norm.offset)
-    else:
+
+    def fill() -> None:
+        parameters = dict(decoder.named_parameters())
+        if config.load_format == "dummy":
+            dummy.fill(parameters, model.hidden, model.norm.offset)
+            return
         report = None if progress is None else lambda done, total: progress("weights", done, total)
         checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
         loader.load(parameters, checkpoint, family.rules(model), registry.unused(family, model), report)
-    runner = _with_pools(config, build, decoder)
+
+    if device.type == "cuda":
+        runner = _on_gpu(config, build, decoder, fill, watch, progress)
+    else:
+        fill()
+        room = free_bytes(device, config.cache, 0)
+        pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
+        runner = _runner(config, build, decoder, pool)
     # What stands now stands as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
     _capture_first(runner, progress)
+    if watch is not None:
+        watch.arm()
     return runner
 
 
-def _with_pools(config: EngineConfig, build: Build, decoder: Decoder) -> DeviceRunner:
-    """Size the pools by what is free once a largest step has run, and put a runner over them."""
-    activations = 0
-    if build.device.type == "cuda" and config.cache.num_blocks is None:
-        few = replace(config.cache, num_blocks=LEAST_BLOCKS)
-        smallest = size_pools(decoder.specs, few, config.scheduler, build.max_model_len, room=0)
-        activations = _profile(_runner(config, build, decoder, smallest), config, build)
+def _on_gpu(
+    config: EngineConfig,
+    build: Build,
+    decoder: Decoder,
+    fill: Callable[[], None],
+    watch: CompileWatch | None,
+    progress: Progress | None,
+) -> DeviceRunner:
+    """Compile the kernels of all steps while `fill` reads the weights, size the pools by what is free once a largest
+    step has run, and put a runner over them."""
+    few = replace(config.cache, num_blocks=LEAST_BLOCKS)
+    small = _runner(config, build, decoder, size_pools(decoder.specs, few, config.scheduler, build.max_model_len, 0))
+    limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
+    steps = rehearsals(*limits)
+    report = progress or (lambda stage, done, total: None)
+    report("launches", 0, 0)
+    with Compiler(os.cpu_count() or 1) as compiler:
+        if config.runtime.compile_ahead and config.runtime.kernels != "reference":
+            with compiler.only():
+                for step in steps:
+                    small.rehearse(step)
+        report("weights", 0, 0)
+        fill()
+        report("kernels", 0, 0)
+    report("memory", 0, 0)
+    activations = _profile(small, config, build) if config.cache.num_blocks is None else 0
+    small.close()
     room = free_bytes(build.device, config.cache, activations)
     pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
-    graphs = config.runtime.graphs and build.device.type == "cuda"
-    return _runner(config, build, decoder, pool, CudaCapture(build.device) if graphs else None)
+    runner = _runner(config, build, decoder, pool, CudaCapture(build.device) if config.runtime.graphs else None, watch)
+    report("rehearsal", 0, 0)
+    for step in steps:
+        if step.brief and config.runtime.compile_ahead:
+            runner.rehearse(step)
+    return runner
 
 
 def _capture_first(runner: DeviceRunner, progress: Progress | None) -> None:
@@ -85,13 +122,18 @@ def _capture_first(runner: DeviceRunner, progress: Progress | None) -> None:
 
 
 def _runner(
-    config: EngineConfig, build: Build, decoder: Decoder, pool: PoolSpec, capture: Capture | None = None
+    config: EngineConfig,
+    build: Build,
+    decoder: Decoder,
+    pool: PoolSpec,
+    capture: Capture | None = None,
+    watch: CompileWatch | None = None,
 ) -> DeviceRunner:
     info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids)
     caches = CacheTensors(pool, len(decoder.layers), build.dtype, build.device)
     scheduler = config.scheduler
     limits = (scheduler.max_rows, scheduler.token_budget)
-    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture)
+    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture, watch)
 
 
 def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:
@@ -105,7 +147,6 @@ def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:
     plan = StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows)
     runner.launch(plan).wait()
     peak = torch.cuda.max_memory_allocated(build.device) - before
-    runner.close()
     return peak
 
 

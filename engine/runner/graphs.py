@@ -18,18 +18,20 @@ from collections.abc import Callable
 import torch
 
 from engine.core.plan import StepPlan
-from engine.runner.inputs import StepShape
+from engine.runner.inputs import DUMMY_LINES, StepShape
 from engine.sampling.sampler import Drawn
 
 log = logging.getLogger(__name__)
 
 # Lines of a decode step: dense, because a padded line costs its share of the step.
 LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
-# Tokens of a lone prompt. From about 1024 on the GPU takes longer than the host needs to launch its kernels.
-TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# Decode lines and tokens of a prompt that share a step.
-MIXED_LINES = (8, 16, 24, 32, 48, 64)
-MIXED_TOKENS = (256, 512, 1024)
+# Tokens of a lone prompt. Its launches one by one take the host 20 to 25 ms: as long as the GPU takes for 1,500 tokens.
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Decode lines that share a step with chunks of prompts, and all tokens of such a step.
+MIXED_LINES = (8, 16, 32, 64, 128, 256)
+MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 2176)
+# Lines behind them: chunks, and at least one dummy line.
+LONGER = DUMMY_LINES
 # Made before the engine is ready.
 FIRST_LINES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -90,8 +92,7 @@ class StepGraphs:
         self._lines = sorted({*(n for n in LINES if n < max_lines), min(max_lines, LINES[-1])})
         self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_lines > 1 else []
         self._mixed_lines = [n for n in MIXED_LINES if n < max_lines]
-        widest = max(self._mixed_lines, default=0)
-        self._mixed_tokens = [n for n in MIXED_TOKENS if n <= max_context and n + widest <= max_tokens]
+        self._mixed_tokens = [n for n in MIXED_TOKENS if n <= min(max_tokens, max_context)]
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False
 
@@ -106,12 +107,13 @@ class StepGraphs:
         if lines == 1:
             at = bisect_left(self._tokens, tokens)
             return self.prompt(self._tokens[at]) if at < len(self._tokens) else None
-        if plan.count.count(1) == lines - 1:
-            few = bisect_left(self._mixed_lines, lines - 1)
-            at = bisect_left(self._mixed_tokens, tokens - (lines - 1))
-            if few < len(self._mixed_lines) and at < len(self._mixed_tokens):
-                return self.mixed(self._mixed_lines[few], self._mixed_tokens[at])
-        return None
+        singles = plan.count.count(1)
+        few = bisect_left(self._mixed_lines, singles)
+        if not singles or lines - singles >= LONGER or few == len(self._mixed_lines):
+            return None
+        dummies = self._mixed_lines[few] - singles + LONGER - 1 - (lines - singles)
+        at = bisect_left(self._mixed_tokens, tokens + dummies)
+        return self.mixed(self._mixed_lines[few], self._mixed_tokens[at]) if at < len(self._mixed_tokens) else None
 
     def decode(self, lines: int) -> StepShape:
         return StepShape(lines, lines, num_single=lines, max_query=1, max_context=self._max_context)
@@ -120,7 +122,7 @@ class StepGraphs:
         return StepShape(2, tokens, num_single=0, max_query=tokens, max_context=self._max_context)
 
     def mixed(self, lines: int, tokens: int) -> StepShape:
-        return StepShape(lines + 2, lines + tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
+        return StepShape(lines + LONGER, tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
 
     def run(self, shape: StepShape) -> Outcome:
         """Run the staged step of that shape: its outputs stay valid until the next step runs."""
@@ -148,5 +150,7 @@ class StepGraphs:
         if self._failed:
             return None
         shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
-        shapes += [self.mixed(n, tokens) for tokens in reversed(self._mixed_tokens) for n in self._mixed_lines]
+        shapes += [
+            self.mixed(n, tokens) for n in self._mixed_lines for tokens in self._mixed_tokens if tokens > n + LONGER
+        ]
         return next((shape for shape in shapes if shape not in self._replays), None)

@@ -20,10 +20,11 @@ from engine.core.plan import StepPlan
 from engine.runner.batch import DeviceBatch
 from engine.runner.tables import Change, RowTables, Words
 from engine.sampling.params import STATE_SLOT
-from kernels import Ops
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
+# Most lines that a padded step has beside those of its decode shape.
+DUMMY_LINES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +52,14 @@ class Inputs:
     """Staging for steps of at most `max_lines` lines and `max_tokens` tokens."""
 
     def __init__(
-        self, tables: RowTables, pool: PoolSpec, max_lines: int, max_tokens: int, device: torch.device, ops: Ops
+        self, tables: RowTables, pool: PoolSpec, max_lines: int, max_tokens: int, device: torch.device
     ) -> None:
-        self._ops = ops
         self._tables = tables
         self._pool = pool
         self._cuda = device.type == "cuda"
         self._device = device
-        # two lines more: the dummy lines that pad a prompt
-        size = _layout(max_lines + 2, max_tokens)[-1].stop + CHANGE_WORDS
+        # the dummy lines that pad a prompt or a mixed step are beyond max_lines
+        size = _layout(max_lines + DUMMY_LINES, max_tokens)[-1].stop + CHANGE_WORDS
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(1 + self._cuda)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
@@ -108,7 +108,8 @@ class Inputs:
             rows, out_rows, first, count = (np.full(padded.lines, fill, np.int32) for fill in fills)
             for line, given in zip((rows, out_rows, first, count), real, strict=True):
                 line[at] = given
-            count[: padded.num_single] = 1
+            # Every dummy line but the last has one token; the last takes what is left.
+            count[:-1][count[:-1] == 0] = 1
             count[-1] += padded.tokens - count.sum()
         num_lines = len(rows)
         start = np.concatenate(([0], np.cumsum(count)))
@@ -137,22 +138,16 @@ class Inputs:
         layout = _layout(shape.lines, shape.tokens)
         parts = [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
         query_start, context_len, rows, out_rows, last, positions, lines = parts
+        token_rows = rows[lines]
         size = self._pool.block_size
-        token_ids, tables, slots = None, [], []
+        entry, offset = positions // size, positions % size
+        tables, slots = [], []
         none = self._words[:0].long()
         for table in self._tables.blocks:
-            if table.shape[1]:
-                token_ids, places, own = self._ops.token_inputs(
-                    self._tables.tokens, table, rows, lines, positions, size
-                )
-            else:
-                places, own = none, table[rows]
-            tables.append(own)
-            slots.append(places)
-        if token_ids is None:
-            token_ids = self._tables.tokens[rows[lines], positions]
+            tables.append(table[rows])
+            slots.append(table[token_rows, entry].long() * size + offset if table.shape[1] else none)
         batch = DeviceBatch(
-            token_ids=token_ids,
+            token_ids=self._tables.tokens[token_rows, positions],
             positions=positions,
             lines=lines,
             query_start=query_start,

@@ -7,7 +7,7 @@ on the device and read from there by the next step; so step N + 1 may be launche
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 
@@ -17,12 +17,14 @@ from engine.models.decoder import Decoder
 from engine.runner.graphs import Capture, StepGraphs
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
+from engine.runner.rehearsal import Rehearsal, logprobs_bucket
 from engine.runner.tables import RowTables
 from engine.sampling.logits import RowEdits
 from engine.sampling.params import LineParams
 from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
+from kernels.compiles import CompileWatch
 
 # Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
@@ -31,7 +33,7 @@ PROMPT_CHUNK = 256
 class DeviceRunner:
     """One device, one model, one pool. Every method must be called from one thread.
 
-    capture makes graphs of steps; None runs every step eagerly.
+    capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class DeviceRunner:
         token_budget: int,
         device: torch.device,
         capture: Capture | None = None,
+        watch: CompileWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._decoder = decoder
         self._caches = caches
         self._info = info
@@ -52,29 +56,28 @@ class DeviceRunner:
         self._device = device
         self._sampler = Sampler(ops)
         self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
-        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops)
+        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device)
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
         self._graphs: StepGraphs | None = None
-        self._unseen: list[tuple[int, int, int]] = []
-        if device.type == "cuda":
-            longest = min(token_budget, info.max_model_len - 1)
-            some = min(8, max_rows - 1)
-            large = [(0, longest, longest), (0, 0, longest), (some, 0, longest - some)]
-            # each height of attention's tiles, with keys split over programs and not
-            small = [(some, first, count) for first in (2048, 0) for count in (3, 7, 15, 100, 1024)]
-            self._unseen = [
-                (lines, first, count)
-                for lines, first, count in small + large
-                if 0 < count <= longest - lines and first + count < info.max_model_len
-            ]
+        # What to prepare when idle: plans of cuDNN for prompts of thousands of tokens, made anew for each length.
+        longest = min(token_budget, info.max_model_len - 1)
+        large = [Rehearsal(0, 1, 0, longest), Rehearsal(0, 1, longest, longest)]
+        self._put_off = [
+            step for step in large if device.type == "cuda" and step.first + step.count < info.max_model_len
+        ]
         if capture is not None:
             self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len)
 
     @property
     def info(self) -> RunnerInfo:
         return self._info
+
+    @property
+    def num_late_compiles(self) -> int:
+        """Kernels that were compiled, or loaded from disk, after the runner was ready."""
+        return 0 if self._watch is None else self._watch.count
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
@@ -97,24 +100,30 @@ class DeviceRunner:
             lengths = [a + b for a, b in zip(plan.first, plan.count, strict=True)]
             x, drawn = self.compute(shape, wishes, lengths)
         parts, prompts = self._prompt_logprobs(plan, x)
-        outputs = [drawn.tokens, *(drawn.logprobs or ()), *parts]
+        outputs = [drawn.tokens.int(), *(drawn.logprobs or ()), *parts]
         at = None if padded is None else places(plan, padded).tolist()
         return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts, at)
 
     def compute(
-        self, shape: StepShape, wishes: Wishes = PLAIN, host_lengths: list[int] | None = None
+        self,
+        shape: StepShape,
+        wishes: Wishes = PLAIN,
+        host_lengths: list[int] | None = None,
+        only: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, Drawn]:
-        """The staged step from token ids to new token ids, on the device alone when `wishes` is plain.
+        """The staged step from token ids to new token ids, on the device alone when `wishes` is plain. `only`: the
+        layers to run.
 
         Returns the residual stream [T, hidden] and what was drawn; drawn tokens are in the token table already.
         """
         batch, lines = self._inputs.batch(shape)
-        x = self._decoder(batch, self._caches.layers)
+        x = self._decoder(batch, self._caches.layers, only)
         logits = self._decoder.logits(x[batch.last])
         params = LineParams.gather(self._tables.params, lines.rows)
         tokens = self._tables.tokens
         drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes, host_lengths or [])
-        return x, replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
+        tokens[lines.out_rows, lines.lengths] = drawn.tokens.clamp(min=0).int()
+        return x, drawn
 
     @property
     def graphs(self) -> StepGraphs | None:
@@ -127,19 +136,23 @@ class DeviceRunner:
         shape = None if self._graphs is None else self._graphs.missing
         if shape is not None:
             self.warm(shape)
-        elif self._unseen:
-            self._rehearse(*self._unseen.pop())
+        elif self._put_off:
+            if self._watch is not None:
+                self._watch.disarm()
+            self.rehearse(self._put_off.pop())
+            if self._watch is not None:
+                self._watch.arm()
         else:
             return False
         return True
 
     @torch.inference_mode()
-    def _rehearse(self, singles: int, first: int, count: int) -> None:
-        """Run dummy lines eagerly: `singles` of one token, and one of `count` tokens behind `first` cached ones."""
-        dummy, lines = self._tables.dummy, singles + 1
-        starts, counts = [0] * singles + [first], [1] * singles + [count]
-        shape = self._inputs.stage(StepPlan(0, [dummy] * lines, starts, counts, [False] * lines))
-        self.compute(shape)
+    def rehearse(self, step: Rehearsal) -> None:
+        """Run a step of dummy lines eagerly, through one layer of each kind."""
+        dummy, lines = self._tables.dummy, step.singles + step.longer
+        counts = [1] * step.singles + [step.count] * step.longer
+        shape = self._inputs.stage(StepPlan(0, [dummy] * lines, [step.first] * lines, counts, [False] * lines))
+        self.compute(shape, step.wishes, [step.first + count for count in counts], self._decoder.kinds)
 
     @torch.inference_mode()
     def warm(self, shape: StepShape) -> None:
@@ -181,7 +194,8 @@ class DeviceRunner:
             if row in self._edits:
                 edits.append((line, self._edits[row], self._tables.tokens[row]))
             penalties |= (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
-        return Wishes(edits, penalties, max(wanted.values()) if wanted else None), wanted
+        most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
+        return Wishes(edits, penalties, most), wanted
 
     def _asks_prompt_logprobs(self, plan: StepPlan) -> bool:
         return any(self._params[row].prompt_logprobs is not None for row in plan.rows)
@@ -201,7 +215,7 @@ class DeviceRunner:
             start += count
         if not asked:
             return [], []
-        most = max(a.count for a in asked)
+        most = min(logprobs_bucket(max(a.count for a in asked)), self._info.vocab_size)
         chunks = [
             self._ops.logprobs(self._decoder.logits(rows), tokens.long(), most)
             for rows, tokens in zip(

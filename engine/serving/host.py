@@ -8,6 +8,7 @@ It ends when the server's process ends, whatever killed that, or on SIGTERM.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -103,6 +104,7 @@ class Host:
         self._stopping = False
         self._server = ProcessWatch(folder.server_pid)
         self._progress_socket: zmq.Socket[bytes] | None = None
+        self._stages = {"python": time.monotonic()}  # what the start has come to, and when
 
     def run(self) -> int:
         """Serve until the server is gone or SIGTERM. Returns the exit status."""
@@ -214,6 +216,7 @@ class Host:
             preemptions=now.preemptions,
             prompt_tokens=now.prompt_tokens,
             generated_tokens=now.generated_tokens,
+            late_compiles=now.late_compiles,
         )
         for frontend in self._frontends.values():
             frontend.send(stats)
@@ -238,6 +241,11 @@ class Host:
             self._loaded.set()
 
     def _progress(self, stage: str, done: int, total: int, unit: str = "") -> None:
+        self._stages.setdefault(stage, time.monotonic())
+        if stage == messages.LOADED:
+            began = list(self._stages.items())
+            spent = [f"{name} {after - at:.2f} s" for (name, at), (_, after) in itertools.pairwise(began)]
+            logger.info("start: %s", ", ".join(spent))
         if self._progress_socket is not None:
             self._progress_socket.send(messages.encode(Progress(self._model_name, stage, done, total, unit)))
 

@@ -46,7 +46,7 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """State of the engine, a few times a second; also the sign that it lives. The last five only grow."""
+    """State of the engine, a few times a second; also the sign that it lives. The last six only grow."""
 
     running: int = 0
     waiting: int = 0
@@ -57,6 +57,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     preemptions: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    late_compiles: int = 0
 
 
 ToFrontend = Ready | Events | Stats

@@ -35,6 +35,10 @@ _GAUGES = {
     "kv_cache_blocks_used": "KV blocks in use by requests",
     "kv_cache_blocks_total": "KV blocks in the pool",
 }
+# vLLM has no such figures: they have our own prefix.
+_OWN_COUNTERS = {
+    "late_compiles_total": "Kernels compiled after the engine was ready: each held up every request",
+}
 _ENGINE_COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache",
@@ -64,6 +68,8 @@ class Metrics:
             self._add(name, text, gauge)
         for name, text in {**_ENGINE_COUNTERS, **_COUNTERS}.items():
             self._add(name, text, counter)
+        for name, text in _OWN_COUNTERS.items():
+            self._add(name, text, counter, prefix="nereid")
         for name, (text, buckets) in _HISTOGRAMS.items():
             self._add(name, text, histogram, buckets=buckets)
         for reason in FinishReason:
@@ -131,14 +137,23 @@ class Metrics:
             ("prefix_cache_queries", stats.prefix_queries - before.prefix_queries),
             ("prefix_cache_hits", stats.prefix_hits - before.prefix_hits),
             ("num_preemptions_total", stats.preemptions - before.preemptions),
+            ("late_compiles_total", stats.late_compiles - before.late_compiles),
         ):
             if grown > 0:
                 self._metrics[name].increment(grown)
         self._written = stats
 
-    def _add(self, name: str, text: str, kind: Any, buckets: list[float] | None = None, **labels: str) -> None:
+    def _add(
+        self,
+        name: str,
+        text: str,
+        kind: Any,
+        buckets: list[float] | None = None,
+        prefix: str = "vllm",
+        **labels: str,
+    ) -> None:
         if name not in self._families:
-            self._families[name] = self._pb.MetricFamily(name=f"vllm:{name}", description=text, kind=kind)
+            self._families[name] = self._pb.MetricFamily(name=f"{prefix}:{name}", description=text, kind=kind)
         extra: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
         key = ":".join([name, *labels.values()])
         self._metrics[key] = self._families[name].Metric(labels={**self._labels, **labels}, **extra)

@@ -100,6 +100,7 @@ class ScriptedRunner:
         fail_row: Callable[[list[int]], str | None] = lambda tokens: None,
         fail_step: int | None = None,
     ) -> None:
+        self.num_late_compiles = 0
         self._info = RunnerInfo(spec, vocab_size, max_model_len, (EOS,))
         self.plans: list[StepPlan] = []
         self.closed = False

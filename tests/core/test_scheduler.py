@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.core.plan import StepPlan
+from engine.core.policy import Pace
 from tests.core.harness import Harness, make_config
 from tests.core.scripted_runner import ScriptedRunner, pool
 
@@ -75,7 +76,29 @@ def test_latency_preference_bounds_mixed_steps_only() -> None:
     assert harness.runner.plans[-1].count == [3000]
     harness.submit("second", prompt(3000, 9))
     harness.step()
-    assert harness.runner.plans[-1].count == [1, 1024]
+    assert harness.runner.plans[-1].count == [1, 256]
+
+
+def test_prompts_beside_decoding_rows_come_in_shares() -> None:
+    pace = Pace(least=256, per_row=12, horizon=16)
+    assert pace.share(1, 300) == 256
+    assert pace.share(64, 300) == 768
+    assert pace.share(64, 65_536) == 4096
+
+
+def test_a_waiting_crowd_is_taken_in_faster() -> None:
+    harness = Harness(ScriptedRunner(pool(4000)), make_config(token_budget=4000, max_rows=16, preference="latency"))
+    harness.submit("first", prompt(10), max_tokens=60)
+    harness.step()
+    for i in range(3, 11):
+        harness.submit(f"{i}", prompt(1600, i), max_tokens=60)
+    shares = []
+    for _ in range(60):
+        harness.step()
+        shares.append(prefilled(harness.runner.plans[-1]))
+    assert shares[0] == 800
+    assert sum(shares) == 12_800
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_a_budget_below_the_rows_is_refused() -> None:

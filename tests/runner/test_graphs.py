@@ -159,7 +159,8 @@ def test_rows_past_the_largest_shape_and_several_prompts_run_eagerly(checkpoint:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256)
     assert graphs.fit(StepPlan(0, list(range(12)), [5] * 12, [1] * 12, [True] * 12)) == graphs.decode(12)
     assert graphs.fit(StepPlan(0, [0, 1], [0, 0], [7, 9], [True, True])) is None
-    assert graphs.fit(StepPlan(0, [0, 1, 2], [9, 0, 0], [1, 9, 9], [True] * 3)) is None
+    assert graphs.fit(StepPlan(0, [0, 1, 2], [9, 0, 0], [1, 9, 9], [True] * 3)) == graphs.mixed(8, 128)
+    assert graphs.fit(StepPlan(0, [0, 1, 2, 3, 4], [9, 0, 0, 0, 0], [1, 9, 9, 9, 9], [True] * 5)) is None
     assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
 
 

@@ -1,0 +1,77 @@
+"""What the runner compiles before it is ready is all that its steps can need, of any shape and with any wish."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from engine.runner.rehearsal import LOGPROBS, logprobs_bucket, rehearsals
+from kernels.compiles import CompileWatch
+from tests.runner.test_graphs import TINY
+
+DENSE = {**TINY, "hidden_size": 256, "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("config", [DENSE], ids=["dense"])
+def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(tmp_path: Path, config: dict[str, Any]) -> None:
+    config = {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "tests.runner.variants", str(tmp_path), "100", "3"]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert sum(found["ahead"].values()) > 20
+    assert found["graphs"] > 20
+    late = Counter(f"{name}, first in {what}" for name, _, what in found["late"])
+    assert not late, f"steps need kernels that nobody rehearsed: {dict(late)}"
+
+
+def test_rehearsals_stay_within_the_limits_of_the_engine() -> None:
+    for rows, budget, context in ((1, 16, 16), (4, 64, 33), (256, 8192, 20480)):
+        steps = rehearsals(rows, budget, context)
+        assert steps
+        for step in steps:
+            assert 1 <= step.singles + step.longer <= rows
+            assert step.tokens <= budget
+            assert step.first + max(step.count, 1) <= context
+
+
+def test_every_number_of_logprobs_has_a_kernel_that_was_rehearsed() -> None:
+    for count in range(LOGPROBS[-1] + 1):
+        assert count <= logprobs_bucket(count) in LOGPROBS
+
+
+def _compilation(name: str, cached: bool = False) -> dict[str, Any]:
+    return {"src": SimpleNamespace(name=name), "times": SimpleNamespace(total=2e5), "cache_hit": cached, "metadata": {}}
+
+
+def test_kernels_that_come_after_the_engine_is_ready_are_counted_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = CompileWatch()
+    watch._heard(**_compilation("early"))
+    assert watch.count == 0
+    watch.arm()
+    with caplog.at_level(logging.WARNING):
+        watch._heard(**_compilation("attend"))
+        watch._heard(**_compilation("attend"))
+        watch._heard(**_compilation("sample", cached=True))
+    assert watch.late == Counter(attend=2, sample=1)
+    assert watch.count == 3
+    assert [record.getMessage().split()[1:4] for record in caplog.records] == [
+        ["attend", "was", "compiled"],
+        ["sample", "was", "loaded"],
+    ]

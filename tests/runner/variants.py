@@ -1,0 +1,151 @@
+"""Which kernels a model's steps need, recorded on a CPU: launches are looked up as Triton would, and not run.
+
+    python -m tests.runner.variants CHECKPOINT STEPS SEED
+
+Prints, as JSON, how many variants the rehearsal compiles and those that STEPS random steps need besides: none, or
+serving would stop to compile them. It must have a process of its own, whose Triton is not the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+import kernels.hardware
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.core.plan import BlockWrite, RowStart, StepPlan
+from engine.runner import build
+from engine.runner.graphs import Compute, Outcome, Replay, StepGraphs
+from engine.runner.inputs import StepShape
+from engine.runner.rehearsal import rehearsals
+from engine.runner.runner import DeviceRunner
+from engine.types import SamplingParams
+from kernels.compiles import _zeroed
+from kernels.registry import registry
+
+ROWS, BUDGET, CONTEXT = 160, 2048, 4096
+BLOCK = 128
+HOPPER = make_backend(GPUTarget("cuda", 90, 32))
+
+
+class Recorder:
+    """Takes the place of JITFunction.run."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, str], str] = {}
+        self._binders: dict[int, Any] = {}
+
+    def run(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        options["debug"] = False
+        binder = self._binders.get(id(function))
+        if binder is None:
+            binder = self._binders[id(function)] = create_function_from_signature(
+                function.signature, function.params, HOPPER
+            )
+        _, specialization, rest = binder(*args, **options)
+        names = [parameter.name for parameter in function.params]
+        found = str([(name, *value) for name, value in zip(names, specialization, strict=True)])
+        self.seen.setdefault((function.__name__, found + str(rest)), found)
+
+
+def make(folder: str) -> DeviceRunner:
+    """A runner whose ops are kernels, as on an H200, though its tensors stand on the CPU."""
+    kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
+    kernels.hardware.bulk_copies = lambda device: True  # type: ignore[assignment]
+    from types import SimpleNamespace
+
+    build.select = lambda *_: SimpleNamespace(**{op.name: op.kernel for op in registry()})  # type: ignore[assignment]
+    return build.build_runner(
+        EngineConfig(
+            model=folder,
+            load_format="dummy",
+            max_model_len=CONTEXT,
+            scheduler=SchedulerConfig(max_rows=ROWS, token_budget=BUDGET),
+            cache=CacheConfig(num_blocks=2 * CONTEXT // BLOCK, block_size=BLOCK),
+            runtime=RuntimeConfig(device="cpu"),
+        )
+    )
+
+
+def plan(draw: random.Random, step: int, keeps_state: bool) -> StepPlan:
+    """Random lines of random rows: their content does not matter."""
+    singles = draw.choice((0, 0, 1, 2, 5, 30, draw.randint(0, 120)))
+    longer = (
+        draw.choice((0, 0, 1, 1, 2, draw.randint(1, 30))) if singles else draw.choice((1, 1, 2, draw.randint(1, 30)))
+    )
+    rows = draw.sample(range(ROWS), singles + longer)
+    left = BUDGET - singles
+    count, first = [1] * singles, []
+    for i in range(longer):
+        most = max(2, min(left - 2 * (longer - i), draw.choice((6, 40, 700, 2048))))
+        count.append(draw.randint(2, most))
+        left -= count[-1]
+    deepest = draw.choice((30, 300, CONTEXT))
+    first = [draw.randint(0, max(0, min(deepest, CONTEXT - n))) for n in count]
+    asks = draw.random()
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=8,
+        presence_penalty=0.5 if 0.8 < asks < 0.9 else 0.0,
+        logprobs=draw.randint(0, 20) if asks > 0.85 else None,
+        prompt_logprobs=draw.randint(0, 20) if 0.75 < asks < 0.8 else None,
+        logit_bias={5: 1.0} if 0.7 < asks < 0.75 else {},
+    )
+    starts = [
+        RowStart(row, [1] * (at + n), at + n, params, state_slot=1 + i if keeps_state else 0)
+        for i, (row, at, n) in enumerate(zip(rows, first, count, strict=True))
+    ]
+    return StepPlan(step, rows, first, count, [True] * len(rows), starts, [BlockWrite(0, rows[0], 0, [1, 2])])
+
+
+def main() -> None:
+    folder, steps, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    recorder = Recorder()
+    JITFunction.run = lambda self, *args, **options: recorder.run(self, *args, **options)  # type: ignore[method-assign]
+    runner = make(folder)
+    with _zeroed():
+        for rehearsal in rehearsals(ROWS, BUDGET, CONTEXT):
+            runner.rehearse(rehearsal)
+        ahead = set(recorder.seen)
+
+        def capture(compute: Compute, shape: StepShape) -> Replay:
+            def replay() -> Outcome:
+                return compute(shape)
+
+            return replay
+
+        runner._graphs = StepGraphs(runner.compute, capture, ROWS, BUDGET, CONTEXT)
+        late: dict[tuple[str, str], str] = {}
+        graphs = 0
+        while (shape := runner.graphs and runner.graphs.missing) is not None:
+            assert shape
+            runner.warm(shape)
+            graphs += 1
+            late |= {key: f"graph {shape}" for key in recorder.seen if key not in ahead and key not in late}
+        draw = random.Random(seed)
+        keeps_state = bool(runner.info.pool.num_state_slots)
+        for step in range(steps):
+            made = plan(draw, step, keeps_state)
+            runner.launch(made)
+            what = f"counts {sorted(set(made.count))} of {len(made.rows)} lines, deepest {max(made.first)}"
+            late |= {key: what for key in recorder.seen if key not in ahead and key not in late}
+    names = sorted({name for name, _ in ahead})
+    counts = {name: sum(1 for key in ahead if key[0] == name) for name in names}
+    print(
+        json.dumps(
+            {"ahead": counts, "graphs": graphs, "late": [[name, key, what] for (name, key), what in late.items()]}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
