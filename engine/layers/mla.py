@@ -1,7 +1,8 @@
 """Multi-head latent attention (arXiv:2405.04434) over a latent cache.
 
-The up-projection of keys is taken to the queries and that of values to the output ("absorbed"), so that attention
-reads the latents as they are and the cache holds nothing else.
+The cache holds latents and nothing else. Lines of one query read them as they are: the up-projection of keys is taken
+to the queries and that of values to the output ("absorbed"). Lines of many queries have keys and values made of all
+that they read ("expanded"), which costs less than queries and outputs as wide as the latents.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import LatentAttentionConfig
 from engine.runner.batch import DeviceBatch
+
+# Queries a line from which expanding pays, and the most bytes that its keys and values may take.
+EXPAND_QUERIES = 64
+EXPAND_BYTES = 1 << 30
 
 
 class LatentAttention(nn.Module):
@@ -36,6 +41,9 @@ class LatentAttention(nn.Module):
         self.out = Linear(heads * config.value_dim, hidden, build, config.bias)
         self._rope = build.rope(config.rope, config.rope_dim)
         self._ops = build.ops
+        sizes = (config.nope_dim, config.rope_dim, config.value_dim)
+        self._tiles = all(size >= 16 and size & (size - 1) == 0 for size in sizes)
+        self._expanded_bytes = heads * (config.nope_dim + config.value_dim) * build.dtype_bytes
         self.specs: tuple[LayerSpec, ...] = (LatentKV(config.kv_rank, config.rope_dim, build.dtype_bytes),)
 
     def forward(
@@ -52,24 +60,26 @@ class LatentAttention(nn.Module):
         config = self.config
         q, kv = self.down(x, norm=norm).split((self._first, config.kv_rank + config.rope_dim), dim=-1)
         if self.q_up is not None:
-            q = self.q_up(q.contiguous(), norm=self.q_norm)
+            q = self.q_up(q, norm=self.q_norm)
         q = q.unflatten(-1, (config.num_heads, config.nope_dim + config.rope_dim))
-        q_rope = self._ops.latent_write(
-            q[..., config.nope_dim :],
+        spans = batch.spans if self._expands(batch.spans) else None
+        absorbed = self._ops.latent_write(
+            q,
             kv,
+            self.kv_up,
             batch.positions,
             batch.slots[cache.group],
             self._rope,
             cache.entries,
             self.kv_norm,
+            len(q) if spans is None else batch.num_single,
             eps=config.latent_eps,
             interleaved=config.rope.interleaved,
         )
-        k_up, v_up = self.kv_up.split((config.nope_dim, config.value_dim), dim=1)
-        q_latent = torch.bmm(q[..., : config.nope_dim].transpose(0, 1), k_up).transpose(0, 1)
         o = self._ops.latent_attention(
-            q_latent,
-            q_rope,
+            q,
+            absorbed,
+            self.kv_up,
             cache.entries,
             batch.block_tables[cache.group],
             batch.query_start,
@@ -78,6 +88,14 @@ class LatentAttention(nn.Module):
             batch.num_single,
             batch.max_query,
             batch.max_context,
+            spans=spans,
         )
-        o = torch.bmm(o.transpose(0, 1), v_up.transpose(1, 2)).transpose(0, 1)
         return self.out(o.flatten(1), residual=residual)
+
+    def _expands(self, spans: tuple[tuple[int, int, int], ...] | None) -> bool:
+        """Whether to make keys and values for the lines of several queries: it pays from dozens of queries a line on,
+        needs memory for all that they read, and heads that tiles can hold."""
+        if not spans or not self._tiles:
+            return False
+        queries, context = sum(count for _, count, _ in spans), sum(length for _, _, length in spans)
+        return queries >= EXPAND_QUERIES * len(spans) and context * self._expanded_bytes <= EXPAND_BYTES

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
 
+from kernels.latent_write.reference import latent_write
 from kernels.mixed import kept, mixed
-from kernels.registry import Case
+from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
 
 DECODE = [(1, 1), (1, 17), (1, 48)]
+# Three roundings stand between the reference's float32 and a kernel: of the query or the keys, of the weights and of
+# what goes through the up-projection of values.
+BF16 = Tolerance(max_rel=1.6e-2, rms=1.2e-2)
 
 
 def _case(
@@ -20,39 +25,76 @@ def _case(
     heads: int,
     latent: int,
     rope: int,
+    nope: int,
     small: bool = True,
     block_size: int = 16,
+    expanded: bool = False,
 ) -> Case:
+    """expanded: lines of several queries get spans and no absorbed queries."""
+    singles = sum(count == 1 for count, _ in lines)
+    tokens, entries = sum(count for count, _ in lines), sum(length for _, length in lines)
+    taken = singles if expanded else tokens
+
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         batch = mixed(device, g, lines, block_size)
+        q = randn(g, device, dtype, tokens, heads * (nope + rope) + 8)[:, 8:].unflatten(1, (heads, nope + rope))
+        kv_up = randn(g, device, dtype, heads, 2 * nope, latent, scale=latent**-0.5)
+        # the other inputs of the write are of no account
+        table = torch.tensor([[1.0] * (rope // 2) + [0.0] * (rope // 2)], device=device)
+        nothing = torch.full((tokens,), -1, device=device)
+        entry = torch.zeros(tokens, latent + rope, dtype=dtype, device=device)
+        cache = kept(device, g, dtype, batch, block_size, latent + rope, batch.contexts)
+        absorbed = latent_write(
+            q, entry, kv_up, 0 * nothing, nothing, table, cache, torch.ones(latent, device=device), taken
+        )
+        starts = list(accumulate((count for count, _ in lines), initial=0))
+        spans = tuple((at, *line) for at, line in zip(starts, lines, strict=False))[singles:]
         return {
-            "q": randn(g, device, dtype, batch.num_tokens, heads, latent),
-            "q_rope": randn(g, device, dtype, batch.num_tokens, heads, rope),
-            "cache": kept(device, g, dtype, batch, block_size, latent + rope, batch.contexts),
+            "q": q,
+            "absorbed": absorbed,
+            "kv_up": kv_up,
+            "cache": cache,
             "block_table": batch.block_table,
             "query_start": batch.query_start,
             "context_len": batch.context_len,
-            "scale": (latent + rope) ** -0.5,
+            "scale": (nope + rope) ** -0.5,
             **batch.bounds(),
+            "spans": spans if expanded else None,
         }
 
-    tokens, entries = sum(count for count, _ in lines), sum(length for _, length in lines)
     pairs = sum(count * (2 * length - count + 1) // 2 for count, length in lines)
-    moved = dtype.itemsize * (entries * (latent + rope) + tokens * heads * (2 * latent + rope))
-    flops = 2 * pairs * heads * (2 * latent + rope)
-    return Case(name, dtype, make, TOLERANCES[dtype], moved, flops, small=small)
+    held = entries * (latent + rope) + heads * 2 * nope * latent + tokens * heads * nope
+    if expanded:
+        flops = 2 * heads * (pairs * (2 * nope + rope) + entries * 2 * nope * latent)
+        held += tokens * heads * (nope + rope)
+    else:
+        flops = 2 * heads * (pairs * (2 * latent + rope) + tokens * nope * latent)
+        held += tokens * heads * (latent + rope)
+    tolerance = TOLERANCES[dtype] if dtype == torch.float32 else BF16
+    return Case(name, dtype, make, tolerance, held * dtype.itemsize, flops, small=small)
 
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
+    big: dict[str, Any] = {"small": False, "block_size": 64}
+    lite, kimi = (16, 512, 64, 128), (64, 512, 64, 128)
     return [
-        _case("decode, odd heads", f32, DECODE, 3, 32, 16),
-        _case("decode, split along the context", f32, [(1, 300)], 2, 16, 8, block_size=32),
-        _case("mixed lines", f32, [*DECODE, (5, 5), (7, 40)], 5, 32, 16),
-        _case("mixed lines, bfloat16", bf16, [(1, 33), (9, 20)], 16, 64, 16),
-        _case("many heads", bf16, [(1, 20), (3, 18)], 80, 16, 16),
-        _case("1 line of 4096, 16 heads", bf16, [(1, 4096)], 16, 512, 64, small=False, block_size=64),
-        _case("64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, 16, 512, 64, small=False, block_size=64),
-        _case("64 lines of 1024, 64 heads", bf16, [(1, 1024)] * 64, 64, 512, 64, small=False, block_size=64),
-        _case("one chunk of 2048, 16 heads", bf16, [(2048, 2048)], 16, 512, 64, small=False, block_size=64),
+        _case("decode, odd heads", f32, DECODE, 3, 32, 16, 16),
+        _case("decode, odd sizes", f32, DECODE, 2, 24, 8, 12),
+        _case("decode, split along the context", f32, [(1, 300)], 2, 16, 8, 16, block_size=32),
+        _case("decode, lines of very different length", bf16, [(1, 500), (1, 3), (1, 70)], 16, 32, 16, 16),
+        _case("mixed lines", f32, [*DECODE, (5, 5), (7, 40)], 5, 32, 16, 16),
+        _case("mixed lines, bfloat16", bf16, [(1, 33), (9, 20)], 16, 64, 16, 32),
+        _case("many heads", bf16, [(1, 20), (3, 18)], 80, 16, 16, 16),
+        _case("expanded", f32, [(5, 5), (70, 90)], 3, 32, 16, 16, expanded=True),
+        _case("expanded beside decode, bfloat16", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True),
+        _case("1 line of 384, 16 heads", bf16, [(1, 384)], *lite, **big),
+        _case("1 line of 4096, 16 heads", bf16, [(1, 4096)], *lite, **big),
+        _case("8 lines of 1024, 16 heads", bf16, [(1, 1024)] * 8, *lite, **big),
+        _case("64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, *lite, **big),
+        _case("64 lines of 1024, 64 heads", bf16, [(1, 1024)] * 64, *kimi, **big),
+        _case("one chunk of 2048, 16 heads", bf16, [(2048, 2048)], *lite, **big),
+        _case("8 of 1024 expanded, 16 heads", bf16, [(1024, 1024)] * 8, *lite, **big, expanded=True),
+        _case("8192 expanded, 16 heads", bf16, [(8192, 8192)], *lite, **big, expanded=True),
+        _case("2048 of 8192 expanded, 64 heads", bf16, [(2048, 8192)], *kimi, **big, expanded=True),
     ]

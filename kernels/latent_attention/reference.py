@@ -1,13 +1,17 @@
-"""Attention of a mixed batch over a latent cache (DeepSeek-V2 2024, arXiv:2405.04434), with absorbed projections."""
+"""Attention of a mixed batch over a latent cache (DeepSeek-V2 2024, arXiv:2405.04434)."""
 
 from __future__ import annotations
 
 import torch
 
+# (first token, tokens, context) of each line past those of one query, when the host knows them.
+Spans = tuple[tuple[int, int, int], ...]
+
 
 def latent_attention(
     q: torch.Tensor,
-    q_rope: torch.Tensor,
+    absorbed: torch.Tensor,
+    kv_up: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
     query_start: torch.Tensor,
@@ -16,18 +20,23 @@ def latent_attention(
     num_single: int,
     max_query: int,
     max_context: int,
+    spans: Spans | None = None,
 ) -> torch.Tensor:
-    """Every head reads the same entries c = (latent, rotated key):  s = scale · (q·latent + q_rope·key),
-    o = Σ softmax(s) · latent.
+    """With c = (latent, rotated key) an entry and (k_up, v_up) a head's halves of the up-projection:
+    s = scale · (q_plain · k_up latent + q_rope · key),   o = Σ softmax(s) · v_up latent.
 
     Line i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens and see no later
-    token. q [T, H, L] is the query taken through the key half of the up-projection, q_rope [T, H, P];
-    cache [N, block_size, L + P]; block_table [B, M] int32; query_start [B+1], context_len [B] int32 → [T, H, L] in
-    q's dtype, computed in float32. The first `num_single` lines have one query; no line has more than `max_query`
-    queries or `max_context` tokens. A line of context_len 0 gives zeros.
+    token. q [T, H, D + P] (rotated, may be a view); absorbed [A, H, L + P] is (k_upᵀ q_plain, q_rope) of the first A
+    tokens, as `latent_write` gives it: all of them, or those of the first `num_single` lines, which have one query
+    each; kv_up [H, D + V, L]; cache [N, block_size, L + P]; block_table [B, M] int32; query_start [B+1], context_len
+    [B] int32 → [T, H, V] in q's dtype, computed in float32; what stands between two products may be rounded to q's
+    dtype. No line has more than `max_query` queries or `max_context` tokens. Lines past num_single are expanded, that
+    is their keys and values made, when A < T; this needs `spans`. A line of context_len 0 gives zeros.
     """
-    block_size, latent = cache.shape[1], q.shape[-1]
-    out = torch.zeros_like(q)
+    block_size, latent = cache.shape[1], kv_up.shape[-1]
+    nope = q.shape[-1] - (cache.shape[-1] - latent)
+    k_up, v_up = kv_up[:, :nope].float(), kv_up[:, nope:].float()
+    out = torch.zeros(len(q), q.shape[1], v_up.shape[1], dtype=torch.float32, device=q.device)
     starts, lens = query_start.tolist(), context_len.tolist()
     for i, length in enumerate(lens):
         lo, hi = starts[i], starts[i + 1]
@@ -35,10 +44,11 @@ def latent_attention(
             continue
         blocks = block_table[i, : -(-length // block_size)].long()
         entries = cache[blocks].flatten(0, 1)[:length].float()
-        rows = torch.cat((q[lo:hi], q_rope[lo:hi]), dim=-1).float().flatten(0, 1)
-        s = (rows @ entries.T * scale).view(hi - lo, -1, length)
+        own = q[lo:hi].float()
+        taken = torch.einsum("thd,hdl->thl", own[..., :nope], k_up)
+        s = torch.einsum("thl,nl->thn", torch.cat((taken, own[..., nope:]), dim=-1), entries) * scale
         p = torch.arange(length - (hi - lo), length, device=q.device)[:, None, None]
         s = s.masked_fill(torch.arange(length, device=q.device) > p, float("-inf"))
-        o = torch.softmax(s, dim=-1).flatten(0, 1) @ entries[:, :latent]
-        out[lo:hi] = o.view(hi - lo, -1, latent).to(q.dtype)
-    return out
+        o = torch.einsum("thn,nl->thl", torch.softmax(s, dim=-1), entries[:, :latent])
+        out[lo:hi] = torch.einsum("thl,hvl->thv", o, v_up)
+    return out.to(q.dtype)

@@ -12,34 +12,54 @@ from kernels.testing import TOLERANCES, randint, randn
 
 
 def _case(
-    name: str, dtype: torch.dtype, t: int, heads: int, latent: int, rope: int, small: bool = True, **options: Any
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    heads: int,
+    latent: int,
+    rope: int,
+    nope: int,
+    absorbed: int,
+    small: bool = True,
+    **options: Any,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         slots = torch.randperm(16 * (t + 2), generator=g, device=g.device)[:t].to(device)
         if t > 2:
             slots[1] = -1
         return {
-            # The query part stands behind channels that are not rotated.
-            "q_rope": randn(g, device, dtype, t, heads, 8 + rope)[..., 8:],
-            "kv": randn(g, device, dtype, t, latent + rope + 4)[:, : latent + rope],
+            # Queries and latents stand side by side, as one product gives them.
+            "q": randn(g, device, dtype, t, heads * (nope + rope) + 8)[:, 8:].unflatten(1, (heads, nope + rope)),
+            "kv": randn(g, device, dtype, t, latent + rope + 8)[:, : latent + rope],
+            "kv_up": randn(g, device, dtype, heads, nope + 4, latent, scale=nope**-0.5),
             "positions": randint(g, device, 0, 64, t),
             "slots": slots,
             "cos_sin": cos_sin(device, 64, rope),
             "cache": torch.zeros(t + 2, 16, latent + rope, dtype=dtype, device=device),
             "norm": randn(g, device, dtype, latent),
+            "absorbed": absorbed,
             **options,
         }
 
-    size = t * (2 * heads * rope + 2 * (latent + rope)) * dtype.itemsize
-    return Case(name, dtype, make, TOLERANCES[dtype], size, 8 * size, mutated=("cache",), small=small)
+    size = t * (2 * heads * rope + 2 * (latent + rope))
+    size += heads * nope * latent * (absorbed > 0) + absorbed * heads * (nope + latent + rope)
+    flops = 2 * absorbed * heads * nope * latent + 8 * t * (heads * rope + latent)
+    moved = size * dtype.itemsize
+    return Case(name, dtype, make, TOLERANCES[dtype], moved, flops, mutated=("cache", "q"), small=small)
 
 
 def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
     return [
-        _case("odd heads", torch.float32, 5, 3, 24, 8),
-        _case("halves instead of pairs", torch.float32, 3, 4, 32, 16, interleaved=False),
-        _case("bfloat16", torch.bfloat16, 4, 16, 64, 16),
-        _case("no tokens", torch.float32, 0, 4, 32, 16),
-        _case("64 tokens, 16 heads, 512 + 64", torch.bfloat16, 64, 16, 512, 64, small=False),
-        _case("8192 tokens, 64 heads, 512 + 64", torch.bfloat16, 8192, 64, 512, 64, small=False),
+        _case("odd heads", f32, 5, 3, 24, 8, 12, 5),
+        _case("halves instead of pairs", f32, 3, 4, 32, 16, 16, 2, interleaved=False),
+        _case("no query absorbed", f32, 3, 4, 32, 16, 16, 0),
+        _case("bfloat16", bf16, 4, 16, 64, 16, 32, 4),
+        _case("some of many tokens absorbed", bf16, 70, 2, 160, 16, 32, 40),
+        _case("more tokens than one launch absorbs", f32, 70, 2, 32, 16, 16, 66),
+        _case("no tokens", f32, 0, 4, 32, 16, 16, 0),
+        _case("1 token, 16 heads, 512 + 64", bf16, 1, 16, 512, 64, 128, 1, small=False),
+        _case("64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, small=False),
+        _case("1024 tokens, 16 heads, 512 + 64", bf16, 1024, 16, 512, 64, 128, 1024, small=False),
+        _case("8192 tokens, 64 heads, 512 + 64", bf16, 8192, 64, 512, 64, 128, 0, small=False),
     ]

@@ -1,4 +1,5 @@
-"""Norm of the key-value latent, rotary embedding and the write into a latent cache."""
+"""What stands between the projections and attention over a latent cache: norm, rotary embedding, cache write, and the
+query taken through the key half of the up-projection (DeepSeek-V2 2024, arXiv:2405.04434)."""
 
 from __future__ import annotations
 
@@ -15,23 +16,28 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
 
 
 def latent_write(
-    q_rope: torch.Tensor,
+    q: torch.Tensor,
     kv: torch.Tensor,
+    kv_up: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
     cos_sin: torch.Tensor,
     cache: torch.Tensor,
     norm: torch.Tensor,
+    absorbed: int,
     eps: float = 1e-6,
     interleaved: bool = True,
 ) -> torch.Tensor:
-    """cache[slot] = (rms_norm(latent), rotated key);  returns the rotated query part.
+    """cache[slot] = (rms_norm(latent), rotated key);  q's last P channels are rotated in place;
+    returns (k_upᵀ · q's first channels, q's rotated ones) of the first `absorbed` tokens.
 
-    q_rope [T, H, P] (may be a view); kv [T, L + P] (latent, then key); positions [T] int32; slots [T] int64, negative
-    writes nothing; cos_sin [*, P] float32, cos first; cache [N, block_size, L + P], written in place; norm [L]
-    → [T, H, P]. Computed in float32, rounded once. Pairs are (2i, 2i + 1) if interleaved, else (i, i + P/2).
+    q [T, H, D + P] (may be a view); kv [T, L + P] (latent, then key); kv_up [H, D + V, L], whose first D rows a head
+    are k_up; positions [T] int32; slots [T] int64, negative writes nothing; cos_sin [*, P] float32, cos first; cache
+    [N, block_size, L + P], written in place; norm [L] → [absorbed, H, L + P]. Each part is computed in float32 and
+    rounded once. Pairs are (2i, 2i + 1) if interleaved, else (i, i + P/2).
     """
-    latent = norm.shape[0]
+    latent, rope = norm.shape[0], cos_sin.shape[1]
+    nope = q.shape[-1] - rope
     cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)
     f = kv[:, :latent].float()
     f = f * torch.rsqrt(f.square().mean(dim=-1, keepdim=True) + eps) * norm.float()
@@ -39,4 +45,7 @@ def latent_write(
     live = slots >= 0
     places = slots[live]
     cache[places // cache.shape[1], places % cache.shape[1]] = torch.cat((f, key), dim=-1)[live].to(cache.dtype)
-    return rotate(q_rope.float(), cos[:, None], sin[:, None], interleaved).to(q_rope.dtype)
+    q[..., nope:] = rotate(q[..., nope:].float(), cos[:, None], sin[:, None], interleaved).to(q.dtype)
+    first = q[:absorbed]
+    taken = torch.bmm(first[..., :nope].transpose(0, 1).float(), kv_up[:, :nope].float()).transpose(0, 1)
+    return torch.cat((taken.to(q.dtype), first[..., nope:]), dim=-1)

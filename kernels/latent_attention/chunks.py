@@ -1,0 +1,115 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Lines of several queries over the latents themselves: a program takes some queries and heads of a line and reads
+each entry once for all. For steps whose lengths the host does not know; see `expand` for the others."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["first_line"], do_not_specialize_on_alignment=["query_start", "context_len"])
+def _attend(
+    q,
+    cache,
+    block_table,
+    query_start,
+    context_len,
+    out,
+    scale,
+    first_line,
+    table_stride,
+    block_stride,
+    entry_stride,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    line = first_line + tl.program_id(0)
+    head_tiles = tl.cdiv(HEADS, BLOCK_H)
+    query = tl.program_id(1) // head_tiles * QUERIES
+    lo = tl.load(query_start + line)
+    count = tl.load(query_start + line + 1) - lo
+    length = tl.load(context_len + line)
+    if query >= count:
+        return
+    row = tl.arange(0, QUERIES * BLOCK_H)
+    head = tl.program_id(1) % head_tiles * BLOCK_H + row % BLOCK_H
+    which = query + row // BLOCK_H
+    live = (head < HEADS) & (which < count)
+    token = (lo + which).to(tl.int64)
+    position = length - count + which
+
+    d = tl.arange(0, BLOCK_L)
+    r = tl.arange(0, BLOCK_R)
+    base = (token * HEADS + head)[:, None]
+    own = q + base * (LATENT + ROPE)
+    ql = tl.load(own + d[None], mask=live[:, None] & (d < LATENT)[None], other=0.0)
+    qr = tl.load(own + LATENT + r[None], mask=live[:, None] & (r < ROPE)[None], other=0.0)
+    best = tl.full((QUERIES * BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES * BLOCK_H,), tl.float32)
+    acc = tl.zeros((QUERIES * BLOCK_H, BLOCK_L), tl.float32)
+
+    end = tl.minimum(length, length - count + query + QUERIES)
+    n = tl.arange(0, BLOCK_N)
+    blocks = block_table + line.to(tl.int64) * table_stride
+    ahead = tl.load(blocks + n // BLOCK_SIZE, mask=n < end, other=0)
+    for first in range(0, end, BLOCK_N):
+        block = ahead.to(tl.int64)
+        following = first + BLOCK_N + n
+        ahead = tl.load(blocks + following // BLOCK_SIZE, mask=following < end, other=0)
+        j = first + n
+        entry = cache + block * block_stride + j % BLOCK_SIZE * entry_stride
+        c = tl.load(entry[:, None] + d[None], mask=(j < end)[:, None] & (d < LATENT)[None], other=0.0)
+        kr = tl.load(entry[:, None] + LATENT + r[None], mask=(j < end)[:, None] & (r < ROPE)[None], other=0.0)
+        s = tl.dot(ql, tl.trans(c), input_precision=PRECISION)
+        s = tl.dot(qr, tl.trans(kr), s, input_precision=PRECISION) * scale
+        s = tl.where((j[None] <= position[:, None]) & (j < end)[None], s, float("-inf"))
+        top = tl.maximum(best, tl.max(s, 1))
+        # A row that has seen no key yet keeps −inf; its weights are 0, not NaN.
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        w = tl.exp(s - shift[:, None])
+        fade = tl.exp(best - shift)
+        total = total * fade + tl.sum(w, 1)
+        acc = acc * fade[:, None]
+        acc = tl.dot(w.to(c.dtype), c, acc, input_precision=PRECISION)
+        best = top
+    o = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out + base * LATENT + d[None], o.to(out.dtype.element_ty), mask=live[:, None] & (d < LATENT)[None])
+
+
+def attend_chunks(
+    absorbed: torch.Tensor,
+    kv_up: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    first_line: int,
+    max_query: int,
+) -> None:
+    """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`."""
+    t, heads, width = absorbed.shape
+    latent, value = kv_up.shape[-1], out.shape[-1]
+    block_h = min(64, max(16, triton.next_power_of_2(heads)))
+    queries = max(1, 64 // block_h)
+    o = torch.empty(t, heads, latent, dtype=out.dtype, device=out.device)
+    _attend[(len(context_len) - first_line, triton.cdiv(max_query, queries) * triton.cdiv(heads, block_h))](
+        absorbed, cache, block_table, query_start, context_len, o, scale, first_line, block_table.stride(0),
+        cache.stride(0), cache.stride(1), HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=cache.shape[1],
+        QUERIES=queries, BLOCK_H=block_h, BLOCK_L=max(16, triton.next_power_of_2(latent)),
+        BLOCK_R=max(16, triton.next_power_of_2(width - latent)), BLOCK_N=32,
+        PRECISION="ieee" if out.dtype == torch.float32 else "tf32", num_warps=8, num_stages=2,
+    )  # fmt: skip
+    v_up = kv_up[:, kv_up.shape[1] - value :].transpose(1, 2)
+    torch.bmm(o[first_line:].transpose(0, 1), v_up, out=out[first_line:].transpose(0, 1))

@@ -1,0 +1,221 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Lines of one query: all heads read an entry once, entries are split over programs, and what joins the parts takes
+their sum through the up-projection of values.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import multiprocessors
+
+LOG2E = tl.constexpr(1.4426950408889634)
+_MAX_SPLITS = 64
+_LEAST_LINES = 128
+
+
+@triton.jit
+def _share(length, context_len, lines, splits, programs, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Entries of a program of a line: enough for all lines' entries to be read by `programs` programs at once."""
+    line = tl.arange(0, BLOCK_B)
+    read = tl.load(context_len + line, mask=line < lines, other=0)
+    share = tl.maximum((length + splits - 1) // splits, tl.sum(read, 0) // programs)
+    return tl.maximum((share + BLOCK_N - 1) // BLOCK_N, 1) * BLOCK_N
+
+
+@triton.jit(do_not_specialize=["lines", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _part(
+    q,
+    cache,
+    block_table,
+    context_len,
+    parts,
+    sums,
+    scale,
+    table_stride,
+    block_stride,
+    entry_stride,
+    lines,
+    splits,
+    programs,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
+    if PDL:
+        gdc_launch_dependents()
+    line = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(2)
+    length = tl.load(context_len + line)
+    share = _share(length, context_len, lines, splits, programs, BLOCK_N, BLOCK_B)
+    start = split * share
+    if start >= length:
+        return
+    stop = tl.minimum(start + share, length)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    l = tl.arange(0, BLOCK_L)
+    r = tl.arange(0, BLOCK_R)
+    n = tl.arange(0, BLOCK_N)
+    blocks = block_table + line * table_stride
+    ahead = tl.load(blocks + (start + n) // BLOCK_SIZE, mask=start + n < stop, other=0)
+    if PDL:
+        gdc_wait()
+    own = q + (line * HEADS + head[:, None]) * (LATENT + ROPE)
+    live = (head < HEADS)[:, None]
+    ql = tl.load(own + l[None, :], mask=live & (l < LATENT)[None, :], other=0.0)
+    qr = tl.load(own + LATENT + r[None, :], mask=live & (r < ROPE)[None, :], other=0.0)
+    best = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    acc = tl.zeros((BLOCK_H, BLOCK_L), tl.float32)
+    for first in tl.range(start, stop, BLOCK_N, num_stages=STAGES):
+        block = ahead.to(tl.int64)
+        following = first + BLOCK_N + n
+        ahead = tl.load(blocks + following // BLOCK_SIZE, mask=following < stop, other=0)
+        j = first + n
+        held = (j < stop)[:, None]
+        entry = cache + (block * block_stride + j % BLOCK_SIZE * entry_stride)[:, None]
+        c = tl.load(entry + l[None, :], mask=held & (l < LATENT)[None, :], other=0.0)
+        key = tl.load(entry + LATENT + r[None, :], mask=held & (r < ROPE)[None, :], other=0.0)
+        s = tl.dot(ql, tl.trans(c), input_precision=PRECISION)
+        s = tl.dot(qr, tl.trans(key), s, input_precision=PRECISION)
+        s = tl.where((j < stop)[None, :], s * (scale * LOG2E), float("-inf"))
+        top = tl.maximum(best, tl.max(s, 1))
+        w = tl.exp2(s - top[:, None])
+        fade = tl.exp2(best - top)
+        total = total * fade + tl.sum(w, 1)
+        acc = tl.dot(w.to(c.dtype), c, acc * fade[:, None], input_precision=PRECISION)
+        best = top
+    place = (line * splits + split) * HEADS + head
+    tl.store(sums + place, best + tl.log2(total), mask=head < HEADS)
+    tl.store(parts + place[:, None] * LATENT + l[None, :], acc / total[:, None], mask=live & (l < LATENT)[None, :])
+
+
+@triton.jit(do_not_specialize=["lines", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _join(
+    parts,
+    sums,
+    v_up,
+    context_len,
+    out,
+    up_stride,
+    lines,
+    splits,
+    programs,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[line, head, v] = v_up[head, v] · (the parts of the line's head, weighted by their softmax sums)."""
+    if PDL:
+        gdc_launch_dependents()
+    head = tl.program_id(0).to(tl.int64)
+    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    line = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    l = tl.arange(0, BLOCK_L)
+    w = tl.load(
+        v_up + head * up_stride + v[:, None] * LATENT + l[None, :],
+        mask=(v < VALUE)[:, None] & (l < LATENT)[None, :],
+        other=0.0,
+    )
+    length = tl.load(context_len + line, mask=line < lines, other=0)
+    active = tl.cdiv(length, _share(length, context_len, lines, splits, programs, BLOCK_N, BLOCK_B))
+    if PDL:
+        gdc_wait()
+    best = tl.full((BLOCK_T,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_T,), tl.float32)
+    acc = tl.zeros((BLOCK_T, BLOCK_L), tl.float32)
+    for split in tl.range(0, tl.max(active, 0), num_stages=STAGES):
+        there = split < active
+        place = (line.to(tl.int64) * splits + split) * HEADS + head
+        logsum = tl.load(sums + place, mask=there, other=float("-inf"))
+        part = tl.load(
+            parts + place[:, None] * LATENT + l[None, :], mask=there[:, None] & (l < LATENT)[None, :], other=0.0
+        )
+        top = tl.maximum(best, logsum)
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        weight = tl.exp2(logsum - shift)
+        fade = tl.exp2(best - shift)
+        acc = acc * fade[:, None] + part * weight[:, None]
+        total = total * fade + weight
+        best = top
+    o = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out.dtype.element_ty)
+    y = tl.dot(o, tl.trans(w), input_precision=PRECISION)
+    place = (line.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=(line < lines)[:, None] & (v < VALUE)[None, :])
+
+
+@lru_cache(maxsize=64)
+def _splits(lines: int, head_tiles: int, max_context: int, keys: int, processors: int) -> int:
+    """Programs a line may have: eight for each that would do, so that lines of very different length still spread."""
+    wanted = triton.cdiv(8 * processors, lines * head_tiles)
+    return max(1, min(wanted, triton.cdiv(max_context, keys), _MAX_SPLITS))
+
+
+def attend_steps(
+    absorbed: torch.Tensor,
+    kv_up: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    lines: int,
+    max_context: int,
+    keys: int,
+    stages: int,
+    warps: int,
+    pdl: bool,
+) -> None:
+    """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows.
+
+    keys, stages and warps are the cut: entries a tile, pipeline depth, warps a program.
+    """
+    _, heads, width = absorbed.shape
+    latent, value = kv_up.shape[-1], out.shape[-1]
+    nope = kv_up.shape[1] - value
+    block_h = min(64, max(16, triton.next_power_of_2(heads)))
+    head_tiles = triton.cdiv(heads, block_h)
+    processors = multiprocessors(absorbed.device)
+    splits = _splits(lines, head_tiles, max_context, keys, processors)
+    programs = max(1, processors // head_tiles)
+    parts = torch.empty(lines, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
+    sums = torch.empty(lines, splits, heads, dtype=torch.float32, device=absorbed.device)
+    block_l = max(16, triton.next_power_of_2(latent))
+    block_b = max(_LEAST_LINES, triton.next_power_of_2(lines))
+    precision = "ieee" if absorbed.dtype == torch.float32 else "tf32"
+    _part[(lines, head_tiles, splits)](
+        absorbed, cache, block_table, context_len, parts, sums, scale, block_table.stride(0), cache.stride(0),
+        cache.stride(1), lines, splits, programs, HEADS=heads, LATENT=latent, ROPE=width - latent,
+        BLOCK_SIZE=cache.shape[1], BLOCK_H=block_h, BLOCK_L=block_l,
+        BLOCK_R=max(16, triton.next_power_of_2(width - latent)), BLOCK_N=keys, BLOCK_B=block_b, STAGES=stages,
+        PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=warps,
+    )  # fmt: skip
+    block_v = min(32, max(16, triton.next_power_of_2(value)))
+    _join[(heads, triton.cdiv(value, block_v), triton.cdiv(lines, 16))](
+        parts, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), lines, splits, programs, HEADS=heads,
+        LATENT=latent, VALUE=value, BLOCK_T=16, BLOCK_L=block_l, BLOCK_V=block_v, BLOCK_N=keys, BLOCK_B=block_b,
+        STAGES=3, PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=8,
+    )  # fmt: skip
