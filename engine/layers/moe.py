@@ -1,4 +1,4 @@
-"""Routed experts beside a shared one (Shazeer et al. 2017, arXiv:1701.06538; arXiv:2401.06066)."""
+"""Routed experts beside shared ones (Shazeer et al. 2017, arXiv:1701.06538; arXiv:2401.06066)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from engine.layers.build import Build
-from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm
-from engine.models.config import MlpConfig, MoeConfig
+from engine.models.config import MoeConfig
 from engine.runner.batch import DeviceBatch
 
 
 class Moe(nn.Module):
-    """residual + Σ weight · expert(norm(x)) + shared(norm(x)). Routing is computed in float32."""
+    """residual + Σ weight · expert(norm(x)). Routing is computed in float32. Shared experts stand behind the others in
+    the same tables, are chosen by every token and weigh 1."""
 
     def __init__(self, config: MoeConfig, build: Build) -> None:
         super().__init__()
@@ -26,10 +26,8 @@ class Moe(nn.Module):
             if config.hashed
             else None
         )
-        self.gate_up = build.empty(count, 2 * inner, hidden)
-        self.down = build.empty(count, hidden, inner)
-        shared = MlpConfig(config.shared_intermediate, config.activation, limit=config.limit)
-        self.shared = Mlp(shared, build) if config.shared_intermediate else None
+        self.gate_up = build.empty(count + config.num_shared, 2 * inner, hidden)
+        self.down = build.empty(count + config.num_shared, hidden, inner)
         self._deterministic = build.deterministic
         self._ops = build.ops
 
@@ -38,10 +36,13 @@ class Moe(nn.Module):
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]."""
         config = self.config
-        h = norm(x)
-        weights, experts = self._ops.moe_route(
-            self._ops.linear(h.float(), self.router, deterministic=self._deterministic),
+        h, weights, experts = self._ops.moe_route(
+            x,
+            self.router,
             config.top_k,
+            norm_weight=norm.weight,
+            eps=norm.eps,
+            offset=norm.offset,
             score=config.score,
             bias=self.correction,
             num_groups=config.num_groups,
@@ -49,19 +50,20 @@ class Moe(nn.Module):
             group_score=config.group_score,
             renormalize=config.renormalize,
             scale=config.scale,
+            num_shared=config.num_shared,
             table=self.table,
             token_ids=batch.token_ids,
+            deterministic=self._deterministic,
         )
-        y = self._ops.moe_gemm(
+        return self._ops.moe_gemm(
             h,
             self.gate_up,
             self.down,
             weights,
             experts,
+            residual=residual,
             activation=config.activation,
             limit=config.limit,
+            num_shared=config.num_shared,
             deterministic=self._deterministic,
         )
-        if self.shared is not None:
-            y = self.shared(h, None, batch, residual=y)
-        return y if residual is None else residual + y

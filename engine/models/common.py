@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, cast
 
 from engine.models.config import (
@@ -21,7 +20,7 @@ from engine.models.config import (
     RopeConfig,
 )
 from engine.models.reader import ConfigError, Reader
-from engine.weights.rules import Rule, concat, stack, stack_concat
+from engine.weights.rules import Rule, concat, shared_behind, shared_behind_concat, stack, stack_concat
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -253,24 +252,29 @@ def norm_rules(sandwich: bool = False, name: str = "model.layers.{layer}") -> li
 
 
 def moe_rules(config: MoeConfig, name: str = "model.layers.{layer}.mlp") -> list[Rule]:
-    """Each expert's gate and up become one matrix, and all experts one tensor."""
+    """Router and experts."""
     at = "layers.{layer}.ffn"
-    experts = [f"{name}.experts.{e}" for e in range(config.num_experts)]
-    rules = [
-        Rule(f"{at}.router", (f"{name}.gate.weight",)),
-        Rule(
-            f"{at}.gate_up",
-            tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up")),
-            stack_concat,
-        ),
-        Rule(f"{at}.down", tuple(f"{expert}.down_proj.weight" for expert in experts), stack),
-    ]
+    rules = [Rule(f"{at}.router", (f"{name}.gate.weight",)), *expert_rules(config, name)]
     if config.correction_bias:
         rules.append(Rule(f"{at}.correction", (f"{name}.gate.e_score_correction_bias",)))
-    if config.shared_intermediate:
-        shared = mlp_rules(MlpConfig(config.shared_intermediate), f"{name}.shared_experts")
-        rules += [replace(rule, target=rule.target.replace(".ffn.", ".ffn.shared.")) for rule in shared]
     return rules
+
+
+def expert_rules(
+    config: MoeConfig, name: str, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> list[Rule]:
+    """Each expert's gate and up become one matrix, and all experts one tensor, the shared ones last. `parts` are the
+    names of gate, up and down."""
+    gate, up, down = parts
+    experts = [f"{name}.experts.{e}" for e in range(config.num_experts)]
+    behind = [f"{name}.shared_experts"] if config.num_shared else []
+    pairs = tuple(f"{expert}.{part}.weight" for expert in experts + behind for part in (gate, up))
+    downs = tuple(f"{expert}.{down}.weight" for expert in experts + behind)
+    at = "layers.{layer}.ffn"
+    return [
+        Rule(f"{at}.gate_up", pairs, shared_behind_concat if behind else stack_concat),
+        Rule(f"{at}.down", downs, shared_behind if behind else stack),
+    ]
 
 
 def outer_rules(config: ModelConfig) -> list[Rule]:

@@ -136,7 +136,7 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """Routed experts, each a gated feed-forward part of `intermediate`, and a shared one of `shared_intermediate`.
+    """Routed experts, each a gated feed-forward part of `intermediate`, and `num_shared` that take every token.
 
     A token's scores choose its `top_k` experts; `correction_bias` is added for the choice only. With num_groups > 1
     experts are chosen within the `top_groups` groups whose "max" or "top2" sum of scores is the largest. `hashed`
@@ -154,7 +154,7 @@ class MoeConfig:
     renormalize: bool = True
     scale: float = 1.0
     hashed: bool = False
-    shared_intermediate: int = 0
+    num_shared: int = 0
     activation: Activation = "silu"
     limit: float | None = None
 

@@ -28,11 +28,10 @@ def _text(reader: Reader) -> ModelConfig:
     reader.require("scoring_func", "sigmoid", default="sigmoid")
     reader.require("topk_method", "noaux_tc", default="noaux_tc")
     reader.skip("num_nextn_predict_layers")
-    inner = reader.read(int, "moe_intermediate_size")
     experts = MoeConfig(
         num_experts=common.num_experts(reader, "n_routed_experts", "num_local_experts"),
         top_k=reader.read(int, "num_experts_per_tok"),
-        intermediate=inner,
+        intermediate=reader.read(int, "moe_intermediate_size"),
         score="sigmoid",
         correction_bias=True,
         num_groups=reader.read(int, "n_group", 1),
@@ -40,7 +39,7 @@ def _text(reader: Reader) -> ModelConfig:
         group_score="top2",
         renormalize=reader.read(bool, "norm_topk_prob", True),
         scale=reader.read(float, "routed_scaling_factor", 1.0),
-        shared_intermediate=inner * (reader.optional(int, "n_shared_experts") or 0),
+        num_shared=reader.optional(int, "n_shared_experts") or 0,
         activation=common.activation(reader),
     )
     return common.decoder(reader, "deepseek_v3", latent.layers(reader, mixer, experts), mixer.rope)

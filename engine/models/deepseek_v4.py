@@ -15,7 +15,7 @@ from engine.models.config import (
     SparseAttentionConfig,
 )
 from engine.models.reader import ConfigError, Reader
-from engine.weights.rules import Rule, concat, stack, stack_concat
+from engine.weights.rules import Rule
 
 FFN_KINDS = ("hash_moe", "moe")
 
@@ -47,15 +47,14 @@ def _experts(reader: Reader) -> MoeConfig:
     reader.require("topk_method", "noaux_tc", default="noaux_tc")
     reader.require("norm_topk_prob", True, default=True)
     reader.require("mlp_bias", False, default=False)
-    inner = reader.read(int, "moe_intermediate_size")
     return MoeConfig(
         num_experts=common.num_experts(reader, "n_routed_experts", "num_local_experts"),
         top_k=reader.read(int, "num_experts_per_tok"),
-        intermediate=inner,
+        intermediate=reader.read(int, "moe_intermediate_size"),
         score=reader.require("scoring_func", "sqrtsoftplus", "sigmoid"),
         correction_bias=True,
         scale=reader.read(float, "routed_scaling_factor"),
-        shared_intermediate=inner * reader.read(int, "n_shared_experts"),
+        num_shared=reader.read(int, "n_shared_experts"),
         activation=common.activation(reader),
         limit=reader.read(float, "swiglu_limit"),
     )
@@ -85,15 +84,11 @@ def _layer_rules() -> list[Rule]:
 
 def _ffn_rules(config: MoeConfig) -> list[Rule]:
     at, name = "layers.{layer}.ffn", "model.layers.{layer}.ffn"
-    experts = [f"{name}.experts.{e}" for e in range(config.num_experts)]
     chosen = ("table", "gate.tid2eid") if config.hashed else ("correction", "gate.bias")
     return [
         Rule(f"{at}.router", (f"{name}.gate.weight",)),
         Rule(f"{at}.{chosen[0]}", (f"{name}.{chosen[1]}",)),
-        Rule(f"{at}.gate_up", tuple(f"{e}.{w}.weight" for e in experts for w in ("w1", "w3")), stack_concat),
-        Rule(f"{at}.down", tuple(f"{e}.w2.weight" for e in experts), stack),
-        Rule(f"{at}.shared.gate_up.weight", tuple(f"{name}.shared_experts.{w}.weight" for w in ("w1", "w3")), concat),
-        Rule(f"{at}.shared.down.weight", (f"{name}.shared_experts.w2.weight",)),
+        *common.expert_rules(config, name, ("w1", "w3", "w2")),
     ]
 
 

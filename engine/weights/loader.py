@@ -109,9 +109,12 @@ def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[lis
 def _parts(
     entries: Sequence[Entry], views: Sequence[torch.Tensor | list[torch.Tensor]]
 ) -> Iterable[tuple[Entry, torch.Tensor]]:
-    """Each source with its view; one that is given several is cut into as many runs of rows."""
+    """Each source with its view; one that is given several is cut into as many runs of rows, and one whose view has a
+    dimension more has its rows cut."""
     for entry, view in zip(entries, views, strict=True):
         if isinstance(view, torch.Tensor):
+            if view.dim() == 3 and entry.shape == (len(view), view.shape[1] * view.shape[2]):
+                entry = Entry(entry.name, entry.file, entry.start, entry.dtype, tuple(view.shape))
             yield entry, view
         elif sum(len(part) for part in view) != entry.shape[0]:
             yield entry, view[0]

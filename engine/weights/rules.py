@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[int, ...]
-# One view a source, or a list of views that take consecutive rows of it.
+# One view a source, or a list of views that take consecutive rows of it. A view of one dimension more than its source
+# takes each row in runs.
 Combine = Callable[["Tensor", Sequence[Shape]], "Sequence[Tensor | list[Tensor]]"]
 
 
@@ -43,6 +44,21 @@ def stack_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     """Sources come in runs, one run an entry of the target's first dimension; a run is concatenated (gate, up)."""
     run = len(shapes) // target.shape[0]
     return [view for i, entry in enumerate(target) for view in concat(entry, shapes[i * run : (i + 1) * run])]
+
+
+def shared_behind_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor | list[Tensor]]:
+    """As `stack_concat` with gate and up; the last two sources hold those of all shared experts, one after another,
+    which stand behind the others."""
+    count, inner = (len(shapes) - 2) // 2, target.shape[1] // 2
+    shared = target[count:]
+    ends: list[Tensor | list[Tensor]] = [[entry[:inner] for entry in shared], [entry[inner:] for entry in shared]]
+    return [*stack_concat(target[:count], shapes[:-2]), *ends]
+
+
+def shared_behind(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+    """As `stack`; the last source holds the columns of all shared experts, which stand behind the others."""
+    count = len(shapes) - 1
+    return [*target[:count].unbind(0), target[count:].transpose(0, 1)]
 
 
 def flat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Cases of the routed experts."""
+"""Cases of the chosen experts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def _case(
     k: int,
     small: bool = True,
     absent: int = 0,
+    residual: bool = False,
     **options: Any,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
@@ -30,29 +31,40 @@ def _case(
             "down": randn(g, device, dtype, e, hidden, inter, scale=inter**-0.5),
             "weights": torch.rand(t, k, generator=g, device=g.device).to(device),
             "experts": experts.to(device),
+            "residual": randn(g, device, dtype, t, hidden) if residual else None,
             **options,
         }
 
     hit = min(e, t * k)
-    moved = dtype.itemsize * (hit * 3 * hidden * inter + 2 * t * hidden) + t * k * 8
+    moved = dtype.itemsize * (hit * 3 * hidden * inter + (3 if residual else 2) * t * hidden) + t * k * 8
     return Case(name, dtype, make, TOLERANCES[dtype], bytes=moved, flops=6 * t * k * hidden * inter, small=small)
 
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
+    lite: dict[str, Any] = {"small": False, "residual": True}
     return [
         _case("one token", f32, 1, 40, 24, 8, 3),
-        _case("few pairs, odd sizes", f32, 5, 33, 17, 6, 2),
-        _case("few pairs, gelu", bf16, 3, 64, 32, 4, 2, activation="gelu_tanh"),
-        _case("few pairs, experts that live elsewhere", f32, 6, 32, 16, 4, 3, absent=4),
-        _case("tiles, odd sizes", f32, 45, 40, 24, 5, 3),
+        _case("few tokens, odd sizes, residual", f32, 3, 33, 17, 6, 2, residual=True),
+        _case("few tokens, gelu", bf16, 3, 64, 32, 4, 2, activation="gelu_tanh"),
+        _case("few tokens, experts that live elsewhere", f32, 4, 32, 16, 4, 3, absent=4),
+        _case("tiles, odd sizes", f32, 45, 40, 24, 5, 3, residual=True),
+        _case("tiles, a few pairs each", bf16, 9, 64, 64, 12, 3, residual=True),
         _case("tiles, clipped", bf16, 40, 48, 32, 6, 2, limit=0.5),
+        _case("tiles, gelu", f32, 12, 48, 32, 6, 2, activation="gelu_tanh"),
         _case("tiles, experts that live elsewhere", f32, 40, 32, 16, 4, 3, absent=4),
+        _case("tiles, pairs ordered by several programs", f32, 600, 16, 16, 3, 2, residual=True),
+        _case("tiles, an expert that nobody chose", bf16, 24, 32, 16, 40, 1),
+        _case("tiles of 128", bf16, 150, 64, 128, 2, 2, residual=True),
+        _case("batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
         _case("no tokens", f32, 0, 32, 16, 4, 2),
-        _case("1 token, 128 experts of 768", bf16, 1, 2048, 768, 128, 8, small=False),
-        _case("64 tokens, 128 experts of 768", bf16, 64, 2048, 768, 128, 8, small=False),
-        _case("4096 tokens, 128 experts of 768", bf16, 4096, 2048, 768, 128, 8, small=False),
-        _case("1 token, 64 experts of 1408", bf16, 1, 2048, 1408, 64, 6, small=False),
-        _case("64 tokens, 64 experts of 1408", bf16, 64, 2048, 1408, 64, 6, small=False),
-        _case("4096 tokens, 64 experts of 1408", bf16, 4096, 2048, 1408, 64, 6, small=False),
+        *(
+            _case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, **lite)
+            for t in (1, 2, 4, 8, 16, 64, 1024, 8192)
+        ),
+        *(
+            _case(f"{t} tokens, 8 of 66 experts of 1408", bf16, t, 2048, 1408, 66, 8, **lite)
+            for t in (1, 2, 4, 8, 16, 64, 1024, 8192)
+        ),
+        *(_case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
     ]

@@ -1,4 +1,4 @@
-"""Feed-forward parts of the routed experts (Shazeer et al. 2017, arXiv:1701.06538)."""
+"""Feed-forward parts of the chosen experts (Shazeer et al. 2017, arXiv:1701.06538)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ def moe_gemm(
     down: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
+    residual: torch.Tensor | None = None,
     activation: str = "silu",
     limit: float | None = None,
+    num_shared: int = 0,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """y[t] = Σₖ w[t,k] · down[e] · (act(g) ∘ u),  (g, u) = gate_up[e] · x[t],  e = experts[t,k].
+    """y[t] = residual[t] + Σₖ w[t,k] · down[e] · (act(g) ∘ u),  (g, u) = gate_up[e] · x[t],  e = experts[t,k].
 
     With a limit, g is clipped above and u on both sides before the activation.
 
     x [T, M]; gate_up [E, 2F, M] (gate, then up); down [E, M, F]; weights [T, K] float32; experts [T, K] int32, an
-    expert outside of [0, E) adds nothing → [T, M] in x's dtype. Products accumulate in float32; act(g) ∘ u is rounded
-    to x's dtype, the sum over k is taken in float32 and rounded once.
+    expert outside of [0, E) adds nothing; residual [T, M] → [T, M] in x's dtype. Products accumulate in float32;
+    act(g) ∘ u is rounded to x's dtype, the sum over k and the residual is taken in float32 and rounded once; for many
+    tokens its summands may be rounded too.
+    num_shared: that each token's last so many experts are the table's last, in order; may be used to read them early.
     deterministic: a token's result has the same bits whatever stands beside it.
     """
     if deterministic and len(x) > 1:
         rows = zip(x.split(1), weights.split(1), experts.split(1), strict=True)
-        return torch.cat([moe_gemm(*row[:1], gate_up, down, *row[1:], activation, limit) for row in rows])
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        y = torch.cat([moe_gemm(*row[:1], gate_up, down, *row[1:], None, activation, limit) for row in rows])
+        return y if residual is None else residual + y
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if residual is None else residual.float()
     flat = experts.flatten().long()
     order = torch.argsort(flat, stable=True)
     hit, counts = torch.unique_consecutive(flat[order], return_counts=True)
@@ -44,5 +49,5 @@ def moe_gemm(
             g, u = g.clamp(max=limit), u.clamp(-limit, limit)
         act = F.silu(g) if activation == "silu" else F.gelu(g, approximate="tanh")
         y = F.linear((act * u).to(x.dtype), down[expert]).float()
-        out.index_add_(0, tokens, y * weights.flatten()[pairs, None])
+        out = out.index_add(0, tokens, y * weights.flatten()[pairs, None])
     return out.to(x.dtype)

@@ -1,4 +1,8 @@
-"""Cases of expert routing."""
+"""Cases of expert routing.
+
+Inputs are small multiples of powers of two, so that every sum is exact in any order: scores that differ, differ on both
+sides, equal ones are equal on both, and experts are compared exactly.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,34 @@ import torch
 from kernels.registry import Case, Tolerance
 from kernels.testing import randint, randn
 
-# Weights are compared as numbers and experts exactly: logits are drawn apart, so that rounding never swaps two.
 TOLERANCE = Tolerance(max_rel=1e-5, rms=5e-6)
 
 
-def _case(name: str, t: int, e: int, k: int, small: bool = True, hashed: bool = False, **options: Any) -> Case:
-    biased = options.pop("biased", False)
-
+def _case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    hidden: int,
+    e: int,
+    k: int,
+    small: bool = True,
+    norm: bool = False,
+    biased: bool = False,
+    hashed: bool = False,
+    **options: Any,
+) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        order = torch.rand(t, e, generator=g, device=g.device).argsort(dim=-1).float()
-        made: dict[str, Any] = {"logits": (order / e * 6 - 3).to(device), "top_k": k, **options}
+        signs = randint(g, device, 0, 2, t, hidden).to(dtype) * 2 - 1
+        made: dict[str, Any] = {
+            "x": signs,
+            "router": randint(g, device, -32, 33, e, hidden).float()
+            * (2.0**-5 * 2.0 ** -round(hidden**0.5).bit_length()),
+            "top_k": k,
+            **options,
+        }
+        if norm:
+            # rms(x) is 1: its norm is these weights, rounded to themselves
+            made["norm_weight"] = 2.0 ** randint(g, device, -1, 2, hidden).to(dtype)
         if biased:
             made["bias"] = randn(g, device, torch.float32, e, scale=0.2)
         if hashed:
@@ -27,29 +49,41 @@ def _case(name: str, t: int, e: int, k: int, small: bool = True, hashed: bool = 
             made["token_ids"] = randint(g, device, 0, 50, t)
         return made
 
-    return Case(name, torch.float32, make, TOLERANCE, bytes=t * (e * 4 + k * 8), flops=t * e * (4 + k), small=small)
+    moved = e * hidden * 4 + t * hidden * dtype.itemsize * (2 if norm else 1) + t * k * 8
+    return Case(name, dtype, make, TOLERANCE, bytes=moved, flops=2 * t * e * hidden, small=small)
 
 
 def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    kimi: dict[str, Any] = {"score": "sigmoid", "biased": True, "scale": 2.827, "num_shared": 1, "norm": True}
+    lite: dict[str, Any] = {"renormalize": False, "num_shared": 2, "norm": True}
+    grouped: dict[str, Any] = {"num_groups": 8, "top_groups": 3, "renormalize": False, "scale": 16.0}
+    top2: dict[str, Any] = {"score": "sigmoid", "biased": True, "num_groups": 4, "top_groups": 2, "group_score": "top2"}
     return [
-        _case("softmax, 128 experts, 8 of them", 5, 128, 8),
-        _case("softmax, not renormalised, odd count", 3, 60, 6, renormalize=False),
-        _case("softmax, groups by their best", 4, 64, 6, num_groups=8, top_groups=3, renormalize=False, scale=16.0),
-        _case("sigmoid with correction", 4, 384, 8, score="sigmoid", biased=True, scale=2.827),
-        _case(
-            "sigmoid with correction, groups by their best two",
-            4,
-            32,
-            4,
-            score="sigmoid",
-            biased=True,
-            num_groups=4,
-            top_groups=2,
-            group_score="top2",
-        ),
-        _case("root of softplus with correction", 4, 256, 6, score="sqrtsoftplus", biased=True, scale=1.5),
-        _case("root of softplus by token id", 7, 16, 3, score="sqrtsoftplus", hashed=True, scale=1.5),
-        _case("no tokens", 0, 16, 2),
-        _case("8192 tokens, 128 experts", 8192, 128, 8, small=False),
-        _case("64 tokens, 384 experts", 64, 384, 8, small=False, score="sigmoid", biased=True, scale=2.827),
+        _case("softmax, 128 experts, 8 of them", f32, 5, 64, 128, 8),
+        _case("norm before, bfloat16", bf16, 3, 96, 128, 8, norm=True),
+        _case("norm before, many tokens", bf16, 20, 96, 128, 8, norm=True),
+        _case("many tokens, odd sizes", f32, 37, 72, 20, 3),
+        _case("inputs split over programs", bf16, 17, 300, 40, 4),
+        _case("softmax, not renormalised, odd count, shared", f32, 3, 40, 60, 6, renormalize=False, num_shared=2),
+        _case("softmax, groups by their best", f32, 4, 48, 64, 6, **grouped),
+        _case("many tokens, groups by their best", f32, 19, 48, 64, 6, **grouped),
+        _case("sigmoid with correction, shared", f32, 4, 64, 384, 8, **kimi),
+        _case("sigmoid with correction, groups by their best two", f32, 4, 32, 32, 4, **top2),
+        _case("many tokens, groups by their best two", f32, 18, 32, 32, 4, **top2),
+        _case("root of softplus with correction", f32, 4, 32, 256, 6, score="sqrtsoftplus", biased=True, scale=1.5),
+        _case("root of softplus by token id", f32, 7, 32, 16, 3, score="sqrtsoftplus", hashed=True, scale=1.5),
+        _case("many tokens by token id", f32, 21, 32, 16, 3, score="sqrtsoftplus", hashed=True, num_shared=1),
+        _case("1024 tokens, scores from bfloat16 parts", bf16, 1030, 80, 20, 3, norm=True),
+        _case("batch-invariant", f32, 18, 40, 16, 3, deterministic=True),
+        _case("no tokens", f32, 0, 32, 16, 2),
+        _case("1 token, equal scores", f32, 1, 2, 100, 7),
+        _case("1 token, 8 of 128, 2048 wide", bf16, 1, 2048, 128, 8, small=False, norm=True),
+        _case("8 tokens, 8 of 128, 2048 wide", bf16, 8, 2048, 128, 8, small=False, norm=True),
+        _case("64 tokens, 8 of 128, 2048 wide", bf16, 64, 2048, 128, 8, small=False, norm=True),
+        _case("8192 tokens, 8 of 128, 2048 wide", bf16, 8192, 2048, 128, 8, small=False, norm=True),
+        _case("1 token, 6 of 64 and 2, 2048 wide", bf16, 1, 2048, 64, 6, small=False, **lite),
+        _case("8192 tokens, 6 of 64 and 2, 2048 wide", bf16, 8192, 2048, 64, 6, small=False, **lite),
+        _case("1 token, 8 of 384 and 1, 7168 wide", bf16, 1, 7168, 384, 8, small=False, **kimi),
+        _case("64 tokens, 8 of 384 and 1, 7168 wide", bf16, 64, 7168, 384, 8, small=False, **kimi),
     ]

@@ -1,25 +1,51 @@
-"""Choice and weights of the routed experts: one program a token, the experts in registers."""
+# mypy: disable-error-code="no-untyped-def"
+"""Choice and weights of the experts.
+
+A few tokens take one launch: programs norm the token's row again, each for its own experts' scores, and the last to
+arrive chooses. More tokens take three: the norm, the scores on tensor cores (inputs split over programs), the choice.
+"""
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-SCORES = {"softmax": 0, "sigmoid": 1, "sqrtsoftplus": 2}
+from kernels.hardware import dependent_launch, multiprocessors
+from kernels.moe_route.choose import choose
+from kernels.rms_norm.kernel import rms_norm
+
+FEW_TOKENS = 16
+# From here on the scores are exact products of bfloat16 on tensor cores.
+MANY_TOKENS = 1024
+# Router values that a program of `_few` holds in registers.
+_VALUES = 8192
 
 
 @triton.jit
-def _route(
-    logits,
+def _few(
+    x,
+    norm,
+    router,
     bias,
     table,
     token_ids,
+    h,
+    logits,
     weights,
     experts,
+    arrived,
     num_experts,
-    stride,
+    hidden,
+    x_stride,
+    eps,
+    offset,
     scale,
+    NORM: tl.constexpr,
     SCORE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HASHED: tl.constexpr,
@@ -28,69 +54,229 @@ def _route(
     TOP2: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     K: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    t = tl.program_id(0).to(tl.int64)
+    """Program (i, t) gives BLOCK_N scores of token t; BLOCK_M holds a row."""
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    inside = m < hidden
+    rows = router + n.to(tl.int64)[:, None] * hidden + m[None, :]
+    w = tl.load(rows, mask=(n < num_experts)[:, None] & inside[None, :], other=0.0)
+    if NORM:
+        g = tl.load(norm + m, mask=inside, other=0.0).to(tl.float32) + offset
+    if PDL:
+        gdc_wait()
+    v = tl.load(x + t * x_stride + m, mask=inside, other=0.0)
+    if NORM:
+        f = v.to(tl.float32)
+        v = (f * tl.rsqrt(tl.sum(f * f, 0) / hidden + eps) * g).to(v.dtype)
+        if tl.program_id(0) == 0:
+            tl.store(h + t * hidden + m, v, mask=inside)
+    score = tl.sum(w * v.to(tl.float32)[None, :], 1)
+    tl.store(logits + t * num_experts + n, score, mask=n < num_experts)
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + t, 1, sem="acq_rel", scope="gpu") < tl.num_programs(0) - 1:
+        return
+    tl.store(arrived + t, 0)
     e = tl.arange(0, BLOCK_E)
-    live = e < num_experts
-    x = tl.load(logits + t * stride + e, mask=live, other=float("-inf")).to(tl.float32)
-    if SCORE == 0:
-        s = tl.exp(x - tl.max(x, 0))
-        s = s / tl.sum(s, 0)
-    elif SCORE == 1:
-        s = 1.0 / (1.0 + tl.exp(-x))
-    else:
-        # log(1 + eˣ) without overflow; eˣ itself where 1 + eˣ rounds to 1.
-        s = tl.sqrt(tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
+    own = tl.load(logits + t * num_experts + e, mask=e < num_experts, other=float("-inf"), cache_modifier=".cg")
+    one = tl.arange(0, 1)
+    choose(
+        own[None, :],
+        t + one,
+        one == 0,
+        bias,
+        table,
+        token_ids,
+        weights,
+        experts,
+        num_experts,
+        scale,
+        SCORE,
+        HAS_BIAS,
+        HASHED,
+        GROUPS,
+        TOP_GROUPS,
+        TOP2,
+        RENORMALIZE,
+        K,
+        SHARED,
+        1,
+        BLOCK_K,
+        BLOCK_E,
+        BLOCK_G,
+    )
 
-    k = tl.arange(0, BLOCK_K)
-    picked = tl.zeros((BLOCK_K,), tl.int32)
-    value = tl.zeros((BLOCK_K,), tl.float32)
-    if HASHED:
-        token = tl.load(token_ids + t).to(tl.int64)
-        picked = tl.load(table + token * K + k, mask=k < K, other=0).to(tl.int32)
-        for i in tl.static_range(K):
-            chosen = tl.sum(tl.where(k == i, picked, 0), 0)
-            value = tl.where(k == i, tl.sum(tl.where(e == chosen, s, 0.0), 0), value)
-    else:
-        rank = s
-        if HAS_BIAS:
-            rank += tl.load(bias + e, mask=live, other=0.0).to(tl.float32)
-        # Three floors keep experts distinct when values are missing: NaN, other groups, taken or padding.
-        rank = tl.where(rank != rank, -3.0e38, rank)
-        rank = tl.where(live, rank, float("-inf"))
-        if GROUPS > 1:
-            group = e // (num_experts // GROUPS)
-            g = tl.arange(0, BLOCK_G)
-            worth = tl.full((BLOCK_G,), float("-inf"), tl.float32)
-            for i in tl.static_range(GROUPS):
-                inside = tl.where((group == i) & live, rank, float("-inf"))
-                best = tl.max(inside, 0)
-                if TOP2:
-                    best += tl.max(tl.where(e == tl.argmax(inside, 0), float("-inf"), inside), 0)
-                worth = tl.where(g == i, best, worth)
-            kept = tl.zeros((BLOCK_E,), tl.int32)
-            for _ in tl.static_range(TOP_GROUPS):
-                best_group = tl.argmax(worth, 0)
-                kept = tl.where(group == best_group, 1, kept)
-                worth = tl.where(g == best_group, float("-inf"), worth)
-            rank = tl.where((kept == 1) | (rank == float("-inf")), rank, -3.2e38)
-        for i in tl.static_range(K):
-            best = tl.argmax(rank, 0)
-            picked = tl.where(k == i, best, picked)
-            value = tl.where(k == i, tl.sum(tl.where(e == best, s, 0.0), 0), value)
-            rank = tl.where(e == best, float("-inf"), rank)
-    if RENORMALIZE:
-        value = value / (tl.sum(value, 0) + 1e-20)
-    tl.store(weights + t * K + k, value * scale, mask=k < K)
-    tl.store(experts + t * K + k, picked, mask=k < K)
+
+@triton.jit(do_not_specialize=["tokens"])
+def _scores(
+    h,
+    router,
+    parts,
+    tokens,
+    num_experts,
+    hidden,
+    h_stride,
+    SPLITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """parts[split] = h · routerᵀ over the split's share of the inputs."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    share = tl.cdiv(tl.cdiv(hidden, SPLITS), BLOCK_M) * BLOCK_M
+    start = tl.program_id(2) * share
+    acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+    for first in range(start, tl.minimum(start + share, hidden), BLOCK_M):
+        col = first + m
+        inside = col < hidden
+        a = tl.load(h + t[:, None] * h_stride + col[None, :], mask=(t < tokens)[:, None] & inside[None, :], other=0.0)
+        w = tl.load(
+            router + n.to(tl.int64)[:, None] * hidden + col[None, :],
+            mask=(n < num_experts)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        acc = tl.dot(a.to(tl.float32), tl.trans(w), acc, input_precision=PRECISION)
+    place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
+    tl.store(parts + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
+
+
+@triton.jit
+def _thirds(router, parts, size, BLOCK: tl.constexpr):
+    """Three bfloat16 values whose sum is the router's, to its last bit: parts[i] for i = 0, 1, 2."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    w = tl.load(router + i, mask=i < size, other=0.0)
+    for part in tl.static_range(3):
+        rounded = w.to(tl.bfloat16)
+        tl.store(parts + part * size.to(tl.int64) + i, rounded, mask=i < size)
+        w -= rounded.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _many_scores(
+    h,
+    parts,
+    logits,
+    tokens,
+    num_experts,
+    hidden,
+    h_stride,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """logits = h · (sum of parts)ᵀ, exact products of bfloat16 values summed in float32."""
+    t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    rows = parts + tl.minimum(n, num_experts - 1).to(tl.int64)[:, None] * hidden
+    third = num_experts.to(tl.int64) * hidden
+    own = h + tl.minimum(t, tokens - 1)[:, None] * h_stride
+    acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
+    for first in range(0, hidden, BLOCK_M):
+        col = (first + m)[None, :]
+        inside = col < hidden
+        a = tl.load(own + col, mask=inside, other=0.0)
+        acc = tl.dot(a, tl.trans(tl.load(rows + col, mask=inside, other=0.0)), acc)
+        acc = tl.dot(a, tl.trans(tl.load(rows + third + col, mask=inside, other=0.0)), acc)
+        acc = tl.dot(a, tl.trans(tl.load(rows + 2 * third + col, mask=inside, other=0.0)), acc)
+    place = t[:, None] * num_experts + n[None, :]
+    tl.store(logits + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _choose(
+    parts,
+    bias,
+    table,
+    token_ids,
+    weights,
+    experts,
+    tokens,
+    num_experts,
+    scale,
+    SPLITS: tl.constexpr,
+    SCORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HASHED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    e = tl.arange(0, BLOCK_E)[None, :]
+    live = (token < tokens)[:, None] & (e < num_experts)
+    own = token[:, None] * num_experts + e
+    x = tl.load(parts + own, mask=live, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(parts + split * tokens.to(tl.int64) * num_experts + own, mask=live, other=0.0)
+    choose(
+        tl.where(e < num_experts, x, float("-inf")),
+        token,
+        token < tokens,
+        bias,
+        table,
+        token_ids,
+        weights,
+        experts,
+        num_experts,
+        scale,
+        SCORE,
+        HAS_BIAS,
+        HASHED,
+        GROUPS,
+        TOP_GROUPS,
+        TOP2,
+        RENORMALIZE,
+        K,
+        SHARED,
+        BLOCK_T,
+        BLOCK_K,
+        BLOCK_E,
+        BLOCK_G,
+    )
+
+
+@lru_cache(maxsize=16)
+def _arrivals(device: torch.device, tokens: int) -> torch.Tensor:
+    """Counters that every launch leaves at zero; made by the eager call before any capture."""
+    return torch.zeros(tokens, dtype=torch.int32, device=device)
 
 
 def moe_route(
-    logits: torch.Tensor,
+    x: torch.Tensor,
+    router: torch.Tensor,
     top_k: int,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
     score: str = "softmax",
     bias: torch.Tensor | None = None,
     num_groups: int = 1,
@@ -98,35 +284,79 @@ def moe_route(
     group_score: str = "max",
     renormalize: bool = True,
     scale: float = 1.0,
+    num_shared: int = 0,
     table: torch.Tensor | None = None,
     token_ids: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the reference."""
-    t, e = logits.shape
-    weights = torch.empty(t, top_k, dtype=torch.float32, device=logits.device)
-    experts = torch.empty(t, top_k, dtype=torch.int32, device=logits.device)
-    if t:
-        _route[(t,)](
-            logits,
-            bias,
-            table,
-            token_ids,
-            weights,
-            experts,
-            e,
-            logits.stride(0),
-            scale,
-            SCORE=SCORES[score],
-            HAS_BIAS=bias is not None,
-            HASHED=table is not None,
-            GROUPS=num_groups,
-            TOP_GROUPS=top_groups,
-            TOP2=group_score == "top2",
-            RENORMALIZE=renormalize,
-            K=top_k,
-            BLOCK_K=triton.next_power_of_2(top_k),
-            BLOCK_E=triton.next_power_of_2(e),
-            BLOCK_G=triton.next_power_of_2(num_groups),
-            num_warps=1 if e <= 128 else 4,
-        )
-    return weights, experts
+    deterministic: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See the reference. Calls on a device share their arrival counters: they must run in one stream order."""
+    t, hidden = x.shape
+    e = router.shape[0]
+    width = top_k + num_shared
+    weights = torch.empty(t, width, dtype=torch.float32, device=x.device)
+    experts = torch.empty(t, width, dtype=torch.int32, device=x.device)
+    if not t:
+        return x, weights, experts
+    pdl = dependent_launch(x.device)
+    how: dict[str, Any] = {
+        "SCORE": score,
+        "HAS_BIAS": bias is not None,
+        "HASHED": table is not None,
+        "GROUPS": num_groups,
+        "TOP_GROUPS": top_groups,
+        "TOP2": group_score == "top2",
+        "RENORMALIZE": renormalize,
+        "K": top_k,
+        "SHARED": num_shared,
+        "BLOCK_K": triton.next_power_of_2(width),
+        "BLOCK_E": triton.next_power_of_2(e),
+        "BLOCK_G": triton.next_power_of_2(num_groups),
+        "PDL": pdl,
+        "launch_pdl": pdl,
+    }
+    if t <= FEW_TOKENS or deterministic:
+        block_m = triton.next_power_of_2(hidden)
+        block_n = max(1, min(_VALUES // block_m, triton.next_power_of_2(e)))
+        h = x if norm_weight is None else torch.empty(t, hidden, dtype=x.dtype, device=x.device)
+        logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
+        arrived = _arrivals(x.device, triton.next_power_of_2(max(t, FEW_TOKENS)))
+        _few[(triton.cdiv(e, block_n), t)](
+            x, norm_weight, router, bias, table, token_ids, h, logits, weights, experts, arrived,
+            e, hidden, x.stride(0), eps, offset, scale, NORM=norm_weight is not None, BLOCK_N=block_n, BLOCK_M=block_m,
+            num_warps=4 if block_n * block_m <= 2 * _VALUES else 16, **how,
+        )  # fmt: skip
+        return h, weights, experts
+    h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
+    parts, splits = _logits(h, router, pdl)
+    each = 1 if t <= 1024 else 4
+    _choose[(triton.cdiv(t, each),)](
+        parts, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=splits, BLOCK_T=each,
+        num_warps=4 if each == 1 or e > 128 else 1, **how,
+    )  # fmt: skip
+    return h, weights, experts
+
+
+def _logits(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> tuple[torch.Tensor, int]:
+    """h · routerᵀ in float32 as [splits, T, E] to be summed, and how many there are."""
+    (t, hidden), e = h.shape, router.shape[0]
+    if t >= MANY_TOKENS and h.dtype == torch.bfloat16:
+        thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
+        _thirds[(triton.cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
+        logits = torch.empty(1, t, e, dtype=torch.float32, device=h.device)
+        block_n = 128 if e > 64 else 64
+        _many_scores[(triton.cdiv(t, 64), triton.cdiv(e, block_n))](
+            h, thirds, logits, t, e, hidden, h.stride(0), BLOCK_T=64, BLOCK_N=block_n, BLOCK_M=64, num_warps=4,
+            num_stages=3,
+        )  # fmt: skip
+        return logits, 1
+    block_t, block_n, block_m = (16, 64, 64) if t <= 256 else (64, 64, 32)
+    tiles = triton.cdiv(t, block_t) * triton.cdiv(e, block_n)
+    splits = 1
+    while splits < 16 and tiles * splits * 2 <= multiprocessors(h.device) and hidden >= 2 * splits * block_m:
+        splits *= 2
+    parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
+    _scores[(triton.cdiv(t, block_t), triton.cdiv(e, block_n), splits)](
+        h, router, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,
+        PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return parts, splits

@@ -1,14 +1,20 @@
-"""Choice and weights of the routed experts of each token."""
+"""Choice and weights of the experts of each token."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
+from kernels.rms_norm.reference import rms_norm
+
 
 def moe_route(
-    logits: torch.Tensor,
+    x: torch.Tensor,
+    router: torch.Tensor,
     top_k: int,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
     score: str = "softmax",
     bias: torch.Tensor | None = None,
     num_groups: int = 1,
@@ -16,26 +22,36 @@ def moe_route(
     group_score: str = "max",
     renormalize: bool = True,
     scale: float = 1.0,
+    num_shared: int = 0,
     table: torch.Tensor | None = None,
     token_ids: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """s = score(logits);  the K largest of s + bias are chosen;  w = s[chosen] (/ Σ s[chosen]) · scale.
+    deterministic: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """h = norm(x);  s = score(router · h);  the K largest of s + bias are chosen;
+    w = s[chosen] (/ Σ s[chosen]) · scale.
 
     score: "softmax", "sigmoid" or "sqrtsoftplus" (√ln(1 + eˣ)). With groups, experts outside of the `top_groups` best
     groups are not chosen; a group is worth the "max" or the sum of the "top2" of its s + bias (DeepSeek-V3 2024,
     arXiv:2412.19437). A `table` gives the choice by token id instead. Of equal values the lower index wins; a NaN is
-    never chosen before a number.
+    never chosen before a number. Behind the chosen experts come `num_shared` shared ones, numbered from E on, of
+    weight 1.
 
-    logits [T, E]; bias [E] float32; table [V, K] int; token_ids [T] int → weights [T, K] float32 and experts [T, K]
-    int32, best first. Computed in float32.
+    x [T, M]; router [E, M] float32; norm_weight [M], which norms x by RMS first (eps, offset as in `rms_norm`);
+    bias [E] float32; table [V, K] int; token_ids [T] int → h [T, M] in x's dtype, weights [T, K + S] float32 and
+    experts [T, K + S] int32, best first. h is rounded to x's dtype, all behind it is computed in float32.
+    deterministic: a token's result has the same bits whatever stands beside it.
     """
-    x = logits.float()
-    if score == "softmax":
-        s = torch.softmax(x, dim=-1)
-    elif score == "sigmoid":
-        s = torch.sigmoid(x)
+    h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
+    if deterministic and len(x):
+        logits = torch.cat([F.linear(row.float(), router) for row in h.split(1)])
     else:
-        s = F.softplus(x).sqrt()
+        logits = F.linear(h.float(), router)
+    if score == "softmax":
+        s = torch.softmax(logits, dim=-1)
+    elif score == "sigmoid":
+        s = torch.sigmoid(logits)
+    else:
+        s = F.softplus(logits).sqrt()
     if table is not None:
         assert token_ids is not None
         experts = table[token_ids.long()].long()
@@ -52,4 +68,5 @@ def moe_route(
     w = s.gather(1, experts)
     if renormalize:
         w = w / (w.sum(dim=-1, keepdim=True) + 1e-20)
-    return w * scale, experts.int()
+    shared = torch.arange(len(router), len(router) + num_shared, device=x.device).expand(len(x), -1)
+    return h, torch.cat((w * scale, w.new_ones(shared.shape)), dim=1), torch.cat((experts, shared), dim=1).int()

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, WeightsError
-from engine.weights.rules import Rule, concat, stack, stack_concat
+from engine.weights.rules import Rule, concat, shared_behind, shared_behind_concat, stack, stack_concat
 
 RULES = [
     Rule("embed", ("model.embed",)),
@@ -179,3 +179,28 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
         save_file({"q": torch.zeros(2)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(WeightsError, match="tensor q is stored in both"):
         Checkpoint.open(tmp_path)
+
+
+def test_shared_experts_stand_behind_the_others_in_parts(tmp_path: Path) -> None:
+    sizes = {"e.gate": (3, 6), "e.up": (3, 6), "s.gate": (6, 6), "s.up": (6, 6), "e.down": (6, 3), "s.down": (6, 6)}
+    stored = {name: torch.randn(size) for name, size in sizes.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    filled = {"up": torch.full((3, 6, 6), float("nan")), "down": torch.full((3, 6, 3), float("nan"))}
+    rules = [
+        Rule("up", ("e.gate", "e.up", "s.gate", "s.up"), shared_behind_concat),
+        Rule("down", ("e.down", "s.down"), shared_behind),
+    ]
+    loader.load(filled, Checkpoint.open(tmp_path), rules)
+    assert torch.equal(filled["up"][0], torch.cat((stored["e.gate"], stored["e.up"])))
+    assert torch.equal(filled["down"][0], stored["e.down"])
+    for i in range(2):
+        rows = slice(3 * i, 3 * i + 3)
+        assert torch.equal(filled["up"][1 + i], torch.cat((stored["s.gate"][rows], stored["s.up"][rows])))
+        assert torch.equal(filled["down"][1 + i], stored["s.down"][:, rows])
+
+
+def test_shared_experts_of_another_width_are_named(tmp_path: Path) -> None:
+    save_file({"e.down": torch.zeros(6, 3), "s.down": torch.zeros(6, 5)}, tmp_path / "model.safetensors")
+    filled = {"down": torch.zeros(3, 6, 3)}
+    with pytest.raises(WeightsError, match=r"misshapen: s.down \[6, 5\]"):
+        loader.load(filled, Checkpoint.open(tmp_path), [Rule("down", ("e.down", "s.down"), shared_behind)])

@@ -1,0 +1,277 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Many pairs: tiles of pairs that share an expert, on tensor cores.
+
+Decode steps have few pairs an expert and are bound by reading weights: SWAP puts the weight on the tensor cores' long
+side, so that 16 pairs fill the short one. Prompts are bound by arithmetic. TMA reads weights by the bulk copy engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.rows import activate
+
+
+@triton.jit
+def _find(offsets, ends, tile, num_experts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
+    """The tile's expert (num_experts: there is no such tile), its first place and the end of the expert's places."""
+    e = tl.arange(0, BLOCK_E)
+    upto = tl.load(ends + e, mask=e < num_experts, other=1 << 30)
+    before = upto <= tile
+    expert = tl.sum(before.to(tl.int32), 0)
+    started = tl.max(tl.where(before, upto, 0), 0)
+    at = tl.minimum(expert, num_experts - 1)
+    return expert, tl.load(offsets + at) + (tile - started) * ROWS, tl.load(offsets + at + 1)
+
+
+@triton.jit
+def tiles_up(
+    x,
+    gate_up,
+    order,
+    offsets,
+    ends,
+    h,
+    num_experts,
+    hidden,
+    inter,
+    limit,
+    K: tl.constexpr,
+    GELU: tl.constexpr,
+    LIMITED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    STAGES: tl.constexpr,
+    SWAP: tl.constexpr,
+    TMA: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """EVEN says that BLOCK_N divides the inner channels and BLOCK_M the inputs."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert, start, stop = _find(offsets, ends, tl.program_id(1), num_experts, ROWS, BLOCK_E)
+    if expert >= num_experts:
+        return
+    place = start + tl.arange(0, ROWS)
+    # Rows past the expert's last pair repeat it and are not stored.
+    token = tl.load(order + tl.minimum(place, stop - 1)).to(tl.int64) // K
+    first_n = tl.program_id(0) * BLOCK_N
+    n = first_n + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    matrix = expert.to(tl.int64) * 2 * inter
+    if not TMA:
+        gate_rows = gate_up + (matrix + n[:, None]) * hidden + m[None]
+        up_rows = gate_rows + inter.to(tl.int64) * hidden
+    x_rows = x + token[:, None] * hidden + m[None]
+    g = tl.zeros((BLOCK_N, ROWS) if SWAP else (ROWS, BLOCK_N), tl.float32)
+    u = tl.zeros((BLOCK_N, ROWS) if SWAP else (ROWS, BLOCK_N), tl.float32)
+    for first in tl.range(0, hidden, BLOCK_M, num_stages=STAGES):
+        inside = first + m[None] < hidden
+        if EVEN:
+            a = tl.load(x_rows + first)
+        else:
+            a = tl.load(x_rows + first, mask=inside, other=0.0)
+        if TMA:
+            wg = gate_up.load([(matrix + first_n).to(tl.int32), first])
+            wu = gate_up.load([(matrix + inter + first_n).to(tl.int32), first])
+        elif EVEN:
+            wg = tl.load(gate_rows + first)
+            wu = tl.load(up_rows + first)
+        else:
+            wg = tl.load(gate_rows + first, mask=inside & (n < inter)[:, None], other=0.0)
+            wu = tl.load(up_rows + first, mask=inside & (n < inter)[:, None], other=0.0)
+        if SWAP:
+            g = tl.dot(wg, tl.trans(a), g, input_precision=PRECISION)
+            u = tl.dot(wu, tl.trans(a), u, input_precision=PRECISION)
+        else:
+            g = tl.dot(a, tl.trans(wg), g, input_precision=PRECISION)
+            u = tl.dot(a, tl.trans(wu), u, input_precision=PRECISION)
+    y = activate(g, u, limit, GELU, LIMITED).to(h.dtype.element_ty)
+    if SWAP:
+        y = tl.trans(y)
+    tl.store(h + place.to(tl.int64)[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & (n < inter)[None])
+
+
+@triton.jit
+def tiles_down(
+    h,
+    down,
+    weights,
+    order,
+    offsets,
+    ends,
+    y,
+    num_experts,
+    hidden,
+    inter,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    STAGES: tl.constexpr,
+    SWAP: tl.constexpr,
+    TMA: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """y[pair] = weight · down[e] · h[place]. EVEN says that BLOCK_N divides the outputs and BLOCK_M the inputs."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert, start, stop = _find(offsets, ends, tl.program_id(1), num_experts, ROWS, BLOCK_E)
+    if expert >= num_experts:
+        return
+    place = start + tl.arange(0, ROWS)
+    held = tl.minimum(place, stop - 1).to(tl.int64)
+    pair = tl.load(order + held).to(tl.int64)
+    first_n = tl.program_id(0) * BLOCK_N
+    n = first_n + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    matrix = expert.to(tl.int64) * hidden
+    if not TMA:
+        rows = down + (matrix + n[:, None]) * inter + m[None]
+    h_rows = h + held[:, None] * inter + m[None]
+    acc = tl.zeros((BLOCK_N, ROWS) if SWAP else (ROWS, BLOCK_N), tl.float32)
+    for first in tl.range(0, inter, BLOCK_M, num_stages=STAGES):
+        inside = first + m[None] < inter
+        if EVEN:
+            a = tl.load(h_rows + first)
+        else:
+            a = tl.load(h_rows + first, mask=inside, other=0.0)
+        if TMA:
+            w = down.load([(matrix + first_n).to(tl.int32), first])
+        elif EVEN:
+            w = tl.load(rows + first)
+        else:
+            w = tl.load(rows + first, mask=inside & (n < hidden)[:, None], other=0.0)
+        if SWAP:
+            acc = tl.dot(w, tl.trans(a), acc, input_precision=PRECISION)
+        else:
+            acc = tl.dot(a, tl.trans(w), acc, input_precision=PRECISION)
+    if SWAP:
+        acc = tl.trans(acc)
+    acc *= tl.load(weights + pair)[:, None]
+    tl.store(
+        y + pair[:, None] * hidden + n[None],
+        acc.to(y.dtype.element_ty),
+        mask=(place < stop)[:, None] & (n < hidden)[None],
+    )
+
+
+@triton.jit
+def combine(
+    y,
+    experts,
+    residual,
+    out,
+    num_experts,
+    hidden,
+    K: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[t] = residual[t] + Σ y of its pairs, in turn."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    t = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for k in tl.static_range(K):
+        expert = tl.load(experts + t * K + k)
+        width = tl.where((expert >= 0) & (expert < num_experts), hidden, 0)
+        total += tl.load(y + (t * K + k) * hidden + n, mask=n < width, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        total += tl.load(residual + t * hidden + n, mask=n < hidden, other=0.0).to(tl.float32)
+    tl.store(out + t * hidden + n, total.to(out.dtype.element_ty), mask=n < hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class PairTile:
+    """How a grouped product is cut: outputs and inputs a tile, pipeline depth, warps; see the module for the rest."""
+
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+    swap: bool = False
+    tma: bool = False
+
+
+def _matrix(table: torch.Tensor, tile: PairTile) -> Any:
+    """A table of experts' matrices as the kernel takes it."""
+    if not tile.tma:
+        return table
+    flat = table.flatten(0, 1)
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [tile.outputs, tile.inputs])
+
+
+def tiles_moe(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    residual: torch.Tensor | None,
+    gelu: bool,
+    limit: float | None,
+    rows: int,
+    up_tile: PairTile,
+    down_tile: PairTile,
+    exact: bool,
+    pdl: bool,
+) -> torch.Tensor:
+    """`moe_gemm` by tiles of `rows` pairs. exact keeps the summands in float32.
+
+    Every shape that a launch depends on is known to the host, so that graphs can hold it.
+    """
+    t, hidden = x.shape
+    e, inter = gate_up.shape[0], gate_up.shape[1] // 2
+    k = experts.shape[1]
+    places = ordered(experts, e, rows, pdl)
+    lists = (places.order, places.offsets, places.ends)
+    out = torch.empty_like(x)
+    h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
+    y = torch.empty(t * k, hidden, dtype=torch.float32 if exact else x.dtype, device=x.device)
+    same: dict[str, Any] = {
+        "ROWS": rows,
+        "BLOCK_E": triton.next_power_of_2(e),
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "PDL": pdl,
+        "launch_pdl": pdl,
+    }
+    tile = up_tile
+    tiles_up[(triton.cdiv(inter, tile.outputs), places.tiles)](
+        x, _matrix(gate_up, tile), *lists, h, e, hidden, inter, limit or 0.0,
+        K=k, GELU=gelu, LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
+        SWAP=tile.swap, TMA=tile.tma, EVEN=inter % tile.outputs == 0 and hidden % tile.inputs == 0,
+        num_warps=tile.warps, **same,
+    )  # fmt: skip
+    tile = down_tile
+    tiles_down[(triton.cdiv(hidden, tile.outputs), places.tiles)](
+        h, _matrix(down, tile), weights, *lists, y, e, hidden, inter,
+        BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
+        SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
+        num_warps=tile.warps, **same,
+    )  # fmt: skip
+    width = 256 if t <= 256 else 1024
+    combine[(t, triton.cdiv(hidden, width))](
+        y, experts, residual, out, e, hidden, K=k, RESIDUAL=residual is not None, BLOCK_N=width, PDL=pdl,
+        launch_pdl=pdl, num_warps=width // 128,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,105 @@
+# mypy: disable-error-code="no-untyped-def"
+"""From scores of experts to the chosen ones and their weights, some tokens at a time, the experts in registers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def choose(
+    x,
+    token,
+    live_token,
+    bias,
+    table,
+    token_ids,
+    weights,
+    experts,
+    num_experts,
+    scale,
+    SCORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HASHED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """x [BLOCK_T, BLOCK_E] are the logits, −∞ past the last expert; token [BLOCK_T] says whose they are."""
+    e = tl.arange(0, BLOCK_E)[None, :]
+    live = e < num_experts
+    if SCORE == "softmax":
+        s = tl.exp(x - tl.max(x, 1)[:, None])
+        s = s / tl.sum(s, 1)[:, None]
+    elif SCORE == "sigmoid":
+        s = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        # log(1 + eˣ) without overflow; eˣ itself where 1 + eˣ rounds to 1.
+        s = tl.sqrt(tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
+
+    width: tl.constexpr = K + SHARED
+    k = tl.arange(0, BLOCK_K)[None, :]
+    chosen = k < K
+    picked = tl.zeros((BLOCK_T, BLOCK_K), tl.int32)
+    value = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
+    if HASHED:
+        row = tl.load(token_ids + token, mask=live_token, other=0).to(tl.int64)
+        picked = tl.load(table + row[:, None] * K + k, mask=chosen & live_token[:, None], other=0).to(tl.int32)
+        for i in tl.static_range(K):
+            expert = tl.sum(tl.where(k == i, picked, 0), 1)[:, None]
+            value = tl.where(k == i, tl.sum(tl.where(e == expert, s, 0.0), 1)[:, None], value)
+    else:
+        rank = s
+        if HAS_BIAS:
+            rank += tl.load(bias + e, mask=live, other=0.0).to(tl.float32)
+        # Three floors keep experts distinct when values are missing: NaN, other groups, taken or padding.
+        rank = tl.where(rank != rank, -3.0e38, rank)
+        rank = tl.where(live, rank, float("-inf"))
+        if GROUPS > 1:
+            group = e // (num_experts // GROUPS)
+            g = tl.arange(0, BLOCK_G)[None, :]
+            worth = tl.full((BLOCK_T, BLOCK_G), float("-inf"), tl.float32)
+            for i in tl.static_range(GROUPS):
+                inside = tl.where((group == i) & live, rank, float("-inf"))
+                best = tl.max(inside, 1)
+                if TOP2:
+                    best += tl.max(tl.where(e == tl.argmax(inside, 1)[:, None], float("-inf"), inside), 1)
+                worth = tl.where(g == i, best[:, None], worth)
+            kept = tl.zeros((BLOCK_T, BLOCK_E), tl.int32)
+            for _ in tl.static_range(TOP_GROUPS):
+                best_group = tl.argmax(worth, 1)[:, None]
+                kept = tl.where(group == best_group, 1, kept)
+                worth = tl.where(g == best_group, float("-inf"), worth)
+            rank = tl.where((kept == 1) | (rank == float("-inf")), rank, -3.2e38)
+        if BLOCK_T == 1 and BLOCK_E <= 128:
+            # All places at once: an expert's is the number of those that go before it.
+            mine, others = tl.trans(rank), rank
+            before = (others > mine) | ((others == mine) & (e < tl.trans(e)))
+            place = tl.sum(before.to(tl.int32), 1)[:, None]
+            here = (place == k) & chosen
+            picked = tl.sum(tl.where(here, tl.trans(e), 0), 0)[None, :]
+            value = tl.sum(tl.where(here, tl.trans(s), 0.0), 0)[None, :]
+        else:
+            for i in tl.static_range(K):
+                best = tl.argmax(rank, 1)[:, None]
+                picked = tl.where(k == i, best, picked)
+                value = tl.where(k == i, tl.sum(tl.where(e == best, s, 0.0), 1)[:, None], value)
+                rank = tl.where(e == best, float("-inf"), rank)
+    if RENORMALIZE:
+        value = value / (tl.sum(value, 1)[:, None] + 1e-20)
+    value = value * scale
+    if SHARED > 0:
+        picked = tl.where(chosen, picked, num_experts + k - K)
+        value = tl.where(chosen, value, 1.0)
+    out = token.to(tl.int64)[:, None] * width + k
+    stored = (k < width) & live_token[:, None]
+    tl.store(weights + out, value, mask=stored)
+    tl.store(experts + out, picked, mask=stored)
