@@ -37,7 +37,7 @@ def _case(
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         batch = mixed(device, g, lines, block_size)
-        q = randn(g, device, dtype, tokens, heads * (nope + rope) + 8)[:, 8:].unflatten(1, (heads, nope + rope))
+        q = randn(g, device, dtype, tokens, heads * (nope + rope) + 16)[:, 16:].unflatten(1, (heads, nope + rope))
         kv_up = randn(g, device, dtype, heads, 2 * nope, latent, scale=latent**-0.5)
         # the other inputs of the write are of no account
         table = torch.tensor([[1.0] * (rope // 2) + [0.0] * (rope // 2)], device=device)

@@ -29,7 +29,7 @@ def _case(
             slots[1] = -1
         return {
             # Queries and latents stand side by side, as one product gives them.
-            "q": randn(g, device, dtype, t, heads * (nope + rope) + 8)[:, 8:].unflatten(1, (heads, nope + rope)),
+            "q": randn(g, device, dtype, t, heads * (nope + rope) + 16)[:, 16:].unflatten(1, (heads, nope + rope)),
             "kv": randn(g, device, dtype, t, latent + rope + 8)[:, : latent + rope],
             "kv_up": randn(g, device, dtype, heads, nope + 4, latent, scale=nope**-0.5),
             "positions": randint(g, device, 0, 64, t),

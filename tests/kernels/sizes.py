@@ -65,14 +65,17 @@ def steps() -> dict[str, dict[str, Step]]:
         },
         "rope_kv_write": {"tokens": _of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},
         "gated_activation": {"tokens": _of_tokens("gated_activation", 96)},
-        "latent_write": {"tokens": _of_tokens("latent_write", 4, 64, 16)},
+        "latent_write": {
+            "absorbed": lambda n: _made("latent_write", "", BF16, n, 4, 64, 16, 32, n),
+            "expanded": lambda n: _made("latent_write", "", BF16, n + 5, 4, 64, 16, 32, 5),
+        },
         "gated_norm": {"tokens": _of_tokens("gated_norm", 4, 32)},
         "sigmoid_gate": {"tokens": _of_tokens("sigmoid_gate", 96)},
         "rotate_tail": {"tokens": _of_tokens("rotate_tail", 4, 32, 16)},
         "shared_kv_write": {"tokens": _of_tokens("shared_kv_write", 4, 64, 16)},
         "hyper_mix": {"tokens": _of_tokens("hyper_mix", 4, 64, 2)},
         "hyper_merge": {"tokens": _of_tokens("hyper_merge", 4, 64)},
-        "moe_route": {"tokens": lambda n: _made("moe_route", "", n, 32, 4)},
+        "moe_route": {"tokens": _of_tokens("moe_route", 64, 32, 4, norm=True)},
         "moe_gemm": {"tokens": _of_tokens("moe_gemm", 64, 32, 16, 4)},
         "penalties": {"lines": lambda n: _made("penalties", "", F32, 320, [(10, LONGEST, 1.1, 0.1, 0.1)] * n)},
         "sample": {
@@ -83,7 +86,7 @@ def steps() -> dict[str, dict[str, Step]]:
     }
     sizes: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "paged_attention": ((4, 2, 64), {"strided": True}),
-        "latent_attention": ((4, 64, 16), {}),
+        "latent_attention": ((4, 64, 16, 32), {}),
         "causal_conv": ((64,), {}),
         "gated_delta": ((1, 2, 32, 32), {}),
         "delta_net": ((1, 2, 32, 32), {}),
@@ -93,4 +96,5 @@ def steps() -> dict[str, dict[str, Step]]:
     }
     for op, (arguments, options) in sizes.items():
         made[op] = {lines.__name__: _of_lines(op, lines, *arguments, **options) for lines in (decoding, prompt, mixed)}
+    made["latent_attention"]["expanded"] = _of_lines("latent_attention", mixed, 4, 64, 16, 32, expanded=True)
     return made
