@@ -62,6 +62,10 @@ def cases() -> list[Case]:
             made.append(case(f"T{t} N40 K264 residual", dtype, t, 40, 264, residual=True))
             made.append(case(f"T{t} N40 K64 norm, silu", dtype, t, 40, 64, norm=True, activation="silu"))
         made.append(case("T2 N40 K64 bias, gelu", dtype, 2, 40, 64, bias=True, activation="gelu_tanh"))
+        for t in (5, 16, 64):
+            made.append(case(f"T{t} N200 K1096 bias, residual", dtype, t, 200, 1096, bias=True, residual=True))
+            made.append(case(f"T{t} N136 K584 bias, silu", dtype, t, 136, 584, bias=True, activation="silu"))
+        made.append(case("T7 N50 K61", dtype, 7, 50, 61))
         for t in (1, 70):
             made.append(
                 case(f"T{t} N40 K264 silu, deterministic", dtype, t, 40, 264, activation="silu", deterministic=True)
@@ -69,7 +73,7 @@ def cases() -> list[Case]:
             made.append(
                 case(f"T{t} N40 K264 deterministic", dtype, t, 40, 264, norm=True, residual=True, deterministic=True)
             )
-    for t in (1, 8, 32, 64, 1024):
+    for t in (1, 8, 16, 32, 64, 1024):
         for name, n, k, fused in (
             ("qkv", 6144, 2560, {"norm": True}),
             ("out", 2560, 4096, {"residual": True}),

@@ -1,18 +1,22 @@
 """Matrix product with weights stored as [out, in], fused with its neighbours when there are few rows.
 
-Few rows: Triton kernels that read the weight once, at the speed of memory (`skinny`). Many rows: cuBLAS, with norm and
-activation as kernels of their own. The borders and tiles were measured on an H200 by `perf.tune_linear`.
+One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gluon kernel that streams the weight
+through shared memory (`stream`), elsewhere Triton tiles (`skinny`). Many rows: cuBLAS, with norm and activation as
+kernels of their own. The borders and tiles were measured on an H200 by `perf.tune_linear`.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
 
 from kernels.gated_activation.kernel import gated_activation
-from kernels.hardware import dependent_launch
-from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, tile_linear, vector_linear
+from kernels.hardware import bulk_copies, dependent_launch, multiprocessors
+from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
+from kernels.linear.stream import StreamTile, stream_linear, streams
 from kernels.rms_norm.kernel import rms_norm
 
+STREAM_ROWS = 64
 FEW_ROWS = 16
 TILE_ROWS = 32
 HEAD_OUTPUTS = 1 << 16
@@ -54,19 +58,48 @@ def linear(
         return tile_linear(
             x, weight, bias, None, eps, offset, residual, activation, _invariant_tile(rows, n, activation), pdl=False
         )
+    if 1 < rows <= STREAM_ROWS and bulk_copies(x.device) and streams(x, weight):
+        stream = stream_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
+        return stream_linear(x, weight, bias, residual, activation, stream, counters(x.device), pdl)
     if not (narrow and fits):
         return _library(x, weight, bias, residual, activation)
     if rows == 1:
-        vector = _vector_tile(norm_weight is not None, activation is not None)
+        vector = vector_tile(norm_weight is not None, activation is not None)
         return vector_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, vector, pdl)
     tile = _tile(rows, n, activation is not None)
     return tile_linear(x, weight, bias, None, eps, offset, residual, activation, tile, pdl)
 
 
-def _vector_tile(norm: bool, activation: bool) -> VectorTile:
+def vector_tile(norm: bool, activation: bool) -> VectorTile:
     if activation:
         return VectorTile(4, 256, 4, stages=5)
     return VectorTile(8, 256, 4) if norm else VectorTile(2, 1024, 4)
+
+
+def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> StreamTile:
+    """Tiles of 64 outputs, rings as deep as shared memory allows (half of that where two programs share it).
+
+    Fewer tiles than multiprocessors are cut into slices, so that nearly all have one; more of them, and sizes at which
+    adding slices up costs little, are cut into equal stretches.
+    """
+    height = next(h for h in (8, 16, 32, STREAM_ROWS) if rows <= h)
+    if activation:
+        if height == STREAM_ROWS:
+            return StreamTile(height, 64, 128, 2, split=1)
+        return StreamTile(height, 64, 128, 5) if height == 32 else StreamTile(height, 64, 256, 3)
+    if n >= HEAD_OUTPUTS:
+        return StreamTile(height, 128, 128, 4, warps=8)
+    blocks = triton.cdiv(n, 64)
+    split = max(1, min(multiprocessors // blocks, triton.cdiv(k, 256)))
+    if height == 8:
+        if 2 * blocks < multiprocessors and k <= 4096:
+            return StreamTile(height, 64, 256, 3, split=split + 1)
+        return StreamTile(height, 64, 256, 6, split=split if blocks <= multiprocessors else 0)
+    if height == STREAM_ROWS:
+        return StreamTile(height, 64, 128, 6, split=split if blocks <= multiprocessors else 0)
+    if k > 4096 or height == 32:
+        return StreamTile(height, 64, 256, 5 if height == 16 else 4)
+    return StreamTile(height, 64, 256, 2)
 
 
 def _tile(rows: int, n: int, activation: bool) -> Tile:

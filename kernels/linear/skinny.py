@@ -283,7 +283,7 @@ class Tile:
 
 
 @lru_cache(maxsize=8)
-def _counters(device: torch.device) -> torch.Tensor:
+def counters(device: torch.device) -> torch.Tensor:
     """Zeros that split products count their slices in; each product leaves them zero. One stream at a time."""
     return torch.zeros(1 << 16, dtype=torch.int32, device=device)
 
@@ -323,7 +323,7 @@ def tile_linear(
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(n, tile.outputs), triton.cdiv(m, tile.rows), tile.split)
     parts = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
-    counts = y if tile.split == 1 else _counters(x.device)
+    counts = y if tile.split == 1 else counters(x.device)
     tile_kernel[grid](
         x, weight, bias, norm_weight, residual, y, parts, counts,
         m, n, k, x.stride(0), y.stride(0), residual.stride(0) if residual is not None else 0, eps, offset,

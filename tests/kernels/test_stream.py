@@ -1,0 +1,109 @@
+"""The Gluon product of few rows: how work is cut, and that it compiles for Hopper where there is no GPU to run it.
+
+Its results are held by the cases of `linear` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+COMPILE = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compile
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from kernels.linear.stream import stream_kernel
+
+for rows, outputs, act in ((8, 64, None), (64, 64, "silu")):
+    def box(height):
+        layout = gl.NVMMASharedLayout.get_default_for([height, 64], gl.bfloat16)
+        return f"tensordesc<bf16[{height}, 64],{layout!r}>"
+
+    names = stream_kernel.arg_names
+    constants = {
+        "BM": rows, "BN": outputs, "BK": 64, "STAGES": 4, "SHARED": True, "ACT": act, "BIAS": False,
+        "RESIDUAL": act is None, "PDL": True, "bias_ptr": None,
+    }
+    if act is not None:
+        constants["residual_ptr"] = None
+    kinds = {"x_desc": box(rows), "w_desc": box(outputs), "part_ptr": "*fp32", "count_ptr": "*i32"}
+    signature = {
+        name: "constexpr" if name in constants else kinds.get(name, "*bf16" if name.endswith("ptr") else "i32")
+        for name in names
+    }
+    source = GluonASTSource(stream_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    ptx = made.asm["ptx"]
+    assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in ptx
+    assert ptx.index("cp.async.bulk.tensor") < ptx.index("griddepcontrol.wait"), "weights are asked for before the wait"
+    print(made.metadata.shared)
+"""
+
+
+@pytest.mark.slow
+def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    script = tmp_path / "compile_stream.py"
+    script.write_text(COMPILE)
+    root = Path(__file__).parents[2]
+    env["PYTHONPATH"] = f"{root}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(0 < int(size) < 232448 for size in done.stdout.split())
+
+
+@settings(deadline=None, max_examples=60)
+@given(tiles=st.integers(1, 300), slices=st.integers(1, 80), programs=st.integers(1, 600))
+def test_every_unit_has_one_program_and_every_part_a_place(tiles: int, slices: int, programs: int) -> None:
+    from kernels.linear.stream import _first, _owner
+
+    first, owner = _first.fn, _owner.fn
+    units = tiles * slices
+    programs = min(programs, units)
+    stretches = [(first(p, units, programs), first(p + 1, units, programs)) for p in range(programs)]
+    assert stretches[0][0] == 0
+    assert stretches[-1][1] == units
+    assert all(a < b for a, b in stretches)
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(stretches))
+    sharers: dict[int, list[tuple[int, int]]] = {}
+    for program, (start, stop) in enumerate(stretches):
+        assert owner(start, units, programs) == owner(stop - 1, units, programs) == program
+        for tile in range(start // slices, -(-stop // slices)):
+            begin, end = max(start, tile * slices), min(stop, (tile + 1) * slices)
+            if end - begin < slices:
+                sharers.setdefault(tile, []).append((program, 2 * program + (begin == tile * slices)))
+    places = [place for parts in sharers.values() for _, place in parts]
+    assert len(places) == len(set(places))
+    for tile, parts in sharers.items():
+        one, other = owner(tile * slices, units, programs), owner((tile + 1) * slices - 1, units, programs)
+        assert [program for program, _ in parts] == list(range(one, other + 1))
+        # where the last program to arrive looks for each part
+        assert [place for _, place in parts] == [
+            2 * p + (first(p, units, programs) <= tile * slices) for p in range(one, other + 1)
+        ]
+
+
+@pytest.mark.parametrize("rows", [2, 8, 9, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize("n", [40, 576, 2560, 4096, 6144, 14336, 151936])
+@pytest.mark.parametrize("k", [64, 2560, 4096, 14336])
+def test_chosen_tiles_fit_a_multiprocessor(rows: int, n: int, k: int) -> None:
+    from kernels.linear.kernel import stream_tile
+
+    for activation in (False, True):
+        tile = stream_tile(rows, n, k, activation, multiprocessors=132)
+        weights = tile.outputs * (2 if activation else 1)
+        # the ring, and a tile of results that changes its layout
+        held = tile.stages * (weights + tile.rows) * tile.inputs * 2 + tile.outputs * tile.rows * 4
+        assert rows <= tile.rows
+        assert held <= 232448 - 1024
+        assert tile.outputs % (16 * tile.warps) == 0
