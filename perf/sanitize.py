@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -112,17 +112,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not torch.cuda.is_available():
         parser.error("compute-sanitizer watches kernels on a GPU, and this machine has no usable CUDA device")
+    facts = {**versions(), "commit": given.commit}
+    outcomes: list[Outcome] = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        work = [(op, tool) for tool in given.tools for op in given.ops]
-        outcomes = list(pool.map(lambda pair: watch(pair[0], pair[1], given.timeout), work))
-    for o in outcomes:
-        verdict = "clean" if o.clean else f"{o.findings} findings" if o.findings is not None else "did not finish"
-        print(f"{o.op:<18} {o.tool:<10} {o.cases:>3} cases  {o.seconds:>6.1f} s  {verdict}")
-        if o.said:
-            print(o.said)
-    if given.json:
-        made = {**versions(), "commit": given.commit, "outcomes": [asdict(o) for o in outcomes]}
-        given.json.write_text(json.dumps(made, indent=1) + "\n")
+        running = [pool.submit(watch, op, tool, given.timeout) for tool in given.tools for op in given.ops]
+        for done in as_completed(running):
+            outcomes.append(o := done.result())
+            verdict = "clean" if o.clean else f"{o.findings} findings" if o.findings is not None else "did not finish"
+            print(f"{o.op:<18} {o.tool:<10} {o.cases:>3} cases  {o.seconds:>6.1f} s  {verdict}", flush=True)
+            if o.said:
+                print(o.said)
+            if given.json:
+                given.json.write_text(json.dumps({**facts, "outcomes": [asdict(o) for o in outcomes]}, indent=1) + "\n")
     return 0 if all(o.clean for o in outcomes) else 1
 
 
