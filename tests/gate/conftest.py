@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
-from tests.gate.families import FAMILIES
+from tests.gate.families import FAMILIES, ON_AN_EDGE
 from tests.gate.figures import Figure, markdown
-from tests.gate.oracle import Golden, golden
+from tests.gate.oracle import NUM_SEQUENCES, Golden, golden
 from tests.gate.shapes import SHAPES, Shape
 from tests.gate.verdict import Verdict
 
@@ -35,11 +35,16 @@ QUICK = (
 )
 QUICK_SEQUENCES, QUICK_LONG = 12, 4200
 
-# Broken engines that bfloat16's limits let pass, each seen in float32. DeepSeek-V3's branches add a tenth to the
-# residual stream, and a window a token short lacks one key of a hundred at the few positions past it.
+# Broken engines that bfloat16's limits let pass, each seen in float32: branches that add a tenth to a third to the
+# residual stream, a window a token short at the few positions past it, parts that are small by nature.
 UNSEEN_IN_BFLOAT16 = (
     ("test_a_rope_position_off_by_one_fails", "deepseek-v3"),
+    ("test_a_rope_position_off_by_one_fails", "deepseek-v4"),
+    ("test_a_rope_position_off_by_one_fails", "qwen3.5"),
     ("test_a_broken_part_fails", "mistral, window off by one"),
+    ("test_a_broken_part_fails", "deepseek-v4, window off by one"),
+    ("test_a_broken_part_fails", "deepseek-v4, no sinks"),
+    ("test_a_broken_part_fails", "deepseek-v4, streams mixed once"),
 )
 
 
@@ -58,6 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "tests/gate/" not in item.nodeid:
             continue
         item.add_marker(pytest.mark.timeout(150 if cuda else 600))
+        if cuda and "test_oracle.py" in item.nodeid:
+            later.append(item)  # it asks transformers, which made the golden data elsewhere
         if cuda:
             item.add_marker(pytest.mark.xdist_group(_dtype_of(item)))
         elif item.get_closest_marker("gpu"):
@@ -112,8 +119,10 @@ def quick(shape: Shape) -> Shape:
 
 @pytest.fixture(scope="session")
 def truth(shape: Shape, pytestconfig: pytest.Config) -> Golden:
-    """Checkpoint and oracle of a shape."""
-    return golden(shape, Path(pytestconfig.rootpath) / ".cache" / "gate")
+    """Checkpoint and oracle of a shape, less the sequences that stand on an edge."""
+    made = golden(shape, Path(pytestconfig.rootpath) / ".cache" / "gate")
+    edges = ON_AN_EDGE.get(shape.name, ()) if shape.sequences == NUM_SEQUENCES else ()
+    return replace_fields(made, sequences=[s for i, s in enumerate(made.sequences) if i not in edges])
 
 
 @pytest.fixture(scope="session", params=("float32", "bfloat16"))
