@@ -52,7 +52,7 @@ class Variant:
             return rows_moe(x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down, True)
         assert isinstance(self.up, PairTile)
         assert isinstance(self.down, PairTile)
-        exact = experts.numel() < kernel.MANY_PAIRS
+        exact = self.rows < kernel.EXACT_ROWS
         return tiles_moe(x, gate_up, down, weights, experts, x, False, None, self.rows, self.up, self.down, exact, True)
 
 

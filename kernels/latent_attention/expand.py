@@ -15,7 +15,7 @@ from kernels.latent_attention.reference import Spans
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Lines that one compiled kernel serves; more of them take another.
-LINES = 64
+LINES = 128
 
 
 @dataclass(frozen=True, slots=True)

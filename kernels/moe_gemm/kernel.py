@@ -13,8 +13,8 @@ from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 
 FEW_TOKENS = 4
-# From so many pairs on, summands are rounded to the dtype of x: they are most of what moves beside the weights.
-MANY_PAIRS = 8192
+# From tiles of so many pairs on, summands are rounded to the dtype of x: they are most of what moves beside weights.
+EXACT_ROWS = 64
 
 
 def moe_gemm(
@@ -40,7 +40,7 @@ def moe_gemm(
         return rows_moe(*inputs, num_shared, *row_tiles(inter), pdl)
     bulk = bulk_copies(x.device) and all(size * x.element_size() % 16 == 0 for size in (x.shape[1], inter))
     rows, up, down_tile = pair_tiles(experts.numel(), gate_up.shape[0], x.dtype, bulk)
-    return tiles_moe(*inputs, rows, up, down_tile, experts.numel() < MANY_PAIRS, pdl)
+    return tiles_moe(*inputs, rows, up, down_tile, rows < EXACT_ROWS, pdl)
 
 
 def row_tiles(inter: int) -> tuple[RowTile, RowTile]:

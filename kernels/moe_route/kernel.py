@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch, multiprocessors
+from kernels.hardware import dependent_launch
 from kernels.moe_route.choose import choose
 from kernels.rms_norm.kernel import rms_norm
 
@@ -349,11 +349,8 @@ def _logits(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> tuple[torch.Ten
             num_stages=3,
         )  # fmt: skip
         return logits, 1
-    block_t, block_n, block_m = (16, 64, 64) if t <= 256 else (64, 64, 32)
-    tiles = triton.cdiv(t, block_t) * triton.cdiv(e, block_n)
-    splits = 1
-    while splits < 16 and tiles * splits * 2 <= multiprocessors(h.device) and hidden >= 2 * splits * block_m:
-        splits *= 2
+    # Two cuts, not one for each number of tokens: each is compiled.
+    block_t, block_n, block_m, splits = (16, 64, 64, 8) if t <= 256 else (64, 64, 32, 2)
     parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
     _scores[(triton.cdiv(t, block_t), triton.cdiv(e, block_n), splits)](
         h, router, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,

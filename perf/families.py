@@ -1,0 +1,145 @@
+"""The table of docs/families.md: every family at full size through the real server, dummy weights.
+
+    python -m perf.families CONFIGS --json FILE [--models qwen3-30b-a3b …]      measures, then writes the table
+    python -m perf.families --json perf/results/h200/families.jsonl             writes the table from results
+
+CONFIGS is a folder of published configs, one folder a model. A model too large for one GPU keeps its first layers.
+Floors are the bytes of weights that one token needs over the bandwidth that a copy reaches on the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from perf import shapes
+
+DOCS = Path(__file__).parent.parent / "docs" / "families.md"
+MARKS = ("<!-- served: python -m perf.families -->", "<!-- end of served -->")
+BYTES_PER_S = 4.26e12
+ROWS = ("1x128/256", "1x1024/1", "64x1024/128")
+# Models and the layers kept of those too large.
+MODELS: dict[str, int | None] = {
+    "llama-3.1-8b": None,
+    "mistral-7b-v0.3": None,
+    "gemma-3-4b": None,
+    "qwen3.5-4b-text": None,
+    "qwen3-30b-a3b": None,
+    "deepseek-v2-lite": None,
+    "kimi-k2-instruct-as-deepseek_v3": 4,
+}
+# vLLM 0.26.0 on such a machine, the same client: TPOT of one stream in ms, tokens/s of 64 streams.
+PEER = {"llama-3.1-8b": (4.90, 3271), "qwen3-30b-a3b": (4.11, 1979), "deepseek-v2-lite": (3.29, 4967)}
+
+
+def floor_ms(model: Path) -> float:
+    """Milliseconds to read the weights that one token needs: of experts the chosen and shared ones, no embedding."""
+    import torch
+
+    from engine.layers.build import Build
+    from engine.models import registry
+    from engine.models.config import MoeConfig
+    from engine.models.decoder import Decoder
+    from kernels import select
+
+    config, _ = registry.load(model)
+    cpu = torch.device("cpu")
+    decoder = Decoder(Build(select(cpu), config, getattr(torch, config.dtype), cpu, 128))
+    total = 0.0
+    for name, parameter in decoder.named_parameters():
+        size = float(parameter.numel() * parameter.element_size())
+        parts = name.split(".")
+        if name == "embed.weight" and not config.tied:
+            continue
+        if parts[0] == "layers" and parts[2] == "ffn" and parts[-1] in ("gate_up", "down"):
+            ffn = config.layers[int(parts[1])].ffn
+            assert isinstance(ffn, MoeConfig)
+            size *= (ffn.top_k + ffn.num_shared) / (ffn.num_experts + ffn.num_shared)
+        total += size
+    return total / BYTES_PER_S * 1e3
+
+
+def measure(configs: Path, names: list[str], results: Path) -> None:
+    """Appends the rows of each model to `results`; a model that fails is named and left out."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in names:
+            layers = MODELS[name]
+            source = name if name in shapes.SHAPES else str(configs / name)
+            model = shapes.write(Path(scratch), source, layers)
+            command = [sys.executable, "-m", "perf.suite", "nereid", scratch, model.name, "--json", str(results)]
+            command += ["--settle", "4", "--set", "load_format=dummy", "--set", "max_model_len=8192"]
+            done = subprocess.run([*command, "--rows", *ROWS], check=False)
+            if done.returncode:
+                print(f"{name} failed", flush=True)
+                continue
+            with results.open("a") as file:
+                figures = {"row": "floor", "model": name, "layers": layers, "floor_ms": round(floor_ms(model), 3)}
+                file.write(json.dumps(figures) + "\n")
+
+
+def read(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Figures by model and row; of a row that was measured several times the last counts, and none
+    with requests that failed."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for line in results.read_text().splitlines():
+        figures = json.loads(line)
+        if not figures.get("failed"):
+            found.setdefault(figures["model"], {})[figures["row"]] = figures
+    return found
+
+
+def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    lines = [
+        "| model | floor of a token | 1 stream: TPOT | of the floor | TTFT 128 in, 1,024 in "
+        "| 64 streams 1,024/128: tok/s | ITL, TTFT | vLLM 0.26: TPOT, tok/s | start to ready |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in found.items():
+        one, prompt, many = (rows.get(row) for row in ROWS)
+        floor, layers = rows.get("floor", {}).get("floor_ms"), rows.get("floor", {}).get("layers")
+        tpot = one["tpot_ms"]["p50"] if one else None
+        peer = "{:.2f} ms, {:,}".format(*PEER[name]) if name in PEER else ""
+        firsts = [f"{row['ttft_ms']['p50']:.1f}" if row else "-" for row in (one, prompt)]
+        cells = [
+            name if layers is None else f"{name}, {layers} layers",
+            f"{floor:.2f} ms" if floor else "",
+            f"{tpot:.2f} ms" if tpot else "-",
+            f"{floor / tpot:.0%}" if floor and tpot else "",
+            f"{firsts[0]}, {firsts[1]} ms",
+            f"{many['output_tokens_per_s']:,.0f}" if many else "-",
+            f"{many['itl_ms']['p50']:.1f}, {many['ttft_ms']['p50']:.0f} ms" if many else "-",
+            peer,
+            f"{rows['start']['ready_s']:.1f} s" if "start" in rows else "-",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    commits = sorted({row["commit"][:7] for rows in found.values() for row in rows.values() if row.get("commit")})
+    return "\n".join([*lines, "", f"Commits: {', '.join(commits)}. Each figure is the median of one run."])
+
+
+def written(text: str, made: str) -> str:
+    """`text` with `made` between the marks."""
+    before, rest = text.split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    return f"{before}{MARKS[0]}\n{made}\n{MARKS[1]}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", type=Path, nargs="?", help="folder of published configs; without it nothing is run")
+    parser.add_argument("--json", type=Path, required=True, help="results; measured rows are appended")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    args = parser.parse_args()
+    if args.configs is not None:
+        measure(args.configs, args.models, args.json)
+    made = table(read(args.json))
+    DOCS.write_text(written(DOCS.read_text(encoding="utf-8"), made), encoding="utf-8")
+    print(made)
+
+
+if __name__ == "__main__":
+    main()
