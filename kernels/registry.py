@@ -16,11 +16,13 @@ import torch
 Choice = Literal["auto", "reference", "triton"]
 
 OPS = (
+    "token_inputs",
     "embedding",
     "rms_norm",
     "linear",
     "rope_kv_write",
     "paged_attention",
+    "rope_attention",
     "gated_activation",
     "latent_write",
     "latent_attention",
@@ -40,6 +42,7 @@ OPS = (
     "moe_gemm",
     "penalties",
     "sample",
+    "keep_tokens",
     "logprobs",
 )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         linear: Callable[..., torch.Tensor]
         rope_kv_write: Callable[..., torch.Tensor]
         paged_attention: Callable[..., torch.Tensor]
+        rope_attention: Callable[..., torch.Tensor]
         gated_activation: Callable[..., torch.Tensor]
         penalties: Callable[..., None]
         sample: Callable[..., torch.Tensor]

@@ -26,7 +26,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from clients.python.bench import percentile
+from clients.python.timing import percentile
 
 # About one run in fifteen of the 2.50.0 binary succeeds, says so, and leaves an empty export.
 _ATTEMPTS = 4
@@ -162,8 +162,8 @@ def table(profiles: Sequence[Profile]) -> Table:
     heads = ("streams", "requests", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "latency p50", "tokens/s")
     out = Table(*heads, title="perf_analyzer", caption="times in ms")
     for profile in profiles:
-        spans = (profile.ttft, 0.5), (profile.ttft, 0.99), (profile.itl, 0.5), (profile.itl, 0.99)
-        times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v, p in (*spans, (profile.latency, 0.5))]
+        spans = (profile.ttft, 50), (profile.ttft, 99), (profile.itl, 50), (profile.itl, 99)
+        times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v, p in (*spans, (profile.latency, 50))]
         pace = f"{profile.num_tokens / profile.seconds:.0f}"
         out.add_row(str(profile.concurrency), str(profile.num_requests), *times, pace)
     return out

@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from clients.python.bench import percentile
 from clients.python.local_server import LocalServer, ServerFailed
+from clients.python.timing import percentile
 from perf import perf_analyzer
 
 PROMPT = "A server takes a question and gives back an answer, one word after another. "
@@ -53,14 +53,14 @@ def locust(server: LocalServer, model: str, seconds: int) -> Table:
         raise SmokeFailed(f"locust saw {failures} failures and measured nothing of {sorted(missing)}:\n{done.stderr}")
     out = Table("what", "over", "count", "p50", "p95", "p99", title="locust", caption="times in ms; 0 failures")
     for entry in sorted(entries, key=lambda entry: (KINDS.index(entry["method"]), entry["name"])):
-        times = [f"{_percentile(entry['response_times'], share):.0f}" for share in (0.5, 0.95, 0.99)]
+        times = [f"{_percentile(entry['response_times'], p):.0f}" for p in (50, 95, 99)]
         out.add_row(entry["method"], entry["name"], str(entry["num_requests"]), *times)
     return out
 
 
-def _percentile(counts: dict[str, int], share: float) -> float:
+def _percentile(counts: dict[str, int], p: float) -> float:
     """Of locust's table of rounded times (ms) and how often each was seen."""
-    return percentile([float(ms) for ms, count in counts.items() for _ in range(count)], share)
+    return percentile([float(ms) for ms, count in counts.items() for _ in range(count)], p)
 
 
 def main() -> int:

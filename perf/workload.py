@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from clients.python.timing import percentile
+
 WARM_SEED = 7919
 PERCENTILES = (50, 90, 95, 99)
 
@@ -108,15 +110,6 @@ def requests(spec: Spec, low: int, high: int) -> list[Request]:
 def warm_requests(spec: Spec, low: int, high: int) -> list[Request]:
     """Requests of the spec's shape that are sent before measuring; their prompts are others."""
     return requests(replace(spec, requests=spec.warm, seed=spec.seed + WARM_SEED, rate=None), low, high)
-
-
-def percentile(values: Sequence[float], p: float) -> float:
-    """Linear interpolation between the two nearest ranks. values must not be empty."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * p / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _milliseconds(values: Sequence[float]) -> dict[str, float] | None:

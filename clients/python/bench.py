@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from clients.python.aio import AsyncClient
-from clients.python.timing import Timing
+from clients.python.timing import Timing, percentile
 from engine.types import SamplingParams
 
 
@@ -39,11 +38,6 @@ class Figures(msgspec.Struct, frozen=True):
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.seconds
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all are not above (nearest rank)."""
-    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
 
 
 async def measure(client: AsyncClient, work: Work, vocab_size: int, seed: int) -> Figures:
@@ -78,7 +72,7 @@ def table(rows: Sequence[Figures]) -> Table:
     out = Table(*heads, box=SIMPLE, padding=(0, 1), caption="TTFT and ITL in ms, seen by the client")
     for row in rows:
         work = row.work
-        times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v in (row.ttft, row.gaps) for p in (0.5, 0.99)]
+        times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v in (row.ttft, row.gaps) for p in (50, 99)]
         cells = [str(work.streams), str(len(row.ttft)), f"{work.num_input}/{work.num_output}", *times]
         out.add_row(*cells, f"{row.tokens_per_s:.0f}")
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 
 
@@ -48,3 +49,12 @@ class Timing:
             return "no tokens"
         pace = f", {self.tokens_per_s:.1f} tokens/s" if self.tokens_per_s is not None else ""
         return f"TTFT {self.ttft * 1e3:.1f} ms{pace}, {self.num_tokens} tokens"
+
+
+def percentile(values: Sequence[float], p: float) -> float:
+    """Linear interpolation between the two nearest ranks. values must not be empty."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * p / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

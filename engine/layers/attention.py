@@ -15,7 +15,7 @@ from engine.runner.batch import DeviceBatch
 
 
 class Attention(nn.Module):
-    """residual + out(attend(norm(x))): one projection to q, k and v, then norm, rope and cache write in one op."""
+    """residual + out(attend(norm(x))): one projection to q, k and v, then one op for all up to the projection out."""
 
     def __init__(self, config: AttentionConfig, build: Build) -> None:
         super().__init__()
@@ -32,6 +32,7 @@ class Attention(nn.Module):
         self._norm = build.config.norm
         self._ops = build.ops
         self._deterministic = build.deterministic
+        self._fused = build.fused_attention
         self.specs: tuple[LayerSpec, ...] = (PagedKV(config.num_kv_heads, d, d, build.dtype_bytes, config.window),)
 
     def forward(
@@ -46,35 +47,31 @@ class Attention(nn.Module):
         (cache,) = caches
         assert isinstance(cache, PagedCache)
         qkv, gate = self.qkv(x, norm=norm).split(self._sizes, dim=-1)
-        q = self._ops.rope_kv_write(
+        o = self._ops.rope_attention(
             qkv,
             batch.positions,
             batch.slots[cache.group],
             self._rope,
             cache.k,
             cache.v,
+            batch.block_tables[cache.group],
+            batch.query_start,
+            batch.context_len,
+            self.config.scale,
             self.config.num_heads,
+            batch.num_single,
+            batch.max_query,
+            batch.max_context,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
             eps=self._norm.eps,
             offset=self._norm.offset,
             interleaved=self._interleaved,
-        )
-        o = self._ops.paged_attention(
-            q,
-            cache.k,
-            cache.v,
-            batch.block_tables[cache.group],
-            batch.query_start,
-            batch.context_len,
-            self.config.scale,
-            batch.num_single,
-            batch.max_query,
-            batch.max_context,
             window=self.config.window,
             softcap=self.config.softcap,
             spans=batch.spans,
             deterministic=self._deterministic,
+            fused=self._fused,
         )
         o = o.flatten(1)
         if self.config.gated:

@@ -15,7 +15,8 @@ from kernels import Ops
 class Build:
     """ops run every layer. Parameters have `dtype`; tables cover positions 0 … max_model_len − 1 on `device`.
 
-    deterministic asks every op for batch-invariant arithmetic.
+    deterministic asks every op for batch-invariant arithmetic. fused_attention lets attention rotate and write the
+    keys of decode lines itself.
     """
 
     ops: Ops
@@ -24,6 +25,7 @@ class Build:
     device: torch.device
     max_model_len: int
     deterministic: bool = False
+    fused_attention: bool = True
     _tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = field(default_factory=dict)
 
     @property

@@ -46,7 +46,9 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
         )
     watch = CompileWatch().install() if device.type == "cuda" else None
     ops = select(device, config.runtime.kernels, config.runtime.dependent_launch)
-    build = Build(ops, model, dtype, device, _max_model_len(config, model), config.runtime.deterministic)
+    runtime = config.runtime
+    length = _max_model_len(config, model)
+    build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention)
     decoder = Decoder(build)
     decoder.materialize(device)
 

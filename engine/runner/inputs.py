@@ -20,6 +20,7 @@ from engine.core.plan import StepPlan
 from engine.runner.batch import DeviceBatch
 from engine.runner.tables import Change, RowTables, Words
 from engine.sampling.params import STATE_SLOT
+from kernels import Ops
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
@@ -52,8 +53,9 @@ class Inputs:
     """Staging for steps of at most `max_lines` lines and `max_tokens` tokens."""
 
     def __init__(
-        self, tables: RowTables, pool: PoolSpec, max_lines: int, max_tokens: int, device: torch.device
+        self, tables: RowTables, pool: PoolSpec, max_lines: int, max_tokens: int, device: torch.device, ops: Ops
     ) -> None:
+        self._ops = ops
         self._tables = tables
         self._pool = pool
         self._cuda = device.type == "cuda"
@@ -138,16 +140,22 @@ class Inputs:
         layout = _layout(shape.lines, shape.tokens)
         parts = [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
         query_start, context_len, rows, out_rows, last, positions, lines = parts
-        token_rows = rows[lines]
         size = self._pool.block_size
-        entry, offset = positions // size, positions % size
-        tables, slots = [], []
+        token_ids, tables, slots = None, [], []
         none = self._words[:0].long()
         for table in self._tables.blocks:
-            tables.append(table[rows])
-            slots.append(table[token_rows, entry].long() * size + offset if table.shape[1] else none)
+            if table.shape[1]:
+                token_ids, places, own = self._ops.token_inputs(
+                    self._tables.tokens, table, rows, lines, positions, size
+                )
+            else:
+                places, own = none, table[rows]
+            tables.append(own)
+            slots.append(places)
+        if token_ids is None:
+            token_ids = self._tables.tokens[rows[lines], positions]
         batch = DeviceBatch(
-            token_ids=self._tables.tokens[token_rows, positions],
+            token_ids=token_ids,
             positions=positions,
             lines=lines,
             query_start=query_start,

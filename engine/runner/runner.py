@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -56,7 +57,7 @@ class DeviceRunner:
         self._device = device
         self._sampler = Sampler(ops)
         self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
-        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device)
+        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops)
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
@@ -100,7 +101,7 @@ class DeviceRunner:
             lengths = [a + b for a, b in zip(plan.first, plan.count, strict=True)]
             x, drawn = self.compute(shape, wishes, lengths)
         parts, prompts = self._prompt_logprobs(plan, x)
-        outputs = [drawn.tokens.int(), *(drawn.logprobs or ()), *parts]
+        outputs = [drawn.tokens, *(drawn.logprobs or ()), *parts]
         at = None if padded is None else places(plan, padded).tolist()
         return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts, at)
 
@@ -122,8 +123,7 @@ class DeviceRunner:
         params = LineParams.gather(self._tables.params, lines.rows)
         tokens = self._tables.tokens
         drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes, host_lengths or [])
-        tokens[lines.out_rows, lines.lengths] = drawn.tokens.clamp(min=0).int()
-        return x, drawn
+        return x, replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
 
     @property
     def graphs(self) -> StepGraphs | None:

@@ -33,7 +33,7 @@ PLAIN = Wishes()
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """tokens [B] int64, −1 where a line's logits are not finite or nothing is allowed.
+    """tokens [B] integers, −1 where a line's logits are not finite or nothing is allowed.
 
     ids, logprobs, ranks [B, k + 1] as the `logprobs` op gives them, or None.
     """

@@ -10,8 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 
-BLOCK_C = 512
-QUERIES = 8
+BLOCK_C, QUERIES, WARPS = 256, 16, 4
 
 
 @triton.jit(
@@ -108,7 +107,7 @@ def conv_lines(
         BLOCK_C=BLOCK_C,
         PDL=pdl,
         launch_pdl=pdl,
-        num_warps=4,
+        num_warps=WARPS,
     )
 
 

@@ -1,31 +1,33 @@
-"""Compressed key-value entries: one program a window that the step completes, then each line's state is brought up."""
+# mypy: disable-error-code="no-untyped-def"
+"""Compressed key-value entries: one program a window that the step completes, by tiles of its tokens; then each line's
+state is brought up, in the same launch where a line has one token."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
+
+TOKENS = 32
 
 
 @triton.jit
-def _row(kv, gate, slot, p, first, lo, kv_stride, gate_stride, channels, dim, size, i):
-    """kv and gate of the token at position p, from the step's inputs or from the state, in pairs of channels."""
-    fresh = 2 * i < tl.where(p >= first, dim, 0)
-    old = 2 * i < tl.where((p >= 0) & (p < first), dim, 0)
-    token = lo + p - first
-    place = slot + p % size * 2 * channels
-    a = tl.load(kv + token * kv_stride + 2 * i, mask=fresh, other=0.0).to(tl.float32)
-    b = tl.load(kv + token * kv_stride + 2 * i + 1, mask=fresh, other=0.0).to(tl.float32)
-    ga = tl.load(gate + token * gate_stride + 2 * i, mask=fresh, other=0.0).to(tl.float32)
-    gb = tl.load(gate + token * gate_stride + 2 * i + 1, mask=fresh, other=0.0).to(tl.float32)
-    a += tl.load(place + 2 * i, mask=old, other=0.0).to(tl.float32)
-    b += tl.load(place + 2 * i + 1, mask=old, other=0.0).to(tl.float32)
-    ga += tl.load(place + channels + 2 * i, mask=old, other=0.0).to(tl.float32)
-    gb += tl.load(place + channels + 2 * i + 1, mask=old, other=0.0).to(tl.float32)
-    return a, b, ga, gb
+def _tile(
+    values, p, first, slot, lo, stride, shift, part, m_fresh, m_old, i, CHANNELS: tl.constexpr, SIZE: tl.constexpr
+):
+    """Values (part 0) or gates (part 1) of the tokens at positions p, from the step's inputs or from the state."""
+    fresh = tl.load(values + (lo + p - first)[:, None] * stride + shift + i[None], mask=m_fresh, other=0.0)
+    place = slot + (p % SIZE)[:, None] * 2 * CHANNELS + part * CHANNELS + shift + i[None]
+    return fresh.to(tl.float32) + tl.load(place, mask=m_old, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["first_line"])
+@triton.jit(
+    do_not_specialize=["first_line"],
+    do_not_specialize_on_alignment=["slots", "state_slots", "query_start", "context_len"],
+)
 def _compress(
     kv,
     gate,
@@ -51,64 +53,82 @@ def _compress(
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
     SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     line = first_line + tl.program_id(0)
     lo = tl.load(query_start + line).to(tl.int64)
     count = tl.load(query_start + line + 1) - lo
     length = tl.load(context_len + line).to(tl.int64)
     first = length - count
     w = first // RATIO + tl.program_id(1)
+    slot = state + tl.load(state_slots + line) * slot_stride
+    if PDL:
+        gdc_wait()
+    if KEEP:
+        # The place of a line's one token is read by no one: the windows that it closes take the token itself.
+        c = tl.arange(0, BLOCK_C)
+        place = slot + first % SIZE * 2 * CHANNELS + c
+        value = tl.load(kv + lo * kv_stride + c, mask=c < CHANNELS, other=0.0)
+        tl.store(place, value.to(state.dtype.element_ty), mask=c < CHANNELS)
+        value = tl.load(gate + lo * gate_stride + c, mask=c < CHANNELS, other=0.0)
+        tl.store(place + CHANNELS, value.to(state.dtype.element_ty), mask=c < CHANNELS)
     if (count <= 0) | ((w + 1) * RATIO > length):
         return
     target = tl.load(slots + lo + (w + 1) * RATIO - 1 - first)
     if target < 0:
         return
     i = tl.arange(0, BLOCK)
-    live = 2 * i < DIM
-    slot = state + tl.load(state_slots + line) * slot_stride
-    best_a = tl.full((BLOCK,), float("-inf"), tl.float32)
-    best_b = best_a
-    sum_a = tl.zeros((BLOCK,), tl.float32)
-    sum_b = sum_a
-    acc_a = sum_a
-    acc_b = sum_a
+    n = tl.arange(0, TOKENS)
+    live = i < DIM
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    acc = tl.zeros((BLOCK,), tl.float32)
     windows: tl.constexpr = CHANNELS // DIM
-    for step in range(windows * RATIO):
+    for begin in range(0, windows * RATIO, TOKENS):
         # The window before comes first and reads the first DIM channels; the window's own tokens read the last DIM.
+        step = begin + n
         p = (w + 1) * RATIO - windows * RATIO + step
-        shift = tl.where(step >= (windows - 1) * RATIO, CHANNELS - DIM, 0)
-        if p >= 0:
-            a, b, ga, gb = _row(
-                kv + shift, gate + shift, slot + shift, p, first, lo, kv_stride, gate_stride, CHANNELS, DIM, SIZE, i
-            )
-            offset = bias + step % RATIO * CHANNELS + shift + 2 * i
-            ga = tl.where(live, ga + tl.load(offset, mask=live, other=0.0).to(tl.float32), float("-inf"))
-            gb = tl.where(live, gb + tl.load(offset + 1, mask=live, other=0.0).to(tl.float32), float("-inf"))
-            top_a, top_b = tl.maximum(best_a, ga), tl.maximum(best_b, gb)
-            calm_a = tl.where(top_a == float("-inf"), 0.0, top_a)
-            calm_b = tl.where(top_b == float("-inf"), 0.0, top_b)
-            fade_a, fade_b = tl.exp(best_a - calm_a), tl.exp(best_b - calm_b)
-            e_a, e_b = tl.exp(ga - calm_a), tl.exp(gb - calm_b)
-            sum_a, sum_b = sum_a * fade_a + e_a, sum_b * fade_b + e_b
-            acc_a, acc_b = acc_a * fade_a + e_a * a, acc_b * fade_b + e_b * b
-            best_a, best_b = top_a, top_b
-    y_a = tl.where(live, acc_a / tl.where(live, sum_a, 1.0), 0.0)
-    y_b = tl.where(live, acc_b / tl.where(live, sum_b, 1.0), 0.0)
-    unit = tl.rsqrt((tl.sum(y_a * y_a, 0) + tl.sum(y_b * y_b, 0)) / DIM + eps)
-    y_a = y_a * unit * tl.load(norm + 2 * i, mask=live, other=0.0).to(tl.float32)
-    y_b = y_b * unit * tl.load(norm + 2 * i + 1, mask=live, other=0.0).to(tl.float32)
+        shift = tl.where(step >= (windows - 1) * RATIO, CHANNELS - DIM, 0)[:, None]
+        there = (step < windows * RATIO) & (p >= 0)
+        m_fresh = (there & (p >= first))[:, None] & live[None]
+        m_old = (there & (p < first))[:, None] & live[None]
+        v = _tile(kv, p, first, slot, lo, kv_stride, shift, 0, m_fresh, m_old, i, CHANNELS, SIZE)
+        g = _tile(gate, p, first, slot, lo, gate_stride, shift, 1, m_fresh, m_old, i, CHANNELS, SIZE)
+        inside = there[:, None] & live[None]
+        offset = bias + (step % RATIO)[:, None] * CHANNELS + shift + i[None]
+        g = tl.where(inside, g + tl.load(offset, mask=inside, other=0.0).to(tl.float32), float("-inf"))
+        top = tl.maximum(best, tl.max(g, 0))
+        calm = tl.where(top == float("-inf"), 0.0, top)
+        fade = tl.exp(best - calm)
+        e = tl.exp(g - calm[None])
+        total = total * fade + tl.sum(e, 0)
+        acc = acc * fade + tl.sum(e * v, 0)
+        best = top
+    y = tl.where(live, acc / tl.where(live, total, 1.0), 0.0)
+    y = y * tl.rsqrt(tl.sum(y * y, 0) / DIM + eps) * tl.load(norm + i, mask=live, other=0.0).to(tl.float32)
+    # Channels as pairs (2i, 2i + 1); those before the rotated ones turn by no angle.
+    a, b = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
+    j = tl.arange(0, BLOCK // 2)
     plain: tl.constexpr = (DIM - ROPE) // 2
-    angle = cos_sin + w * RATIO * ROPE + i - plain
-    cos = tl.load(angle, mask=live & (i >= plain), other=1.0)
-    sin = tl.load(angle + ROPE // 2, mask=live & (i >= plain), other=0.0)
-    place = target // RATIO
-    entry = cache + place // per_block * block_stride + place % per_block * entry_stride
-    tl.store(entry + 2 * i, (y_a * cos - y_b * sin).to(cache.dtype.element_ty), mask=live)
-    tl.store(entry + 2 * i + 1, (y_b * cos + y_a * sin).to(cache.dtype.element_ty), mask=live)
+    turned = (2 * j < DIM) & (j >= plain)
+    angle = cos_sin + w * RATIO * ROPE + j - plain
+    cos = tl.load(angle, mask=turned, other=1.0)
+    sin = tl.load(angle + ROPE // 2, mask=turned, other=0.0)
+    y = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), (BLOCK,))
+    place_e = target // RATIO
+    entry = cache + place_e // per_block * block_stride + place_e % per_block * entry_stride
+    tl.store(entry + i, y.to(cache.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first_line"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
+)
 def _keep(
     kv,
     gate,
@@ -116,20 +136,26 @@ def _keep(
     state_slots,
     query_start,
     context_len,
+    first_line,
     kv_stride,
     gate_stride,
     slot_stride,
     CHANNELS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    line = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+    line = first_line + tl.program_id(0)
     lo = tl.load(query_start + line).to(tl.int64)
     count = tl.load(query_start + line + 1) - lo
     length = tl.load(context_len + line).to(tl.int64)
     # The latest position that this place of the ring holds.
     p = length - 1 - (length - 1 - tl.program_id(1) + SIZE) % SIZE
     first = length - count
+    if PDL:
+        gdc_wait()
     if (count <= 0) | (p < first):
         return
     i = tl.arange(0, BLOCK)
@@ -160,50 +186,58 @@ def compress_kv(
 ) -> None:
     """See the reference. A slot of the state and the last axis of every tensor are dense."""
     channels, dim = kv.shape[1], norm.shape[0]
-    lines = context_len.shape[0]
+    lines, size = context_len.shape[0], state.shape[1]
+    pdl = dependent_launch(kv.device)
+    strides = (kv.stride(0), gate.stride(0), state.stride(0))
     for first, count, longest in ((0, num_single, 1), (num_single, lines - num_single, max_query)):
-        if count:
-            _compress[(count, (longest + ratio - 1) // ratio)](
+        if not count:
+            continue
+        single = longest == 1
+        _compress[(count, 1 if single else triton.cdiv(longest + ratio - 1, ratio))](
+            kv,
+            gate,
+            bias,
+            norm,
+            cos_sin,
+            slots,
+            cache,
+            state,
+            state_slots,
+            query_start,
+            context_len,
+            first,
+            eps,
+            *strides,
+            cache.stride(0),
+            cache.stride(1),
+            cache.shape[1],
+            RATIO=ratio,
+            CHANNELS=channels,
+            DIM=dim,
+            ROPE=cos_sin.shape[1],
+            SIZE=size,
+            TOKENS=min(TOKENS, triton.next_power_of_2(channels // dim * ratio)),
+            KEEP=single,
+            BLOCK=triton.next_power_of_2(dim),
+            BLOCK_C=triton.next_power_of_2(channels),
+            PDL=pdl,
+            launch_pdl=pdl,
+            num_warps=8 if channels // dim * ratio > 8 else 4,
+        )
+        if not single:
+            _keep[(count, size)](
                 kv,
                 gate,
-                bias,
-                norm,
-                cos_sin,
-                slots,
-                cache,
                 state,
                 state_slots,
                 query_start,
                 context_len,
                 first,
-                eps,
-                kv.stride(0),
-                gate.stride(0),
-                state.stride(0),
-                cache.stride(0),
-                cache.stride(1),
-                cache.shape[1],
-                RATIO=ratio,
+                *strides,
                 CHANNELS=channels,
-                DIM=dim,
-                ROPE=cos_sin.shape[1],
-                SIZE=state.shape[1],
-                BLOCK=triton.next_power_of_2(dim // 2),
+                SIZE=size,
+                BLOCK=triton.next_power_of_2(channels),
+                PDL=pdl,
+                launch_pdl=pdl,
                 num_warps=2,
             )
-    if lines:
-        _keep[(lines, state.shape[1])](
-            kv,
-            gate,
-            state,
-            state_slots,
-            query_start,
-            context_len,
-            kv.stride(0),
-            gate.stride(0),
-            state.stride(0),
-            CHANNELS=channels,
-            SIZE=state.shape[1],
-            BLOCK=triton.next_power_of_2(channels),
-            num_warps=2,
-        )

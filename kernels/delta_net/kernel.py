@@ -1,4 +1,4 @@
-"""Gated DeltaNet between its projections: one kernel for lines of one token, four for the others."""
+"""Gated DeltaNet between its projections: two kernels for lines of one token, four for the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from kernels.causal_conv.kernel import conv_lines
 from kernels.gated_delta.chunks import chunk_lines
 from kernels.gated_delta.step import step_lines
-from kernels.gated_norm.kernel import norm_into
+from kernels.gated_norm.kernel import gated_norm
 
 
 def delta_net(
@@ -29,20 +29,19 @@ def delta_net(
     num_single: int,
     max_query: int,
 ) -> torch.Tensor:
-    """See the reference; a line of one token rounds once, at the end. The last axes and a slot of a state are dense."""
+    """See the reference; a line of one token does not round behind the convolution.
+
+    The last axes and a slot of a state are dense.
+    """
     tokens, lines = x.shape[0], context_len.shape[0]
     _, heads, _, dv = state.shape
-    out = torch.empty(tokens, heads * dv, dtype=x.dtype, device=x.device)
+    o = torch.empty(tokens, heads, dv, dtype=x.dtype, device=x.device)
     delta = (a, b, a_log, dt_bias, state, state_slots, query_start, context_len, num_key_heads)
     if num_single:
-        conv, norm = (conv_weight, conv_state), (z, norm_weight, eps)
-        step_lines(x, *delta, num_single, out, conv, norm)
+        step_lines(x, *delta, num_single, o, (conv_weight, conv_state))
     if lines > num_single:
         qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         places = (state_slots, query_start, context_len)
         conv_lines(x, conv_weight, conv_state, *places, qkv, num_single, lines, max_query)
-        o = torch.empty(tokens, heads, dv, dtype=x.dtype, device=x.device)
         chunk_lines(qkv, *delta, num_single, lines, max_query, o)
-        # Lines of one token come first, and so do their tokens.
-        norm_into(o, z, norm_weight, eps, out, first=num_single)
-    return out
+    return gated_norm(o, z, norm_weight, eps)

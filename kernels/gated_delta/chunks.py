@@ -22,6 +22,9 @@ from kernels.hardware import dependent_launch, multiprocessors
 CHUNK = 64
 # Diagonal blocks that are inverted row by row; four of them make a chunk.
 CORNER = 16
+PREPARE_WARPS, CARRY_WARPS = 4, 4
+# Triton 3.6 gives wrong code for one stage of 16-bit operands.
+CARRY_STAGES, EXACT_STAGES = 3, 1
 
 
 @triton.jit
@@ -263,7 +266,6 @@ def chunk_lines(
         "PRECISION": "tf32x3" if exact else "tf32",
         "PDL": pdl,
         "launch_pdl": pdl,
-        "num_warps": 4,
     }
     wide = max(16, triton.next_power_of_2(dv))
     _prepare[(triton.cdiv(longest, CHUNK), heads, lines)](
@@ -286,6 +288,7 @@ def chunk_lines(
         **tiles,
         BLOCK_V=wide,
         CORNER=CORNER,
+        num_warps=PREPARE_WARPS,
     )
     # Slices of the state that fill the machine; wider ones read keys and queries less often.
     narrow = min(wide, 32 if lines * heads * triton.cdiv(dv, 64) < multiprocessors(qkv.device) else 64)
@@ -307,5 +310,6 @@ def chunk_lines(
         **sizes,
         **tiles,
         BLOCK_V=narrow,
-        STAGES=1 if exact else 2,
+        STAGES=EXACT_STAGES if exact else CARRY_STAGES,
+        num_warps=CARRY_WARPS,
     )

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""One token a line through the gated delta rule, with what stands before and after it when asked for.
+"""One token a line through the gated delta rule, behind its convolution when asked for.
 
-A program holds one head's state of one line in registers. The state, the taps and the kept inputs were written by
-an earlier step, so they are on their way before the kernel ahead of this one has finished.
+A program holds a slice of one head's state of one line in registers. The state, the taps and the kept inputs were
+written by an earlier step, so they are on their way before the kernel ahead of this one has finished.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+
+BLOCK_V, WARPS = 32, 4
 
 
 @triton.jit
@@ -35,7 +37,6 @@ def _kept(inputs, conv, c, live, p, channels, WIDTH: tl.constexpr):
 @triton.jit(do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"])
 def _step(
     x,
-    z,
     a,
     b,
     conv,
@@ -43,25 +44,21 @@ def _step(
     a_log,
     dt_bias,
     state,
-    norm,
     state_slots,
     query_start,
     context_len,
     out,
     x_stride,
-    z_stride,
     a_stride,
     b_stride,
     input_stride,
     slot_stride,
-    eps,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     DK: tl.constexpr,
     DV: tl.constexpr,
     WIDTH: tl.constexpr,
     CONV: tl.constexpr,
-    NORM: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PDL: tl.constexpr,
@@ -96,8 +93,6 @@ def _step(
         q_tap = tl.load(conv + q_c * WIDTH + (WIDTH - 1), mask=m_k, other=0.0).to(tl.float32)
         k_tap = tl.load(conv + k_c * WIDTH + (WIDTH - 1), mask=m_k, other=0.0).to(tl.float32)
         v_tap = tl.load(conv + v_c * WIDTH + (WIDTH - 1), mask=m_v, other=0.0).to(tl.float32)
-    if NORM:
-        weight = tl.load(norm + v_i, mask=m_v, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
 
@@ -110,13 +105,13 @@ def _step(
     q = q_x.to(tl.float32)
     k = k_x.to(tl.float32)
     v = v_x.to(tl.float32)
-    if NORM:
-        gate = tl.load(z + token * z_stride + head * DV + v_i, mask=m_v, other=0.0).to(tl.float32)
     if CONV:
-        # All heads of a key head write the same inputs, to a place that none of them reads in this step.
+        # No program of this step reads the place that the new inputs go to.
         place = p_inputs + (length - 1) % WIDTH * channels
-        tl.store(place + q_c, q_x.to(inputs.dtype.element_ty), mask=m_k)
-        tl.store(place + k_c, k_x.to(inputs.dtype.element_ty), mask=m_k)
+        first = (head % (HEADS // KEY_HEADS) == 0) & (tl.program_id(2) == 0)
+        if first:
+            tl.store(place + q_c, q_x.to(inputs.dtype.element_ty), mask=m_k)
+            tl.store(place + k_c, k_x.to(inputs.dtype.element_ty), mask=m_k)
         tl.store(place + v_c, v_x.to(inputs.dtype.element_ty), mask=m_v)
         q = q_y + q_tap * q
         k = k_y + k_tap * k
@@ -131,8 +126,6 @@ def _step(
     u = beta * (v - tl.sum(s * k[:, None], 0))
     o = tl.sum(s * q[:, None], 0) + tl.sum(q * k, 0) * u
     tl.store(p_state, s + k[:, None] * u[None], mask=inside)
-    if NORM:
-        o = o * tl.rsqrt(tl.sum(o * o, 0) / DV + eps) * weight * (gate / (1.0 + tl.exp(-gate)))
     tl.store(out + (token * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
 
 
@@ -150,23 +143,17 @@ def step_lines(
     count: int,
     out: torch.Tensor,
     conv: tuple[torch.Tensor, torch.Tensor] | None = None,
-    norm: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> None:
     """The first `count` lines, of one token each, into their rows of `out` [T, H·Dv].
 
     conv is the weight [C, W] and the kept inputs [S, W, C] of a convolution that comes before; x is its input then.
-    norm is the gate [T, H·Dv], the weight [Dv] and the eps of a gated norm that comes after.
     """
     _, heads, dk, dv = state.shape
     weight, inputs = (x, x) if conv is None else conv
-    gate, norm_weight, eps = (x, x, 0.0) if norm is None else norm
-    block_v = triton.next_power_of_2(dv)
-    if norm is None and conv is None:
-        block_v = min(32, block_v)
+    block_v = min(BLOCK_V, triton.next_power_of_2(dv))
     pdl = dependent_launch(x.device)
     _step[(count, heads, triton.cdiv(dv, block_v))](
         x,
-        gate,
         a,
         b,
         weight,
@@ -174,28 +161,24 @@ def step_lines(
         a_log,
         dt_bias,
         state,
-        norm_weight,
         state_slots,
         query_start,
         context_len,
         out,
         x.stride(0),
-        gate.stride(0),
         a.stride(0),
         b.stride(0),
         inputs.stride(0),
         state.stride(0),
-        eps,
         KEY_HEADS=num_key_heads,
         HEADS=heads,
         DK=dk,
         DV=dv,
         WIDTH=weight.shape[1] if conv is not None else 1,
         CONV=conv is not None,
-        NORM=norm is not None,
         BLOCK_K=max(16, triton.next_power_of_2(dk)),
         BLOCK_V=block_v,
         PDL=pdl,
         launch_pdl=pdl,
-        num_warps=8 if block_v > 32 else 4,
+        num_warps=WARPS,
     )

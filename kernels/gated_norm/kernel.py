@@ -12,13 +12,12 @@ from kernels.hardware import dependent_launch
 TILE = 2048
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def _norm(
     x,
     gate,
     weight,
     out,
-    first,
     gate_stride,
     eps,
     HEADS: tl.constexpr,
@@ -29,7 +28,7 @@ def _norm(
 ):
     if PDL:
         gdc_launch_dependents()
-    t = first + tl.program_id(0).to(tl.int64)
+    t = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     i = tl.arange(0, BLOCK)
     w = tl.load(weight + i, mask=i < DIM, other=0.0).to(tl.float32)
@@ -43,36 +42,28 @@ def _norm(
     tl.store(out + t * (HEADS * DIM) + place, f.to(out.dtype.element_ty), mask=live)
 
 
-def norm_into(
-    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, first: int = 0
-) -> None:
-    """The op for tokens first … T − 1 with its result in `out` [T, H·D], dense like x."""
-    t, heads, dim = x.shape
-    block = triton.next_power_of_2(dim)
-    block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
-    pdl = dependent_launch(x.device)
-    _norm[(t - first, triton.cdiv(heads, block_h))](
-        x,
-        gate,
-        weight,
-        out,
-        first,
-        gate.stride(0),
-        eps,
-        HEADS=heads,
-        DIM=dim,
-        BLOCK_H=block_h,
-        BLOCK=block,
-        PDL=pdl,
-        launch_pdl=pdl,
-        num_warps=4,
-    )
-
-
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See the reference. The last axis of gate is dense."""
     t, heads, dim = x.shape
+    x = x.contiguous()
     out = torch.empty(t, heads * dim, dtype=x.dtype, device=x.device)
     if t:
-        norm_into(x.contiguous(), gate, weight, eps, out)
+        block = triton.next_power_of_2(dim)
+        block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
+        pdl = dependent_launch(x.device)
+        _norm[(t, triton.cdiv(heads, block_h))](
+            x,
+            gate,
+            weight,
+            out,
+            gate.stride(0),
+            eps,
+            HEADS=heads,
+            DIM=dim,
+            BLOCK_H=block_h,
+            BLOCK=block,
+            PDL=pdl,
+            launch_pdl=pdl,
+            num_warps=4,
+        )
     return out

@@ -1,11 +1,18 @@
-"""From residual streams to the input of a layer part: the products by a library, the rest one program a token, with its
-small matrices in registers."""
+# mypy: disable-error-code="no-untyped-def"
+"""From residual streams to the input of a layer part, in two kernels: the products over slices of a token's values, on
+the tensor cores, then their sum, the small matrices and the mix."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch, multiprocessors
+
+ROWS = 64
+SLICE = 128
 
 
 @triton.jit
@@ -13,61 +20,116 @@ def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
+def _products(
+    streams,
+    fn,
+    parts,
+    tokens,
+    width,
+    reach,
+    OUTPUTS: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    SLICE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """parts[slice, t] holds a slice's products with the rows of fn, then its sum of squares."""
+    if PDL:
+        gdc_launch_dependents()
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    begin = tl.program_id(1) * reach
+    o = tl.arange(0, BLOCK_O)
+    i = tl.arange(0, SLICE)
+    rows = streams + t.to(tl.int64)[:, None] * width
+    m_t = (t < tokens)[:, None]
+    m_o = (o < OUTPUTS)[:, None]
+    acc = tl.zeros((BLOCK_T, BLOCK_O), tl.float32)
+    squares = tl.zeros((BLOCK_T,), tl.float32)
+    end = tl.minimum(begin + reach, width)
+    # The weight's slice is on its way before the streams are there.
+    w = tl.load(fn + o[:, None] * width + begin + i[None], mask=m_o & (begin + i < end)[None], other=0.0)
+    if PDL:
+        gdc_wait()
+    for first in range(begin, end, SLICE):
+        x = tl.load(rows + first + i[None], mask=m_t & (first + i < end)[None], other=0.0).to(tl.float32)
+        squares += tl.sum(x * x, 1)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+        ahead = first + SLICE + i
+        w = tl.load(fn + o[:, None] * width + ahead[None], mask=m_o & (ahead < end)[None], other=0.0)
+    place = parts + (tl.program_id(1).to(tl.int64) * tokens + t) * (OUTPUTS + 1)
+    tl.store(place[:, None] + o[None], acc, mask=m_t & (o < OUTPUTS)[None])
+    tl.store(place + OUTPUTS, squares, mask=t < tokens)
+
+
+@triton.jit(do_not_specialize=["tokens"])
 def _mix(
     streams,
-    products,
+    parts,
     base,
     scale,
     out,
     post,
     comb,
+    tokens,
     hidden,
     norm_eps,
     eps,
+    SLICES: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     ITERATIONS: tl.constexpr,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    width = N * hidden
-    x_row = streams + t * width
-    i = tl.arange(0, BLOCK_E)
     n = tl.arange(0, BLOCK_N)
-    row = 2 * N + n[:, None] * N + n[None]
+    s = tl.arange(0, BLOCK_S)
     small = n < N
-    square = small[:, None] & small[None]
-    squares = tl.zeros((BLOCK_E,), tl.float32)
-    for first in range(0, width, BLOCK_E):
-        x = tl.load(x_row + first + i, mask=first + i < width, other=0.0).to(tl.float32)
-        squares += x * x
-    m_row = products + t * N * (2 + N)
-    m_pre = tl.load(m_row + n, mask=small, other=0.0)
-    m_post = tl.load(m_row + N + n, mask=small, other=0.0)
-    m_comb = tl.load(m_row + row, mask=square, other=0.0)
-    unit = tl.rsqrt(tl.sum(squares, 0) / width + norm_eps)
-
-    pre = _sigmoid(m_pre * unit * tl.load(scale) + tl.load(base + n, mask=small, other=0.0)) + eps
-    y = 2.0 * _sigmoid(m_post * unit * tl.load(scale + 1) + tl.load(base + N + n, mask=small, other=0.0))
-    tl.store(post + t * N + n, y, mask=small)
-    c = m_comb * unit * tl.load(scale + 2) + tl.load(base + row, mask=square, other=0.0)
-    c = tl.where(square, c, float("-inf"))
-    top = tl.max(c, 1)
-    c = tl.exp(c - tl.where(top == float("-inf"), 0.0, top)[:, None])
-    c = c / tl.where(small, tl.sum(c, 1), 1.0)[:, None]
-    c = tl.where(square, c + eps, 0.0)
-    c = c / (tl.sum(c, 0) + eps)[None]
-    for _ in range(ITERATIONS - 1):
-        c = c / (tl.sum(c, 1) + eps)[:, None]
+    outputs: tl.constexpr = N * (2 + N)
+    base_pre = tl.load(base + n, mask=small, other=0.0)
+    scale_pre = tl.load(scale)
+    j = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    slices = parts + (s.to(tl.int64) * tokens + t) * (outputs + 1)
+    there = s < SLICES
+    if PDL:
+        gdc_wait()
+    unit = tl.rsqrt(tl.sum(tl.load(slices + outputs, mask=there, other=0.0), 0) / (N * hidden) + norm_eps)
+    m_pre = tl.sum(tl.load(slices[:, None] + n[None], mask=there[:, None] & small[None], other=0.0), 0)
+    pre = _sigmoid(m_pre * unit * scale_pre + base_pre) + eps
+    mixed = tl.load(
+        streams + (t * N + n)[:, None] * hidden + j[None], mask=small[:, None] & (j < hidden)[None], other=0.0
+    )
+    mixed = tl.sum(mixed.to(tl.float32) * pre[:, None], 0)
+    tl.store(out + t * hidden + j, mixed.to(out.dtype.element_ty), mask=j < hidden)
+    if tl.program_id(1) == 0:
+        m_post = tl.sum(tl.load(slices[:, None] + N + n[None], mask=there[:, None] & small[None], other=0.0), 0)
+        y = 2.0 * _sigmoid(m_post * unit * tl.load(scale + 1) + tl.load(base + N + n, mask=small, other=0.0))
+        tl.store(post + t * N + n, y, mask=small)
+        row = n[:, None] * N + n[None]
+        square = small[:, None] & small[None]
+        m_comb = tl.load(slices[:, None, None] + 2 * N + row[None], mask=there[:, None, None] & square[None], other=0.0)
+        c = tl.sum(m_comb, 0) * unit * tl.load(scale + 2) + tl.load(base + 2 * N + row, mask=square, other=0.0)
+        c = tl.where(square, c, float("-inf"))
+        top = tl.max(c, 1)
+        c = tl.exp(c - tl.where(top == float("-inf"), 0.0, top)[:, None])
+        c = c / tl.where(small, tl.sum(c, 1), 1.0)[:, None]
+        c = tl.where(square, c + eps, 0.0)
         c = c / (tl.sum(c, 0) + eps)[None]
-    tl.store(comb + t * N * N + n[:, None] * N + n[None], c, mask=square)
+        for _ in range(ITERATIONS - 1):
+            c = c / (tl.sum(c, 1) + eps)[:, None]
+            c = c / (tl.sum(c, 0) + eps)[None]
+        tl.store(comb + t * N * N + row, c, mask=square)
 
-    for first in range(0, hidden, BLOCK_E):
-        j = first + i
-        parts = tl.load(x_row + n[:, None] * hidden + j[None], mask=small[:, None] & (j < hidden)[None], other=0.0)
-        mixed = tl.sum(parts.to(tl.float32) * pre[:, None], 0)
-        tl.store(out + t * hidden + j, mixed.to(out.dtype.element_ty), mask=j < hidden)
+
+def _slices(tokens: int, width: int, processors: int) -> int:
+    """Into how many slices the values of a token are cut: enough programs for the machine, as few as do."""
+    wanted = max(1, 2 * processors // triton.cdiv(tokens, ROWS))
+    return min(triton.next_power_of_2(wanted), 128, triton.cdiv(width, SLICE))
 
 
 def hyper_mix(
@@ -79,28 +141,57 @@ def hyper_mix(
     iterations: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the reference."""
+    """See the reference. The weight is rounded to tf32, but for float32 streams."""
     t, n, hidden = streams.shape
     streams = streams.contiguous()
     out = torch.empty(t, hidden, dtype=streams.dtype, device=streams.device)
     post = torch.empty(t, n, dtype=torch.float32, device=streams.device)
     comb = torch.empty(t, n, n, dtype=torch.float32, device=streams.device)
-    if t:
-        _mix[(t,)](
-            streams,
-            streams.flatten(1).float() @ fn.T,
-            base,
-            scale,
-            out,
-            post,
-            comb,
-            hidden,
-            norm_eps,
-            eps,
-            ITERATIONS=iterations,
-            N=n,
-            BLOCK_N=triton.next_power_of_2(n),
-            BLOCK_E=512,
-            num_warps=8,
-        )
+    if not t:
+        return out, post, comb
+    width, outputs = n * hidden, n * (2 + n)
+    slices = _slices(t, width, multiprocessors(streams.device))
+    reach = triton.cdiv(triton.cdiv(width, slices), SLICE) * SLICE
+    slices = triton.cdiv(width, reach)
+    parts = torch.empty(slices, t, outputs + 1, dtype=torch.float32, device=streams.device)
+    pdl = dependent_launch(streams.device)
+    _products[(triton.cdiv(t, ROWS), slices)](
+        streams,
+        fn,
+        parts,
+        t,
+        width,
+        reach,
+        OUTPUTS=outputs,
+        BLOCK_O=max(16, triton.next_power_of_2(outputs)),
+        BLOCK_T=ROWS,
+        SLICE=SLICE,
+        PRECISION="tf32x3" if streams.dtype == torch.float32 else "tf32",
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=4,
+    )
+    block_e = min(1024, triton.next_power_of_2(hidden))
+    _mix[(t, triton.cdiv(hidden, block_e))](
+        streams,
+        parts,
+        base,
+        scale,
+        out,
+        post,
+        comb,
+        t,
+        hidden,
+        norm_eps,
+        eps,
+        SLICES=slices,
+        BLOCK_S=triton.next_power_of_2(slices),
+        ITERATIONS=iterations,
+        N=n,
+        BLOCK_N=triton.next_power_of_2(n),
+        BLOCK_E=block_e,
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=4,
+    )
     return out, post, comb

@@ -21,10 +21,10 @@ def index_topk(
 ) -> torch.Tensor:
     """A query at position p scores the entries e < ⌊(p + 1) / ratio⌋ of its line by
         score(e) = scale · Σₕ weightsₕ · max(0, qₕ · cache[e])
-    and keeps the `top_k` best, of equal scores the earlier; missing places hold −1.
+    and keeps the `top_k` best, of equal scores the earlier, in the order of entries; missing places come last, −1.
 
     q [T, H, D]; weights [T, H]; cache [N, entries a block, D]; block_table [B, M] int32; query_start [B+1],
-    context_len [B] int32 → [T, top_k] int32, best first. Computed in float32.
+    context_len [B] int32 → [T, top_k] int32. Computed in float32.
     """
     out = torch.full((q.shape[0], top_k), -1, dtype=torch.int32, device=q.device)
     per_block = cache.shape[1]
@@ -41,5 +41,6 @@ def index_topk(
         ready = (torch.arange(length - (hi - lo), length, device=q.device) + 1) // ratio
         s = s.masked_fill(torch.arange(entries, device=q.device) >= ready[:, None], float("-inf"))
         best = torch.sort(s, dim=-1, descending=True, stable=True).indices[:, :top_k]
-        out[lo:hi, : best.shape[1]] = torch.where(best < ready[:, None], best, -1).int()
+        kept = torch.where(best < ready[:, None], best, entries).sort(dim=-1).values
+        out[lo:hi, : best.shape[1]] = torch.where(kept < entries, kept, -1).int()
     return out

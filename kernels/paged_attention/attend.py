@@ -96,6 +96,74 @@ def _keys(
     return acc, m, l
 
 
+@triton.jit
+def merge_splits(
+    acc,
+    lse,
+    p_partial,
+    p_lse,
+    p_arrived,
+    p_rows,
+    m_row,
+    i_work,
+    i_split,
+    splits,
+    active,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    MERGE: tl.constexpr,
+):
+    """Keeps a split's result, acc [BLOCK_M, BLOCK_DV] with its log-sum-exp in powers of two, of which ROWS count.
+
+    The last of `active` splits to arrive adds them all up and stores the rows of `m_row` at `p_rows` [ROWS, 1].
+    """
+    # Partial results in float32: [tile and kv head, split, row].
+    rows = tl.arange(0, BLOCK_M)
+    value_channel = tl.arange(0, BLOCK_DV)
+    m_value = value_channel < DV
+    p_mine = p_partial + ((i_work * splits + i_split) * ROWS + rows[:, None]) * DV + value_channel[None, :]
+    kept = rows < ROWS
+    tl.store(p_mine, acc, mask=kept[:, None] & m_value[None, :])
+    tl.store(p_lse + (i_work * splits + i_split) * ROWS + rows, lse, mask=kept)
+    tl.debug_barrier()
+    if tl.atomic_add(p_arrived + i_work, 1, sem="acq_rel", scope="gpu") == active - 1:
+        tl.store(p_arrived + i_work, 0)
+        row = tl.arange(0, ROWS)
+        split = tl.arange(0, SPLITS)
+        p_sums = p_lse + i_work * splits * ROWS
+        # The first parts are on their way while the weights of all are worked out.
+        sums = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
+        part = tl.arange(0, MERGE)
+        p_parts = p_partial + i_work * splits * ROWS * DV + row[None, :, None] * DV + value_channel[None, None, :]
+        some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
+        o = tl.load(
+            p_parts + part[:, None, None] * ROWS * DV,
+            mask=(part[:, None, None] < active) & m_value[None, None, :],
+            other=0.0,
+        )
+        top = tl.max(sums, axis=0)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        total = tl.sum(tl.exp2(sums - top[None, :]), axis=0)
+        merged = tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
+        for first in tl.range(MERGE, active, MERGE):
+            part = first + tl.arange(0, MERGE)
+            some = tl.load(
+                p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf")
+            )
+            o = tl.load(
+                p_parts + part[:, None, None] * ROWS * DV,
+                mask=(part[:, None, None] < active) & m_value[None, None, :],
+                other=0.0,
+            )
+            merged += tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
+        merged = merged / tl.where(total > 0.0, total, 1.0)[:, None]
+        stored = m_row[:, None] & m_value[None, :]
+        tl.store(p_rows + value_channel[None, :], merged.to(p_rows.dtype.element_ty), mask=stored)
+
+
 @triton.jit(
     do_not_specialize=["first_line", "num_lines", "splits", "programs", "least"],
     do_not_specialize_on_alignment=["p_query_start", "p_context"],
@@ -302,45 +370,13 @@ def attend(
         tl.store(p_rows, acc.to(p_out.dtype.element_ty), mask=m_rows[:, None] & m_value[None, :])
         return
 
-    # Partial results in float32, [tile, kv head, split, row]; the last program to arrive merges them.
     i_work = i_tile.to(tl.int64) * G + i_group
-    p_mine = p_partial + ((i_work * splits + i_split) * ROWS + rows[:, None]) * DV + value_channel[None, :]
-    kept = rows < ROWS
-    tl.store(p_mine, acc, mask=kept[:, None] & m_value[None, :])
-    tl.store(p_lse + (i_work * splits + i_split) * ROWS + rows, m + tl.log2(l), mask=kept)
-    tl.debug_barrier()
-    if tl.atomic_add(p_arrived + i_work, 1, sem="acq_rel", scope="gpu") < active - 1:
-        return
-    tl.store(p_arrived + i_work, 0)
     row = tl.arange(0, ROWS)
-    split = tl.arange(0, SPLITS)
-    p_sums = p_lse + i_work * splits * ROWS
-    # The first parts are on their way while the weights of all are worked out.
-    sums = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
-    part = tl.arange(0, MERGE)
-    p_parts = p_partial + i_work * splits * ROWS * DV + row[None, :, None] * DV + value_channel[None, None, :]
-    some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
-    o = tl.load(
-        p_parts + part[:, None, None] * ROWS * DV,
-        mask=(part[:, None, None] < active) & m_value[None, None, :],
-        other=0.0,
-    )
-    top = tl.max(sums, axis=0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(sums - top[None, :]), axis=0)
-    merged = tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
-    for first in tl.range(MERGE, active, MERGE):
-        part = first + tl.arange(0, MERGE)
-        some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
-        o = tl.load(
-            p_parts + part[:, None, None] * ROWS * DV,
-            mask=(part[:, None, None] < active) & m_value[None, None, :],
-            other=0.0,
-        )
-        merged += tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
-    merged = merged / tl.where(total > 0.0, total, 1.0)[:, None]
     query = tile_query + row // GROUP
     head = i_group * GROUP + row % GROUP
     m_row = (row < BLOCK_Q * GROUP) & (query < count)
-    p_rows = p_out + ((query_first + query).to(tl.int64) * H + head)[:, None] * DV + value_channel[None, :]
-    tl.store(p_rows, merged.to(p_out.dtype.element_ty), mask=m_row[:, None] & m_value[None, :])
+    p_rows = p_out + ((query_first + query).to(tl.int64) * H + head)[:, None] * DV
+    merge_splits(
+        acc, m + tl.log2(l), p_partial, p_lse, p_arrived, p_rows, m_row, i_work, i_split, splits, active,
+        DV, BLOCK_M, BLOCK_DV, ROWS, SPLITS, MERGE,
+    )  # fmt: skip

@@ -12,15 +12,16 @@ import triton
 from kernels.hardware import bulk_copies, dependent_launch, multiprocessors
 from kernels.paged_attention import library
 from kernels.paged_attention.attend import attend
+from kernels.paged_attention.long import TILE as LONG_TILE
 from kernels.paged_attention.long import attend_long
 from kernels.paged_attention.reference import Spans
 
-_MAX_SPLITS = 64
+MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
-_LEAST_LINES = 128
+LEAST_LINES = 128
 
 # Programs that a grid of decode lines may hold for each that would do: lines of very different length still spread.
-_SPARE = 8
+SPARE = 8
 
 # From here on gathering keys pays (measured on an H200), as long as the copy stays small beside the pool.
 _LONG_TOKENS, _LONG_CONTEXT, _LONG_BYTES = 512, 1024, 1 << 29
@@ -65,12 +66,12 @@ def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single
 
 
 @lru_cache(maxsize=16)
-def _arrivals(device: torch.device) -> torch.Tensor:
+def arrivals(device: torch.device) -> torch.Tensor:
     """Counters that every merge leaves at zero; made before any capture, by the eager call that compiles the kernel."""
     return torch.zeros(_ARRIVALS, dtype=torch.int32, device=device)
 
 
-def _power_below(n: int) -> int:
+def power_below(n: int) -> int:
     return 1 << (max(n, 1).bit_length() - 1)
 
 
@@ -103,10 +104,69 @@ def paged_attention(
     Hundreds of queries take the gathered way (`long`); with `spans`, lines of thousands go to cuDNN. Calls on a device
     share one set of arrival counters: they must run in one stream order.
     """
+    t, h, _ = q.shape
+    lone = spans is not None and len(spans) == len(context_len) == 1 and library.suits(*spans[0][1:])
+    if spans is not None and lone and not deterministic and _plain(q, v_cache, window, softcap, sinks):
+        # What the library gives for a chunk of one prompt is the result: no copy.
+        return library.long_line(q, k_cache, v_cache, block_table, context_len, 0, spans[0][2], scale)
+    out = torch.empty((t, h, v_cache.shape[-1]), dtype=q.dtype, device=q.device)
+    attend_into(
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        query_start,
+        context_len,
+        scale,
+        num_single,
+        max_query,
+        max_context,
+        window,
+        softcap,
+        sinks,
+        spans,
+        deterministic,
+    )
+    return out
+
+
+def _plain(
+    q: torch.Tensor,
+    v_cache: torch.Tensor,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> bool:
+    """Whether attention is of the kind that the library has."""
+    if window is not None or softcap is not None or sinks is not None or q.device.type != "cuda":
+        return False
+    return q.shape[-1] == v_cache.shape[-1] and q.shape[-1] in library.HEAD_DIMS and q.dtype != torch.float32
+
+
+def attend_into(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    num_single: int,
+    max_query: int,
+    max_context: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    spans: Spans | None = None,
+    deterministic: bool = False,
+    singles: bool = True,
+) -> None:
+    """`paged_attention` into `out`, of which the tokens of single lines are left alone unless `singles`."""
     t, h, d = q.shape
     _, g, block_size, dv = v_cache.shape
     lines = context_len.shape[0]
-    out = torch.empty((t, h, dv), dtype=q.dtype, device=q.device)
     q = q if q.stride(1) == d and q.stride(2) == 1 else q.contiguous()
     group = h // g
     block_d, block_dv = max(16, triton.next_power_of_2(d)), max(16, triton.next_power_of_2(dv))
@@ -119,9 +179,9 @@ def paged_attention(
         programs = tile.programs * multiprocessors(q.device)
         block_q = 1 if single else tile.rows // group
         tiles = num_lines if single else tokens // block_q + num_lines
-        spare = _SPARE * programs if single else programs
-        splits = min(_power_below(spare // (tiles * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
-        splits = 1 if deterministic else max(1, min(splits, _MAX_SPLITS))
+        spare = SPARE * programs if single else programs
+        splits = min(power_below(spare // (tiles * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
+        splits = 1 if deterministic else max(1, min(splits, MAX_SPLITS))
         rows = triton.next_power_of_2(group) if single else tile.rows
         work = (tiles * g, splits, rows) if splits > 1 else (1, 1, 1)
         partial = torch.empty((*work, dv), dtype=torch.float32, device=q.device)
@@ -137,7 +197,7 @@ def paged_attention(
             out,
             partial,
             lse,
-            _arrivals(q.device),
+            arrivals(q.device),
             q.stride(0),
             *k_cache.stride()[:3],
             *v_cache.stride()[:3],
@@ -161,9 +221,9 @@ def paged_attention(
             BLOCK_N=tile.keys,
             BLOCK_D=block_d,
             BLOCK_DV=block_dv,
-            BLOCK_B=max(_LEAST_LINES, triton.next_power_of_2(num_lines)) if single and splits > 1 else 1,
+            BLOCK_B=max(LEAST_LINES, triton.next_power_of_2(num_lines)) if single and splits > 1 else 1,
             ROWS=rows,
-            SPLITS=1 if splits == 1 else _MAX_SPLITS,
+            SPLITS=1 if splits == 1 else MAX_SPLITS,
             MERGE=max(1, 4096 // (rows * block_dv)),
             IS_SINGLE=single,
             HAS_WINDOW=window is not None,
@@ -200,26 +260,29 @@ def paged_attention(
 
     if deterministic:
         launch(0, lines, t, max_query, single=False)
-        return out
-    if num_single:
-        launch(0, num_single, num_single, 1, single=True)
-    if lines == num_single:
-        return out
+        return
     gathers = bulk_copies(q.device) and window is None and d == dv and d in (64, 128) and q.dtype != torch.float32
-    plain = window is None and softcap is None and sinks is None and d == dv and q.dtype != torch.float32
-    if spans is None or not plain or d not in library.HEAD_DIMS or q.device.type != "cuda":
-        several(num_single, lines - num_single, t - num_single, max_query, max_context)
-        return out
-    line = num_single
-    for is_long, run in itertools.groupby(spans, lambda span: library.suits(*span[1:])):
-        some = list(run)
-        if is_long:
-            for start, count, length in some:
-                own = slice(start, start + count)
-                out[own] = library.long_line(q[own], k_cache, v_cache, block_table[line], length, scale)
-                line += 1
-        else:
-            counts = [count for _, count, _ in some]
-            several(line, len(some), sum(counts), max(counts), max(length for _, _, length in some))
-            line += len(some)
-    return out
+    gathers = gathers and group <= LONG_TILE.rows
+
+    def longer() -> None:
+        if spans is None or not _plain(q, v_cache, window, softcap, sinks):
+            several(num_single, lines - num_single, t - num_single, max_query, max_context)
+            return
+        line = num_single
+        for is_long, run in itertools.groupby(spans, lambda span: library.suits(*span[1:])):
+            some = list(run)
+            if is_long:
+                for start, count, length in some:
+                    own = slice(start, start + count)
+                    given = library.long_line(q[own], k_cache, v_cache, block_table, context_len, line, length, scale)
+                    out[own] = given
+                    line += 1
+            else:
+                counts = [count for _, count, _ in some]
+                several(line, len(some), sum(counts), max(counts), max(length for _, _, length in some))
+                line += len(some)
+
+    if num_single and singles:
+        launch(0, num_single, num_single, 1, single=True)
+    if num_single < lines:
+        longer()

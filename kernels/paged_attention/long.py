@@ -7,60 +7,31 @@ it is read in whole tiles by tensor descriptors (TMA), which leaves the warps to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.paged_attention.attend import LOG2E
+from kernels.paged_attention.gather import gather
 
-ROWS, KEYS = 128, 128
+
+@dataclass(frozen=True, slots=True)
+class LongTile:
+    """Rows (queries × heads of a group) and keys a tile, which divide KEYS, warps, pipeline depth."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# Measured on an H200: two programs of one warp group on a multiprocessor fill each other's gaps.
+TILE = LongTile(64, 64, warps=4, stages=3)
 # Lines that one compiled kernel serves; more of them take another.
 LINES = 64
-
-
-@triton.jit(do_not_specialize=["first_line"], do_not_specialize_on_alignment=["p_context"])
-def _gather(
-    p_k_cache,
-    p_v_cache,
-    p_table,
-    p_context,
-    p_k,
-    p_v,
-    k_block_stride,
-    k_head_stride,
-    k_slot_stride,
-    v_block_stride,
-    v_head_stride,
-    v_slot_stride,
-    table_stride,
-    first_line,
-    padded,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """One tile of keys and values of one line and kv head; places past the context become zero."""
-    first = tl.program_id(0) * BLOCK_N
-    i_group = tl.program_id(1).to(tl.int64)
-    i_line = tl.program_id(2)
-    length = tl.load(p_context + first_line + i_line)
-    if first >= length:
-        return
-    key = first + tl.arange(0, BLOCK_N)
-    channel = tl.arange(0, D)[None, :]
-    held = key < length
-    p_blocks = p_table + (first_line + i_line).to(tl.int64) * table_stride
-    block = tl.load(p_blocks + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
-    place = key % BLOCK_SIZE
-    p_from = p_k_cache + i_group * k_head_stride + (block * k_block_stride + place * k_slot_stride)[:, None]
-    k = tl.load(p_from + channel, mask=held[:, None], other=0.0)
-    p_from = p_v_cache + i_group * v_head_stride + (block * v_block_stride + place * v_slot_stride)[:, None]
-    v = tl.load(p_from + channel, mask=held[:, None], other=0.0)
-    at = (((i_line * G + i_group) * padded + key) * D)[:, None] + channel
-    tl.store(p_k + at, k)
-    tl.store(p_v + at, v)
 
 
 @triton.jit
@@ -195,33 +166,15 @@ def attend_long(
     No window; keys and values of equal width, a power of two from 16 to 128, in bfloat16 or float16.
     """
     _, h, d = q.shape
-    _, g, block_size, _ = k_cache.shape
+    g = k_cache.shape[1]
     group = h // g
-    padded = triton.cdiv(max_context, KEYS) * KEYS
-    k, v = torch.empty((2, num_lines * g * padded, d), dtype=q.dtype, device=q.device).unbind()
-    _gather[(padded // KEYS, g, num_lines)](
-        k_cache,
-        v_cache,
-        block_table,
-        context_len,
-        k,
-        v,
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        block_table.stride(0),
-        first_line,
-        padded,
-        G=g,
-        D=d,
-        BLOCK_SIZE=block_size,
-        BLOCK_N=KEYS,
-        num_warps=8,
-    )
-    block_q = ROWS // group
+    k, v, padded = gather(k_cache, v_cache, block_table, context_len, first_line, num_lines, max_context)
+    tile = TILE
+    block_q = tile.rows // group
     _attend[(tokens // block_q + num_lines, g)](
         q,
-        TensorDescriptor(k, list(k.shape), list(k.stride()), [KEYS, d]),
-        TensorDescriptor(v, list(v.shape), list(v.stride()), [KEYS, d]),
+        TensorDescriptor(k, list(k.shape), list(k.stride()), [tile.keys, d]),
+        TensorDescriptor(v, list(v.shape), list(v.stride()), [tile.keys, d]),
         query_start,
         context_len,
         sinks if sinks is not None else q,
@@ -236,12 +189,12 @@ def attend_long(
         G=g,
         GROUP=group,
         D=d,
-        BLOCK_M=ROWS,
+        BLOCK_M=tile.rows,
         BLOCK_Q=block_q,
-        BLOCK_N=KEYS,
+        BLOCK_N=tile.keys,
         BLOCK_B=max(LINES, triton.next_power_of_2(num_lines)),
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
-        num_warps=8,
-        num_stages=3,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )

@@ -146,9 +146,29 @@ def rope_kv_write(
     One program takes about 1024 rotated pairs, whole heads of one token. Shapes as in the reference; qkv's rows and the
     caches' blocks, heads and slots may be strided, channels are contiguous.
     """
+    q = torch.empty((qkv.shape[0], num_heads, k_cache.shape[-1]), dtype=qkv.dtype, device=qkv.device)
+    rope_into(q, qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, eps, offset, interleaved)
+    return q
+
+
+def rope_into(
+    q: torch.Tensor,
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    num_heads: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    offset: float,
+    interleaved: bool,
+) -> None:
+    """`rope_kv_write` that puts the queries into `q`, contiguous."""
     _, g, block_size, d = k_cache.shape
     tokens = qkv.shape[0]
-    q = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     if tokens:
         pdl = dependent_launch(qkv.device)
         rotary = cos_sin.shape[1]
@@ -185,4 +205,3 @@ def rope_kv_write(
             launch_pdl=pdl,
             num_warps=4,
         )
-    return q

@@ -1,40 +1,76 @@
-"""Attention over a window and over compressed entries: one program a query and a tile of its heads."""
+# mypy: disable-error-code="no-untyped-def"
+"""Attention over a window and over compressed entries: a program takes a query's heads, as rows of the tensor cores,
+and a share of what the query reads; then the shares are joined and turned back."""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch, multiprocessors
+
+BLOCK_N, WARPS, STAGES = 32, 8, 2
+MOST_SHARES = 16
 
 
 @triton.jit
-def _fold(q, place, live, d, dim, scale, best, total, acc, PRECISION: tl.constexpr):
-    """One tile of entries into the running softmax."""
-    c = tl.load(place[:, None] + d[None], mask=live[:, None] & (d < dim)[None], other=0.0)
-    s = tl.dot(q, tl.trans(c), input_precision=PRECISION) * scale
-    s = tl.where(live[None], s, float("-inf"))
-    top = tl.maximum(best, tl.max(s, 1))
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    w = tl.exp(s - shift[:, None])
-    fade = tl.exp(best - shift)
-    acc = tl.dot(w.to(c.dtype), c, acc * fade[:, None], input_precision=PRECISION)
-    return top, total * fade + tl.sum(w, 1), acc
+def _look_up(
+    tile,
+    tiles_in_window,
+    start,
+    p,
+    chosen,
+    end,
+    ready,
+    table,
+    entry_table,
+    n,
+    BLOCK_SIZE: tl.constexpr,
+    RATIO: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """What a tile of BLOCK_N reads: tokens of the window, or entries. Gives their blocks, places in them and mask."""
+    j = start + tile * BLOCK_N + n
+    in_window = j <= tl.where(tile < tiles_in_window, p, -1)
+    block = tl.load(table + j // BLOCK_SIZE, mask=in_window, other=0)
+    place = j % BLOCK_SIZE
+    live = in_window
+    if RATIO:
+        i = (tile - tiles_in_window) * BLOCK_N + n
+        within = (i >= 0) & (i < end)
+        e = i
+        if CHOSEN:
+            e = tl.load(chosen + i, mask=within, other=-1)
+        within = within & (e >= 0) & (e < ready)
+        block = tl.where(within, tl.load(entry_table + e // PER_BLOCK, mask=within, other=0), block)
+        place = tl.where(within, e % PER_BLOCK, place)
+        live = live | within
+    return block, place, live
 
 
-@triton.jit(do_not_specialize=["first_line"])
+@triton.jit(
+    do_not_specialize=["first_line", "first_token", "tokens"],
+    do_not_specialize_on_alignment=["query_start", "context_len", "block_table", "entry_table", "chosen"],
+)
 def _attend(
     q,
     cache,
     block_table,
     query_start,
     context_len,
-    sinks,
     entries,
     entry_table,
     chosen,
-    out,
+    parts,
+    sums,
     scale,
     first_line,
+    first_token,
+    tokens,
     table_stride,
     block_stride,
     row_stride,
@@ -48,67 +84,144 @@ def _attend(
     RATIO: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     CHOSEN: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    """parts[share, token] holds Σ e^{s − best} c of each head and sums[share, token] its best and Σ e^{s − best}; with
+    one share parts holds the mean itself, without a sink. Tokens count from first_token."""
+    if PDL:
+        gdc_launch_dependents()
     line = (first_line + tl.program_id(0)).to(tl.int64)
     lo = tl.load(query_start + line)
     count = tl.load(query_start + line + 1) - lo
     length = tl.load(context_len + line)
     which = tl.program_id(1)
-    if (which >= count) | (length == 0):
+    if which >= count:
         return
+    share = tl.program_id(2) % SHARES
     token = (lo + which).to(tl.int64)
     p = length - count + which
-    h = tl.program_id(2) * BLOCK_H + tl.arange(0, BLOCK_H)
+    h = tl.program_id(2) // SHARES * BLOCK_H + tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
-    head = (token * HEADS + h)[:, None] * DIM + d[None]
     inside = (h < HEADS)[:, None] & (d < DIM)[None]
-    x = tl.load(q + head, mask=inside, other=0.0)
-    best = tl.load(sinks + h, mask=h < HEADS, other=0.0).to(tl.float32)
-    total = tl.full((BLOCK_H,), 1.0, tl.float32)
-    acc = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
-
-    for first in range(tl.maximum(0, p - WINDOW + 1), p + 1, BLOCK_N):
-        j = first + n
-        block = tl.load(block_table + line * table_stride + j // BLOCK_SIZE, mask=j <= p, other=0)
-        place = cache + block.to(tl.int64) * block_stride + j % BLOCK_SIZE * row_stride
-        best, total, acc = _fold(x, place, j <= p, d, DIM, scale, best, total, acc, PRECISION)
+    start = tl.maximum(0, p - WINDOW + 1)
+    tiles_in_window = tl.cdiv(p + 1 - start, BLOCK_N)
+    ready = 0
+    end = 0
     if RATIO:
         ready = (p + 1) // RATIO
         end = tl.minimum(ready, CHOSEN) if CHOSEN else ready
-        for first in range(0, end, BLOCK_N):
-            i = first + n
-            if CHOSEN:
-                e = tl.load(chosen + token * CHOSEN + i, mask=i < end, other=-1)
-            else:
-                e = tl.where(i < end, i, -1)
-            live = (e >= 0) & (e < ready)
-            block = tl.load(entry_table + line * entry_table_stride + e // PER_BLOCK, mask=live, other=0)
-            place = entries + block.to(tl.int64) * entry_block_stride + e % PER_BLOCK * entry_stride
-            best, total, acc = _fold(x, place, live, d, DIM, scale, best, total, acc, PRECISION)
-    tl.store(out + head, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    tiles = tiles_in_window + tl.cdiv(end, BLOCK_N)
+    first = tiles * share // SHARES
+    last = tiles * (share + 1) // SHARES
+    table = block_table + line * table_stride
+    e_table = entry_table + line * entry_table_stride
+    picked = chosen + token * CHOSEN
+    best = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_H,), tl.float32)
+    acc = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
+    if PDL:
+        gdc_wait()
+
+    x = tl.load(q + (token * HEADS + h)[:, None] * DIM + d[None], mask=inside, other=0.0)
+    block, place, live = _look_up(
+        first, tiles_in_window, start, p, picked, end, ready, table, e_table, n,
+        BLOCK_SIZE, RATIO, PER_BLOCK, CHOSEN, BLOCK_N,
+    )  # fmt: skip
+    for tile in tl.range(first, last, num_stages=STAGES):
+        row = cache + block.to(tl.int64) * block_stride + place * row_stride
+        if RATIO:
+            other = entries + block.to(tl.int64) * entry_block_stride + place * entry_stride
+            row = tl.where(tile < tiles_in_window, row, other)
+        c = tl.load(row[:, None] + d[None], mask=live[:, None] & (d < DIM)[None], other=0.0)
+        read = live
+        # the next tile is looked up while this one is on its way
+        block, place, live = _look_up(
+            tile + 1, tiles_in_window, start, p, picked, end, ready, table, e_table, n,
+            BLOCK_SIZE, RATIO, PER_BLOCK, CHOSEN, BLOCK_N,
+        )  # fmt: skip
+        s = tl.dot(x, tl.trans(c), input_precision=PRECISION) * scale
+        s = tl.where(read[None], s, float("-inf"))
+        top = tl.maximum(best, tl.max(s, 1))
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        w = tl.exp(s - shift[:, None])
+        fade = tl.exp(best - shift)
+        acc = tl.dot(w.to(c.dtype), c, acc * fade[:, None], input_precision=PRECISION)
+        total = total * fade + tl.sum(w, 1)
+        best = top
+    cell = ((share * tokens + token - first_token) * HEADS + h).to(tl.int64)
+    tl.store(sums + cell * 2, best, mask=h < HEADS)
+    tl.store(sums + cell * 2 + 1, total, mask=h < HEADS)
+    if SHARES == 1:
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(parts + cell[:, None] * DIM + d[None], acc.to(parts.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _turn_back(
-    x, positions, cos_sin, out, HEADS: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr
+@triton.jit(do_not_specialize=["first_token", "tokens"], do_not_specialize_on_alignment=["positions"])
+def _join(
+    parts,
+    sums,
+    sinks,
+    positions,
+    cos_sin,
+    out,
+    first_token,
+    tokens,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    ROPE: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    share = tl.arange(0, BLOCK_S)
+    m_h = h < HEADS
+    # Channels are held as pairs (2i, 2i + 1); those before the rotated ones turn by no angle.
     i = tl.arange(0, BLOCK)
     live = 2 * i < DIM
     plain: tl.constexpr = (DIM - ROPE) // 2
-    angle = cos_sin + tl.load(positions + t).to(tl.int64) * ROPE + i - plain
-    cos = tl.load(angle, mask=live & (i >= plain), other=1.0)
-    sin = tl.load(angle + ROPE // 2, mask=live & (i >= plain), other=0.0)
-    row = (t * HEADS + tl.program_id(1)) * DIM + 2 * i
-    a = tl.load(x + row, mask=live, other=0.0)
-    b = tl.load(x + row + 1, mask=live, other=0.0)
-    tl.store(out + row, (a * cos + b * sin).to(out.dtype.element_ty), mask=live)
-    tl.store(out + row + 1, (b * cos - a * sin).to(out.dtype.element_ty), mask=live)
+    angle = cos_sin + tl.load(positions + first_token + t).to(tl.int64) * ROPE + i - plain
+    cos = tl.load(angle, mask=live & (i >= plain), other=1.0)[None]
+    sin = tl.load(angle + ROPE // 2, mask=live & (i >= plain), other=0.0)[None]
+    sink = tl.load(sinks + h, mask=m_h, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    cell = (t * HEADS + h)[:, None] + share[None].to(tl.int64) * (tokens * HEADS)
+    there = m_h[:, None] & (share < SHARES)[None]
+    best = tl.load(sums + cell * 2, mask=there, other=float("-inf"))
+    total = tl.load(sums + cell * 2 + 1, mask=there, other=0.0)
+    top = tl.maximum(tl.max(best, 1), sink)
+    weight = tl.exp(best - top[:, None])
+    scale = 1.0 / (tl.sum(weight * total, 1) + tl.exp(sink - top))
+    inside = m_h[:, None] & live[None]
+    if SHARES == 1:
+        mine = (t * HEADS + h)[:, None] * DIM + 2 * i[None]
+        factor = (tl.sum(weight * total, 1) * scale)[:, None]
+        a = tl.load(parts + mine, mask=inside, other=0.0).to(tl.float32) * factor
+        b = tl.load(parts + mine + 1, mask=inside, other=0.0).to(tl.float32) * factor
+    else:
+        a = tl.zeros((BLOCK_H, BLOCK), tl.float32)
+        b = tl.zeros((BLOCK_H, BLOCK), tl.float32)
+        for one in tl.static_range(SHARES):
+            factor = tl.sum(tl.where(share[None] == one, weight, 0.0), 1) * scale
+            mine = ((one * tokens + t) * HEADS + h)[:, None] * DIM + 2 * i[None]
+            a += tl.load(parts + mine, mask=inside, other=0.0) * factor[:, None]
+            b += tl.load(parts + mine + 1, mask=inside, other=0.0) * factor[:, None]
+    place = ((first_token + t) * HEADS + h)[:, None] * DIM + 2 * i[None]
+    tl.store(out + place, (a * cos + b * sin).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place + 1, (b * cos - a * sin).to(out.dtype.element_ty), mask=inside)
 
 
 def sparse_attention(
@@ -130,59 +243,89 @@ def sparse_attention(
     ratio: int = 0,
     chosen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See the reference. The last axis of every tensor is dense."""
+    """See the reference. The last axis of every tensor is dense; every token belongs to a line."""
     t, heads, dim = q.shape
     lines = context_len.shape[0]
     q = q.contiguous()
-    mixed = torch.zeros(t, heads, dim, dtype=torch.float32, device=q.device)
     out = torch.empty_like(q)
     if not t:
         return out
+    pdl = dependent_launch(q.device)
+    ratio = 0 if entries is None else ratio
+    most = 0 if chosen is None else chosen.shape[1]
     block_h = min(64, max(16, triton.next_power_of_2(heads)))
-    for first, count, longest in ((0, num_single, 1), (num_single, lines - num_single, max_query)):
-        if count:
-            _attend[(count, longest, triton.cdiv(heads, block_h))](
-                q,
-                cache,
-                block_table,
-                query_start,
-                context_len,
-                sinks,
-                entries,
-                entry_table,
-                chosen,
-                mixed,
-                scale,
-                first,
-                block_table.stride(0),
-                cache.stride(0),
-                cache.stride(1),
-                0 if entry_table is None else entry_table.stride(0),
-                0 if entries is None else entries.stride(0),
-                0 if entries is None else entries.stride(1),
-                HEADS=heads,
-                DIM=dim,
-                WINDOW=window,
-                BLOCK_SIZE=cache.shape[1],
-                RATIO=0 if entries is None else ratio,
-                PER_BLOCK=1 if entries is None else entries.shape[1],
-                CHOSEN=0 if chosen is None else chosen.shape[1],
-                BLOCK_H=block_h,
-                BLOCK_D=max(16, triton.next_power_of_2(dim)),
-                BLOCK_N=32,
-                PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-                num_warps=8,
-                num_stages=2,
-            )
-    _turn_back[(t, heads)](
-        mixed,
-        positions,
-        cos_sin,
-        out,
-        HEADS=heads,
-        DIM=dim,
-        ROPE=cos_sin.shape[1],
-        BLOCK=triton.next_power_of_2(dim // 2),
-        num_warps=1,
-    )
+    tall = triton.cdiv(heads, block_h)
+    tiles = triton.cdiv(window, BLOCK_N) + (triton.cdiv(most or max_context // ratio, BLOCK_N) if ratio else 0)
+    for first, count, longest, first_token, tokens in (
+        (0, num_single, 1, 0, num_single),
+        (num_single, lines - num_single, max_query, num_single, t - num_single),
+    ):
+        if not count:
+            continue
+        shares = 1
+        if longest == 1:
+            shares = max(1, 2 * multiprocessors(q.device) // (count * tall))
+            shares = min(1 << (shares.bit_length() - 1), MOST_SHARES, triton.next_power_of_2(tiles))
+        kept = torch.float32 if shares > 1 else q.dtype
+        parts = torch.empty(shares, tokens, heads, dim, dtype=kept, device=q.device)
+        sums = torch.empty(shares, tokens, heads, 2, dtype=torch.float32, device=q.device)
+        _attend[(count, longest, tall * shares)](
+            q,
+            cache,
+            block_table,
+            query_start,
+            context_len,
+            entries if entries is not None else cache,
+            entry_table if entry_table is not None else block_table,
+            chosen if chosen is not None else block_table,
+            parts,
+            sums,
+            scale,
+            first,
+            first_token,
+            tokens,
+            block_table.stride(0),
+            cache.stride(0),
+            cache.stride(1),
+            0 if entry_table is None else entry_table.stride(0),
+            0 if entries is None else entries.stride(0),
+            0 if entries is None else entries.stride(1),
+            HEADS=heads,
+            DIM=dim,
+            WINDOW=window,
+            BLOCK_SIZE=cache.shape[1],
+            RATIO=ratio,
+            PER_BLOCK=1 if entries is None else entries.shape[1],
+            CHOSEN=most,
+            SHARES=shares,
+            BLOCK_H=block_h,
+            BLOCK_D=max(16, triton.next_power_of_2(dim)),
+            BLOCK_N=BLOCK_N,
+            STAGES=STAGES,
+            PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
+            PDL=pdl,
+            launch_pdl=pdl,
+            num_warps=WARPS,
+        )
+        joined_h = min(triton.next_power_of_2(heads), max(1, 2048 // triton.next_power_of_2(dim)))
+        _join[(tokens, triton.cdiv(heads, joined_h))](
+            parts,
+            sums,
+            sinks,
+            positions,
+            cos_sin,
+            out,
+            first_token,
+            tokens,
+            HEADS=heads,
+            DIM=dim,
+            ROPE=cos_sin.shape[1],
+            SHARES=shares,
+            BLOCK_S=max(2, triton.next_power_of_2(shares)),
+            BLOCK_H=joined_h,
+            BLOCK=triton.next_power_of_2(dim // 2),
+            PDL=pdl,
+            launch_pdl=pdl,
+            num_warps=4,
+        )
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -17,9 +16,6 @@ from clients.python.local_server import LocalServer, free_ports
 from engine.demo import make as demo
 from engine.serving import repository
 from tests.clients import scripted_checkpoint
-
-# The page's checks need Playwright and a browser: `make test-web` installs both.
-collect_ignore = [] if importlib.util.find_spec("playwright") else ["web"]
 
 
 class Shim:

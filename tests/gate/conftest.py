@@ -25,13 +25,15 @@ FIGURES: list[Figure] = []
 
 Record = Callable[[Verdict], Verdict]
 
-# What `make test` plays of a family: the engine in chunks and with its prefix cache, the device side far out, and
-# what is broken on purpose.
+# What `make test` plays of a family: the engine in chunks and with its prefix cache, the device side far out, what is
+# broken on purpose, and through a server those that keep most beside keys and values.
 QUICK = (
     ("test_engine.py::test_batched", "chunk-7"),
     ("test_past_4096", "float32"),
     ("test_warm_prefix", ""),
     ("test_a_broken_part_fails", "float32"),
+    ("test_over_grpc[float32-qwen3.5", ""),
+    ("test_over_grpc[float32-deepseek-v4", ""),
 )
 QUICK_SEQUENCES, QUICK_LONG = 12, 4200
 

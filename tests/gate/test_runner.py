@@ -54,7 +54,7 @@ def test_a_rope_position_off_by_one_fails(config: EngineConfig, truth: Golden, d
     runner = build_runner(changed(config, graphs=False))
     for layer in runner._decoder.layers:
         ops = vars(layer.mixer._ops)
-        late = {name: queries_one_late(ops[name]) for name in ("rope_kv_write", "latent_write", "shared_kv_write")}
+        late = {name: queries_one_late(ops[name]) for name in ("rope_attention", "latent_write", "shared_kv_write")}
         layer.mixer._ops = SimpleNamespace(**{**ops, **late})
     verdict = record(judge(truth.sequences, PlanPlayer(runner, WHOLE).play(truth.sequences), dtype))
     assert not verdict.passes(dtype), verdict

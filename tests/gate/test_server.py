@@ -34,6 +34,7 @@ def server(shape: Shape, truth: Golden, device: str, dtype: str, tmp_path: Path)
         "model": str(truth.folder),
         "tokenizer": str(tmp_path),
         "max_model_len": "512",
+        "scheduler.max_rows": str(STREAMS),
         "cache.block_size": str(shape.block_size),
         "runtime.device": device,
         "runtime.dtype": dtype,

@@ -7,6 +7,28 @@ import math
 import torch
 
 
+def token_inputs(
+    tokens: torch.Tensor,
+    blocks: torch.Tensor,
+    rows: torch.Tensor,
+    lines: torch.Tensor,
+    positions: torch.Tensor,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids, slots = [], []
+    for line, position in zip(lines.tolist(), positions.tolist(), strict=True):
+        row = int(rows[line])
+        ids.append(int(tokens[row, position]))
+        slots.append(int(blocks[row, position // block_size]) * block_size + position % block_size)
+    return torch.tensor(ids), torch.tensor(slots), torch.stack([blocks[row] for row in rows.tolist()])
+
+
+def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    for token, row, length in zip(drawn.tolist(), rows.tolist(), lengths.tolist(), strict=True):
+        tokens[row, length] = max(token, 0)
+    return drawn
+
+
 def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
     rounded = float(torch.tensor(scale).to(weight.dtype))
     made = torch.empty(len(ids), weight.shape[1], dtype=torch.float64)
@@ -136,6 +158,37 @@ def paged_attention(
                 total = weight.sum() + (0 if sinks is None else math.exp(float(sinks[head])))
                 out[token, head] = weight / total @ values[low : position + 1, head * g // h]
     return out
+
+
+def rope_attention(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    num_heads: int,
+    num_single: int,
+    max_query: int,
+    max_context: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    offset: float,
+    interleaved: bool,
+    window: int | None,
+    softcap: float | None,
+    fused: bool,
+) -> torch.Tensor:
+    q = rope_kv_write(
+        qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, offset, interleaved
+    ).to(qkv.dtype)
+    lines = (block_table, query_start, context_len)
+    bounds = (num_single, max_query, max_context)
+    return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None)
 
 
 def penalties(

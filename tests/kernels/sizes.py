@@ -55,6 +55,11 @@ def _of_lines(op: str, lines: Callable[[int], Lines], *sizes: Any, dtype: torch.
 def steps() -> dict[str, dict[str, Step]]:
     """By op: kinds of steps, each a case for a number."""
     made: dict[str, dict[str, Step]] = {
+        "token_inputs": {
+            "decoding": lambda n: _made("token_inputs", "", [1] * n, LONGEST),
+            "prompt": lambda n: _made("token_inputs", "", [n], LONGEST),
+        },
+        "keep_tokens": {"lines": lambda n: _made("keep_tokens", "", n)},
         "embedding": {"tokens": _of_tokens("embedding", 320, 96)},
         "rms_norm": {"tokens": _of_tokens("rms_norm", 96), "residual": _of_tokens("rms_norm", 96, residual=True)},
         "linear": {
@@ -87,6 +92,7 @@ def steps() -> dict[str, dict[str, Step]]:
     sizes: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "paged_attention": ((4, 2, 64), {"strided": True}),
         "latent_attention": ((4, 64, 16, 32), {}),
+        "rope_attention": ((4, 2, 64), {"strided": True, "qk_norm": True}),
         "causal_conv": ((64,), {}),
         "gated_delta": ((1, 2, 32, 32), {}),
         "delta_net": ((1, 2, 32, 32), {}),

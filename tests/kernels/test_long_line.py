@@ -19,9 +19,10 @@ def test_a_long_line_equals_the_reference(queries: int, length: int, device: tor
     table = torch.tensor([[7, 2, 5, 1]], dtype=torch.int32, device=device)
     start, context = torch.tensor([0, queries], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
     want = paged_attention(q, k, v, table, start.to(device), context.to(device), 0.125, 0, queries, length)
-    got = library.long_line(q, k, v, table[0], length, 0.125)
+    got = library.long_line(q, k, v, table, context.to(device), 0, length, 0.125)
     assert torch.allclose(got.float(), want.float(), atol=2e-2)
     if queries == length:
         return
     # a wrong border between the two parts shows
-    assert not torch.allclose(library.long_line(q, k, v, table[0], length - 1, 0.125).float(), want.float(), atol=2e-2)
+    late = library.long_line(q, k, v, table, context.to(device) - 1, 0, length - 1, 0.125)
+    assert not torch.allclose(late.float(), want.float(), atol=2e-2)

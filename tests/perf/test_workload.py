@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from perf import report
-from perf.workload import Answer, parse, percentile, requests, summary, warm_requests
+from perf.workload import Answer, parse, requests, summary, warm_requests
 
 
 def test_a_spec_says_what_is_missing_or_unknown() -> None:
@@ -29,12 +27,6 @@ def test_equal_specs_make_equal_requests_and_other_seeds_others() -> None:
     assert made[0].prompt[:4] == made[2].prompt[:4] != made[1].prompt[:4]
     assert [r.at for r in made] == sorted(r.at for r in made)
     assert not {tuple(r.prompt) for r in made} & {tuple(r.prompt) for r in warm_requests(spec, 100, 200)}
-
-
-def test_percentiles_interpolate() -> None:
-    values = random.Random(0).sample(range(100), 5)
-    assert percentile(values, 50) == sorted(values)[2]
-    assert percentile([1.0, 2.0], 75) == 1.75
 
 
 def test_a_summary_counts_failures_and_measures_the_rest() -> None:

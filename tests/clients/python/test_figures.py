@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clients.python import bench, top
-from clients.python.timing import Timing
+from clients.python import top
+from clients.python.timing import Timing, percentile
 
 PAGE = """\
 # HELP vllm:num_requests_running Requests that the engine computes
@@ -41,9 +41,10 @@ def test_top_of_one_look_has_no_rates() -> None:
     assert "-" in [next(iter(column.cells)) for column in top.table(sample, sample).columns]
 
 
-@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.99, 4), (1.0, 4)])
-def test_percentiles_are_of_the_nearest_rank(share: float, value: float) -> None:
-    assert bench.percentile([4, 2, 1, 3], share) == value
+@pytest.mark.parametrize(("p", "value"), [(0, 1), (25, 1.75), (50, 2.5), (99, 3.97), (100, 4)])
+def test_percentiles_lie_between_the_two_nearest_values(p: float, value: float) -> None:
+    assert percentile([4, 2, 1, 3], p) == pytest.approx(value)
+    assert percentile([7], p) == 7
 
 
 def test_timing_counts_tokens_not_responses() -> None:

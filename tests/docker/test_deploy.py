@@ -1,11 +1,9 @@
-"""docker/ held to the tools that will read it: docker-compose, promtool, kubernetes-validate, a live Prometheus.
-
-Run by `make test-docker`, which installs them.
-"""
+"""docker/ held to the tools that will read it: docker-compose, promtool, kubernetes-validate, a live Prometheus."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +19,14 @@ from clients.python.local_server import LocalServer, free_ports
 from tests.clients.conftest import Shim, server, shim, triton  # noqa: F401  (fixtures)
 from tests.docker.test_files import DOCKER, expressions
 
+pytestmark = pytest.mark.xdist_group("deploy")
+
+
+def needs(command: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        shutil.which(command) is None, reason=f"{command} is not installed (make test-docker installs it, as root)"
+    )
+
 
 def run(*command: str | Path, cwd: Path = DOCKER) -> str:
     ended = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
@@ -28,6 +34,7 @@ def run(*command: str | Path, cwd: Path = DOCKER) -> str:
     return ended.stdout
 
 
+@needs("docker-compose")
 @pytest.mark.parametrize("profiles", [["gpu"], ["cpu"], ["cpu", "load"], ["gpu", "load", "perf"]], ids=" ".join)
 def test_compose_reads_every_profile(profiles: list[str]) -> None:
     flags = [flag for profile in profiles for flag in ("--profile", profile)]
@@ -35,6 +42,7 @@ def test_compose_reads_every_profile(profiles: list[str]) -> None:
     assert {"openai", "prometheus", "grafana"} <= set(shown["services"])
 
 
+@needs("promtool")
 def test_prometheus_accepts_the_configuration_and_the_alerts_pass_their_tests() -> None:
     run("promtool", "check", "config", "prometheus/prometheus.yml")
     run("promtool", "test", "rules", "prometheus/alerts_test.yml")
@@ -45,6 +53,7 @@ def test_manifests_fit_the_kubernetes_schemas(name: str) -> None:
     run(Path(sys.executable).with_name("kubernetes-validate"), "--strict", f"kubernetes/{name}.yaml")
 
 
+@needs("prometheus")
 def test_every_query_of_the_dashboard_and_the_alerts_finds_series(
     server: LocalServer,  # noqa: F811
     shim: Shim,  # noqa: F811

@@ -1,4 +1,4 @@
-"""The web page in a real browser, over a real server. Run by `make test-web`."""
+"""The web page in a real browser, over a real server."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from playwright.sync_api import Page, expect
 
 from clients.python.local_server import LocalServer
 from tests.clients.conftest import Shim, gauges
+
+pytestmark = pytest.mark.xdist_group("openai")
 
 expect.set_options(timeout=30_000)
 

@@ -1,0 +1,208 @@
+"""Launches rope, KV write and attention: as one kernel for lines of one token, else as the two ops it consists of."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.hardware import dependent_launch, multiprocessors
+from kernels.paged_attention.kernel import (
+    LEAST_LINES,
+    MAX_SPLITS,
+    SPARE,
+    Tile,
+    arrivals,
+    attend_into,
+    paged_attention,
+    power_below,
+)
+from kernels.paged_attention.reference import Spans
+from kernels.rope_attention.single import attend_single
+from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
+
+# Lines for which one kernel is faster than two (measured on an H200): from 8 on the work of the prologue, which every
+# share of the keys repeats, costs as much as the launch that it saves.
+FUSED_LINES = 4
+
+
+def tile_for(dtype: torch.dtype, group: int, channels: int) -> Tile:
+    """The tile for heads `channels` wide, a power of two, of which `group` share a kv head."""
+    rows = max(16, triton.next_power_of_2(group))
+    if rows > 16 or channels > 128 or dtype == torch.float32:
+        return Tile(rows, 32, warps=4, stages=2)
+    return Tile(16, 128, warps=4, stages=3, programs=8, least=256)
+
+
+def rope_attention(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    num_heads: int,
+    num_single: int,
+    max_query: int,
+    max_context: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    interleaved: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    spans: Spans | None = None,
+    deterministic: bool = False,
+    fused: bool = True,
+) -> torch.Tensor:
+    """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
+
+    A few lines of one token take one kernel (`single`), which reads their cached keys while the kernel that computes
+    qkv still runs: those were written by earlier steps. More of them, and lines of several tokens, take the two ops'
+    own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the reference; qkv's rows may
+    be strided.
+    """
+    rope = (num_heads, q_norm, k_norm, eps, offset, interleaved)
+    bounds = (num_single, max_query, max_context)
+    if deterministic or not fused or not 0 < num_single <= FUSED_LINES:
+        q = rope_kv_write(qkv, positions, slots, cos_sin, k_cache, v_cache, *rope)
+        lines = (block_table, query_start, context_len)
+        return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, spans, deterministic)
+    tokens, d = qkv.shape[0], k_cache.shape[-1]
+    out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
+    _singles(
+        out,
+        qkv,
+        positions,
+        slots,
+        cos_sin,
+        k_cache,
+        v_cache,
+        block_table,
+        context_len,
+        scale,
+        num_single,
+        max_context,
+        q_norm,
+        k_norm,
+        eps,
+        offset,
+        interleaved,
+        window,
+        softcap,
+    )
+    if tokens > num_single:
+        q = torch.empty_like(out)
+        rest = slice(num_single, None)
+        rope_into(q[rest], qkv[rest], positions[rest], slots[rest], cos_sin, k_cache, v_cache, *rope)
+        attend_into(
+            out,
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            query_start,
+            context_len,
+            scale,
+            *bounds,
+            window,
+            softcap,
+            spans=spans,
+            singles=False,
+        )
+    return out
+
+
+def _singles(
+    out: torch.Tensor,
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    lines: int,
+    max_context: int,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    offset: float,
+    interleaved: bool,
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """The first `lines` lines, which are the first tokens, into `out`."""
+    _, h, d = out.shape
+    _, g, block_size, _ = k_cache.shape
+    group = h // g
+    block_d = max(16, triton.next_power_of_2(d))
+    tile = tile_for(qkv.dtype, group, block_d)
+    programs = tile.programs * multiprocessors(qkv.device)
+    splits = min(
+        power_below(SPARE * programs // (lines * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys))
+    )
+    splits = max(1, min(splits, MAX_SPLITS))
+    rows = triton.next_power_of_2(group)
+    work = (lines * g, splits, rows) if splits > 1 else (1, 1, 1)
+    partial = torch.empty((*work, d), dtype=torch.float32, device=qkv.device)
+    lse = torch.empty(work, dtype=torch.float32, device=qkv.device)
+    pdl = dependent_launch(qkv.device)
+    attend_single[(lines, g, splits)](
+        qkv,
+        positions,
+        slots,
+        cos_sin,
+        q_norm if q_norm is not None else qkv,
+        k_norm if k_norm is not None else qkv,
+        k_cache,
+        v_cache,
+        block_table,
+        context_len,
+        out,
+        partial,
+        lse,
+        arrivals(qkv.device),
+        qkv.stride(0),
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_table.stride(0),
+        eps,
+        offset,
+        scale,
+        softcap if softcap is not None else 0.0,
+        window if window is not None else 0,
+        lines,
+        splits,
+        programs,
+        tile.least,
+        H=h,
+        G=g,
+        GROUP=group,
+        D=d,
+        R=cos_sin.shape[1],
+        BLOCK_SIZE=block_size,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.keys,
+        BLOCK_D=block_d,
+        BLOCK_B=max(LEAST_LINES, triton.next_power_of_2(lines)) if splits > 1 else 1,
+        ROWS=rows,
+        SPLITS=1 if splits == 1 else MAX_SPLITS,
+        MERGE=max(1, 4096 // (rows * block_d)),
+        HAS_Q_NORM=q_norm is not None,
+        HAS_K_NORM=k_norm is not None,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+        IS_INTERLEAVED=interleaved,
+        PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )

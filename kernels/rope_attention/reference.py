@@ -1,0 +1,61 @@
+"""Query and key norm, rotary embedding, KV write and attention of a step (Su et al. 2021; Kwon et al. 2023)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.paged_attention.reference import Spans, paged_attention
+from kernels.rope_kv_write.reference import rope_kv_write
+
+
+def rope_attention(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    num_heads: int,
+    num_single: int,
+    max_query: int,
+    max_context: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    interleaved: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    spans: Spans | None = None,
+    deterministic: bool = False,
+    fused: bool = True,
+) -> torch.Tensor:
+    """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
+
+    A line's last token is the last of its context, and has a slot unless the line is padding (context_len 0).
+    qkv [T, (H + 2G)·D] → [T, H, D] in qkv's dtype; k_cache, v_cache [N, G, block_size, D] are written in place; the
+    other arguments are those of the two ops. `fused` allows one kernel to do both for lines of one token.
+    """
+    q = rope_kv_write(
+        qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, eps, offset, interleaved
+    )
+    return paged_attention(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        query_start,
+        context_len,
+        scale,
+        num_single,
+        max_query,
+        max_context,
+        window=window,
+        softcap=softcap,
+        spans=spans,
+        deterministic=deterministic,
+    )
