@@ -36,10 +36,15 @@ class Rows:
         pool = runner.info.pool
         entries = -(-(context + steps + 2) // pool.block_size)
         self._rows, self._next, self._step = rows, context, 1
-        starts = [RowStart(row, [7 + row] * (context + 1), context + 1, GREEDY) for row in range(rows)]
+        slots = max(pool.num_state_slots - 1, 0)
+        starts = [
+            RowStart(row, [7 + row] * (context + 1), context + 1, GREEDY, state_slot=1 + row % slots if slots else 0)
+            for row in range(rows)
+        ]
         writes = []
         for group, blocks in enumerate(pool.num_blocks):
-            for row in range(rows):
+            # recurrent groups have no blocks
+            for row in range(rows if blocks else 0):
                 ids = [1 + (row * entries + i) % (blocks - 1) for i in range(entries)]
                 writes.append(BlockWrite(group, row, 0, ids))
         self._first = (starts, writes)

@@ -110,7 +110,7 @@ class SparseAttention(nn.Module):
         q, kv, values, gates, index_values, index_gates, index_weights = self.down(x, norm=norm).split(
             self._first, dim=-1
         )
-        q, index_q = self.q_up(q.contiguous(), norm=self.q_norm).split(self._second, dim=-1)
+        q, index_q = self.q_up(q, norm=self.q_norm).split(self._second, dim=-1)
         q = self._ops.shared_kv_write(
             q.unflatten(-1, (config.num_heads, config.head_dim)),
             kv,

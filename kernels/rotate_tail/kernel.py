@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 
 @triton.jit(do_not_specialize=["x_stride"])
@@ -18,7 +21,10 @@ def _turn(
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     # Channels are held as pairs (2i, 2i + 1); those before the rotated ones turn by no angle.
@@ -28,6 +34,8 @@ def _turn(
     angle = cos_sin + tl.load(positions + t).to(tl.int64) * ROPE + i - plain
     cos = tl.load(angle, mask=live & (i >= plain), other=1.0)
     sin = tl.load(angle + ROPE // 2, mask=live & (i >= plain), other=0.0)
+    if PDL:
+        gdc_wait()
     source = x + t * x_stride + head * DIM + 2 * i
     target = out + (t * HEADS + head) * DIM + 2 * i
     a = tl.load(source, mask=live, other=0.0).to(tl.float32)
@@ -41,6 +49,7 @@ def rotate_tail(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor)
     t, heads, dim = x.shape
     out = torch.empty(t, heads, dim, dtype=x.dtype, device=x.device)
     if t:
+        pdl = dependent_launch(x.device)
         _turn[(t, heads)](
             x,
             positions,
@@ -51,6 +60,8 @@ def rotate_tail(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor)
             DIM=dim,
             ROPE=cos_sin.shape[1],
             BLOCK=triton.next_power_of_2(dim // 2),
+            PDL=pdl,
+            launch_pdl=pdl,
             num_warps=1,
         )
     return out

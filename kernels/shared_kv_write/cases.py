@@ -17,7 +17,7 @@ def _case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, rope: int
         if t > 2:
             slots[2] = -1
         return {
-            "q": randn(g, device, dtype, t, heads, dim),
+            "q": randn(g, device, dtype, t, heads * dim + 8)[:, : heads * dim].unflatten(-1, (heads, dim)),
             "kv": randn(g, device, dtype, t, dim + 8)[:, :dim],
             "positions": randint(g, device, 0, 64, t),
             "slots": slots,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 
 @triton.jit
@@ -17,6 +20,7 @@ def _write(
     cache,
     norm,
     out,
+    q_stride,
     kv_stride,
     block_stride,
     entry_stride,
@@ -26,7 +30,10 @@ def _write(
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     # Channels are held as pairs (2i, 2i + 1); those before the rotated ones turn by no angle.
@@ -38,8 +45,10 @@ def _write(
     cos = tl.load(angle, mask=turned, other=1.0)
     sin = tl.load(angle + ROPE // 2, mask=turned, other=0.0)
     slot = tl.load(slots + t)
+    if PDL:
+        gdc_wait()
     if head < HEADS:
-        source = q + (t * HEADS + head) * DIM
+        source = q + t * q_stride + head * DIM
         target = out + (t * HEADS + head) * DIM
     else:
         if slot < 0:
@@ -67,11 +76,11 @@ def shared_kv_write(
     norm: torch.Tensor,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """See the reference. The last axis of every tensor is dense; cache and q have one dtype."""
+    """See the reference. The heads of a token and the last axis of every tensor are dense; cache and q have one dtype."""
     t, heads, dim = q.shape
-    q = q.contiguous()
-    out = torch.empty_like(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if t:
+        pdl = dependent_launch(q.device)
         _write[(t, heads + 1)](
             q,
             kv,
@@ -81,6 +90,7 @@ def shared_kv_write(
             cache,
             norm,
             out,
+            q.stride(0),
             kv.stride(0),
             cache.stride(0),
             cache.stride(1),
@@ -90,6 +100,8 @@ def shared_kv_write(
             DIM=dim,
             ROPE=cos_sin.shape[1],
             BLOCK=triton.next_power_of_2(dim // 2),
+            PDL=pdl,
+            launch_pdl=pdl,
             num_warps=1,
         )
     return out
