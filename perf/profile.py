@@ -93,8 +93,13 @@ def prompt_time(runner: DeviceRunner, tokens: int, repeats: int) -> float:
     entries = -(-(tokens + 1) // pool.block_size)
     times = []
     for i in range(repeats + 2):
-        start = RowStart(0, [(11 * i + j) % 9000 for j in range(tokens)], tokens, GREEDY)
-        writes = [BlockWrite(g, 0, 0, list(range(1, entries + 1))) for g in range(len(pool.num_blocks))]
+        ids = [(11 * i + j) % 9000 for j in range(tokens)]
+        start = RowStart(0, ids, tokens, GREEDY, state_slot=1 if pool.num_state_slots else 0)
+        writes = [
+            BlockWrite(group, 0, 0, [1 + entry % (blocks - 1) for entry in range(entries)])
+            for group, blocks in enumerate(pool.num_blocks)
+            if blocks
+        ]
         began = time.perf_counter()
         with record_function("prompt"):
             runner.launch(StepPlan(i, [0], [0], [tokens], [True], [start], writes)).wait()

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import dependent_launch
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["q_stride"])
 def _write(
     q,
     kv,
@@ -76,7 +76,7 @@ def shared_kv_write(
     norm: torch.Tensor,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """See the reference. The heads of a token and the last axis of every tensor are dense; cache and q have one dtype."""
+    """See the reference. The heads of a token and all last axes are dense; cache and q have one dtype."""
     t, heads, dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if t:
