@@ -36,6 +36,7 @@ OPS = (
     "compress_kv",
     "index_topk",
     "sparse_attention",
+    "group_linear",
     "hyper_mix",
     "hyper_merge",
     "moe_route",

@@ -150,9 +150,7 @@ class SparseAttention(nn.Module):
             batch.max_context,
             **more,
         )
-        o = o.view(len(o), config.out_groups, -1).transpose(0, 1)
-        o = torch.bmm(o, self.out_down.transpose(1, 2)).transpose(0, 1)
-        return self.out(o.flatten(1), residual=residual)
+        return self.out(self._ops.group_linear(o.flatten(1), self.out_down), residual=residual)
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
         """The entries that each token reads: [T, top_k] int32."""

@@ -78,6 +78,7 @@ def steps() -> dict[str, dict[str, Step]]:
         "sigmoid_gate": {"tokens": _of_tokens("sigmoid_gate", 96)},
         "rotate_tail": {"tokens": _of_tokens("rotate_tail", 4, 32, 16)},
         "shared_kv_write": {"tokens": _of_tokens("shared_kv_write", 4, 64, 16)},
+        "group_linear": {"tokens": _of_tokens("group_linear", 2, 64, 48)},
         "hyper_mix": {"tokens": _of_tokens("hyper_mix", 4, 64, 2)},
         "hyper_merge": {"tokens": _of_tokens("hyper_merge", 4, 64)},
         "moe_route": {"tokens": _of_tokens("moe_route", 64, 32, 4, norm=True)},

@@ -1,0 +1,34 @@
+"""Cases of the product by groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.registry import Case
+from kernels.testing import TOLERANCES, randn
+
+
+def _case(name: str, dtype: torch.dtype, t: int, groups: int, size: int, outputs: int, small: bool = True) -> Case:
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        return {
+            "x": randn(g, device, dtype, t, groups * size),
+            "weight": randn(g, device, dtype, groups, outputs, size, scale=size**-0.5),
+        }
+
+    moved = dtype.itemsize * groups * (t * (size + outputs) + size * outputs)
+    return Case(name, dtype, make, TOLERANCES[dtype], moved, 2 * t * groups * size * outputs, small=small)
+
+
+def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    return [
+        _case("odd sizes", f32, 3, 2, 72, 37),
+        _case("many rows", f32, 70, 3, 40, 24),
+        _case("bfloat16", bf16, 17, 2, 64, 48),
+        _case("no tokens", f32, 0, 2, 16, 16),
+        _case("1 token, 8 groups of 4096", bf16, 1, 8, 4096, 1024, small=False),
+        _case("64 tokens, 8 groups of 4096", bf16, 64, 8, 4096, 1024, small=False),
+        _case("4096 tokens, 8 groups of 4096", bf16, 4096, 8, 4096, 1024, small=False),
+    ]
