@@ -19,6 +19,7 @@ OPS = (
     "token_inputs",
     "embedding",
     "rms_norm",
+    "norm_add",
     "linear",
     "rope_kv_write",
     "paged_attention",

@@ -18,8 +18,13 @@ class RmsNorm(nn.Module):
         self.eps = build.config.norm.eps if eps is None else eps
         self.offset = build.config.norm.offset
         self._op = build.ops.rms_norm
+        self._add = build.ops.norm_add
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, size] → [T, size]."""
         y, _ = self._op(x, self.weight, self.eps, offset=self.offset)
         return y
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + y(x), both [T, size]."""
+        return self._add(x, self.weight, self.eps, residual, offset=self.offset)

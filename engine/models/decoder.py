@@ -74,8 +74,8 @@ class DecoderLayer(nn.Module):
         if self.mixer_out_norm is None or self.ffn_out_norm is None:
             x = self.mixer(x, self.mixer_norm, batch, caches, residual=x)
             return self.ffn(x, self.ffn_norm, batch, residual=x)
-        x = x + self.mixer_out_norm(self.mixer(x, self.mixer_norm, batch, caches, residual=None))
-        return x + self.ffn_out_norm(self.ffn(x, self.ffn_norm, batch, residual=None))
+        x = self.mixer_out_norm.add(self.mixer(x, self.mixer_norm, batch, caches, residual=None), x)
+        return self.ffn_out_norm.add(self.ffn(x, self.ffn_norm, batch, residual=None), x)
 
 
 class HyperDecoderLayer(DecoderLayer):

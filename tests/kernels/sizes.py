@@ -62,6 +62,7 @@ def steps() -> dict[str, dict[str, Step]]:
         "keep_tokens": {"lines": lambda n: _made("keep_tokens", "", n)},
         "embedding": {"tokens": _of_tokens("embedding", 320, 96)},
         "rms_norm": {"tokens": _of_tokens("rms_norm", 96), "residual": _of_tokens("rms_norm", 96, residual=True)},
+        "norm_add": {"tokens": _of_tokens("norm_add", 96)},
         "linear": {
             "norm": _of_tokens("linear", 96, 64, norm=True),
             "residual": _of_tokens("linear", 64, 96, residual=True),
