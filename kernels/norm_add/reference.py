@@ -12,6 +12,6 @@ def norm_add(
 ) -> torch.Tensor:
     """y = residual + x / sqrt(mean(x²) + eps) * (weight + offset).
 
-    x, residual [T, E], weight [E] → [T, E] in x's dtype. The norm is computed in float32 and rounded, and so is the sum.
+    x, residual [T, E], weight [E] → [T, E] in x's dtype. Norm and sum are each rounded once.
     """
     return residual + rms_norm(x, weight, eps, offset=offset)[0]
