@@ -13,6 +13,21 @@ from kernels.hardware import dependent_launch
 BLOCK_C, QUERIES, WARPS = 256, 16, 4
 
 
+@triton.jit
+def taps(weight, c, live, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr):
+    """The filter of each channel, [C, BLOCK_W] float32: the taps of a channel stand together."""
+    w = tl.arange(0, BLOCK_W)
+    return tl.load(weight + c[:, None] * WIDTH + w[None], mask=live[:, None] & (w < WIDTH)[None], other=0.0).to(
+        tl.float32
+    )
+
+
+@triton.jit
+def tap(filters, w, BLOCK_W: tl.constexpr):
+    """Tap `w` of each channel."""
+    return tl.sum(tl.where(tl.arange(0, BLOCK_W)[None] == w, filters, 0.0), 1)
+
+
 @triton.jit(
     do_not_specialize=["first_line"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
 )
@@ -29,6 +44,7 @@ def _conv(
     x_stride,
     slot_stride,
     WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
@@ -48,20 +64,21 @@ def _conv(
     row = x + lo * x_stride
     q = begin + tl.arange(0, QUERIES)
     inside = (q < count)[:, None] & live[None]
+    filters = taps(weight, c, live, WIDTH, BLOCK_W)
     if PDL:
         gdc_wait()
     y = tl.zeros((QUERIES, BLOCK_C), tl.float32)
     for w in tl.static_range(WIDTH):
         source = q - (WIDTH - 1) + w
         v = tl.load(row + source[:, None] * x_stride + c[None], mask=inside & (source >= 0)[:, None], other=0.0)
-        y += v.to(tl.float32) * tl.load(weight + c * WIDTH + w, mask=live, other=0.0).to(tl.float32)[None]
+        y += v.to(tl.float32) * tap(filters, w, BLOCK_W)[None]
     if begin == 0:
         for w in tl.static_range(WIDTH - 1):
             before = q - (WIDTH - 1) + w
             position = first + before
             held = inside & ((before < 0) & (position >= 0))[:, None]
             v = tl.load(slot + ((position + WIDTH) % WIDTH)[:, None] * channels + c[None], mask=held, other=0.0)
-            y += v.to(tl.float32) * tl.load(weight + c * WIDTH + w, mask=live, other=0.0).to(tl.float32)[None]
+            y += v.to(tl.float32) * tap(filters, w, BLOCK_W)[None]
         # every thread has read the state before any writes to it
         tl.debug_barrier()
         for w in tl.static_range(WIDTH):
@@ -103,6 +120,7 @@ def conv_lines(
         x.stride(0),
         state.stride(0),
         WIDTH=width,
+        BLOCK_W=triton.next_power_of_2(width),
         QUERIES=queries,
         BLOCK_C=BLOCK_C,
         PDL=pdl,

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
+from kernels.hardware import dependent_launch, multiprocessors
 
-BLOCK_V, WARPS = 32, 4
+# Values of a slice, for few programs and for many: narrow ones fill the machine, wide ones convolve keys less often.
+NARROW, WIDE, WARPS = 32, 64, 4
 
 
 @triton.jit
@@ -150,7 +151,8 @@ def step_lines(
     """
     _, heads, dk, dv = state.shape
     weight, inputs = (x, x) if conv is None else conv
-    block_v = min(BLOCK_V, triton.next_power_of_2(dv))
+    block_v = NARROW if count * heads < 4 * multiprocessors(x.device) else WIDE
+    block_v = min(block_v, triton.next_power_of_2(dv))
     pdl = dependent_launch(x.device)
     _step[(count, heads, triton.cdiv(dv, block_v))](
         x,

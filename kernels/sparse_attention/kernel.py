@@ -264,7 +264,8 @@ def sparse_attention(
             continue
         shares = 1
         if longest == 1:
-            shares = max(1, 2 * multiprocessors(q.device) // (count * tall))
+            # one program fills a multiprocessor
+            shares = max(1, multiprocessors(q.device) // (count * tall))
             shares = min(1 << (shares.bit_length() - 1), MOST_SHARES, triton.next_power_of_2(tiles))
         kept = torch.float32 if shares > 1 else q.dtype
         parts = torch.empty(shares, tokens, heads, dim, dtype=kept, device=q.device)
