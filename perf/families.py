@@ -4,7 +4,8 @@
     python -m perf.families --json perf/results/h200/families.jsonl             writes the table from results
 
 CONFIGS is a folder of published configs, one folder a model. A model too large for one GPU keeps its first layers.
-Floors are the bytes of weights that one token needs over the bandwidth that a copy reaches on the GPU.
+Floors are the bytes that one token needs over the bandwidth that a copy reaches on the GPU: weights (of experts the
+chosen ones), the cache of a context half-way through the first row, and recurrent state once read and once written.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from perf import shapes
 DOCS = Path(__file__).parent.parent / "docs" / "families.md"
 MARKS = ("<!-- served: python -m perf.families -->", "<!-- end of served -->")
 BYTES_PER_S = 4.26e12
+CONTEXT = 256
 ROWS = ("1x128/256", "1x1024/1", "64x1024/128")
 # Models and the layers kept of those too large.
 MODELS: dict[str, int | None] = {
@@ -32,15 +34,17 @@ MODELS: dict[str, int | None] = {
     "qwen3-30b-a3b": None,
     "deepseek-v2-lite": None,
     "kimi-k2-instruct-as-deepseek_v3": 4,
+    "deepseek-v4-flash-bf16": 8,
 }
 # vLLM 0.26.0 on such a machine, the same client: TPOT of one stream in ms, tokens/s of 64 streams.
 PEER = {"llama-3.1-8b": (4.90, 3271), "qwen3-30b-a3b": (4.11, 1979), "deepseek-v2-lite": (3.29, 4967)}
 
 
 def floor_ms(model: Path) -> float:
-    """Milliseconds to read the weights that one token needs: of experts the chosen and shared ones, no embedding."""
+    """Milliseconds to move what one token needs: of experts the chosen and shared ones, no embedding."""
     import torch
 
+    from engine.cache.spec import Recurrent, group_layers
     from engine.layers.build import Build
     from engine.models import registry
     from engine.models.config import MoeConfig
@@ -61,6 +65,12 @@ def floor_ms(model: Path) -> float:
             assert isinstance(ffn, MoeConfig)
             size *= (ffn.top_k + ffn.num_shared) / (ffn.num_experts + ffn.num_shared)
         total += size
+    for group in group_layers(decoder.specs):
+        if isinstance(group.spec, Recurrent):
+            total += 2 * group.spec.bytes_per_request * len(group.layers)
+        else:
+            read = min(getattr(group.spec, "window", None) or CONTEXT, CONTEXT)
+            total += group.spec.bytes_per_token * read * len(group.layers)
     return total / BYTES_PER_S * 1e3
 
 
