@@ -160,7 +160,10 @@ class GrpcStreamUser(StreamUser):
         for response in self._stub.ModelStreamInfer(iter([request])):
             if response.error_message:
                 raise RuntimeError(response.error_message)
-            for output in response.infer_response.outputs:
+            inner = response.infer_response
+            for output, raw in zip(inner.outputs, inner.raw_output_contents, strict=False):
+                if output.name == "error":
+                    raise RuntimeError(raw[4:].decode())  # past the length of the string
                 if output.name == "token_ids":
                     yield int(output.shape[0])
 

@@ -169,6 +169,33 @@ def table(profiles: Sequence[Profile]) -> Table:
     return out
 
 
+def plot(profiles: Sequence[Profile], png: Path) -> None:
+    """Tokens a second, and times at the median and the 99th percentile, over the number of streams."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    streams = [profile.concurrency for profile in profiles]
+    left.plot(streams, [profile.num_tokens / profile.seconds for profile in profiles], marker="o")
+    left.set_ylabel("tokens/s")
+    for name, values in (("TTFT", [p.ttft for p in profiles]), ("ITL", [p.itl for p in profiles])):
+        for p, style in ((50, "-"), (99, "--")):
+            times = [percentile(one, p) * 1e3 for one in values]
+            right.plot(streams, times, style, marker="o", label=f"{name} p{p}")
+    right.set_ylabel("ms")
+    right.set_yscale("log")
+    right.legend()
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(streams, [str(count) for count in streams])
+        axes.set_xlabel("streams")
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(png, dpi=110)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="localhost:8001")
@@ -178,6 +205,7 @@ def main() -> int:
     parser.add_argument("--prompt", default="A server takes a question and gives back an answer. " * 4)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--json", type=Path, help="also write every time to this file")
+    parser.add_argument("--png", type=Path, help="also draw tokens/s, TTFT and ITL over the streams into this file")
     args, extra = parser.parse_known_args()
     console = Console()
     try:
@@ -199,6 +227,8 @@ def main() -> int:
     console.print(table(profiles))
     if args.json is not None:
         args.json.write_bytes(msgspec.json.encode(profiles))
+    if args.png is not None:
+        plot(profiles, args.png)
     return 0
 
 

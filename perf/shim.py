@@ -185,7 +185,7 @@ def main() -> None:
                     flags += ["--triton", address]
                 pid = start(one, "clients.openai", *flags)
                 url = f"http://127.0.0.1:{port}"
-                wait_for(url)
+                wait_for(url, pid)
                 transports = AllServers(addresses, args.model), BareHttp(url, args.model)
                 rows.append(compare(args, workers, *transports, pid))
     show(rows)
@@ -202,9 +202,10 @@ def start(stack: ExitStack, module: str, *arguments: str) -> int:
     return process.pid
 
 
-def wait_for(url: str) -> None:
+def wait_for(url: str, pid: int) -> None:
+    """Until process `pid` serves a model at `url`."""
     end = time.monotonic() + 60
-    while time.monotonic() < end:
+    while time.monotonic() < end and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         try:
             urllib.request.urlopen(f"{url}/health", timeout=2).close()
             return
