@@ -23,10 +23,10 @@ class Usage:
         if piece.index in self._seen:
             return
         self._seen.add(piece.index)
-        prompt, place = divmod(piece.index, self._candidates)
+        prompt = piece.index // self._candidates
         self._prompts[prompt] = piece.num_input
-        if place == 0:
-            self._cached[prompt] = piece.num_cached
+        # The candidate that came first computed the prompt; what the others took from it was not there before.
+        self._cached[prompt] = min(self._cached.get(prompt, piece.num_cached), piece.num_cached)
 
     @property
     def prompt_tokens(self) -> int:

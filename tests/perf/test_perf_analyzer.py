@@ -66,3 +66,20 @@ def test_the_binary_runs_with_the_lent_libraries(tmp_path: Path) -> None:
         [perf_analyzer.binary(), "--version"], env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True
     )
     assert "Perf Analyzer Version" in done.stdout + done.stderr
+
+
+def test_an_export_that_was_cut_short_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in perf_analyzer's place whose first export ends in the middle, as the 2.50.0 binary's sometimes does."""
+    whole = json.dumps(export((0, [(10, 1), (20, 1)])))
+    program = tmp_path / "perf_analyzer"
+    program.write_text(
+        "#!/bin/sh\n"
+        'for word in "$@"; do case "$word" in --profile-export-file=*) out="${word#*=}";; esac; done\n'
+        f"if [ -e {tmp_path}/ran ]; then printf '%s' '{whole}' > \"$out\"\n"
+        f"else touch {tmp_path}/ran; printf '%.40s' '{whole}' > \"$out\"; fi\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(perf_analyzer, "binary", lambda: str(program))
+    profile = perf_analyzer.run("nowhere", "demo", concurrency=1, requests=1, prompt="hi", max_tokens=2)
+    assert profile.num_tokens == 2
+    assert (tmp_path / "ran").exists()
