@@ -4,9 +4,10 @@
 ARG TRITON=nvcr.io/nvidia/tritonserver:25.08-py3
 FROM ${TRITON}
 
-# The stub of this image's server runs the image's own Python, so the environment is made with that.
+# The stub of this image's server runs the image's own Python, so the environment is made with that. A C compiler and
+# Python's headers: the kernels' compiler builds the code that launches a kernel when it first meets one.
 RUN apt-get update \
- && apt-get install -y --no-install-recommends python3-venv \
+ && apt-get install -y --no-install-recommends python3-venv python3-dev gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home nereid \
  && install -d -o nereid -g nereid /opt/nereid /cache

@@ -69,7 +69,7 @@ def test_the_binary_runs_with_the_lent_libraries(tmp_path: Path) -> None:
 
 
 def test_an_export_that_was_cut_short_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in perf_analyzer's place whose first export ends in the middle, as the 2.50.0 binary's sometimes does."""
+    """A program in its place whose first export ends in the middle, as the 2.50.0 binary's sometimes does."""
     whole = json.dumps(export((0, [(10, 1), (20, 1)])))
     program = tmp_path / "perf_analyzer"
     program.write_text(
