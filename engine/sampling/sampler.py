@@ -86,4 +86,4 @@ class Sampler:
 
     def explain(self, logits: torch.Tensor, drawn: Drawn, num_logprobs: int) -> Drawn:
         """The same draw with log-probabilities of its tokens and of the `num_logprobs` likeliest, logits [B, V]."""
-        return Drawn(drawn.tokens, self._ops.logprobs(logits, drawn.tokens.clamp(min=0), num_logprobs))
+        return Drawn(drawn.tokens, self._ops.logprobs(logits, drawn.tokens.clamp(min=0).long(), num_logprobs))
