@@ -1,8 +1,9 @@
 """Drawing the next token in Triton, without sorting the vocabulary.
 
-First kernel: every run of 1024 tokens gives its best score, its maximum and its sum of weights, and each group of 32
-its maximum. Second kernel, one program a row: the best of the runs; or, for a row with filters, a bisection over the
-group maxima finds the few groups that can hold a kept token, and bisections over those find the exact bounds.
+First kernel: every tile of 4096 tokens gives its best score, and of a row with filters every run of 1024 its maximum
+and sum of weights and every group of 32 its maximum. Second kernel, one program a row: the best of the tiles; or, for a
+row with filters, a bisection over the group maxima finds the few groups that can hold a kept token, and bisections over
+those find the exact bounds.
 """
 
 from __future__ import annotations
@@ -57,19 +58,11 @@ def _has_filter(temperature, top_k, top_p, min_p, V):
 
 
 @triton.jit
-def _run(p_logits, p_max, p_sum, p_score, p_token, p_groups, first, noise, heat, filtered, V):
+def _run(p_logits, first, V):
+    """Ids and logits of a run; what is not a number counts as infinite, which ends the row."""
     ids = first + tl.arange(0, RUN)
     x = tl.load(p_logits + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
-    x = tl.where(x != x, float("inf"), x)
-    best, place = tl.max(tl.div_rn(x, heat) + noise, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(p_score, best)
-    tl.store(p_token, first + place)
-    if filtered:
-        top = tl.max(x, axis=0)
-        weight = tl.where(x > float("-inf"), tl.exp(tl.div_rn(x - top, heat)), 0.0)
-        tl.store(p_max, top)
-        tl.store(p_sum, tl.sum(weight, axis=0))
-        tl.store(p_groups + tl.arange(0, RUN // GROUP), tl.max(tl.reshape(x, [RUN // GROUP, GROUP]), axis=1))
+    return ids, tl.where(x != x, float("inf"), x)
 
 
 @triton.jit(do_not_specialize_on_alignment=_SETTINGS)
@@ -98,40 +91,39 @@ def _runs(
     i_tile = tl.program_id(1)
     temperature = tl.load(p_temperature + i_row)
     filtered = _has_filter(temperature, tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row), V)
-    noise0 = tl.zeros([RUN], dtype=tl.float32)
-    noise1 = tl.zeros([RUN], dtype=tl.float32)
-    noise2 = tl.zeros([RUN], dtype=tl.float32)
-    noise3 = tl.zeros([RUN], dtype=tl.float32)
-    heat = 1.0
+    i_run = i_row * runs + i_tile * 4
+    first = i_tile * 4 * RUN
+    p_row = p_logits + i_row * logits_stride
+    token, best = _run(p_row, first, V)
     if temperature >= COLDEST:
-        heat = temperature
         counter = i_tile * RUN + tl.arange(0, RUN)
         none = tl.zeros([RUN], dtype=tl.int32)
         position = none + tl.load(p_positions + i_row).to(tl.int32)
         word0, word1, word2, word3 = tl.philox(tl.load(p_seeds + i_row), counter, position, none, none)
-        noise0 = _gumbel(word0)
-        noise1 = _gumbel(word1)
-        noise2 = _gumbel(word2)
-        noise3 = _gumbel(word3)
-    i_run = i_row * runs + i_tile * 4
-    first = i_tile * 4 * RUN
-    p_row = p_logits + i_row * logits_stride
-    for part in tl.static_range(4):
-        noise = noise0 if part == 0 else noise1 if part == 1 else noise2 if part == 2 else noise3
-        i_part = i_run + part
-        _run(
-            p_row,
-            p_max + i_part,
-            p_sum + i_part,
-            p_score + i_part,
-            p_token + i_part,
-            p_groups + i_part * (RUN // GROUP),
-            first + part * RUN,
-            noise,
-            heat,
-            filtered,
-            V,
-        )
+        best = tl.div_rn(best, temperature) + _gumbel(word0)
+        for part in tl.static_range(1, 4):
+            word = word1 if part == 1 else word2 if part == 2 else word3
+            ids, x = _run(p_row, first + part * RUN, V)
+            score = tl.div_rn(x, temperature) + _gumbel(word)
+            token = tl.where(score > best, ids, token)
+            best = tl.maximum(score, best)
+    else:
+        for part in tl.static_range(1, 4):
+            ids, x = _run(p_row, first + part * RUN, V)
+            token = tl.where(x > best, ids, token)
+            best = tl.maximum(x, best)
+    highest = tl.max(best, axis=0)
+    tl.store(p_score + i_row * tl.num_programs(1) + i_tile, highest)
+    tl.store(p_token + i_row * tl.num_programs(1) + i_tile, tl.min(tl.where(best == highest, token, V), axis=0))
+    if filtered:
+        for part in tl.static_range(4):
+            _, x = _run(p_row, first + part * RUN, V)
+            top = tl.max(x, axis=0)
+            weight = tl.where(x > float("-inf"), tl.exp(tl.div_rn(x - top, temperature)), 0.0)
+            tl.store(p_max + i_run + part, top)
+            tl.store(p_sum + i_run + part, tl.sum(weight, axis=0))
+            p_heads = p_groups + (i_run + part) * (RUN // GROUP) + tl.arange(0, RUN // GROUP)
+            tl.store(p_heads, tl.max(tl.reshape(x, [RUN // GROUP, GROUP]), axis=1))
 
 
 @triton.jit
@@ -210,13 +202,14 @@ def _choose(
     min_p = tl.load(p_min_p + i_row)
     run = tl.arange(0, BLOCK_RUNS)
     m_run = run < runs
-    scores = tl.load(p_score + i_row * runs + run, mask=m_run, other=float("-inf"))
+    tiles = runs // 4
+    scores = tl.load(p_score + i_row * tiles + run, mask=run < tiles, other=float("-inf"))
     best = tl.max(scores, axis=0)
     if (best == float("inf")) | (best == float("-inf")):
         tl.store(p_tokens + i_row, -1)
         return
     if not _has_filter(temperature, top_k, top_p, min_p, V):
-        tokens = tl.load(p_token + i_row * runs + run, mask=m_run, other=V)
+        tokens = tl.load(p_token + i_row * tiles + run, mask=run < tiles, other=V)
         token = tl.min(tl.where(scores == best, tokens, V), axis=0)
         tl.store(p_tokens + i_row, token.to(tl.int64))
         return
@@ -325,12 +318,13 @@ def sample(
     tiles = triton.cdiv(vocab, 4 * RUN.value)
     runs = 4 * tiles
     groups = runs * (RUN.value // GROUP.value)
-    run_max, run_sum, run_score = torch.empty((3, rows, runs), dtype=torch.float32, device=device).unbind()
-    run_token = torch.empty((rows, runs), dtype=torch.int32, device=device)
+    run_max, run_sum = torch.empty((2, rows, runs), dtype=torch.float32, device=device).unbind()
+    tile_score = torch.empty((rows, tiles), dtype=torch.float32, device=device)
+    tile_token = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     group_max = torch.empty((rows, groups), dtype=torch.float32, device=device)
     group_list = torch.empty((rows, groups), dtype=torch.int32, device=device)
     settings = (temperature, top_k, top_p, min_p, seeds, positions)
-    found = (run_max, run_sum, run_score, run_token, group_max)
+    found = (run_max, run_sum, tile_score, tile_token, group_max)
     _runs[(rows, tiles)](logits, *settings, *found, logits.stride(0), runs, vocab, PDL=pdl, num_warps=4, launch_pdl=pdl)
     _choose[(rows,)](
         logits,
