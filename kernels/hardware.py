@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -44,3 +46,24 @@ def dependent_launch(device: torch.device) -> bool:
 def bulk_copies(device: torch.device) -> bool:
     """Whether the device has a bulk tensor copy engine (TMA): Hopper and later."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@lru_cache(maxsize=16)
+def _branch_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def branch(device: torch.device, wanted: bool = True) -> Iterator[Callable[[], None]]:
+    """Launches of the block run beside those after it, when they are captured in a graph; else in order, as ever.
+
+    Gives what joins the two again: to be called after the block, before anything that needs its results. The branches
+    must not write to the same memory, counters of arrivals included.
+    """
+    if not wanted or device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        yield lambda: None
+        return
+    main, side = torch.cuda.current_stream(device), _branch_stream(device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        yield lambda: main.wait_stream(side)

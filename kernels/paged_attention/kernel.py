@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 import triton
 
-from kernels.hardware import bulk_copies, dependent_launch, multiprocessors
+from kernels.hardware import branch, bulk_copies, dependent_launch, multiprocessors
 from kernels.paged_attention import library
 from kernels.paged_attention.attend import attend
 from kernels.paged_attention.long import TILE as LONG_TILE
@@ -66,8 +66,11 @@ def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single
 
 
 @lru_cache(maxsize=16)
-def arrivals(device: torch.device) -> torch.Tensor:
-    """Counters that every merge leaves at zero; made before any capture, by the eager call that compiles the kernel."""
+def arrivals(device: torch.device, branch: int = 0) -> torch.Tensor:
+    """Counters that every merge leaves at zero; made before any capture, by the eager call that compiles the kernel.
+
+    Launches that may run at once are of different branches.
+    """
     return torch.zeros(_ARRIVALS, dtype=torch.int32, device=device)
 
 
@@ -101,8 +104,9 @@ def paged_attention(
     Shapes as in the reference; scale is positive, lines cover all tokens, the caches' blocks, heads and slots may be
     strided. Grid and workspace depend on shapes and on the host bounds alone, and lengths are read on the device, so
     a captured launch serves any lengths within the bounds.
-    Hundreds of queries take the gathered way (`long`); with `spans`, lines of thousands go to cuDNN. Calls on a device
-    share one set of arrival counters: they must run in one stream order.
+    Hundreds of queries take the gathered way (`long`); with `spans`, lines of thousands go to cuDNN. In a graph they
+    run beside the single lines: those read memory, these multiply. Calls on a device share their arrival counters: they
+    must run in one stream order.
     """
     t, h, _ = q.shape
     lone = spans is not None and len(spans) == len(context_len) == 1 and library.suits(*spans[0][1:])
@@ -197,7 +201,7 @@ def attend_into(
             out,
             partial,
             lse,
-            arrivals(q.device),
+            arrivals(q.device, int(not single)),
             q.stride(0),
             *k_cache.stride()[:3],
             *v_cache.stride()[:3],
@@ -282,7 +286,9 @@ def attend_into(
                 several(line, len(some), sum(counts), max(counts), max(length for _, _, length in some))
                 line += len(some)
 
+    with branch(q.device, singles and 0 < num_single < lines) as join:
+        if num_single < lines:
+            longer()
     if num_single and singles:
         launch(0, num_single, num_single, 1, single=True)
-    if num_single < lines:
-        longer()
+    join()

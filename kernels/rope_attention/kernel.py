@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from kernels.hardware import dependent_launch, multiprocessors
+from kernels.hardware import branch, dependent_launch, multiprocessors
 from kernels.paged_attention.kernel import (
     LEAST_LINES,
     MAX_SPLITS,
@@ -74,6 +74,26 @@ def rope_attention(
         return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, spans, deterministic)
     tokens, d = qkv.shape[0], k_cache.shape[-1]
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
+    with branch(qkv.device, tokens > num_single) as join:
+        if tokens > num_single:
+            q = torch.empty_like(out)
+            rest = slice(num_single, None)
+            rope_into(q[rest], qkv[rest], positions[rest], slots[rest], cos_sin, k_cache, v_cache, *rope)
+            attend_into(
+                out,
+                q,
+                k_cache,
+                v_cache,
+                block_table,
+                query_start,
+                context_len,
+                scale,
+                *bounds,
+                window,
+                softcap,
+                spans=spans,
+                singles=False,
+            )
     _singles(
         out,
         qkv,
@@ -95,25 +115,7 @@ def rope_attention(
         window,
         softcap,
     )
-    if tokens > num_single:
-        q = torch.empty_like(out)
-        rest = slice(num_single, None)
-        rope_into(q[rest], qkv[rest], positions[rest], slots[rest], cos_sin, k_cache, v_cache, *rope)
-        attend_into(
-            out,
-            q,
-            k_cache,
-            v_cache,
-            block_table,
-            query_start,
-            context_len,
-            scale,
-            *bounds,
-            window,
-            softcap,
-            spans=spans,
-            singles=False,
-        )
+    join()
     return out
 
 
