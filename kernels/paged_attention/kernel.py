@@ -24,7 +24,7 @@ LEAST_LINES = 128
 SPARE = 8
 
 # From here on gathering keys pays (measured on an H200), as long as the copy stays small beside the pool.
-_LONG_TOKENS, _LONG_CONTEXT, _LONG_BYTES = 512, 1024, 1 << 29
+_LONG_TOKENS, _LONG_CONTEXT, _LONG_BYTES = 256, 1024, 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
