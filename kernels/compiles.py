@@ -7,6 +7,7 @@ that its steps can need ahead (`Compiler`), and counts what comes later all the 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +35,13 @@ class CompileWatch:
         return sum(self.late.values())
 
     def install(self) -> CompileWatch:
-        """Be told of every compilation of this process."""
+        """Be told of every compilation of this process. Triton's own key, a hash over its libraries that takes the
+        better part of a second, is worked out meanwhile."""
         import triton
+        from triton.runtime.cache import triton_key
 
         triton.knobs.compilation.listener = self._heard
+        threading.Thread(target=triton_key, name="triton-key", daemon=True).start()
         return self
 
     def arm(self) -> None:
@@ -105,6 +109,10 @@ class Compiler:
         def compile_it(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
             kernel = run(function, *args, grid=grid, warmup=True, **options)
             self._made[id(kernel)] = kernel
+            # Triton looks a kernel up in full until somebody has asked for its result.
+            future = getattr(kernel, "future", None)
+            if future is not None and future.done():
+                kernel.result()
             return kernel
 
         with mock.patch.object(JITFunction, "run", compile_it), _zeroed():

@@ -116,10 +116,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="append the results to this file")
     parser.add_argument("--ids", metavar="FILE", help="write every answer's token ids to this file")
+    parser.add_argument("--settle", type=float, default=0.0, help="seconds to wait before the first spec")
     args = parser.parse_args()
     began = time.perf_counter()
     engine = Engine.from_config(config_from(args.model, args.set)).start()
     print(f"engine ready after {time.perf_counter() - began:.1f} s", file=sys.stderr)
+    time.sleep(args.settle)
     gc.collect()
     gc.freeze()
     failed = 0

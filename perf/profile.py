@@ -26,6 +26,8 @@ from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
 from perf.engine import config_from
 
+# Categories of a trace's events that run on the device.
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
 
 
@@ -113,7 +115,7 @@ def kernel_table(trace: Path, steps: int) -> list[tuple[str, float, float]]:
     count: dict[str, int] = defaultdict(int)
     spent: dict[str, float] = defaultdict(float)
     for event in events:
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+        if event.get("cat") in DEVICE:
             name = event["name"][:70]
             count[name] += 1
             spent[name] += event["dur"]
@@ -121,12 +123,26 @@ def kernel_table(trace: Path, steps: int) -> list[tuple[str, float, float]]:
 
 
 def report(label: str, trace: Path, steps: int, shown: int) -> None:
-    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") == "kernel"]
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("cat") in DEVICE]
     if events:
         first, last = min(e["ts"] for e in events), max(e["ts"] + e["dur"] for e in events)
-        print(f"{label}: kernels span {(last - first) / steps:.1f} us a step")
+        gaps = idle(events)
+        print(
+            f"{label}: kernels span {(last - first) / steps:.1f} us a step; the GPU idles {sum(gaps) / steps:.1f} of "
+            f"them in {len(gaps) / steps:.1f} gaps, the longest {max(gaps, default=0.0):.1f}"
+        )
     for name, launches, spent in kernel_table(trace, steps)[:shown]:
         print(f"    {spent:9.1f} us  {launches:6.1f} x  {name}")
+
+
+def idle(events: list[dict[str, Any]]) -> list[float]:
+    """Microseconds of each stretch between the first and the last device event in which none ran."""
+    gaps, busy_until = [], None
+    for event in sorted(events, key=lambda e: float(e["ts"])):
+        if busy_until is not None and event["ts"] > busy_until:
+            gaps.append(event["ts"] - busy_until)
+        busy_until = max(busy_until or 0.0, event["ts"] + event["dur"])
+    return gaps
 
 
 def main() -> None:

@@ -2,9 +2,12 @@
 
 Threads, so that none holds up another:
     intakes  decode, check and tokenize what `submit` was handed, and send it to the engine
-    link     receives events and leaves them with their streams; never sends to a client
+    link     receives events and leaves them with their streams
     senders  detokenize and send; what came for a stream meanwhile goes out as one response
     cancel   asks Triton which clients have gone
+
+A hand-over costs a tenth of a millisecond or more. While there is little to do (`direct`), Triton's thread takes a
+short request in itself, and the link's sends a few responses itself.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, Token
 logger = logging.getLogger("nereid.frontend")
 
 _INTAKES = 2  # a prompt of megabytes takes one of them a second to tokenize
+_SHORT_TEXT = 4096  # bytes that are tokenized within a fraction of a millisecond
+_FEW_EVENTS = 4  # a send takes about as long as a hand-over
 _CANCEL_S = 0.02
 _CANCEL_SHARE = 10  # of the time, at most one part in so many goes into asking
 _RESENDS = 2  # an engine that died so often with the same request, and no token between, dies of it
@@ -95,7 +100,10 @@ class Frontend:
 
     def submit(self, request: Any) -> None:
         """Take a Triton request over. Returns at once; the answer goes through the request's response sender."""
-        self._intake.put((request, now()))
+        arrived = now()
+        if self._config.direct and self._intake.empty() and self._take(request, arrived, _SHORT_TEXT):
+            return
+        self._intake.put((request, arrived))
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no stream is left. False when some are left after `timeout_s`."""
@@ -131,15 +139,23 @@ class Frontend:
         self.ready.set()
         self.settled.set()
 
-    def on_events(self, events: list[TokenEvent]) -> None:
+    def on_events(self, events: list[TokenEvent], pressed: bool) -> None:
         heard = now()
+        direct = self._config.direct and not pressed and len(events) <= _FEW_EVENTS
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is None or stream.ended:
                 continue
             if event.token_ids:
                 self._observe(stream, event, heard)
-            if stream.receive(event, self._config.stream_interval):
+            if not stream.receive(event, self._config.stream_interval):
+                continue
+            if direct and not stream.queued and stream.sending.acquire(blocking=False):
+                try:
+                    self._send(stream)
+                finally:
+                    stream.sending.release()
+            else:
                 self._queue(stream)
 
     def on_stats(self, stats: Stats) -> None:
@@ -169,33 +185,40 @@ class Frontend:
 
     def _take_in(self) -> None:
         while (item := self._intake.get()) is not None:
-            request, arrived = item
-            sender = request.get_response_sender()
-            try:
-                self._admit(request, sender, arrived)
-            except RequestError as error:
-                self._responses.send_error(
-                    sender, error.message, error.code, decode.wants_error(request), decode.wants_text(request)
-                )
-            except Exception as error:
-                logger.exception("%s: a request failed in the frontend", self._name)
-                sentence = f"{type(error).__name__}: {error}"
-                self._responses.send_error(
-                    sender, sentence, ErrorCode.INTERNAL, decode.wants_error(request), decode.wants_text(request)
-                )
+            self._take(*item)
             if self._intake.empty():
                 with self._empty:
                     self._empty.notify_all()
 
-    def _admit(self, request: Any, sender: Any, arrived: float) -> None:
+    def _take(self, request: Any, arrived: float, most_text: int | None = None) -> bool:
+        """Send a request to the engine, or its error to the client. False, and nothing is done, when there is more text
+        to tokenize than `most_text` bytes."""
+        sender = request.get_response_sender()
+        try:
+            return self._admit(request, sender, arrived, most_text)
+        except RequestError as error:
+            self._responses.send_error(
+                sender, error.message, error.code, decode.wants_error(request), decode.wants_text(request)
+            )
+        except Exception as error:
+            logger.exception("%s: a request failed in the frontend", self._name)
+            sentence = f"{type(error).__name__}: {error}"
+            self._responses.send_error(
+                sender, sentence, ErrorCode.INTERNAL, decode.wants_error(request), decode.wants_text(request)
+            )
+        return True
+
+    def _admit(self, request: Any, sender: Any, arrived: float, most_text: int | None) -> bool:
         assert self._link is not None
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if decode.wants_description(tensors):
             self._responses.send_description(sender, {"max_model_len": self._context})
-            return
+            return True
         parameters = json.loads(request.parameters() or "{}")
         outputs = frozenset(request.requested_output_names())
         asked = decode.llm_request(tensors, parameters, outputs, request.timeout())
+        if asked.text is not None and most_text is not None and len(asked.text) > most_text:
+            return False
         if asked.text is not None:
             prompt_ids = self._tokenizer.encode(asked.text)
         else:
@@ -233,6 +256,7 @@ class Frontend:
             except RequestError:
                 del self._streams[stream.request_id]
                 raise
+        return True
 
     # Sending
 
@@ -245,31 +269,36 @@ class Frontend:
         """One sender. A stream keeps to one of them, so its responses stay in order."""
         while (stream := outgoing.get()) is not None:
             stream.queued = False  # before draining: what comes from now on queues the stream again
-            if stream.ended:
-                continue
-            try:
-                piece, stop_engine = stream.take()
-                if piece is None:
-                    continue
-                if stop_engine:
-                    self._abort([stream.request_id])
-                if piece.finish_reason is None:
-                    self._responses.send(stream, piece)
-                else:
-                    self._metrics.finished(piece.finish_reason, now() - stream.arrived)
-                    with stream.ending:
-                        stream.ended = True
-                        self._responses.send(stream, piece)
-            except Exception as error:
-                logger.exception("%s: sending a response failed", self._name)
+            with stream.sending:
+                self._send(stream)
+
+    def _send(self, stream: Stream) -> None:
+        """Send what came for a stream as one response. The caller holds `stream.sending`."""
+        if stream.ended:
+            return
+        try:
+            piece, stop_engine = stream.take()
+            if piece is None:
+                return
+            if stop_engine:
                 self._abort([stream.request_id])
-                sentence = f"{type(error).__name__}: {error}"
-                wanted = stream.request.wanted
+            if piece.finish_reason is None:
+                self._responses.send(stream, piece)
+            else:
+                self._metrics.finished(piece.finish_reason, now() - stream.arrived)
                 with stream.ending:
                     stream.ended = True
-                    self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, wanted.error, wanted.text)
-            if stream.ended:
-                self._forget(stream)
+                    self._responses.send(stream, piece)
+        except Exception as error:
+            logger.exception("%s: sending a response failed", self._name)
+            self._abort([stream.request_id])
+            sentence = f"{type(error).__name__}: {error}"
+            wanted = stream.request.wanted
+            with stream.ending:
+                stream.ended = True
+                self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, wanted.error, wanted.text)
+        if stream.ended:
+            self._forget(stream)
 
     def _forget(self, stream: Stream) -> None:
         with self._empty:

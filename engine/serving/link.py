@@ -27,7 +27,9 @@ class Receiver(Protocol):
         """An engine takes requests of up to `context` tokens from now on: what is in flight is to be sent (again)."""
         ...
 
-    def on_events(self, events: list[TokenEvent]) -> None: ...
+    def on_events(self, events: list[TokenEvent], pressed: bool) -> None:
+        """What a step gave. pressed: the next step's is here already."""
+        ...
 
     def on_stats(self, stats: Stats) -> None: ...
 
@@ -139,20 +141,24 @@ class Link:
             poller.register(watch.fd, zmq.POLLIN)
         while not self._closing.is_set():
             ready = dict(poller.poll(_POLL_MS))
-            while True:
-                try:
-                    data = inbox.recv(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self._dispatch(data)
+            while arrived := self._arrived(inbox):
+                for data in arrived:
+                    self._dispatch(data, pressed=len(arrived) > 1)
             if (watch.fd is None or watch.fd in ready) and watch.dead():
                 return
 
-    def _dispatch(self, data: bytes) -> None:
+    def _arrived(self, inbox: zmq.Socket[bytes]) -> list[bytes]:
+        messages = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                messages.append(inbox.recv(zmq.NOBLOCK))
+        return messages
+
+    def _dispatch(self, data: bytes, pressed: bool) -> None:
         self._heard = time.monotonic()
         message = messages.decode_to_frontend(data)
         if isinstance(message, Events):
-            self._receiver.on_events(message.events)
+            self._receiver.on_events(message.events, pressed)
         elif isinstance(message, Stats):
             self._receiver.on_stats(message)
         elif isinstance(message, Ready):

@@ -26,6 +26,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokenizer: checkpoint folder to tokenize with; None takes `model`.
     stream_interval: tokens a streamed response waits for, after the first, which is sent at once.
     senders: threads of a frontend that send responses; each send waits for the server, so a second one helps.
+    direct: short requests are taken in, and the responses of a step of few are sent, by the threads that bring them,
+        without a hand-over to another thread, as long as nothing waits.
     restart_limit: starts of a crashed engine in a row before the model gives up.
     hang_timeout_s: an engine that says nothing for so long is killed and started again.
     request_timeout_s: longest that a request may take. A client whose whole answer comes over HTTP can go away unseen,
@@ -36,6 +38,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokenizer: str | None = None
     stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
     senders: Annotated[int, Meta(ge=1, le=16)] = 2
+    direct: bool = True
     restart_limit: Annotated[int, Meta(ge=0)] = 3
     hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 120.0
     request_timeout_s: Annotated[float, Meta(gt=0.0)] = 3600.0

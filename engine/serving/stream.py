@@ -31,8 +31,8 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Stream:
-    """A request on its way. `pending` is filled by the link's thread and drained by the sender's; the rest belongs
-    to the sender, except `received`, which the link's thread keeps so that the request can be sent again.
+    """A request on its way. `pending` is filled by the link's thread and drained by whoever holds `sending`; the rest
+    belongs to that one, except `received`, which the link's thread keeps so that the request can be sent again.
 
     `ending` is held while the last response goes out, and by whoever else calls `sender`: the server frees what a
     sender stands on with the last response, and crashes on a call that comes after it.
@@ -63,6 +63,7 @@ class Stream:
         self.ended = False
         self.ending = threading.Lock()
         self.queued = False
+        self.sending = threading.Lock()  # held from `take` until what it gave is sent
         self.pending: deque[TokenEvent] = deque()
         self._bad_word_ids = bad_word_ids
         self._tokenizer = tokenizer
@@ -110,7 +111,7 @@ class Stream:
         return first or interval == 1 or len(self.received) % interval == 0
 
     def take(self) -> tuple[Piece | None, bool]:
-        """(what to send now, whether the engine is to be told to stop). Called by the sender only."""
+        """(what to send now, whether the engine is to be told to stop). Called by the holder of `sending` only."""
         events = [self.pending.popleft() for _ in range(len(self.pending))]
         if not events:
             return None, False

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,38 @@ def test_streams_survive_the_engines_death_without_a_lost_or_a_repeated_token(ri
     got = [tokens_of([first, *request.all()]) for first, request in zip(firsts, requests, strict=True)]
     assert got == expected
     assert running.engine_pid() != before
+
+
+def test_hand_overs_change_no_token(rig: Callable[..., Rig]) -> None:
+    """With `direct` off every response goes through a sender's thread, and every request through an intake's."""
+    got = []
+    for direct in (True, False):
+        running = rig(direct=direct)
+        requests = [running.submit(seed) for seed in range(7)]
+        got.append([tokens_of(request.all()) for request in requests])
+        assert running.frontend.drain(10)
+        running.close()
+    assert got[0] == got[1]
+    assert all(len(tokens) == 120 for tokens in got[0])
+
+
+def test_short_requests_are_taken_in_at_once_and_long_texts_elsewhere(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = rig()
+    threads: list[str] = []
+    encode = running.frontend._tokenizer.encode
+
+    def noted(text: bytes) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return encode(text)
+
+    monkeypatch.setattr(running.frontend._tokenizer, "encode", noted)
+    for text in (b"short", b"long " * 1000):
+        request = Request(parameters={"max_tokens": 2, "temperature": 0}, text_input=text, stream=True)
+        running.frontend.submit(request)
+        request.all()
+    assert threads == [threading.current_thread().name, "nereid-take_in"]
 
 
 def test_a_failed_loop_is_an_engine_death_too(rig: Callable[..., Rig]) -> None:
