@@ -9,7 +9,6 @@ from kernels.hardware import branch, dependent_launch, multiprocessors
 from kernels.paged_attention.kernel import (
     LEAST_LINES,
     MAX_SPLITS,
-    SPARE,
     Tile,
     arrivals,
     attend_into,
@@ -20,9 +19,9 @@ from kernels.paged_attention.reference import Spans
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 
-# Lines for which one kernel is faster than two (measured on an H200): from 8 on the work of the prologue, which every
-# share of the keys repeats, costs as much as the launch that it saves.
-FUSED_LINES = 4
+# Lines for which one kernel is known to be faster than two (measured on an H200): at 8 the work of the prologue, which
+# every share of the keys repeats, costs as much as the launch that it saves.
+FUSED_LINES = 1
 
 
 def tile_for(dtype: torch.dtype, group: int, channels: int) -> Tile:
@@ -30,7 +29,7 @@ def tile_for(dtype: torch.dtype, group: int, channels: int) -> Tile:
     rows = max(16, triton.next_power_of_2(group))
     if rows > 16 or channels > 128 or dtype == torch.float32:
         return Tile(rows, 32, warps=4, stages=2)
-    return Tile(16, 128, warps=4, stages=3, programs=8, least=256)
+    return Tile(16, 128, warps=4, stages=3, programs=1, least=256)
 
 
 def rope_attention(
@@ -147,9 +146,9 @@ def _singles(
     block_d = max(16, triton.next_power_of_2(d))
     tile = tile_for(qkv.dtype, group, block_d)
     programs = tile.programs * multiprocessors(qkv.device)
-    splits = min(
-        power_below(SPARE * programs // (lines * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys))
-    )
+    # A program holds most of a multiprocessor's shared memory, and those without work would keep the next kernel out:
+    # one wave is all there is.
+    splits = min(power_below(programs // (lines * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
     splits = max(1, min(splits, MAX_SPLITS))
     rows = triton.next_power_of_2(group)
     work = (lines * g, splits, rows) if splits > 1 else (1, 1, 1)

@@ -1,0 +1,55 @@
+"""One kernel for rope, KV write and attention gives what the two ops give, for more lines than it is used for too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.registry import Case, Op
+from kernels.rope_attention.cases import case
+from kernels.testing import TOLERANCES, assert_close, check, outputs, poisoned, seeded
+
+OP = Op("rope_attention")
+BF16 = torch.bfloat16
+SINGLES = [
+    pytest.param(made, id=f"{made.name} {str(made.dtype).removeprefix('torch.')}")
+    for made in OP.cases()
+    if made.small and "fused" not in made.name
+]
+
+
+@pytest.fixture
+def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernels.rope_attention import kernel
+
+    monkeypatch.setattr(kernel, "FUSED_LINES", 1 << 20)
+
+
+@pytest.mark.parametrize("made", SINGLES)
+@pytest.mark.usefixtures("every_line")
+def test_any_number_of_lines_can_take_it(made: Case, device: torch.device) -> None:
+    check(made, OP.kernel, OP.reference, device)
+
+
+@pytest.mark.parametrize("lines", [[(1, 1)], [(1, 700)], [(1, 300), (5, 40)], [(1, 64), (1, 0), (1, 3)]], ids=str)
+@pytest.mark.usefixtures("every_line")
+def test_it_equals_the_two_ops_it_stands_for(lines: list[tuple[int, int]], device: torch.device) -> None:
+    made = case("", BF16, lines, 8, 2, 64, qk_norm=True, strided=True, bound=1000)
+    one = made.make(device, seeded(device))
+    two = {**made.make(device, seeded(device)), "fused": False}
+    with poisoned():
+        got, want = outputs(OP.kernel, made, one), outputs(OP.kernel, made, two)
+    assert torch.equal(got["v_cache"], want["v_cache"])
+    for name in want:
+        assert_close(name, got[name], want[name], TOLERANCES[BF16])
+
+
+@pytest.mark.usefixtures("every_line")
+def test_the_new_key_is_attended_to_before_it_is_in_the_cache(device: torch.device) -> None:
+    """A line without a past gives its own value, whatever the cache held at its place."""
+    made = case("", BF16, [(1, 1)], 4, 2, 64)
+    given = made.make(device, seeded(device))
+    given["k_cache"].fill_(float("nan"))
+    given["v_cache"].fill_(float("nan"))
+    values = given["qkv"].view(8, 64)[6:].repeat_interleave(2, dim=0)
+    assert torch.equal(OP.kernel(**given)[0], values)
