@@ -6,7 +6,7 @@ VENV   ?= .venv
 export OMP_NUM_THREADS ?= 1
 
 # command=package
-WEB_PACKAGES    := chromium=chromium
+WEB_PACKAGES    := chromium=chromium curl=curl
 DOCKER_PACKAGES := docker-compose=docker-compose prometheus=prometheus promtool=prometheus
 
 ifeq ($(origin PY), undefined)

@@ -14,6 +14,7 @@ CHROMIUM = shutil.which("chromium")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
+    "--disable-dev-shm-usage",  # a container's /dev/shm is small, and the server wants it
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",
