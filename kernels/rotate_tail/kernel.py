@@ -1,4 +1,4 @@
-"""Rotary embedding of the last channels of a head: one program a head of a token."""
+"""Rotary embedding of the last channels of a head: one program some heads of a token, channels in their order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,26 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+
+TILE = 2048
+
+
+@triton.jit
+def turn_pairs(x, cos, sin, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr):
+    """x [BLOCK_H, BLOCK] with the pairs (2i, 2i + 1) of its channels turned; cos and sin [BLOCK / 2]."""
+    a, b = tl.split(tl.reshape(x, (BLOCK_H, BLOCK // 2, 2)))
+    turned = tl.join(a * cos[None] - b * sin[None], b * cos[None] + a * sin[None])
+    return tl.reshape(turned, (BLOCK_H, BLOCK))
+
+
+@triton.jit
+def angles(cos_sin, position, DIM: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr):
+    """cos and sin of each pair of a head's channels; those before the rotated ones turn by no angle."""
+    i = tl.arange(0, BLOCK // 2)
+    plain: tl.constexpr = (DIM - ROPE) // 2
+    turned = (2 * i < DIM) & (i >= plain)
+    angle = cos_sin + position.to(tl.int64) * ROPE + i - plain
+    return tl.load(angle, mask=turned, other=1.0), tl.load(angle + ROPE // 2, mask=turned, other=0.0)
 
 
 @triton.jit(do_not_specialize=["x_stride"])
@@ -20,28 +40,23 @@ def _turn(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    # Channels are held as pairs (2i, 2i + 1); those before the rotated ones turn by no angle.
-    i = tl.arange(0, BLOCK)
-    live = 2 * i < DIM
-    plain: tl.constexpr = (DIM - ROPE) // 2
-    angle = cos_sin + tl.load(positions + t).to(tl.int64) * ROPE + i - plain
-    cos = tl.load(angle, mask=live & (i >= plain), other=1.0)
-    sin = tl.load(angle + ROPE // 2, mask=live & (i >= plain), other=0.0)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK)
+    live = (h < HEADS)[:, None] & (d < DIM)[None]
+    place = h[:, None] * DIM + d[None]
+    cos, sin = angles(cos_sin, tl.load(positions + t), DIM, ROPE, BLOCK)
     if PDL:
         gdc_wait()
-    source = x + t * x_stride + head * DIM + 2 * i
-    target = out + (t * HEADS + head) * DIM + 2 * i
-    a = tl.load(source, mask=live, other=0.0).to(tl.float32)
-    b = tl.load(source + 1, mask=live, other=0.0).to(tl.float32)
-    tl.store(target, (a * cos - b * sin).to(out.dtype.element_ty), mask=live)
-    tl.store(target + 1, (b * cos + a * sin).to(out.dtype.element_ty), mask=live)
+    v = tl.load(x + t * x_stride + place, mask=live, other=0.0).to(tl.float32)
+    v = turn_pairs(v, cos, sin, BLOCK_H, BLOCK)
+    tl.store(out + t * (HEADS * DIM) + place, v.to(out.dtype.element_ty), mask=live)
 
 
 def rotate_tail(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
@@ -50,7 +65,9 @@ def rotate_tail(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor)
     out = torch.empty(t, heads, dim, dtype=x.dtype, device=x.device)
     if t:
         pdl = dependent_launch(x.device)
-        _turn[(t, heads)](
+        block = triton.next_power_of_2(dim)
+        block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
+        _turn[(t, triton.cdiv(heads, block_h))](
             x,
             positions,
             cos_sin,
@@ -59,9 +76,10 @@ def rotate_tail(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor)
             HEADS=heads,
             DIM=dim,
             ROPE=cos_sin.shape[1],
-            BLOCK=triton.next_power_of_2(dim // 2),
+            BLOCK_H=block_h,
+            BLOCK=block,
             PDL=pdl,
             launch_pdl=pdl,
-            num_warps=1,
+            num_warps=4,
         )
     return out

@@ -1,4 +1,5 @@
-"""Query and key norm, rotary embedding of the last channels and the cache write: one program a head of a token."""
+"""Query and key norm, rotary embedding of the last channels and the cache write: one program some heads of a token; the
+key-value vector has programs of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.rotate_tail.kernel import angles, turn_pairs
+
+TILE = 4096
 
 
 @triton.jit(do_not_specialize=["q_stride"])
@@ -29,41 +33,37 @@ def _write(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    # Channels are held as pairs (2i, 2i + 1); those before the rotated ones turn by no angle.
-    i = tl.arange(0, BLOCK)
-    live = 2 * i < DIM
-    plain: tl.constexpr = (DIM - ROPE) // 2
-    turned = live & (i >= plain)
-    angle = cos_sin + tl.load(positions + t).to(tl.int64) * ROPE + i - plain
-    cos = tl.load(angle, mask=turned, other=1.0)
-    sin = tl.load(angle + ROPE // 2, mask=turned, other=0.0)
+    # the first program takes the key-value vector, as one head
+    part = tl.program_id(1)
+    h = (part - 1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK)
+    cos, sin = angles(cos_sin, tl.load(positions + t), DIM, ROPE, BLOCK)
     slot = tl.load(slots + t)
+    weight = tl.load(norm + d, mask=d < DIM, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    if head < HEADS:
-        source = q + t * q_stride + head * DIM
-        target = out + (t * HEADS + head) * DIM
+    if part == 0:
+        if slot >= 0:
+            live = (d < DIM)[None]
+            v = tl.load(kv + t * kv_stride + d[None], mask=live, other=0.0).to(tl.float32)
+            v = v * tl.rsqrt(tl.sum(v * v, 1) / DIM + eps)[:, None] * weight[None]
+            v = turn_pairs(v, cos, sin, 1, BLOCK)
+            entry = cache + slot // block_size * block_stride + slot % block_size * entry_stride
+            tl.store(entry + d[None], v.to(cache.dtype.element_ty), mask=live)
     else:
-        if slot < 0:
-            return
-        source = kv + t * kv_stride
-        target = cache + slot // block_size * block_stride + slot % block_size * entry_stride
-    a = tl.load(source + 2 * i, mask=live, other=0.0).to(tl.float32)
-    b = tl.load(source + 2 * i + 1, mask=live, other=0.0).to(tl.float32)
-    unit = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / DIM + eps)
-    a, b = a * unit, b * unit
-    if head == HEADS:
-        a *= tl.load(norm + 2 * i, mask=live, other=0.0).to(tl.float32)
-        b *= tl.load(norm + 2 * i + 1, mask=live, other=0.0).to(tl.float32)
-    tl.store(target + 2 * i, (a * cos - b * sin).to(out.dtype.element_ty), mask=live)
-    tl.store(target + 2 * i + 1, (b * cos + a * sin).to(out.dtype.element_ty), mask=live)
+        inside = (h < HEADS)[:, None] & (d < DIM)[None]
+        place = h[:, None] * DIM + d[None]
+        x = tl.load(q + t * q_stride + place, mask=inside, other=0.0).to(tl.float32)
+        x = x * tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
+        x = turn_pairs(x, cos, sin, BLOCK_H, BLOCK)
+        tl.store(out + t * (HEADS * DIM) + place, x.to(out.dtype.element_ty), mask=inside)
 
 
 def shared_kv_write(
@@ -81,7 +81,9 @@ def shared_kv_write(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if t:
         pdl = dependent_launch(q.device)
-        _write[(t, heads + 1)](
+        block = triton.next_power_of_2(dim)
+        block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
+        _write[(t, 1 + triton.cdiv(heads, block_h))](
             q,
             kv,
             positions,
@@ -99,9 +101,10 @@ def shared_kv_write(
             HEADS=heads,
             DIM=dim,
             ROPE=cos_sin.shape[1],
-            BLOCK=triton.next_power_of_2(dim // 2),
+            BLOCK_H=block_h,
+            BLOCK=block,
             PDL=pdl,
             launch_pdl=pdl,
-            num_warps=1,
+            num_warps=4,
         )
     return out

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch, multiprocessors
+from kernels.rotate_tail.kernel import angles, turn_pairs
 
 BLOCK_N, WARPS, STAGES = 32, 8, 2
 MOST_SHARES = 16
@@ -188,13 +189,8 @@ def _join(
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     share = tl.arange(0, BLOCK_S)
     m_h = h < HEADS
-    # Channels are held as pairs (2i, 2i + 1); those before the rotated ones turn by no angle.
-    i = tl.arange(0, BLOCK)
-    live = 2 * i < DIM
-    plain: tl.constexpr = (DIM - ROPE) // 2
-    angle = cos_sin + tl.load(positions + first_token + t).to(tl.int64) * ROPE + i - plain
-    cos = tl.load(angle, mask=live & (i >= plain), other=1.0)[None]
-    sin = tl.load(angle + ROPE // 2, mask=live & (i >= plain), other=0.0)[None]
+    d = tl.arange(0, BLOCK)
+    cos, sin = angles(cos_sin, tl.load(positions + first_token + t), DIM, ROPE, BLOCK)
     sink = tl.load(sinks + h, mask=m_h, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
@@ -205,23 +201,22 @@ def _join(
     top = tl.maximum(tl.max(best, 1), sink)
     weight = tl.exp(best - top[:, None])
     scale = 1.0 / (tl.sum(weight * total, 1) + tl.exp(sink - top))
-    inside = m_h[:, None] & live[None]
+    inside = m_h[:, None] & (d < DIM)[None]
+    mine = (t * HEADS + h)[:, None] * DIM + d[None]
     if SHARES == 1:
-        mine = (t * HEADS + h)[:, None] * DIM + 2 * i[None]
-        factor = (tl.sum(weight * total, 1) * scale)[:, None]
-        a = tl.load(parts + mine, mask=inside, other=0.0).to(tl.float32) * factor
-        b = tl.load(parts + mine + 1, mask=inside, other=0.0).to(tl.float32) * factor
+        # parts hold the mean without the sink
+        factor = tl.sum(weight * total, 1) * scale
+        o = tl.load(parts + mine, mask=inside, other=0.0).to(tl.float32) * factor[:, None]
     else:
-        a = tl.zeros((BLOCK_H, BLOCK), tl.float32)
-        b = tl.zeros((BLOCK_H, BLOCK), tl.float32)
+        o = tl.zeros((BLOCK_H, BLOCK), tl.float32)
         for one in tl.static_range(SHARES):
             factor = tl.sum(tl.where(share[None] == one, weight, 0.0), 1) * scale
-            mine = ((one * tokens + t) * HEADS + h)[:, None] * DIM + 2 * i[None]
-            a += tl.load(parts + mine, mask=inside, other=0.0) * factor[:, None]
-            b += tl.load(parts + mine + 1, mask=inside, other=0.0) * factor[:, None]
-    place = ((first_token + t) * HEADS + h)[:, None] * DIM + 2 * i[None]
-    tl.store(out + place, (a * cos + b * sin).to(out.dtype.element_ty), mask=inside)
-    tl.store(out + place + 1, (b * cos - a * sin).to(out.dtype.element_ty), mask=inside)
+            there_to = parts + one * tokens.to(tl.int64) * (HEADS * DIM)
+            o += tl.load(there_to + mine, mask=inside, other=0.0) * factor[:, None]
+    # turned back: by minus the angle
+    o = turn_pairs(o, cos, -sin, BLOCK_H, BLOCK)
+    place = (first_token + t) * (HEADS * DIM) + h[:, None] * DIM + d[None]
+    tl.store(out + place, o.to(out.dtype.element_ty), mask=inside)
 
 
 def sparse_attention(
@@ -324,7 +319,7 @@ def sparse_attention(
             SHARES=shares,
             BLOCK_S=max(2, triton.next_power_of_2(shares)),
             BLOCK_H=joined_h,
-            BLOCK=triton.next_power_of_2(dim // 2),
+            BLOCK=triton.next_power_of_2(dim),
             PDL=pdl,
             launch_pdl=pdl,
             num_warps=4,
