@@ -273,9 +273,12 @@ def measure(
 
 
 def provenance() -> dict[str, Any]:
-    """Where and from what a figure comes."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {"commit": commit or os.environ.get("NEREID_COMMIT", "unknown"), "python": platform.python_version()}
+    """Where and from what a figure comes. NEREID_COMMIT names the commit of a copy that is no checkout of it."""
+    commit = os.environ.get("NEREID_COMMIT")
+    if commit is None:
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        commit = asked.stdout.strip() or "unknown"
+    return {"commit": commit, "python": platform.python_version()}
 
 
 def publish(
