@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Pairs a program counts; up to so many are ordered in one launch.
-CHUNK = 1024
+# Pairs a program counts; up to so many are ordered in one launch. A few have a program of their own size.
+FEW, CHUNK = 256, 1024
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -103,7 +103,7 @@ def ordered(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Or
     offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=device)
     alone = pairs <= CHUNK
-    chunk = CHUNK if not alone else max(128, triton.next_power_of_2(pairs))
+    chunk = FEW if pairs <= FEW else CHUNK
     rank = order if alone else torch.empty_like(order)
     _count[(triton.cdiv(pairs, chunk),)](
         experts, _counts(device, num_experts), rank, order, offsets, ends, pairs, num_experts, CHUNK=chunk, ROWS=rows,

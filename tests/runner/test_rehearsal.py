@@ -24,7 +24,29 @@ from tests.runner.test_graphs import TINY
 DENSE = {**TINY, "hidden_size": 256, "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-@pytest.mark.parametrize("config", [DENSE], ids=["dense"])
+# Routing counts of DeepSeek-V2-Lite: what is compiled depends on the pairs of token and expert.
+LATENT_EXPERTS = {
+    **TINY,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "hidden_size": 256,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "kv_lora_rank": 128,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "norm_topk_prob": False,
+}
+
+
+@pytest.mark.parametrize("config", [DENSE, LATENT_EXPERTS], ids=["dense", "latents and experts"])
 def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(tmp_path: Path, config: dict[str, Any]) -> None:
     config = {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
