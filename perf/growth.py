@@ -80,17 +80,20 @@ def plot(file: Path, png: Path) -> None:
     from matplotlib import pyplot
 
     points = [json.loads(line) for line in file.read_text().splitlines()]
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
-    for ax, axis, key, label in (
-        (axes[0], "rows", "rows", f"rows, each with {PLAIN} tokens"),
-        (axes[1], "context", "context", "tokens of context, one row"),
-        (axes[2], "pool", "pool_blocks", "blocks in the pool, 64 rows"),
-    ):
+    labels = {
+        "rows": ("rows", f"rows, each with {PLAIN} tokens"),
+        "context": ("context", "tokens of context, one row"),
+        "pool": ("pool_blocks", "blocks in the pool, 64 rows"),
+    }
+    there = [axis for axis in labels if any(p["axis"] == axis for p in points)]
+    figure, axes = pyplot.subplots(1, len(there), figsize=(1 + 4.5 * len(there), 4), squeeze=False)
+    for ax, axis in zip(axes[0], there, strict=True):
+        key, label = labels[axis]
         of = sorted((p for p in points if p["axis"] == axis), key=lambda p: p[key])
         x = [p[key] for p in of]
         ax.plot(x, [p["step_ms"] for p in of], marker="o", label="step, GPU and host overlapped")
         ax.plot(x, [p["launch_ms"] for p in of], marker="s", label="launch, host")
-        if axis == "rows":
+        if all("engine_ms" in p for p in of):
             ax.plot(x, [p["engine_ms"] for p in of], marker="^", label="schedule, commit, deliver, host")
         ax.set_xscale("log", base=2)
         ax.set_xlabel(label)
