@@ -1,0 +1,63 @@
+"""How many launches an op makes where a decode step pays for each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.registry import Case, Op
+from kernels.testing import seeded
+from tests.kernels.sizes import decoding, steps
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> list[str]:
+    """Names of the kernels that are launched, in order."""
+    names: list[str] = []
+    if device.type == "cuda":
+        from triton.runtime.jit import JITFunction as Function
+    else:
+        from triton.runtime.interpreter import InterpretedFunction as Function
+    run = Function.run
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(self.fn.__name__)
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(Function, "run", noted)
+    return names
+
+
+def run(op: str, case: Case, device: torch.device) -> None:
+    Op(op).kernel(**case.make(device, seeded(device)))
+
+
+@pytest.mark.parametrize("lines", [1, 5])
+def test_gated_delta_net_takes_two_launches_for_lines_of_one_token(
+    lines: int, launched: list[str], device: torch.device
+) -> None:
+    run("delta_net", steps()["delta_net"]["decoding"](lines), device)
+    assert launched == ["_step", "_norm"]
+
+
+def test_a_prompt_beside_decoding_lines_is_normed_with_them(launched: list[str], device: torch.device) -> None:
+    run("delta_net", steps()["delta_net"]["mixed"](2), device)
+    assert launched == ["_step", "_conv", "_prepare", "_carry", "_norm"]
+
+
+def test_a_decoding_line_is_compressed_and_kept_in_one_launch(launched: list[str], device: torch.device) -> None:
+    run("compress_kv", steps()["compress_kv"]["decoding"](3), device)
+    assert launched == ["_compress"]
+
+
+def test_nothing_is_scored_when_no_line_can_have_more_entries_than_places(
+    launched: list[str], device: torch.device
+) -> None:
+    from kernels.index_topk.cases import _case
+
+    for top_k, kernels in ((200, ["_select"]), (8, ["_score", "_select"])):
+        launched.clear()
+        run("index_topk", _case("", torch.bfloat16, decoding(2), 2, 16, 4, top_k, 16), device)
+        assert launched == kernels
