@@ -1,0 +1,66 @@
+"""Ops that go several ways by size give the same whichever is taken: latents expanded or not, experts by row or by
+tile, scores of a few tokens or of many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.latent_attention.cases import _case as attention_case
+from kernels.latent_attention.kernel import latent_attention
+from kernels.latent_write.reference import latent_write
+from kernels.moe_gemm import kernel as moe
+from kernels.moe_gemm.cases import _case as experts_case
+from kernels.moe_route import kernel as route
+from kernels.moe_route.cases import _case as route_case
+from kernels.registry import Case
+from kernels.testing import TOLERANCES, assert_close, seeded
+
+
+def made(case: Case, device: torch.device) -> dict[str, Any]:
+    return case.make(device, seeded(device))
+
+
+def test_expanded_lines_are_absorbed_ones(device: torch.device) -> None:
+    lines = [(1, 20), (5, 5), (70, 90), (3, 130)]
+    case = attention_case("", torch.float32, lines, 3, 32, 16, 16, expanded=True)
+    inputs = made(case, device)
+    q, kv_up = inputs["q"], inputs["kv_up"]
+    # a table that does not turn, and nothing written
+    table = torch.tensor([[1.0] * 8 + [0.0] * 8], device=device)
+    nowhere = torch.full((len(q),), -1, device=device)
+    entry = torch.zeros(len(q), 48, device=device)
+    absorbed = latent_write(
+        q, entry, kv_up, 0 * nowhere, nowhere, table, inputs["cache"], torch.ones(32, device=device), len(q)
+    )
+    whole = latent_attention(**{**inputs, "absorbed": absorbed, "spans": None})
+    assert_close("expanded", latent_attention(**inputs), whole, TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_by_row_are_experts_by_tile(
+    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = made(experts_case("", dtype, 7, 48, 32, 6, 3, residual=True), device)
+    tiles = moe.moe_gemm(**inputs)
+    monkeypatch.setattr(moe, "FEW_TOKENS", 7)
+    assert_close("rows", moe.moe_gemm(**inputs), tiles, TOLERANCES[dtype])
+
+
+def test_shared_experts_known_before_the_choice_change_nothing(device: torch.device) -> None:
+    inputs = made(experts_case("", torch.float32, 2, 48, 32, 6, 3), device)
+    inputs["experts"][:, 2] = 5
+    assert torch.equal(moe.moe_gemm(**inputs), moe.moe_gemm(**inputs, num_shared=1))
+
+
+def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = made(route_case("", torch.bfloat16, 12, 96, 40, 5, norm=True), device)
+    few = route.moe_route(**inputs)
+    for name, border in (("FEW_TOKENS", 0), ("MANY_TOKENS", 1)):
+        monkeypatch.setattr(route, name, border)
+        h, weights, experts = route.moe_route(**inputs)
+        assert torch.equal(h, few[0])
+        assert torch.equal(experts, few[2])
+        assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
