@@ -19,7 +19,7 @@ from clients.openai.reasoning import ReasoningSplitter
 from clients.openai.relay import relay
 from clients.openai.schema import ChatRequest
 from clients.openai.shim import Label, Shim
-from clients.openai.stream import DONE, connected, event, start_stream
+from clients.openai.stream import connected, event, start_stream
 from clients.openai.tools import (
     CallArguments,
     CallStart,
@@ -235,7 +235,6 @@ class _Answer:
                     yield b"".join(chunks)
         if request.include_usage:
             yield event(self._chunk([]) | {"usage": self._usage.body()})
-        yield DONE
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._label.body(choices, "chat.completion.chunk")

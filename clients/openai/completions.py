@@ -17,7 +17,7 @@ from clients.openai.prompts import Source, completion_sources
 from clients.openai.relay import Collected, relay
 from clients.openai.schema import CompletionRequest
 from clients.openai.shim import Label, Shim
-from clients.openai.stream import DONE, connected, event, start_stream
+from clients.openai.stream import connected, event, start_stream
 from clients.openai.trace import Trace, trace_of
 from clients.openai.usage import Usage
 from clients.openai.wire import Generation, Piece
@@ -93,7 +93,6 @@ class _Answer:
                 yield event(body)
         if request.include_usage:
             yield event(label.body([]) | {"usage": self._usage.body()})
-        yield DONE
 
     async def _generations(self, stream: bool) -> list[Generation]:
         """Candidates of prompt after prompt; they share the prompt's blocks in the engine."""

@@ -70,7 +70,7 @@ async def _take_back(worker: asyncio.Task[Any], met: bool) -> None:
 
 
 class EventStream(Response):
-    """Sends `head`, then what `events` yields, each an encoded event. `events` is closed whatever happens.
+    """Sends `head`, then what `events` yields, each an encoded event, then [DONE]. `events` is closed whatever happens.
 
     An error after the first event is sent as an event of its own; then the stream ends.
     """
@@ -99,10 +99,11 @@ class EventStream(Response):
         try:
             async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+            last = DONE
         except (ApiError, BackendError) as error:
             answer = error.to_api() if isinstance(error, BackendError) else error
-            await send({"type": "http.response.body", "body": event(answer.body()) + DONE, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            last = event(answer.body()) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def start_stream(
