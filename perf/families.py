@@ -1,6 +1,7 @@
 """The table of docs/families.md: every family at full size through the real server, dummy weights.
 
     python -m perf.families CONFIGS --json FILE [--models qwen3-30b-a3b …]      measures, then writes the table
+    python -m perf.families CONFIGS --json FILE --models                        measures none: floors that FILE lacks
     python -m perf.families --json perf/results/h200/families.jsonl             writes the table from results
 
 CONFIGS is a folder of published configs, one folder a model. A model too large for one GPU keeps its first layers.
@@ -86,10 +87,19 @@ def measure(configs: Path, names: list[str], results: Path) -> None:
             done = subprocess.run([*command, "--rows", *ROWS], check=False)
             if done.returncode:
                 print(f"{name} failed", flush=True)
-                continue
-            with results.open("a") as file:
-                figures = {"row": "floor", "model": name, "layers": layers, "floor_ms": round(floor_ms(model), 3)}
-                file.write(json.dumps(figures) + "\n")
+
+
+def add_floors(configs: Path, results: Path) -> None:
+    """Appends the floor of each model in `results` that has none there."""
+    for name, rows in read(results).items():
+        if name not in MODELS or "floor" in rows:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            source = name if name in shapes.SHAPES else str(configs / name)
+            floor = floor_ms(shapes.write(Path(scratch), source, MODELS[name]))
+        with results.open("a") as file:
+            figures = {"row": "floor", "model": name, "layers": MODELS[name], "floor_ms": round(floor, 3)}
+            file.write(json.dumps(figures) + "\n")
 
 
 def read(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -146,6 +156,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.configs is not None:
         measure(args.configs, args.models, args.json)
+        add_floors(args.configs, args.json)
     made = table(read(args.json))
     DOCS.write_text(written(DOCS.read_text(encoding="utf-8"), made), encoding="utf-8")
     print(made)

@@ -40,6 +40,18 @@ def test_table_holds_what_was_measured_last(tmp_path: Path) -> None:
     assert "Commits: 0123456." in made
 
 
+def test_floors_that_results_lack_are_added_once(tmp_path: Path) -> None:
+    configs, results = tmp_path / "configs", tmp_path / "results.jsonl"
+    (configs / "llama-3.1-8b").mkdir(parents=True)
+    shutil.copy(CONFIGS / "llama-3.1-8b.json", configs / "llama-3.1-8b" / "config.json")
+    rows = [{"model": model, "row": "start", "ready_s": 9.0} for model in ("llama-3.1-8b", "gemma-3-4b", "another")]
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    families.add_floors(configs, results)
+    families.add_floors(configs, results)
+    floors = [row for row in map(json.loads, results.read_text().splitlines()) if row["row"] == "floor"]
+    assert [(row["model"], row["floor_ms"]) for row in floors] == [("llama-3.1-8b", 3.531), ("gemma-3-4b", 1.83)]
+
+
 def test_table_stands_between_its_marks() -> None:
     text = f"before\n{families.MARKS[0]}\nold\n{families.MARKS[1]}\nafter"
     once = families.written(text, "new")
