@@ -85,7 +85,7 @@ def _on_gpu(
     watch: CompileWatch | None,
     progress: Progress | None,
 ) -> DeviceRunner:
-    """Compile the kernels of all steps while `fill` reads the weights, size the pools by what is free once a largest
+    """Compile the kernels of steps while `fill` reads the weights, size the pools by what is free once a largest
     step has run, and put a runner over them."""
     few = replace(config.cache, num_blocks=LEAST_BLOCKS)
     small = _runner(config, build, decoder, size_pools(decoder.specs, few, config.scheduler, build.max_model_len, 0))
@@ -97,7 +97,8 @@ def _on_gpu(
         if config.runtime.compile_ahead and config.runtime.kernels != "reference":
             with compiler.only():
                 for step in steps:
-                    small.rehearse(step)
+                    if not step.can_wait:
+                        small.rehearse(step)
         report("weights", 0, 0)
         fill()
         report("kernels", 0, 0)
@@ -108,9 +109,11 @@ def _on_gpu(
     pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
     runner = _runner(config, build, decoder, pool, CudaCapture(build.device) if config.runtime.graphs else None, watch)
     report("rehearsal", 0, 0)
-    for step in steps:
-        if step.brief and config.runtime.compile_ahead:
-            runner.rehearse(step)
+    if config.runtime.compile_ahead:
+        for step in steps:
+            if step.brief:
+                runner.rehearse(step)
+        runner.put_off([step for step in steps if step.can_wait])
     return runner
 
 

@@ -131,8 +131,8 @@ class DeviceRunner:
         return self._graphs
 
     def idle(self) -> bool:
-        """Make one more graph ahead of its use, or run a large step that loads what such steps need. False when there
-        is nothing left to prepare."""
+        """Make one more graph ahead of its use, or play a step that was put off. False when there is nothing left to
+        prepare."""
         shape = None if self._graphs is None else self._graphs.missing
         if shape is not None:
             self.warm(shape)
@@ -145,6 +145,10 @@ class DeviceRunner:
         else:
             return False
         return True
+
+    def put_off(self, steps: Sequence[Rehearsal]) -> None:
+        """Play these steps when there is nothing else to do."""
+        self._put_off.extend(steps)
 
     @torch.inference_mode()
     def rehearse(self, step: Rehearsal) -> None:
