@@ -30,9 +30,9 @@ def moe_gemm(
     deterministic: a token's result has the same bits whatever stands beside it.
     """
     if deterministic and len(x) > 1:
-        rows = zip(x.split(1), weights.split(1), experts.split(1), strict=True)
-        y = torch.cat([moe_gemm(*row[:1], gate_up, down, *row[1:], None, activation, limit) for row in rows])
-        return y if residual is None else residual + y
+        parts = [None] * len(x) if residual is None else residual.split(1)
+        rows = zip(x.split(1), weights.split(1), experts.split(1), parts, strict=True)
+        return torch.cat([moe_gemm(a, gate_up, down, w, e, part, activation, limit) for a, w, e, part in rows])
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if residual is None else residual.float()
     flat = experts.flatten().long()
     order = torch.argsort(flat, stable=True)

@@ -1,0 +1,50 @@
+"""deterministic: a token's result has the same bits alone as among others. Of what runs on the device: references on a
+CPU (the interpreter's products are numpy's, which sums in an order of its own), kernels on a GPU."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.registry import Case, Op, registry
+from kernels.testing import seeded
+
+# Arguments with a line for each token.
+OF_TOKENS = ("x", "residual", "weights", "experts", "token_ids")
+CPU = torch.device("cpu")
+
+
+def _cases() -> list[Any]:
+    made = []
+    for op in registry():
+        if "deterministic" not in inspect.signature(op.reference).parameters or op.name.endswith("attention"):
+            continue
+        for case in op.cases():
+            if case.small and case.make(CPU, seeded(CPU)).get("deterministic"):
+                made.append(pytest.param(op, case, id=f"{op.name}: {case.name} {case.dtype}"))
+    return made
+
+
+def _first(given: Any) -> torch.Tensor:
+    return given if isinstance(given, torch.Tensor) else given[0]
+
+
+@pytest.mark.parametrize(("op", "case"), _cases())
+def test_a_token_alone_has_the_same_bits(op: Op, case: Case, device: torch.device) -> None:
+    run: Callable[..., Any] = op.kernel if device.type == "cuda" else op.reference
+    inputs = case.make(device, seeded(device))
+    gated = op.name == "linear" and inputs["activation"] is not None
+    if "residual" in inspect.signature(op.reference).parameters and inputs.get("residual") is None and not gated:
+        out = _first(run(**case.make(device, seeded(device))))
+        inputs["residual"] = torch.randn(out.shape, generator=seeded(device, 3), device=device).to(out.dtype)
+    tokens = len(inputs["x"])
+    own = [name for name in OF_TOKENS if inputs.get(name) is not None]
+    copies = {name: inputs[name].clone() for name in own}
+    together = _first(run(**{**inputs, **copies}))
+    for token in {0, 1, tokens // 2, tokens - 1} & set(range(tokens)):
+        line = {name: inputs[name][token : token + 1].clone() for name in own}
+        assert torch.equal(_first(run(**{**inputs, **line}))[0], together[token]), f"token {token} of {tokens}"
