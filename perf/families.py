@@ -116,8 +116,8 @@ def read(results: Path) -> dict[str, dict[str, dict[str, Any]]]:
 def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     lines = [
         "| model | floor of a token | 1 stream: TPOT | of the floor | TTFT 128 in, 1,024 in "
-        "| 64 streams 1,024/128: tok/s | ITL, TTFT | vLLM 0.26: TPOT, tok/s | start to ready |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| 64 streams 1,024/128: tok/s | ITL, TTFT | vLLM 0.26: TPOT, tok/s | start to ready | commit |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, rows in found.items():
         one, prompt, many = (rows.get(row) for row in ROWS)
@@ -135,10 +135,10 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
             f"{many['itl_ms']['p50']:.1f}, {many['ttft_ms']['p50']:.0f} ms" if many else "-",
             peer,
             f"{rows['start']['ready_s']:.1f} s" if "start" in rows else "-",
+            rows["start"]["commit"][:7] if "start" in rows else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    commits = sorted({row["commit"][:7] for rows in found.values() for row in rows.values() if row.get("commit")})
-    return "\n".join([*lines, "", f"Commits: {', '.join(commits)}. Each figure is the median of one run."])
+    return "\n".join([*lines, "", "Each figure is the median of one run."])
 
 
 def written(text: str, made: str) -> str:
