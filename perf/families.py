@@ -135,7 +135,7 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
             f"{many['itl_ms']['p50']:.1f}, {many['ttft_ms']['p50']:.0f} ms" if many else "-",
             peer,
             f"{rows['start']['ready_s']:.1f} s" if "start" in rows else "-",
-            rows["start"]["commit"][:7] if "start" in rows else "-",
+            next((row["commit"][:7] for row in (many, one) if row), "-"),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", "Each figure is the median of one run."])
