@@ -135,6 +135,26 @@ def test_hand_overs_change_no_token(rig: Callable[..., Rig]) -> None:
     assert all(len(tokens) == 120 for tokens in got[0])
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_frontend_that_falls_behind_puts_tokens_together(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    """Sends that take longer than steps: fewer responses, the same tokens, in order."""
+    running = rig(direct=direct)
+    expected = tokens_of(running.submit().all())
+    send = Request.send
+
+    def slow(self: Request, response: stub.Response, flags: int = 0) -> None:
+        time.sleep(0.05)
+        send(self, response, flags)
+
+    monkeypatch.setattr(Request, "send", slow)
+    responses = running.submit().all()
+    assert tokens_of(responses) == expected
+    assert len(responses) < len(expected) / 2
+    assert max(len(response.tensors["token_ids"]) for response in responses) > 1
+
+
 def test_short_requests_are_taken_in_at_once_and_long_texts_elsewhere(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
