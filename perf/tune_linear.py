@@ -91,7 +91,7 @@ def stream_tiles(rows: int, product: Product) -> list[StreamTile]:
     """Boxes, rings (a whole multiprocessor, or what leaves room for the next kernel), stretches or whole slices."""
     height = next(h for h in (8, 16, 32, 64) if rows <= h)
     wide = 2 if product.activation else 1
-    boxes = [(64, 128, 4), (64, 256, 4), (64, 64, 4)] if height < 64 else [(64, 128, 4), (64, 64, 4), (128, 128, 8)]
+    boxes = [(64, 128, 4), (64, 256, 4), (64, 64, 4)] if height < 64 else [(64, 128, 4), (128, 64, 8), (128, 128, 8)]
     tiles = []
     for outputs, inputs, warps in boxes:
         blocks = -(-product.n // outputs)
@@ -216,18 +216,23 @@ def write(path: str | None, records: list[dict[str, object]]) -> None:
 def measure(shape: str, product: Product, all_rows: list[int], best: Best) -> list[dict[str, object]]:
     records: list[dict[str, object]] = []
     counts = counters(torch.device("cuda"))
-    _, weights, _, _ = operands(product, 1, product.layers)
+    _, weights, g, _ = operands(product, 1, product.layers)
     for rows in all_rows:
         x, _, _, r = operands(product, rows, 0)
-        want = expected(product, x, weights[0], r)
+        bare = expected(product, x, weights[0], r)
+        normed = expected(
+            product, x * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * g, weights[0], r
+        )
         results: list[tuple[float, Choice]] = []
         for tile in choices(rows, product):
             run = call(product, tile, counts)
+            # only these have the norm inside; for the others it is a kernel of its own, timed in the chain
+            norm, want = (g, normed) if product.norm and isinstance(tile, VectorTile) else (None, bare)
             try:
-                off = max(error(run(x, weights[0], None, r), want) for _ in range(2))
+                off = max(error(run(x, weights[0], norm, r), want) for _ in range(2))
                 if not off < 1e-2:
                     raise ArithmeticError(f"error {off:.3g}")
-                seconds = graph_time(partial(repeat, run, x, weights, None, r)) / product.layers
+                seconds = graph_time(partial(repeat, run, x, weights, norm, r)) / product.layers
             except Exception as problem:  # a tile that does not fit is a result, not an end
                 print("FAILED", product.name, rows, tile, type(problem).__name__, str(problem)[:100])
                 if "CUDA" in str(problem) and "out of resource" not in str(problem):
@@ -287,7 +292,7 @@ def layer_chain(shape: str, rows: int, best: Best) -> list[dict[str, object]]:
     show("best", now, tiles)
     for _ in range(2):
         for place, p in enumerate(parts):
-            for _, tile in best[rows, p.name][:8]:
+            for _, tile in best[rows, p.name][:10]:
                 other = [*tiles[:place], tile, *tiles[place + 1 :]]
                 took = seconds(other)
                 if took < now:

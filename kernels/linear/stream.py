@@ -86,7 +86,7 @@ def stream_kernel(
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BM, 16])
     # parts of a shared tile that are read at once: as many as registers hold
     EACH: gl.constexpr = BN * BM * WIDE // (32 * WARPS)
-    AT_ONCE: gl.constexpr = 8 if EACH <= 8 else (4 if EACH <= 16 else (3 if EACH <= 32 else 1))
+    AT_ONCE: gl.constexpr = 8 if EACH <= 8 else (4 if EACH <= 16 else 1)
     VEC: gl.constexpr = 4 if BN * BM >= WARPS * 128 else 2
     flat: gl.constexpr = gl.BlockedLayout([VEC, 1], [16, 2], [1, WARPS], [0, 1])
 
