@@ -24,7 +24,7 @@ def main(arguments):
     missing = {command: package for command, package in wanted.items() if shutil.which(command) is None}
     if not missing:
         return 0
-    why = _install(sorted(missing.values()))
+    why = _install(sorted(set(missing.values())))
     missing = [command for command in sorted(missing) if shutil.which(command) is None]
     if not missing:
         return 0
