@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
 from kernels.testing import seeded
-from perf.kernels import provenance
+from perf.kernels import graph_seconds, provenance
 
 HEADS, GROUPS, DIM, HIDDEN = 32, 8, 128, 2560
 LAYERS, CALLS, BOUND = 6, 24, 20480
@@ -62,22 +61,12 @@ def _in_order(device: torch.device, wanted: bool = True) -> Iterator[Callable[[]
 
 def microseconds(call: Callable[[int], Any], samples: int) -> float:
     """Median of a call in a graph of CALLS of them."""
-    call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def calls() -> None:
         for i in range(CALLS):
             call(i)
-    graph.replay()
-    taken = []
-    for _ in range(samples):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        taken.append(start.elapsed_time(stop) * 1e3 / CALLS)
-    return statistics.median(taken)
+
+    return graph_seconds(calls, samples) * 1e6 / CALLS
 
 
 def measure(text: str, weights: Sequence[tuple[torch.Tensor, ...]], samples: int) -> dict[str, Any]:
@@ -126,7 +115,7 @@ def main() -> None:
         print(found[-1], flush=True)
         torch.cuda.empty_cache()
     if args.json:
-        args.json.write_text(json.dumps({**provenance(), "figures": found}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**provenance("perf.chain"), "figures": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

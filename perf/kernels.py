@@ -77,6 +77,18 @@ def _seconds(call: Callable[[], Any], repeats: int) -> list[float]:
     return [start.elapsed_time(stop) * 1e-3 for start, stop in events]
 
 
+def graph_seconds(work: Callable[[], Any], samples: int = 7) -> float:
+    """Median seconds of a replay of `work` captured in a CUDA graph; each replay begins on an idle GPU."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    torch.cuda.synchronize()
+    return statistics.median(_seconds(graph.replay, 1)[0] for _ in range(samples))
+
+
 def ceilings(device: torch.device) -> Ceilings:
     source = torch.randn(1 << 30, device=device)
     target = torch.empty_like(source)
@@ -175,11 +187,18 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def provenance() -> dict[str, str]:
-    commit = _git("rev-parse", "HEAD") or os.environ.get("NEREID_COMMIT", "unknown")
+def provenance(module: str) -> dict[str, str]:
+    """Where and from what figures of `module` come. NEREID_COMMIT names the commit of a copy that is no checkout of it.
+
+    Not that of perf.serving: `--base` runs this file beside another commit's tree, which may lack what it would import.
+    """
+    commit = os.environ.get("NEREID_COMMIT")
+    if commit is None:
+        changes = "+changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
+        commit = (_git("rev-parse", "HEAD") or "unknown") + changes
     return {
-        "commit": commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else ""),
-        "command": " ".join(["python -m perf.kernels", *sys.argv[1:]]),
+        "commit": commit,
+        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "gpu": torch.cuda.get_device_name(),
         "python": platform.python_version(),
@@ -247,7 +266,7 @@ def main() -> None:
     path = args.json or Path("perf/results") / gpu / "kernels.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {
-        **provenance(),
+        **provenance("perf.kernels"),
         "ceilings": asdict(ceiling),
         "timings": [asdict(t) for t in timings],
         "failures": failures,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from kernels.linear.kernel import STREAM_ROWS, stream_tile, vector_tile
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear
 from kernels.rms_norm.kernel import rms_norm
+from perf.kernels import graph_seconds
 
 Choice = Tile | VectorTile | StreamTile | None
 CHAIN_BYTES = 6e8
@@ -148,28 +148,6 @@ def operands(product: Product, rows: int, layers: int) -> tuple[torch.Tensor, to
     return x, w, g, r
 
 
-def graph_time(work: Callable[[], None], repeats: int = 7) -> float:
-    """Median seconds of a replay of `work` captured in a CUDA graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        work()
-        graph.capture_end()
-        graph.replay()
-        times = []
-        for _ in range(repeats):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
-
-
 def expected(product: Product, x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     y = x.double() @ w.double().t()
     if product.activation:
@@ -232,7 +210,7 @@ def measure(shape: str, product: Product, all_rows: list[int], best: Best) -> li
                 off = max(error(run(x, weights[0], norm, r), want) for _ in range(2))
                 if not off < 1e-2:
                     raise ArithmeticError(f"error {off:.3g}")
-                seconds = graph_time(partial(repeat, run, x, weights, norm, r)) / product.layers
+                seconds = graph_seconds(partial(repeat, run, x, weights, norm, r)) / product.layers
             except Exception as problem:  # a tile that does not fit is a result, not an end
                 print("FAILED", product.name, rows, tile, type(problem).__name__, str(problem)[:100])
                 if "CUDA" in str(problem) and "out of resource" not in str(problem):
@@ -276,7 +254,7 @@ def layer_chain(shape: str, rows: int, best: Best) -> list[dict[str, object]]:
                 inner = runs[2](h, weights[2][layer], g, h)
                 h = runs[3](inner, weights[3][layer], None, h)
 
-        return graph_time(chain)
+        return graph_seconds(chain)
 
     def show(label: str, took: float, tiles: list[Choice]) -> None:
         rate = total / took / 1e12

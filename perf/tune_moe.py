@@ -14,7 +14,7 @@ import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from kernels.moe_gemm import kernel, reference
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
+from perf.kernels import graph_seconds
 
 # hidden, inner channels, experts with shared ones, experts a token with shared ones, shared ones
 SHAPES = {
@@ -163,27 +164,6 @@ def tables(shape: str, layers: int) -> list[Tables]:
     return [(drawn(experts, 2 * inter, hidden), drawn(experts, hidden, inter)) for _ in range(layers)]
 
 
-def graph_time(work: Callable[[], None], repeats: int = 7) -> float:
-    """Median seconds of a replay of `work` captured in a CUDA graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        graph.replay()
-        times = []
-        for _ in range(repeats):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
-
-
 def _compile(work: tuple[str, int, list[Variant]]) -> None:
     shape, tokens, made = work
     (x,), (experts,), (weights,) = inputs(shape, tokens, 1)
@@ -217,7 +197,7 @@ def measure(shape: str, tokens: int, layers: int, made: list[Variant]) -> list[d
 
         try:
             got = variant.run(xs[0], held[0], weights[0], chosen[0]).float()
-            seconds = graph_time(chain) / calls
+            seconds = graph_seconds(chain) / calls
         except Exception as problem:
             print("failed:", variant, str(problem).splitlines()[0][:150])
             continue
@@ -244,7 +224,7 @@ def route_time(shape: str, tokens: int) -> float:
         for i in range(16):
             moe_route(x, router[i], k - shared, norm_weight=norm, num_shared=shared)
 
-    return graph_time(chain) / 16
+    return graph_seconds(chain) / 16
 
 
 def shown(figures: dict[str, Any]) -> str:
