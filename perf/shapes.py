@@ -1,6 +1,6 @@
 """Model folders without weights, for measurements: a published shape and a tokenizer that can name every token id.
 
-    python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …] [PATH/llama-3.1-8b …] [--layers 8]
+    python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …] [PATH/llama-3.1-8b …] [--layers 8] [--positions 163840]
 
 A name of the list below, or a folder that holds a published config.json. Serve one with load_format "dummy": the
 weights are seeded random numbers.
@@ -87,15 +87,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, name: str, layers: int | None = None) -> Path:
+def write(folder: Path, name: str, layers: int | None = None, positions: int | None = None) -> Path:
     """Writes FOLDER/NAME with config.json and tokenizer.json; returns it.
 
     `name` is of SHAPES, or a folder with a config.json; `layers` keeps the first so many, for a model too large for
-    one GPU.
+    one GPU; `positions` lets contexts grow past what the model was trained for, whose cost is all that is asked.
     """
     config = SHAPES[name] if name in SHAPES else json.loads((Path(name) / "config.json").read_text())
     if layers is not None:
         config = _first_layers(config, layers)
+    if positions is not None:
+        config = {**config, "max_position_embeddings": positions}
     target = folder / Path(name).name
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=1))
@@ -138,9 +140,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="+", help=f"of {', '.join(SHAPES)}, or a folder with a config.json")
     parser.add_argument("--layers", type=int, help="keep the first so many layers")
+    parser.add_argument("--positions", type=int, help="allow contexts of so many tokens")
     args = parser.parse_args()
     for name in args.names:
-        print(write(args.folder, name, args.layers))
+        print(write(args.folder, name, args.layers, args.positions))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+"""A shape on disk is one that the engine serves with dummy weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from perf import shapes
+
+
+def test_layers_and_positions_change_and_nothing_else_does(tmp_path: Path) -> None:
+    whole = json.loads((shapes.write(tmp_path / "whole", "tiny") / "config.json").read_text())
+    cut = json.loads((shapes.write(tmp_path / "cut", "tiny", layers=1, positions=4096) / "config.json").read_text())
+    assert cut == {**whole, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+
+
+def test_lists_with_an_entry_for_each_layer_are_cut_too(tmp_path: Path) -> None:
+    source = tmp_path / "published"
+    source.mkdir()
+    config = {**shapes.SHAPES["tiny"], "num_hidden_layers": 4, "layer_types": ["a", "b", "c", "d"], "eos": [1]}
+    (source / "config.json").write_text(json.dumps(config))
+    made = json.loads((shapes.write(tmp_path / "made", str(source), layers=3) / "config.json").read_text())
+    assert made["layer_types"] == ["a", "b", "c"]
+    assert made["eos"] == [1]
+
+
+def test_the_tokenizer_names_every_token_id(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    folder = shapes.write(tmp_path, "tiny")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == shapes.SHAPES["tiny"]["vocab_size"]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(tokenizer.get_vocab_size()))
