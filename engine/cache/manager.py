@@ -290,14 +290,14 @@ class KVManager:
 
     # After a step
 
-    def commit(self, table: KVTable, tokens: Sequence[int], upto: int, first: int) -> None:
+    def commit(self, table: KVTable, tokens: Sequence[int], upto: int) -> None:
         """Positions below `upto` are computed and their tokens known: full blocks enter the tree. Then blocks that left
-        the window of a token at `first`, the next to be launched, are let go: those stay in the tree as long as there
-        is room."""
+        the window of a token at `upto` are let go: those stay in the tree as long as there is room. The position that
+        is launched next may be further; blocks between the two are in no tree yet, and would be lost to later hits."""
         if self.prefix_cache:
             self._insert(table, tokens, upto // self.block_size)
         for g in self._windowed:
-            self._trim(table, g, first)
+            self._trim(table, g, upto)
 
     def _insert(self, table: KVTable, tokens: Sequence[int], count: int) -> None:
         old = table.node

@@ -60,7 +60,7 @@ class Committer:
                 request.num_tokens += 1
                 self.num_generated += 1
             if (count > 1 or end % size == 0) and request.status is Status.RUNNING:
-                kv.commit(request.kv, request.tokens, end, request.num_computed)
+                kv.commit(request.kv, request.tokens, end)
             if not samples:
                 continue
             ended = None

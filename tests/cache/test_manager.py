@@ -19,7 +19,7 @@ def hold(kv: KVManager, tokens: list[int], *, salt: bytes = b"", row: int = 0) -
     table = kv.new_table(salt)
     match = kv.match(table, tokens)
     assert kv.admit(table, row, tokens, match, len(tokens), 0) == len(tokens)
-    kv.commit(table, tokens, len(tokens), len(tokens))
+    kv.commit(table, tokens, len(tokens))
     kv.check_integrity()
     return table, match.num_tokens
 
@@ -156,6 +156,17 @@ def test_blocks_leave_with_their_window() -> None:
     assert table.blocks[1][:3] == [0, 0, 0]
 
 
+def test_blocks_that_a_chunk_in_flight_computes_stay_until_they_are_committed() -> None:
+    kv = KVManager(pool(60, 4, window=6, window_blocks=20))
+    table = kv.new_table()
+    assert kv.admit(table, 0, TOKENS, kv.match(table, TOKENS), 20, 0) == 20
+    kv.commit(table, TOKENS, 8)  # the first chunk; the second, to 20, was launched before this one had come back
+    kv.commit(table, TOKENS, 20)
+    kv.release(table)
+    assert found(kv, TOKENS) == 16
+    assert found(kv, [*TOKENS, 1]) == 20
+
+
 def test_a_chunk_larger_than_a_windowed_pool_is_cut() -> None:
     kv = KVManager(pool(60, 4, window=6, window_blocks=6))
     table = kv.new_table()
@@ -163,7 +174,7 @@ def test_a_chunk_larger_than_a_windowed_pool_is_cut() -> None:
     reach = kv.admit(table, 0, tokens, kv.match(table, tokens), 60, 0)
     assert reach == 20
     while reach < 60:
-        kv.commit(table, tokens, reach, reach)
+        kv.commit(table, tokens, reach)
         further = kv.extend(table, reach, 60)
         assert further > reach
         reach = further
@@ -176,7 +187,7 @@ def test_recurrent_models_hit_only_at_a_checkpoint() -> None:
     assert kv.admit(table, 0, TOKENS, kv.match(table, TOKENS), 12, 0) == 12
     kv.save_state(table, 12)
     assert found(kv, [*TOKENS, 1]) == 0
-    kv.commit(table, TOKENS, 20, 20)
+    kv.commit(table, TOKENS, 20)
     assert found(kv, [*TOKENS, 1]) == 12
     assert found(kv, TOKENS[:12]) == 0
     kv.release(table)
@@ -190,7 +201,7 @@ def test_a_row_starts_from_the_checkpoint_it_hit() -> None:
     kv.save_state(table, 12)
     (saved,) = kv.copies
     assert saved.source == table.state_slot
-    kv.commit(table, TOKENS, 20, 20)
+    kv.commit(table, TOKENS, 20)
     kv.copies.clear()
     second, cached = hold(kv, [*TOKENS, 1], row=1)
     assert cached == 12
@@ -211,7 +222,7 @@ def test_a_copy_that_a_later_one_reads_is_sent_though_its_checkpoint_gave_way() 
     kv = KVManager(pool(20, 4, state_slots=4))
     first = kv.new_table()
     kv.admit(first, 0, TOKENS, kv.match(first, TOKENS), 12, 0)
-    kv.commit(first, TOKENS, 12, 12)
+    kv.commit(first, TOKENS, 12)
     kv.save_state(first, 12)
     second, tokens = kv.new_table(), [*TOKENS[:12], 1]
     assert kv.admit(second, 1, tokens, kv.match(second, tokens), 13, 0) == 13
@@ -315,7 +326,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def commit(self, table: KVTable, late: int) -> None:
         if id(table) in self.lengths:
             tokens, computed = self.lengths[id(table)]
-            self.kv.commit(table, tokens, max(0, computed - late), computed)
+            self.kv.commit(table, tokens, max(0, computed - late))
 
     @rule(table=consumes(tables))
     def release(self, table: KVTable) -> None:

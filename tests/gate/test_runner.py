@@ -81,7 +81,7 @@ def test_a_swapped_block_fails(runner: DeviceRunner, truth: Golden, dtype: str, 
     player.bind(lines)
     player.advance(lines)
     group = next(i for i, count in enumerate(runner.info.pool.num_blocks) if count)
-    for line, other in zip(lines[::2], lines[1::2], strict=True):
+    for line, other in zip(lines[::2], lines[1::2], strict=False):  # the last of an odd number keeps its own
         player.write(BlockWrite(group, line.row, 0, other.blocks[:1]))
         player.write(BlockWrite(group, other.row, 0, line.blocks[:1]))
     verdict = record(judge(truth.sequences, player.finish(lines), dtype))

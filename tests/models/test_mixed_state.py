@@ -36,10 +36,10 @@ def test_a_long_request_keeps_whole_groups_windows_and_one_state(name: str) -> N
     table = kv.new_table()
     reach = kv.admit(table, 0, tokens, kv.match(table, tokens), CHUNK, 0)
     while reach < LENGTH:
-        kv.commit(table, tokens, reach, reach)
+        kv.commit(table, tokens, reach)
         kv.check_integrity()
         reach = kv.extend(table, reach, reach + CHUNK)
-    kv.commit(table, tokens, reach, reach)
+    kv.commit(table, tokens, reach)
     kv.check_integrity()
 
     paged = [group.spec for group in groups if not isinstance(group.spec, Recurrent)]
