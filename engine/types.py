@@ -7,6 +7,7 @@ cheap to encode.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -116,6 +117,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request as the engine takes it: token ids, never text.
 
+    `prompt_ids` is a list, or an array("i") where prompts of thousands of tokens are handed on.
     `output_ids` are tokens that an earlier life of this request already delivered (the engine was restarted, or
     another replica had it): generation continues after them and they are not delivered again. Randomness is keyed
     by (seed, position), so the continuation is the one the client would have seen.
@@ -123,7 +125,7 @@ class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     request_id: str
-    prompt_ids: TokenIds
+    prompt_ids: Sequence[int]
     params: SamplingParams
     output_ids: TokenIds = []
     bad_word_ids: list[TokenIds] = []

@@ -11,6 +11,7 @@ follows from the two:
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 
 class BlockPool:
@@ -53,25 +54,29 @@ class BlockPool:
             self._users[block] = 1
         return blocks
 
-    def share(self, block: int) -> None:
-        """One more request holds a block that the tree holds."""
-        if not self._in_tree[block]:
-            raise ValueError(f"block {block} is not in the prefix tree and cannot be shared")
-        if self._users[block] == 0:
-            del self.idle[block]
-        self._users[block] += 1
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more request holds these blocks, which the tree holds."""
+        users, in_tree, idle = self._users, self._in_tree, self.idle
+        for block in blocks:
+            if not in_tree[block]:
+                raise ValueError(f"block {block} is not in the prefix tree and cannot be shared")
+            if users[block] == 0:
+                del idle[block]
+            users[block] += 1
 
-    def drop(self, block: int) -> None:
-        """A request lets go of a block: it becomes idle if the tree holds it, else free once nobody else does."""
-        users = self._users[block] - 1
-        if users < 0:
-            raise ValueError(f"block {block} is dropped more often than it was taken")
-        self._users[block] = users
-        if users == 0:
-            if self._in_tree[block]:
-                self.idle[block] = None
-            else:
-                self._free.append(block)
+    def drop(self, blocks: Sequence[int]) -> None:
+        """A request lets go of these blocks: one becomes idle if the tree holds it, else free once nobody else does."""
+        users, in_tree, idle, free = self._users, self._in_tree, self.idle, self._free
+        for block in blocks:
+            left = users[block] - 1
+            if left < 0:
+                raise ValueError(f"block {block} is dropped more often than it was taken")
+            users[block] = left
+            if left == 0:
+                if in_tree[block]:
+                    idle[block] = None
+                else:
+                    free.append(block)
 
     def keep(self, block: int) -> None:
         """The tree takes hold of a block that a request holds."""

@@ -119,6 +119,7 @@ class KVManager:
         limit = (len(tokens) - 1) // self.block_size
         table.prefix.extend(tokens, len(tokens) // self.block_size)
         path = self._tree.match(table.prefix, limit)
+        table.prefix.adopt(path)
         count = len(path)
         if self._windowed or self.recurrent:
             count = self._usable(path)
@@ -147,9 +148,9 @@ class KVManager:
         and the key of their last block (b"" when there are none)."""
         if not self._computing:
             return 0, b""
-        keys = table.prefix.keys
         depth = start = len(match.path)
         limit = (len(tokens) - 1) // self.block_size
+        keys = table.prefix.hashed(limit)
         other: KVTable | None = None
         while depth < limit and (found := self._computing.get(keys[depth])) is not None:
             other = found
@@ -176,8 +177,7 @@ class KVManager:
         for g, pool in enumerate(self._pools):
             low = table.start[g] = min(self._first_kept(g, first), depth)
             held = [node.blocks[g] for node in match.path[low:]]
-            for block in held:
-                pool.share(block)
+            pool.share(held)
             table.blocks[g] = [0] * low + held
             if held:
                 self.writes.append(BlockWrite(self._groups[g], row, low, held))
@@ -211,7 +211,7 @@ class KVManager:
         if not self.prefix_cache or table.node is None:
             return
         table.announced = count
-        for key in table.prefix.keys[table.node.depth : count]:
+        for key in table.prefix.hashed(count)[table.node.depth : count]:
             self._computing.setdefault(key, table)
 
     # Growth
@@ -283,10 +283,10 @@ class KVManager:
         blocks, start = table.blocks[g], table.start[g]
         low = min(self._first_kept(g, first), len(blocks))
         self.num_releases += low > start
-        for i in range(start, low):
-            self._pools[g].drop(blocks[i])
-            blocks[i] = 0
-        table.start[g] = max(start, low)
+        if low > start:
+            self._pools[g].drop(blocks[start:low])
+            blocks[start:low] = [0] * (low - start)
+            table.start[g] = low
 
     # After a step
 
@@ -308,12 +308,7 @@ class KVManager:
         prefix.extend(tokens, count)
         while node.depth < count:
             depth = node.depth
-            try:
-                child = self._tree.child(node, prefix)
-            except LookupError:
-                # Another content has this key: the rest of this request stays out of the tree.
-                self._withdraw(table)
-                break
+            child = self._tree.child(node, prefix)
             if child is None:
                 child = self._tree.insert(node, prefix, [0] * len(self._pools))
             for g, held in enumerate(child.blocks):
@@ -362,9 +357,7 @@ class KVManager:
             self.writes = [write for write in self.writes if write.row != table.row]
         self._withdraw(table)
         for g, pool in enumerate(self._pools):
-            for block in table.blocks[g]:
-                if block:
-                    pool.drop(block)
+            pool.drop(table.blocks[g][table.start[g] :])
             table.blocks[g] = []
             table.start[g] = 0
         if table.node is not None:

@@ -1,8 +1,8 @@
 """The prefix tree: which full blocks of tokens are in the cache, found by content.
 
 One node a full block; nodes are never split or moved, so a node is a stable place for a state checkpoint or a copy in
-another tier. A node's key is a chained hash of all tokens up to its end, equal on every machine; the tokens are
-compared as well, so two contents with one key never meet.
+another tier. A node is found below its parent by its tokens. Its key, a chained hash of all tokens up to its end, is
+its name elsewhere, equal on every machine; a prefix takes the keys of the nodes it meets and hashes only what is new.
 
 A request locks the deepest node it stands on. That alone protects the whole path: only leaves are evicted, and the
 ancestors of a locked node are no leaves. Leaves without a lock leave in the order of their last use.
@@ -42,7 +42,8 @@ class Node:
 
 
 class Prefix:
-    """The chained keys of a token sequence's full blocks, grown as the sequence grows, each computed once."""
+    """A token sequence's full blocks, grown as the sequence grows: `chunks`, the tokens of each as bytes, and `keys`,
+    those that were asked for so far, each computed once."""
 
     __slots__ = ("_hash", "block_size", "chunks", "keys", "salt")
 
@@ -55,18 +56,27 @@ class Prefix:
 
     def extend(self, tokens: Sequence[int], count: int) -> None:
         """Cover the first `count` blocks of `tokens`."""
-        size, keys, chunks, hash = self.block_size, self.keys, self.chunks, self._hash
-        start = len(keys)
+        size, start = self.block_size, len(self.chunks)
         if count <= start:
             return
         width = size * 4
         data = array("i", tokens[start * size : count * size]).tobytes()
-        key = keys[-1] if keys else hash(self.salt)
-        for offset in range(0, len(data), width):
-            chunk = data[offset : offset + width]
-            key = hash(key + chunk)
-            keys.append(key)
-            chunks.append(chunk)
+        self.chunks += [data[offset : offset + width] for offset in range(0, len(data), width)]
+
+    def adopt(self, path: Sequence[Node]) -> None:
+        """Take the keys of the nodes that hold the first blocks."""
+        keys = self.keys
+        keys += [node.key for node in path[len(keys) :]]
+
+    def hashed(self, count: int) -> list[bytes]:
+        """The keys of the first `count` blocks at least, which are covered."""
+        keys, hash = self.keys, self._hash
+        if len(keys) < count:
+            key = keys[-1] if keys else hash(self.salt)
+            for chunk in self.chunks[len(keys) : count]:
+                key = hash(key + chunk)
+                keys.append(key)
+        return keys
 
 
 class PrefixTree:
@@ -97,25 +107,23 @@ class PrefixTree:
         found: list[Node] = []
         if node is None:
             return found
-        keys, chunks = prefix.keys, prefix.chunks
-        for i in range(min(limit, len(keys))):
-            node = node.children.get(keys[i])
-            if node is None or node.tokens != chunks[i]:
+        for chunk in prefix.chunks[:limit]:
+            node = node.children.get(chunk)
+            if node is None:
                 break
             found.append(node)
         return found
 
     def child(self, node: Node, prefix: Prefix) -> Node | None:
-        """The node below `node` for the next block of `prefix`. Raises LookupError when another content has its key."""
-        child = node.children.get(prefix.keys[node.depth])
-        if child is not None and child.tokens != prefix.chunks[node.depth]:
-            raise LookupError("two contents share one key")
-        return child
+        """The node below `node` for the next block of `prefix`."""
+        return node.children.get(prefix.chunks[node.depth])
 
     def insert(self, node: Node, prefix: Prefix, blocks: list[int]) -> Node:
         """Add the next block of `prefix` below `node`. The place is empty (`child` returned None)."""
-        child = Node(node, prefix.keys[node.depth], prefix.chunks[node.depth], blocks)
-        node.children[child.key] = child
+        depth, chunk = node.depth, prefix.chunks[node.depth]
+        key = prefix.keys[depth] if depth < len(prefix.keys) else self._hash(node.key + chunk)
+        child = Node(node, key, chunk, blocks)
+        node.children[chunk] = child
         self.num_nodes += 1
         return child
 
@@ -145,7 +153,7 @@ class PrefixTree:
         parent = node.parent
         if parent is None or not self._evictable(node):
             raise ValueError("only a leaf without a lock can leave the tree")
-        del parent.children[node.key]
+        del parent.children[node.tokens]
         node.parent = None
         self.num_nodes -= 1
         # A parent was in use whenever its child was.
@@ -181,7 +189,7 @@ class PrefixTree:
             count += 1
             parent = node.parent
             assert parent is not None
-            assert parent.children[node.key] is node, "a node and its parent disagree"
+            assert parent.children[node.tokens] is node, "a node and its parent disagree"
             assert node.depth == parent.depth + 1, "a node's depth is not its parent's plus one"
             assert node.key == self._hash(parent.key + node.tokens), "a node's key does not follow from its content"
             assert node.locks >= 0, "a node has a negative number of locks"

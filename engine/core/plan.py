@@ -1,6 +1,6 @@
 """The contract between deciding and executing: one `StepPlan` goes down, one `StepResult` comes up.
 
-Both are plain ints and lists, so that a plan can be broadcast to other ranks as it is and a scheduler can be
+Both are plain ints, lists and arrays, so that a plan can be broadcast to other ranks as it is and a scheduler can be
 tested without a device.
 
 The runner keeps tables with one line a row: token ids, block ids, sampling parameters. A plan only says what
@@ -11,12 +11,13 @@ are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.cache.spec import PoolSpec
 from engine.cache.writes import BlockWrite, StateCopy
-from engine.types import SamplingParams, TokenIds, TokenLogprobs
+from engine.types import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class RowStart:
     """
 
     row: int
-    token_ids: TokenIds
+    token_ids: Sequence[int]
     num_prompt: int
     params: SamplingParams
     eos_ids: tuple[int, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from enum import Enum
 from typing import Protocol
 
@@ -95,7 +96,8 @@ class Request:
         self.kv = kv
         self.arrival = arrival
         self.order = (params.priority, arrival)
-        self.tokens = [*input.prompt_ids, *input.output_ids]
+        self.tokens = array("i", input.prompt_ids)
+        self.tokens.extend(input.output_ids)
         self.num_prompt = len(input.prompt_ids)
         self.num_tokens = len(self.tokens)
         self.num_computed = 0

@@ -270,7 +270,7 @@ class Scheduler:
         self._starts.append(
             RowStart(
                 row=row,
-                token_ids=request.tokens.copy(),
+                token_ids=request.tokens[:],
                 num_prompt=request.num_prompt,
                 params=source.params,
                 eos_ids=request.eos_ids,

@@ -180,11 +180,11 @@ class DeviceRunner:
     def _start(self, start: RowStart) -> None:
         self._params[start.row] = start.params
         self._num_prompt[start.row] = start.num_prompt
-        edits = RowEdits(start, self._device)
-        if edits.any:
-            self._edits[start.row] = edits
-        else:
-            self._edits.pop(start.row, None)
+        self._edits.pop(start.row, None)
+        if not start.params.plain:
+            edits = RowEdits(start, self._device)
+            if edits.any:
+                self._edits[start.row] = edits
 
     def _wishes(self, plan: StepPlan) -> tuple[Wishes, dict[int, int]]:
         """What the sampling lines ask for, and how many log-probabilities each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ class LlmRequest(msgspec.Struct, frozen=True):
     """
 
     text: bytes | None
-    input_ids: list[int] | None
+    input_ids: array[int] | None
     stream: bool
     echo: bool
     params: SamplingParams
@@ -118,9 +119,10 @@ def token_ids(tensors: Mapping[str, Array], name: str) -> list[int] | None:
     return None if tensor is None else tensor.ravel().tolist()
 
 
-def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, list[int] | None]:
+def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, array[int] | None]:
     text = one_text(tensors, protocol.TEXT_INPUT)
-    ids = token_ids(tensors, protocol.INPUT_IDS)
+    tensor = tensors.get(protocol.INPUT_IDS)
+    ids = None if tensor is None else array("i", tensor.astype(np.int32, copy=False).tobytes())
     if text is None and ids is None:
         raise RequestError("the request has no prompt: send text_input, one string, or input_ids")
     if text is not None and ids is not None:

@@ -17,7 +17,7 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -219,10 +219,11 @@ class Frontend:
         asked = decode.llm_request(tensors, parameters, outputs, request.timeout())
         if asked.text is not None and most_text is not None and len(asked.text) > most_text:
             return False
+        prompt_ids: Sequence[int]
         if asked.text is not None:
             prompt_ids = self._tokenizer.encode(asked.text)
         else:
-            prompt_ids = asked.input_ids or []
+            prompt_ids = asked.input_ids or ()
         if not prompt_ids:
             raise RequestError("the prompt has no tokens: send some text")
         params = asked.params

@@ -29,7 +29,7 @@ from engine.serving import messages
 from engine.serving.messages import Abort, Bye, Events, Hello, Progress, Ready, Stats, Submit, ToFrontend
 from engine.serving.process_watch import ProcessWatch
 from engine.serving.run_folder import RunFolder
-from engine.types import ErrorCode, FinishReason, RequestError, RequestInput, TokenEvent
+from engine.types import ErrorCode, FinishReason, RequestError, TokenEvent
 
 if TYPE_CHECKING:
     from engine.api import Engine
@@ -188,7 +188,7 @@ class Host:
         frontend = self._frontends.get(message.frontend)
         if frontend is None or self._engine is None:
             return  # it has died meanwhile, or has not heard `Ready` and will send again
-        request: RequestInput = message.request
+        request = message.whole()
         frontend.live.add(request.request_id)
         try:
             self._engine.submit(request, frontend)

@@ -70,11 +70,12 @@ class Link:
         self._thread.start()
 
     def submit(self, request: RequestInput) -> None:
-        """Raises RequestError when the request holds a number that no 64-bit integer is."""
+        """Raises RequestError when the request holds a number that is too large to travel."""
         try:
-            self._send(Submit(self._name, request))
+            self._send(Submit.of(self._name, request))
         except OverflowError:
-            raise RequestError("a number in the request is out of range: token ids and priority are 64-bit") from None
+            sentence = "a number in the request is out of range: token ids are 32-bit, priority is 64-bit"
+            raise RequestError(sentence) from None
 
     def abort(self, request_ids: list[str]) -> None:
         self._send(Abort(request_ids))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 
 from engine.types import RequestInput, TokenEvent
@@ -16,8 +18,22 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """A request. The ids of its prompt travel as the bytes of an array: thousands of integers one by one take a
+    millisecond to pack, unpack and pass on."""
+
     frontend: str
-    request: RequestInput
+    request: RequestInput  # its prompt_ids are empty
+    prompt: bytes
+
+    @classmethod
+    def of(cls, frontend: str, request: RequestInput) -> Submit:
+        """Raises OverflowError for a token id that is no 32-bit integer."""
+        prompt = array("i", request.prompt_ids).tobytes()
+        return cls(frontend, msgspec.structs.replace(request, prompt_ids=()), prompt)
+
+    def whole(self) -> RequestInput:
+        """The request as it was submitted."""
+        return msgspec.structs.replace(self.request, prompt_ids=array("i", self.prompt))
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -44,7 +44,7 @@ class Stream:
         serial: int,
         sender: Any,
         request: LlmRequest,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         params: SamplingParams,
         bad_word_ids: list[list[int]],
         tokenizer: Tokenizer,

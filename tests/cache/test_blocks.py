@@ -39,7 +39,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(self.held()))
-        self.pool.drop(block)
+        self.pool.drop([block])
         self.users[block] -= 1
 
     @precondition(lambda self: set(self.held()) - self.kept)
@@ -53,7 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.kept)))
-        self.pool.share(block)
+        self.pool.share([block])
         self.users[block] += 1
 
     @precondition(lambda self: self.pool.idle)
@@ -80,10 +80,10 @@ def test_misuse_is_refused() -> None:
         pool.take(3)
     (block,) = pool.take(1)
     with pytest.raises(ValueError, match="not in the prefix tree"):
-        pool.share(block)
-    pool.drop(block)
+        pool.share([block])
+    pool.drop([block])
     with pytest.raises(ValueError, match="more often than it was taken"):
-        pool.drop(block)
+        pool.drop([block])
     with pytest.raises(ValueError, match="free or there already"):
         pool.keep(block)
     with pytest.raises(ValueError, match="at least 2 blocks"):

@@ -14,7 +14,7 @@ def insert(tree: PrefixTree, tokens: list[int], salt: bytes = b"") -> Node:
     """Put all full blocks of `tokens` in the tree, used now; the deepest node."""
     prefix = prefix_of(tree, tokens, salt)
     node = tree.root(salt)
-    for _ in prefix.keys:
+    for _ in prefix.chunks:
         node = tree.child(node, prefix) or tree.insert(node, prefix, [1])
     touch(tree, node)
     return node
@@ -63,23 +63,26 @@ def test_salts_part_the_tree() -> None:
 
 
 def test_contents_with_one_key_never_meet() -> None:
-    """With a hash that always collides a match still compares the tokens, and an insertion refuses."""
+    """With a hash that always collides nodes are still found by their tokens."""
     tree = PrefixTree(2, hash=lambda data: b"same")
     insert(tree, [1, 2])
     assert matched(tree, [1, 2]) == 1
     assert matched(tree, [3, 4]) == 0
-    with pytest.raises(LookupError):
-        tree.child(tree.root(b""), prefix_of(tree, [3, 4]))
+    insert(tree, [3, 4])
+    assert tree.num_nodes == 2
+    assert matched(tree, [3, 4]) == 1
+    assert tree.child(tree.root(b""), prefix_of(tree, [5, 6])) is None
+    tree.check_integrity()
 
 
 def test_keys_depend_on_content_alone() -> None:
     """Another process, with other hash randomisation, gives the same keys: so tiers and replicas can compare them."""
     code = (
         "from engine.cache.radix import PrefixTree\n"
-        "prefix = PrefixTree(2).prefix(b's'); prefix.extend([1, 2, 3, 4], 2); print(prefix.keys)"
+        "prefix = PrefixTree(2).prefix(b's'); prefix.extend([1, 2, 3, 4], 2); print(prefix.hashed(2))"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert other.strip() == repr(prefix_of(PrefixTree(2), [1, 2, 3, 4], b"s").keys)
+    assert other.strip() == repr(prefix_of(PrefixTree(2), [1, 2, 3, 4], b"s").hashed(2))
 
 
 def test_keys_grow_with_the_tokens() -> None:
@@ -88,9 +91,30 @@ def test_keys_grow_with_the_tokens() -> None:
     grown = tree.prefix()
     for count in range(7):
         grown.extend(tokens, count)
-    assert grown.keys == prefix_of(tree, tokens).keys
+        grown.hashed(count)
+    assert grown.keys == prefix_of(tree, tokens).hashed(6)
     assert len(set(grown.keys)) == 6
     assert all(len(key) == len(chain_hash(b"")) == 16 for key in grown.keys)
+
+
+@pytest.mark.parametrize("asked", [0, 1, 4])
+def test_a_prefix_takes_the_keys_of_the_nodes_it_meets(asked: int) -> None:
+    """However many it had computed before, its keys are those of its content, and only what is new is hashed."""
+    count = 0
+
+    def counting(data: bytes) -> bytes:
+        nonlocal count
+        count += 1
+        return chain_hash(data)
+
+    tree = PrefixTree(2, hash=counting)
+    insert(tree, [1, 2, 3, 4, 5, 6])
+    prefix = prefix_of(tree, [1, 2, 3, 4, 5, 6, 7, 8])
+    prefix.hashed(asked)
+    count = 0
+    prefix.adopt(tree.match(prefix, 4))
+    assert prefix.hashed(4) == prefix_of(PrefixTree(2), [1, 2, 3, 4, 5, 6, 7, 8]).hashed(4)
+    assert count == (0 if asked == 4 else 1)
 
 
 def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:

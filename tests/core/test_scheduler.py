@@ -141,7 +141,7 @@ def test_the_youngest_is_preempted_and_loses_nothing() -> None:
     assert harness.tokens("old") == harness.expected(prompt(12), 24)
     assert harness.tokens("young") == harness.expected(prompt(12, 9), 24)
     restarts = [start for plan in harness.runner.plans for start in plan.starts][2:]
-    assert all(start.token_ids[:12] == prompt(12, 9) for start in restarts), "the older one never gives way"
+    assert all(list(start.token_ids[:12]) == prompt(12, 9) for start in restarts), "the older one never gives way"
     assert all(len(start.token_ids) > 12 and start.num_prompt == 12 for start in restarts)
 
 
