@@ -62,7 +62,7 @@ class LatentAttention(nn.Module):
         if self.q_up is not None:
             q = self.q_up(q, norm=self.q_norm)
         q = q.unflatten(-1, (config.num_heads, config.nope_dim + config.rope_dim))
-        spans = batch.spans if self._expands(batch.spans) else None
+        expands = self._expands(batch)
         absorbed = self._ops.latent_write(
             q,
             kv,
@@ -72,7 +72,7 @@ class LatentAttention(nn.Module):
             self._rope,
             cache.entries,
             self.kv_norm,
-            len(q) if spans is None else batch.num_single,
+            batch.num_single if expands else len(q),
             eps=config.latent_eps,
             interleaved=config.rope.interleaved,
         )
@@ -88,14 +88,13 @@ class LatentAttention(nn.Module):
             batch.num_single,
             batch.max_query,
             batch.max_context,
-            spans=spans,
+            max_entries=batch.max_entries if expands else 0,
         )
         return self.out(o.flatten(1), residual=residual)
 
-    def _expands(self, spans: tuple[tuple[int, int, int], ...] | None) -> bool:
+    def _expands(self, batch: DeviceBatch) -> bool:
         """Whether to make keys and values for the lines of several queries: it pays from dozens of queries a line on,
         needs memory for all that they read, and heads that tiles can hold."""
-        if not spans or not self._tiles:
-            return False
-        queries, context = sum(count for _, count, _ in spans), sum(length for _, _, length in spans)
-        return queries >= EXPAND_QUERIES * len(spans) and context * self._expanded_bytes <= EXPAND_BYTES
+        lines, queries = len(batch.context_len) - batch.num_single, len(batch.token_ids) - batch.num_single
+        held = batch.max_entries * self._expanded_bytes
+        return self._tiles and queries >= EXPAND_QUERIES * max(lines, 1) and 0 < held <= EXPAND_BYTES

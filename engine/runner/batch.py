@@ -22,6 +22,7 @@ class DeviceBatch:
     state_slots  [B] int64    recurrent state slot of each line (empty when the model has none)
     max_query, max_context    host bounds: no line computes or reads more. Kernels read the true lengths from the
                               device; a captured graph never bakes them in.
+    max_entries  host bound on the tokens that lines past num_single have in the cache together; 0 when none is known
     spans        (first token, tokens, context) of each line past num_single, when the step is not for a graph
     """
 
@@ -37,4 +38,5 @@ class DeviceBatch:
     num_single: int
     max_query: int
     max_context: int
+    max_entries: int = 0
     spans: tuple[tuple[int, int, int], ...] | None = None

@@ -4,6 +4,9 @@ A graph is made for a shape, and a step is padded up to the next shape there is:
 token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
 are the reserved block 0. What varies between replays (lengths, ids, tables) is read from the device.
 
+Layers over latents want to know how many entries the longer lines have at most: their steps have a second graph, for
+lines that have little in the cache.
+
 A shape's first step runs eagerly, which compiles what it needs, and is captured after. A few shapes are made at start,
 the rest when the engine is idle, or when a step needs one.
 """
@@ -14,6 +17,7 @@ import contextlib
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -32,6 +36,8 @@ MIXED_LINES = (8, 16, 32, 64, 128, 256)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 2176)
 # Lines behind them: chunks, and at least one dummy line.
 LONGER = DUMMY_LINES
+# What longer lines may have in the cache before a step whose graph has a bound on their entries.
+PAST = 2048
 # Made before the engine is ready.
 FIRST_LINES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -75,7 +81,8 @@ class CudaCapture:
 class StepGraphs:
     """Graphs by shape. `max_lines` and `max_tokens` bound a step, `max_context` a request.
 
-    compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`.
+    compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`. bounded: whether layers gain
+    from a bound on the entries of longer lines.
     """
 
     def __init__(
@@ -85,7 +92,9 @@ class StepGraphs:
         max_lines: int,
         max_tokens: int,
         max_context: int,
+        bounded: bool = False,
     ) -> None:
+        self._bounded = bounded
         self._compute = compute
         self._capture = capture
         self._max_context = max_context
@@ -104,25 +113,37 @@ class StepGraphs:
         if tokens == lines:
             at = bisect_left(self._lines, lines)
             return self.decode(self._lines[at]) if at < len(self._lines) else None
+        past = sum(first for first, count in zip(plan.first, plan.count, strict=True) if count > 1)
         if lines == 1:
             at = bisect_left(self._tokens, tokens)
-            return self.prompt(self._tokens[at]) if at < len(self._tokens) else None
+            return self.prompt(self._tokens[at], past) if at < len(self._tokens) else None
         singles = plan.count.count(1)
         few = bisect_left(self._mixed_lines, singles)
         if not singles or lines - singles >= LONGER or few == len(self._mixed_lines):
             return None
         dummies = self._mixed_lines[few] - singles + LONGER - 1 - (lines - singles)
         at = bisect_left(self._mixed_tokens, tokens + dummies)
-        return self.mixed(self._mixed_lines[few], self._mixed_tokens[at]) if at < len(self._mixed_tokens) else None
+        if at == len(self._mixed_tokens):
+            return None
+        return self.mixed(self._mixed_lines[few], self._mixed_tokens[at], past)
 
     def decode(self, lines: int) -> StepShape:
         return StepShape(lines, lines, num_single=lines, max_query=1, max_context=self._max_context)
 
-    def prompt(self, tokens: int) -> StepShape:
-        return StepShape(2, tokens, num_single=0, max_query=tokens, max_context=self._max_context)
+    def prompt(self, tokens: int, past: int = 0) -> StepShape:
+        """past: what the lines of several tokens have in the cache before the step."""
+        shape = StepShape(2, tokens, num_single=0, max_query=tokens, max_context=self._max_context)
+        return self._with_entries(shape, past)
 
-    def mixed(self, lines: int, tokens: int) -> StepShape:
-        return StepShape(lines + LONGER, tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
+    def mixed(self, lines: int, tokens: int, past: int = 0) -> StepShape:
+        shape = StepShape(lines + LONGER, tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
+        return self._with_entries(shape, past)
+
+    def _with_entries(self, shape: StepShape, past: int) -> StepShape:
+        """Lines past num_single take all tokens that are left, dummy lines among them, and have `past` before those."""
+        if not self._bounded or past > PAST:
+            return shape
+        return replace(shape, max_entries=shape.tokens - shape.num_single + PAST)
 
     def run(self, shape: StepShape) -> Outcome:
         """Run the staged step of that shape: its outputs stay valid until the next step runs."""
@@ -150,7 +171,9 @@ class StepGraphs:
         if self._failed:
             return None
         shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
-        shapes += [
-            self.mixed(n, tokens) for n in self._mixed_lines for tokens in self._mixed_tokens if tokens > n + LONGER
-        ]
+        mixed = [(n, tokens) for n in self._mixed_lines for tokens in self._mixed_tokens if tokens > n + LONGER]
+        shapes += [self.mixed(n, tokens) for n, tokens in mixed]
+        if self._bounded:
+            shapes += [self.prompt(n, PAST + 1) for n in self._tokens]
+            shapes += [self.mixed(n, tokens, PAST + 1) for n, tokens in mixed]
         return next((shape for shape in shapes if shape not in self._replays), None)

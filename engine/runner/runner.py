@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from engine.cache.spec import LatentKV
 from engine.cache.tensors import CacheTensors
 from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
@@ -69,7 +70,8 @@ class DeviceRunner:
             step for step in large if device.type == "cuda" and step.first + step.count < info.max_model_len
         ]
         if capture is not None:
-            self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len)
+            latents = any(isinstance(group.spec, LatentKV) for group in info.pool.groups)
+            self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len, latents)
 
     @property
     def info(self) -> RunnerInfo:

@@ -1,6 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Lines of many queries: their latents are gathered and taken through the up-projection once, then each head attends
-to its own keys and values, which are a third as wide as the latents."""
+"""Lines of many queries: their latents are taken through the up-projection once, then each head attends to its own keys
+and values, which are a third as wide as the latents. The host has to know how many entries there are at most, no more,
+so that graphs hold it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.latent_attention.reference import Spans
-
 LOG2E = tl.constexpr(1.4426950408889634)
 # Lines that one compiled kernel serves; more of them take another.
 LINES = 128
@@ -20,7 +19,7 @@ LINES = 128
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Queries and keys a tile, pipeline depth, warps."""
+    """How attention is cut: queries and keys a tile, pipeline depth, warps."""
 
     queries: int
     keys: int
@@ -28,43 +27,77 @@ class Tile:
     warps: int
 
 
-@triton.jit
-def _rows_before(context_len, first_line, i_line, BLOCK_B: tl.constexpr):
-    """Entries of the lines before line `i_line`."""
-    line = tl.arange(0, BLOCK_B)
-    return tl.sum(tl.load(context_len + first_line + line, mask=line < i_line, other=0), 0)
+@dataclass(frozen=True, slots=True)
+class UpTile:
+    """How the up-projection is cut: entries of a line, outputs and latent channels a tile, pipeline depth, warps."""
+
+    entries: int
+    outputs: int
+    channels: int
+    stages: int
+    warps: int
 
 
-@triton.jit(do_not_specialize=["first_line"], do_not_specialize_on_alignment=["context_len"])
-def _gather(
+@triton.jit(do_not_specialize=["first_line", "num_lines"], do_not_specialize_on_alignment=["context_len"])
+def _expand(
     cache,
+    kv_up,
     block_table,
     context_len,
-    entries,
+    kv,
+    rotated,
     table_stride,
     block_stride,
     entry_stride,
     first_line,
-    WIDTH: tl.constexpr,
+    num_lines,
+    OUTPUTS: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_W: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Some entries of a line, one line after another."""
-    i_line = tl.program_id(1)
-    length = tl.load(context_len + first_line + i_line)
-    j = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if tl.program_id(0) * BLOCK_N >= length:
+    """kv = latents · kv_upᵀ for ROWS entries of a line, whose rotated keys are copied beside. Lines stand one after
+    another, each filled up to whole tiles."""
+    tile = tl.program_id(1)
+    lines = tl.arange(0, BLOCK_B)
+    upto = tl.cumsum(tl.cdiv(tl.load(context_len + first_line + lines, mask=lines < num_lines, other=0), ROWS), 0)
+    before = (upto <= tile) & (lines < num_lines)
+    i_line = tl.sum(before.to(tl.int32), 0)
+    if i_line >= num_lines:
         return
-    row = _rows_before(context_len, first_line, i_line, BLOCK_B) + j
-    w = tl.arange(0, BLOCK_W)[None, :]
-    held = (j < length)[:, None] & (w < WIDTH)
-    block = tl.load(
-        block_table + (first_line + i_line).to(tl.int64) * table_stride + j // BLOCK_SIZE, mask=j < length, other=0
-    )
-    entry = cache + (block.to(tl.int64) * block_stride + j % BLOCK_SIZE * entry_stride)[:, None]
-    tl.store(entries + row.to(tl.int64)[:, None] * WIDTH + w, tl.load(entry + w, mask=held, other=0.0), mask=held)
+    line = (first_line + i_line).to(tl.int64)
+    length = tl.load(context_len + line)
+    row = tl.arange(0, ROWS)
+    j = (tile - tl.max(tl.where(before, upto, 0), 0)) * ROWS + row
+    held = (j < length)[:, None]
+    block = tl.load(block_table + line * table_stride + j // BLOCK_SIZE, mask=j < length, other=0).to(tl.int64)
+    entry = cache + (block * block_stride + j % BLOCK_SIZE * entry_stride)[:, None]
+    c = tl.arange(0, BLOCK_C)[None, :]
+    first_output = tl.program_id(0) * BLOCK_O
+    acc = tl.zeros((ROWS, BLOCK_O), tl.float32)
+    for first in tl.range(0, LATENT, BLOCK_C, num_stages=STAGES):
+        w = kv_up.load([first_output, first])
+        latent = tl.load(entry + first + c, mask=held & (first + c < LATENT), other=0.0)
+        acc = tl.dot(latent, w.T, acc, input_precision=PRECISION)
+    o = first_output + tl.arange(0, BLOCK_O)[None, :]
+    place = (tile.to(tl.int64) * ROWS + row)[:, None]
+    tl.store(kv + place * OUTPUTS + o, acc.to(kv.dtype.element_ty), mask=o < OUTPUTS)
+    if tl.program_id(0) == 0:
+        r = tl.arange(0, ROPE)[None, :]
+        tl.store(rotated + place * ROPE + r, tl.load(entry + LATENT + r, mask=held, other=0.0))
+
+
+@triton.jit
+def _rows_before(context_len, first_line, i_line, ROWS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Where the entries of line `i_line` begin among those that `_expand` wrote."""
+    line = tl.arange(0, BLOCK_B)
+    return tl.sum(tl.cdiv(tl.load(context_len + first_line + line, mask=line < i_line, other=0), ROWS), 0) * ROWS
 
 
 @triton.jit
@@ -84,14 +117,13 @@ def _fold(
     stop,
     scale,
     NOPE: tl.constexpr,
-    LATENT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     for first in tl.range(start, stop, BLOCK_N):
         k = keys.load([row + first, column])
-        r = rotated.load([row + first, LATENT])
+        r = rotated.load([row + first, 0])
         s = tl.dot(qn, k.T, input_precision=PRECISION)
         s = tl.dot(qr, r.T, s, input_precision=PRECISION)
         if MASKED:
@@ -127,7 +159,7 @@ def _attend(
     NOPE: tl.constexpr,
     ROPE: tl.constexpr,
     VALUE: tl.constexpr,
-    LATENT: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -160,14 +192,14 @@ def _attend(
     l = tl.zeros((BLOCK_M,), tl.float32)
     stop = tl.minimum(length, past + first_query + BLOCK_M)
     plain = tl.minimum((past + first_query + 1) // BLOCK_N * BLOCK_N, stop)
-    row = _rows_before(context_len, first_line, i_line, BLOCK_B)
+    row = _rows_before(context_len, first_line, i_line, ROWS, BLOCK_B)
     column = head * (NOPE + VALUE)
     acc, m, l = _fold(
-        acc, m, l, qn, qr, keys, values, rotated, row, column, past + query, 0, plain, scale, NOPE, LATENT, BLOCK_N,
+        acc, m, l, qn, qr, keys, values, rotated, row, column, past + query, 0, plain, scale, NOPE, BLOCK_N,
         False, PRECISION,
     )  # fmt: skip
     acc, m, l = _fold(
-        acc, m, l, qn, qr, keys, values, rotated, row, column, past + query, plain, stop, scale, NOPE, LATENT, BLOCK_N,
+        acc, m, l, qn, qr, keys, values, rotated, row, column, past + query, plain, stop, scale, NOPE, BLOCK_N,
         True, PRECISION,
     )  # fmt: skip
     acc = acc / l[:, None]
@@ -185,34 +217,38 @@ def attend_expanded(
     out: torch.Tensor,
     scale: float,
     first_line: int,
-    spans: Spans,
+    max_entries: int,
+    up: UpTile,
     tile: Tile,
 ) -> None:
-    """`latent_attention` of the lines of `spans`, which start at line and token `first_line`, written into `out`.
+    """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`.
 
-    The parts of a head are powers of two from 16 on.
+    They have at most `max_entries` tokens in the cache. The parts of a head are powers of two from 16 on; up.entries
+    is a multiple of tile.keys.
     """
     heads, own, latent = kv_up.shape
     width, value = cache.shape[-1], out.shape[-1]
     rope, nope = width - latent, own - value
-    lines, total = len(spans), sum(length for _, _, length in spans)
+    lines, tokens = len(context_len) - first_line, len(q) - first_line
     block_b = max(LINES, triton.next_power_of_2(lines))
-    entries = torch.empty(total, width, dtype=cache.dtype, device=cache.device)
-    longest = max(length for _, _, length in spans)
-    _gather[(triton.cdiv(longest, 32), lines)](
-        cache, block_table, context_len, entries, block_table.stride(0), cache.stride(0), cache.stride(1), first_line,
-        WIDTH=width, BLOCK_SIZE=cache.shape[1], BLOCK_N=32, BLOCK_W=triton.next_power_of_2(width), BLOCK_B=block_b,
-        num_warps=8,
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    row_tiles = triton.cdiv(max_entries, up.entries) + lines
+    kv = torch.empty(row_tiles * up.entries, heads * own, dtype=cache.dtype, device=cache.device)
+    rotated = torch.empty(row_tiles * up.entries, rope, dtype=cache.dtype, device=cache.device)
+
+    def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
+        return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box))
+
+    channels = min(up.channels, triton.next_power_of_2(latent))
+    _expand[(triton.cdiv(heads * own, up.outputs), row_tiles)](
+        cache, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv, rotated,
+        block_table.stride(0), cache.stride(0), cache.stride(1), first_line, lines, OUTPUTS=heads * own, LATENT=latent,
+        ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=up.entries, BLOCK_O=up.outputs, BLOCK_C=channels, BLOCK_B=block_b,
+        STAGES=up.stages, PRECISION=precision, num_warps=up.warps,
     )  # fmt: skip
-    kv = torch.nn.functional.linear(entries[:, :latent], kv_up.flatten(0, 1))
-
-    def rows(source: torch.Tensor, channels: int) -> TensorDescriptor:
-        return TensorDescriptor(source, list(source.shape), list(source.stride()), [tile.keys, channels])
-
-    tokens = sum(count for _, count, _ in spans)
     _attend[(tokens // tile.queries + lines, heads)](
-        q, rows(kv, nope), rows(kv, value), rows(entries, rope), query_start, context_len, out, q.stride(0),
-        q.stride(1), scale, first_line, lines, HEADS=heads, NOPE=nope, ROPE=rope, VALUE=value, LATENT=latent,
-        BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_B=block_b,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", num_warps=tile.warps, num_stages=tile.stages,
+        q, boxes(kv, tile.keys, nope), boxes(kv, tile.keys, value), boxes(rotated, tile.keys, rope), query_start,
+        context_len, out, q.stride(0), q.stride(1), scale, first_line, lines, HEADS=heads, NOPE=nope, ROPE=rope,
+        VALUE=value, ROWS=up.entries, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_B=block_b, PRECISION=precision,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Attention over a latent cache, one way for each kind of line.
 
 Lines of one query read the latents as they are, split over programs. Lines of many queries have their keys and values
-made first when the host knows their lengths, and read the latents otherwise (graphs).
+made first where the caller left their queries as they are.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import torch
 
 from kernels.hardware import dependent_launch
 from kernels.latent_attention.chunks import attend_chunks
-from kernels.latent_attention.expand import Tile, attend_expanded
-from kernels.latent_attention.reference import Spans
+from kernels.latent_attention.expand import Tile, UpTile, attend_expanded
 from kernels.latent_attention.steps import attend_steps
 
 
@@ -27,7 +26,7 @@ def latent_attention(
     num_single: int,
     max_query: int,
     max_context: int,
-    spans: Spans | None = None,
+    max_entries: int = 0,
 ) -> torch.Tensor:
     """See the reference. Expanded lines need heads whose parts are powers of two from 16 on."""
     t, heads, channels = q.shape
@@ -44,15 +43,17 @@ def latent_attention(
     if len(context_len) == num_single:
         return out
     if len(absorbed) < t:
-        assert spans is not None
         attend_expanded(
-            q, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, spans, tile_for(q.dtype)
-        )
+            q, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_entries,
+            *expanded_tiles(q.dtype),
+        )  # fmt: skip
     else:
         attend_chunks(absorbed, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query)
     return out
 
 
-def tile_for(dtype: torch.dtype) -> Tile:
-    """The cut of expanded lines."""
-    return Tile(64, 32, 2, 4) if dtype == torch.float32 else Tile(128, 64, 3, 8)
+def expanded_tiles(dtype: torch.dtype) -> tuple[UpTile, Tile]:
+    """The cuts of expanded lines."""
+    if dtype == torch.float32:
+        return UpTile(64, 64, 32, 2, 4), Tile(64, 32, 2, 4)
+    return UpTile(128, 128, 64, 3, 8), Tile(128, 64, 3, 8)

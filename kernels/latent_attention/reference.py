@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import torch
 
-# (first token, tokens, context) of each line past those of one query, when the host knows them.
-Spans = tuple[tuple[int, int, int], ...]
-
 
 def latent_attention(
     q: torch.Tensor,
@@ -20,7 +17,7 @@ def latent_attention(
     num_single: int,
     max_query: int,
     max_context: int,
-    spans: Spans | None = None,
+    max_entries: int = 0,
 ) -> torch.Tensor:
     """With c = (latent, rotated key) an entry and (k_up, v_up) a head's halves of the up-projection:
     s = scale · (q_plain · k_up latent + q_rope · key),   o = Σ softmax(s) · v_up latent.
@@ -31,7 +28,8 @@ def latent_attention(
     each; kv_up [H, D + V, L]; cache [N, block_size, L + P]; block_table [B, M] int32; query_start [B+1], context_len
     [B] int32 → [T, H, V] in q's dtype, computed in float32; what stands between two products may be rounded to q's
     dtype. No line has more than `max_query` queries or `max_context` tokens. Lines past num_single are expanded, that
-    is their keys and values made, when A < T; this needs `spans`. A line of context_len 0 gives zeros.
+    is their keys and values made, when A < T; they hold at most `max_entries` tokens together. A line of context_len 0
+    gives zeros.
     """
     block_size, latent = cache.shape[1], kv_up.shape[-1]
     nope = q.shape[-1] - (cache.shape[-1] - latent)

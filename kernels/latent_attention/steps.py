@@ -17,6 +17,8 @@ from kernels.hardware import multiprocessors
 LOG2E = tl.constexpr(1.4426950408889634)
 _MAX_SPLITS = 64
 _LEAST_LINES = 128
+# Lines up to which each has its own programs to join its parts.
+FEW_LINES = 4
 
 
 @triton.jit
@@ -167,6 +169,65 @@ def _join(
     tl.store(out + place, y.to(out.dtype.element_ty), mask=(line < lines)[:, None] & (v < VALUE)[None, :])
 
 
+@triton.jit(do_not_specialize=["lines", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _join_line(
+    parts,
+    sums,
+    v_up,
+    context_len,
+    out,
+    up_stride,
+    lines,
+    splits,
+    programs,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`_join` of one line: BLOCK_S of its parts at once."""
+    if PDL:
+        gdc_launch_dependents()
+    head = tl.program_id(0).to(tl.int64)
+    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    line = tl.program_id(2).to(tl.int64)
+    l = tl.arange(0, BLOCK_L)
+    s = tl.arange(0, BLOCK_S)
+    w = tl.load(
+        v_up + head * up_stride + v[:, None] * LATENT + l[None, :],
+        mask=(v < VALUE)[:, None] & (l < LATENT)[None, :],
+        other=0.0,
+    )
+    length = tl.load(context_len + line)
+    active = tl.cdiv(length, _share(length, context_len, lines, splits, programs, BLOCK_N, BLOCK_B))
+    if PDL:
+        gdc_wait()
+    best = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    o = tl.zeros((BLOCK_L,), tl.float32)
+    for first in range(0, active, BLOCK_S):
+        there = first + s < active
+        place = (line * splits + first + s) * HEADS + head
+        logsum = tl.load(sums + place, mask=there, other=float("-inf"))
+        part = tl.load(
+            parts + place[:, None] * LATENT + l[None, :], mask=there[:, None] & (l < LATENT)[None, :], other=0.0
+        )
+        top = tl.maximum(best, tl.max(logsum, 0))
+        weight = tl.exp2(logsum - top)
+        fade = tl.exp2(best - top)
+        o = o * fade + tl.sum(part * weight[:, None], 0)
+        total = total * fade + tl.sum(weight, 0)
+        best = top
+    o = o / tl.where(total == 0.0, 1.0, total)
+    y = tl.sum(w.to(tl.float32) * o[None, :], 1)
+    tl.store(out + (line * HEADS + head) * VALUE + v, y.to(out.dtype.element_ty), mask=v < VALUE)
+
+
 @lru_cache(maxsize=64)
 def _splits(lines: int, head_tiles: int, max_context: int, keys: int, processors: int) -> int:
     """Programs a line may have: eight for each that would do, so that lines of very different length still spread."""
@@ -214,8 +275,12 @@ def attend_steps(
         PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=warps,
     )  # fmt: skip
     block_v = min(32, max(16, triton.next_power_of_2(value)))
+    sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": block_l, "BLOCK_V": block_v}
+    share = {"BLOCK_N": keys, "BLOCK_B": block_b, "PDL": pdl, "launch_pdl": pdl, "num_warps": 8}
+    joined = (parts, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), lines, splits, programs)
+    if lines <= FEW_LINES:
+        _join_line[(heads, triton.cdiv(value, block_v), lines)](*joined, BLOCK_S=16, **sizes, **share)
+        return
     _join[(heads, triton.cdiv(value, block_v), triton.cdiv(lines, 16))](
-        parts, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), lines, splits, programs, HEADS=heads,
-        LATENT=latent, VALUE=value, BLOCK_T=16, BLOCK_L=block_l, BLOCK_V=block_v, BLOCK_N=keys, BLOCK_B=block_b,
-        STAGES=3, PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=8,
-    )  # fmt: skip
+        *joined, BLOCK_T=16, STAGES=3, PRECISION=precision, **sizes, **share
+    )

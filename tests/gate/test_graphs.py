@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.cache.spec import LatentKV
 from engine.config import EngineConfig
 from engine.runner.build import build_runner
 from engine.runner.graphs import StepGraphs
@@ -28,10 +29,9 @@ class Replayed:
         self.runner: DeviceRunner = build_runner(config)
         if self.runner.graphs is None:
             rows, budget = config.scheduler.max_rows, config.scheduler.token_budget
-            recorder = Recorder()
-            self.runner._graphs = StepGraphs(
-                self.runner.compute, recorder, rows, budget, self.runner.info.max_model_len
-            )
+            info = self.runner.info
+            latents = any(isinstance(group.spec, LatentKV) for group in info.pool.groups)
+            self.runner._graphs = StepGraphs(self.runner.compute, Recorder(), rows, budget, info.max_model_len, latents)
         graphs = self.runner.graphs
         assert graphs is not None
         self.graphs = graphs

@@ -15,7 +15,7 @@ import torch
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import BlockWrite, RowStart, StepPlan
 from engine.runner import build
-from engine.runner.graphs import Compute, Outcome, Replay, StepGraphs
+from engine.runner.graphs import PAST, Compute, Outcome, Replay, StepGraphs
 from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
@@ -162,6 +162,20 @@ def test_rows_past_the_largest_shape_and_several_prompts_run_eagerly(checkpoint:
     assert graphs.fit(StepPlan(0, [0, 1, 2], [9, 0, 0], [1, 9, 9], [True] * 3)) == graphs.mixed(8, 128)
     assert graphs.fit(StepPlan(0, [0, 1, 2, 3, 4], [9, 0, 0, 0, 0], [1, 9, 9, 9, 9], [True] * 5)) is None
     assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
+
+
+def test_a_bound_on_entries_holds_all_that_longer_lines_have() -> None:
+    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 8192, bounded=True)
+    for first, count, held in ((0, 100, 100), (PAST, 100, PAST + 100), (PAST + 1, 100, 0)):
+        alone = graphs.fit(StepPlan(0, [0], [first], [count], [True]))
+        beside = graphs.fit(StepPlan(0, [0, 1, 2], [9, 500, first], [1, 1, count], [True] * 3))
+        assert alone is not None
+        assert beside is not None
+        for shape in (alone, beside):
+            # dummy lines hold what fills the step up
+            dummies = shape.tokens - shape.num_single - count
+            assert shape.max_entries >= held + dummies if held else shape.max_entries == 0
+    assert graphs.fit(StepPlan(0, [0], [9], [1], [True])) == graphs.decode(1)
 
 
 def test_a_step_that_edits_logits_is_not_replayed(checkpoint: Path) -> None:

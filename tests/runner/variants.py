@@ -19,6 +19,7 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import kernels.hardware
+from engine.cache.spec import LatentKV
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import BlockWrite, RowStart, StepPlan
 from engine.runner import build
@@ -123,7 +124,8 @@ def main() -> None:
 
             return replay
 
-        runner._graphs = StepGraphs(runner.compute, capture, ROWS, BUDGET, CONTEXT)
+        latents = any(isinstance(group.spec, LatentKV) for group in runner.info.pool.groups)
+        runner._graphs = StepGraphs(runner.compute, capture, ROWS, BUDGET, CONTEXT, latents)
         late: dict[tuple[str, str], str] = {}
         graphs = 0
         while (shape := runner.graphs and runner.graphs.missing) is not None:
