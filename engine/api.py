@@ -36,6 +36,8 @@ from engine.types import (
     TokenLogprobs,
 )
 
+_MANY_IDS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -228,7 +230,7 @@ class Engine:
             self._check_ids("bad_word_ids", word)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
-        if isinstance(ids, array):
+        if isinstance(ids, array) and len(ids) > _MANY_IDS:
             import numpy as np  # 50 times as fast, and an array comes from a process that has it
 
             words = np.frombuffer(ids, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,8 @@ Array = npt.NDArray[Any]
 # Request parameters that belong to Triton, not to the model.
 _TRITON_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end", "binary_data_output", "timeout"})
 _PARAMETERS = "request parameters"
+_SAMPLING_TENSORS = frozenset({*protocol.SAMPLING_TENSORS, *protocol.NEUTRAL_TENSORS, protocol.END_ID})
+_COMMON_BYTES = 512  # of a JSON text that is worth remembering
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -65,7 +68,7 @@ def llm_request(
     exclude = tensors.get(protocol.EXCLUDE_INPUT)
     if stream and exclude is not None and not bool(exclude.flat[0]):
         raise RequestError(protocol.STREAM_ECHO_REFUSAL)
-    params = sampling_fields.build(_sampling_fields(tensors, parameters, timeout_us))
+    params = _sampling_params(tensors, parameters, timeout_us)
     top_logprobs = params.logprobs
     log_probs = _flag(tensors, protocol.RETURN_LOG_PROBS)
     wanted = Wanted(
@@ -132,6 +135,19 @@ def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, array[int] | No
     if ids is not None and not ids:
         raise RequestError("input_ids is empty: send at least one token id")
     return text, ids
+
+
+def _sampling_params(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> SamplingParams:
+    raw = one_text(tensors, protocol.SAMPLING_PARAMETERS) or b""
+    if parameters or timeout_us or len(raw) > _COMMON_BYTES or not _SAMPLING_TENSORS.isdisjoint(tensors):
+        return sampling_fields.build(_sampling_fields(tensors, parameters, timeout_us))
+    return _common_params(raw)
+
+
+@functools.lru_cache(256)
+def _common_params(raw: bytes) -> SamplingParams:
+    """Of a JSON tensor alone: clients send the same few again and again."""
+    return sampling_fields.build(sampling_fields.parse_json(raw))
 
 
 def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> dict[str, Any]:

@@ -257,6 +257,8 @@ class Frontend:
             except RequestError:
                 del self._streams[stream.request_id]
                 raise
+        with stream.sending:
+            stream.prepare()  # while the engine computes
         return True
 
     # Sending

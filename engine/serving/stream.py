@@ -67,18 +67,25 @@ class Stream:
         self.pending: deque[TokenEvent] = deque()
         self._bad_word_ids = bad_word_ids
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            prompt_ids,
-            stop=params.stop,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            min_tokens=params.min_tokens,
-        )
+        self._detokenizer: Detokenizer | None = None
+        self._reads_text = request.wanted.text or bool(params.stop)
         self._cumulative = 0.0
         self.num_cached = 0  # prompt tokens found in the prefix cache
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._held: list[Piece] = []
+
+    def prepare(self) -> None:
+        """Make what the first token needs, if it is not there. Called by the holder of `sending` only."""
+        if self._detokenizer is None and self._reads_text:
+            params = self.params
+            self._detokenizer = Detokenizer(
+                self._tokenizer,
+                self.prompt_ids,
+                stop=params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
+            )
 
     def engine_request(self) -> RequestInput:
         """The request as the engine takes it; after tokens have come, the one that goes on behind them, in what is left
@@ -150,19 +157,27 @@ class Stream:
             sentence = last.error or f"the request ended: {reason.value}"
             code = ErrorCode.CANCELLED if reason is FinishReason.CANCELLED and last.error is None else last.error_code
             return Piece(finish_reason=reason, error=sentence, error_code=code), False
-        # The token that ended the answer (end of sequence, a stop token) has no text of its own.
-        by_token = reason is FinishReason.STOP and not self.params.include_stop_str_in_output
-        delta = self._detokenizer.push(token_ids[:-1] if by_token else token_ids)
-        text, stopped, used = delta.text, delta.stopped, delta.num_tokens
+        text, used, stopped = self._read(token_ids, reason)
         stop_engine = stopped and reason is None
-        if not stopped and reason is not None:
-            tail = self._detokenizer.finish()
-            text, stopped, used = text + tail.text, tail.stopped, len(token_ids)
         if stopped:
             reason = FinishReason.STOP
             token_ids, logprobs = token_ids[:used], logprobs[:used]
         self._cumulative += sum(entry.logprobs[0] for entry in logprobs)
         return Piece(text, token_ids, logprobs, self._cumulative, reason), stop_engine
+
+    def _read(self, token_ids: list[int], reason: FinishReason | None) -> tuple[str, int, bool]:
+        """(text that the tokens add, how many of them belong to the answer, whether a stop string ended it). Nothing is
+        read where neither text nor stop strings were asked for."""
+        self.prepare()
+        if self._detokenizer is None:
+            return "", len(token_ids), False
+        # The token that ended the answer (end of sequence, a stop token) has no text of its own.
+        by_token = reason is FinishReason.STOP and not self.params.include_stop_str_in_output
+        delta = self._detokenizer.push(token_ids[:-1] if by_token else token_ids)
+        if delta.stopped or reason is None:
+            return delta.text, delta.num_tokens, delta.stopped
+        tail = self._detokenizer.finish()
+        return delta.text + tail.text, len(token_ids), tail.stopped
 
     def _whole(self) -> Piece:
         """All pieces of an answer that is not streamed, as one."""

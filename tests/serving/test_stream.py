@@ -23,8 +23,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
-def stream_of(tokenizer: Tokenizer, params: SamplingParams, stream: bool = True) -> Stream:
-    request = LlmRequest(b"x", None, stream, not stream, params, Wanted(), None)
+def stream_of(tokenizer: Tokenizer, params: SamplingParams, stream: bool = True, text: bool = True) -> Stream:
+    request = LlmRequest(b"x", None, stream, not stream, params, Wanted(text=text), None)
     return Stream("r", 1, None, request, tokenizer.encode("x"), params, [], tokenizer, arrived=0.0)
 
 
@@ -97,6 +97,25 @@ def test_stop_string_ends_the_answer_before_it_and_stops_the_engine(
     used = sum(len(p.token_ids) for p in pieces)
     assert stop in tokenizer.decode(ids[:used])
     assert stop not in tokenizer.decode(ids[: used - 1])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_without_text_tokens_go_out_unread(tokenizer: Tokenizer, streamed: bool) -> None:
+    ids = tokenizer.encode(TEXT)
+    pieces, _ = run(stream_of(tokenizer, SamplingParams(max_tokens=99), streamed, text=False), single(ids))
+    assert [i for p in pieces for i in p.token_ids] == ids
+    assert {p.text for p in pieces} == {""}
+    assert pieces[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_without_text_a_stop_string_still_ends_the_answer(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT)
+    params = SamplingParams(max_tokens=99, stop=("answer",))
+    with_text, _ = run(stream_of(tokenizer, params), single(ids))
+    without, stopped = run(stream_of(tokenizer, params, text=False), single(ids))
+    assert stopped
+    assert [p.token_ids for p in without] == [p.token_ids for p in with_text]
+    assert without[-1].finish_reason is FinishReason.STOP
 
 
 def test_text_that_was_held_back_for_a_stop_string_comes_with_the_end(tokenizer: Tokenizer) -> None:
