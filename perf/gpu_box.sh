@@ -3,7 +3,7 @@
 # Python backend and stub, tritonclient, numpy 1.26) and wheels of packages the machine lacks into one folder.
 #   usage: source perf/gpu_box.sh BUNDLE.tar.xz WHEELS_FOLDER [SITE]     (sets PYTHONPATH; root, Python 3.12)
 site_folder=${3:-/tmp/nereid-site}
-if [ ! -e "$site_folder/.done" ] || ! python3 -c "import msgspec, zmq" 2>/dev/null; then
+if [ ! -e "$site_folder/.done" ] || ! python3 -c "import msgspec" 2>/dev/null; then
     mkdir -p "$site_folder"
     tar xJf "$1" -C "$site_folder"
     # into the environment itself: the 2.51 stub ignores PYTHONPATH

@@ -44,7 +44,6 @@ def _packages() -> Iterator[Finding]:
     wanted: list[tuple[str, str, Callable[[str], bool]]] = [
         ("numpy", "pip install 'numpy>=1.26,<2'", lambda v: int(v.split(".")[0]) < 2),
         ("msgspec", "pip install msgspec", lambda v: True),
-        ("pyzmq", "pip install pyzmq", lambda v: True),
         ("tokenizers", "pip install tokenizers", lambda v: True),
         ("safetensors", "pip install safetensors", lambda v: True),
         ("torch", "pip install 'nereid[engine]'", lambda v: True),

@@ -7,11 +7,14 @@ It ends when the server's process ends, whatever killed that, or on SIGTERM.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,12 +24,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import zmq
 
 from engine import env
 from engine.config import EngineConfig
 from engine.serving import messages
 from engine.serving.messages import Abort, Bye, Events, Hello, Progress, Ready, Stats, Submit, ToFrontend
+from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
 from engine.serving.run_folder import RunFolder
 from engine.types import ErrorCode, FinishReason, RequestError, TokenEvent
@@ -37,23 +40,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nereid.host")
 
 _STATS_S = 0.1
+_BACKLOG = 64
 _UNITS = {"weights": "bytes"}
 
 
 class Frontend:
     """The way back to one frontend; the engine's sink for its requests. Safe to use from any thread."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], hello: Hello, engine_failed: Callable[[], bool]
-    ) -> None:
-        self._engine_failed = engine_failed
-        self.name = hello.frontend
-        self.watch = ProcessWatch(hello.pid)
+    def __init__(self, name: str, pipe: Pipe, engine_failed: Callable[[], bool]) -> None:
+        self.name = name
+        self.pipe = pipe
         self.live: set[str] = set()
-        self._lock = threading.Lock()
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, 0)
-        self._socket.connect(hello.address)
+        self._engine_failed = engine_failed
 
     def deliver(self, events: list[TokenEvent]) -> None:
         """Send what one step gave this frontend's requests. Nothing of a failed engine leaves: it ends every request
@@ -66,14 +64,7 @@ class Frontend:
         self.send(Events(events))
 
     def send(self, message: ToFrontend) -> None:
-        with self._lock:
-            if not self._socket.closed:
-                self._socket.send(messages.encode(message), zmq.NOBLOCK)
-
-    def close(self) -> None:
-        with self._lock:
-            self._socket.close(linger=0)
-        self.watch.close()
+        self.pipe.send(messages.encode(message))
 
 
 class EngineFactory(Protocol):
@@ -95,7 +86,9 @@ class Host:
         self._epoch = epoch
         self._model_name = model_name
         self._factory = factory
-        self._context = zmq.Context()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._poller = select.poll()
+        self._pipes: dict[int, Pipe] = {}  # by file descriptor
         self._frontends: dict[str, Frontend] = {}
         self._engine: Engine | None = None
         self._failure: str | None = None
@@ -103,19 +96,22 @@ class Host:
         self._announced = False  # every frontend hears `Ready` once, whenever it came
         self._stopping = False
         self._server = ProcessWatch(folder.server_pid)
-        self._progress_socket: zmq.Socket[bytes] | None = None
+        self._progress_socket: socket.socket | None = None
         self._stages = {"python": time.monotonic()}  # what the start has come to, and when
 
     def run(self) -> int:
         """Serve until the server is gone or SIGTERM. Returns the exit status."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        inbox = self._context.socket(zmq.PULL)
-        inbox.set(zmq.RCVHWM, 0)
-        inbox.bind(self._folder.engine_address(self._epoch))
+        self._listener.setblocking(False)
+        self._listener.bind(self._folder.engine_socket(self._epoch))
+        self._listener.listen(_BACKLOG)
+        self._poller.register(self._listener, select.POLLIN)
+        if self._server.fd is not None:
+            self._poller.register(self._server.fd, select.POLLIN)
         threading.Thread(target=self._load, name="nereid-load", daemon=True).start()
         try:
             while not self._stopping:
-                self._serve(inbox)
+                self._serve()
                 if self._loaded.is_set() and self._failure is None and not self._announced:
                     self._announced = True
                     for frontend in self._frontends.values():
@@ -133,38 +129,37 @@ class Host:
             if self._engine is not None and not self._server.dead():
                 self._engine.close()
 
-    def _serve(self, inbox: zmq.Socket[bytes]) -> None:
+    def _serve(self) -> None:
         """Handle messages for a while, then say how the engine is."""
-        poller = self._poller(inbox)
         until = time.monotonic() + _STATS_S
         while (left := until - time.monotonic()) > 0 and not self._stopping:
-            ready = dict(poller.poll(int(left * 1000) + 1))
-            if inbox in ready:
-                known = len(self._frontends)
-                while True:
-                    try:
-                        data = inbox.recv(zmq.NOBLOCK)
-                    except zmq.Again:
-                        break
-                    self._handle(data)
-                if len(self._frontends) != known:
-                    poller = self._poller(inbox)
-            if not ready or len(ready) > (inbox in ready):
-                break
-        for frontend in [f for f in self._frontends.values() if f.watch.dead()]:
-            logger.warning("frontend %s is gone: its %d requests are aborted", frontend.name, len(frontend.live))
-            self._drop(frontend)
+            for descriptor, _ in self._poller.poll(int(left * 1000) + 1):
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                elif descriptor in self._pipes:
+                    self._hear(self._pipes[descriptor])
+                else:
+                    return  # the server is dead
         self._report()
 
-    def _poller(self, inbox: zmq.Socket[bytes]) -> zmq.Poller:
-        poller = zmq.Poller()
-        poller.register(inbox, zmq.POLLIN)
-        for watch in [self._server, *(f.watch for f in self._frontends.values())]:
-            if watch.fd is not None:
-                poller.register(watch.fd, zmq.POLLIN)
-        return poller
+    def _accept(self) -> None:
+        connected, _ = self._listener.accept()
+        pipe = Pipe(connected)
+        self._pipes[pipe.fileno()] = pipe
+        self._poller.register(pipe, select.POLLIN)
 
-    def _handle(self, data: bytes) -> None:
+    def _hear(self, pipe: Pipe) -> None:
+        for data in pipe.receive():
+            self._handle(data, pipe)
+        if pipe.ended:
+            for frontend in [f for f in self._frontends.values() if f.pipe is pipe]:
+                logger.warning("frontend %s is gone: its %d requests are aborted", frontend.name, len(frontend.live))
+                self._drop(frontend)
+            self._poller.unregister(pipe)
+            del self._pipes[pipe.fileno()]
+            pipe.close()
+
+    def _handle(self, data: bytes, pipe: Pipe) -> None:
         message = messages.decode_to_engine(data)
         if isinstance(message, Submit):
             self._submit(message)
@@ -173,7 +168,7 @@ class Host:
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)
         elif isinstance(message, Hello):
-            frontend = Frontend(self._context, message, self._engine_failed)
+            frontend = Frontend(message.frontend, pipe, self._engine_failed)
             self._frontends[message.frontend] = frontend
             if self._announced:
                 frontend.send(self._ready())
@@ -200,7 +195,6 @@ class Host:
         if self._engine is not None:
             for request_id in list(frontend.live):
                 self._engine.abort(request_id)
-        frontend.close()
 
     def _report(self) -> None:
         if self._engine is None:
@@ -225,9 +219,7 @@ class Host:
         try:
             address = env.read().progress
             if address is not None:
-                self._progress_socket = self._context.socket(zmq.PUSH)
-                self._progress_socket.set(zmq.SNDTIMEO, 0)
-                self._progress_socket.connect(address)
+                self._progress_socket = watcher(address)
             config = msgspec.json.decode(self._folder.config_file().read_bytes(), type=EngineConfig)
             self._engine = self._factory(config, self._progress)
         except (RequestError, ValueError, OSError, RuntimeError, MemoryError) as error:
@@ -247,13 +239,26 @@ class Host:
             spent = [f"{name} {after - at:.2f} s" for (name, at), (_, after) in itertools.pairwise(began)]
             logger.info("start: %s", ", ".join(spent))
         if self._progress_socket is not None:
-            self._progress_socket.send(messages.encode(Progress(self._model_name, stage, done, total, unit)))
+            with contextlib.suppress(OSError):  # whoever watches is slow, or has gone
+                self._progress_socket.send(messages.encode(Progress(self._model_name, stage, done, total, unit)))
 
     def _engine_failed(self) -> bool:
         return self._engine is not None and self._engine.failure is not None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
+
+
+def watcher(address: str) -> socket.socket | None:
+    """Where reports of a start go; None when nobody listens any more."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    connected.setblocking(False)
+    try:
+        connected.connect(address)
+    except OSError:
+        connected.close()
+        return None
+    return connected
 
 
 def refusal(request_id: str, sentence: str, code: ErrorCode) -> TokenEvent:

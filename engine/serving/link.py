@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import select
+import socket
 import threading
 import time
 from typing import Protocol
 
-import zmq
-
 from engine.serving import messages
 from engine.serving.messages import Abort, Bye, Events, Hello, Ready, Stats, Submit, ToEngine
+from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
 from engine.serving.run_folder import EngineState, RunFolder
 from engine.types import RequestError, RequestInput, TokenEvent
@@ -43,7 +42,7 @@ class Receiver(Protocol):
 
 
 class Link:
-    """Two one-way sockets an engine process: frontend → engine (shared by all frontends) and engine → frontend.
+    """One connection to an engine process, for messages both ways.
 
     `submit` and `abort` may be called from any thread. They drop the message while no engine is there: the receiver
     sends again what is in flight when it hears `on_ready`.
@@ -53,9 +52,8 @@ class Link:
         self._folder = folder
         self._name = name
         self._receiver = receiver
-        self._context = zmq.Context()
         self._lock = threading.Lock()
-        self._outbox: zmq.Socket[bytes] | None = None
+        self._pipe: Pipe | None = None
         self._closing = threading.Event()
         self._heard = time.monotonic()
         self._up = threading.Event()
@@ -86,15 +84,13 @@ class Link:
         self._send(Bye(self._name))
         if self._thread.is_alive():
             self._thread.join()
-        with self._lock:
-            self._drop_outbox(linger_ms=500)
-        self._context.term()
+        self._drop(linger_s=0.5)
 
     def _send(self, message: ToEngine) -> None:
+        data = messages.encode(message)
         with self._lock:
-            if self._outbox is not None:
-                with contextlib.suppress(zmq.Again):
-                    self._outbox.send(messages.encode(message), zmq.NOBLOCK)
+            if self._pipe is not None:
+                self._pipe.send(data)
 
     def _run(self) -> None:
         epoch = 0
@@ -113,47 +109,47 @@ class Link:
 
     def _attend(self, state: EngineState) -> None:
         """Talk to one engine process until it dies or the frontend closes."""
-        inbox = self._context.socket(zmq.PULL)
-        inbox.set(zmq.RCVHWM, 0)
-        inbox.bind(self._folder.frontend_address(state.epoch))
         watch = ProcessWatch(state.pid)
         try:
-            outbox = self._context.socket(zmq.PUSH)
-            outbox.set(zmq.SNDHWM, 0)
-            outbox.connect(self._folder.engine_address(state.epoch))
+            pipe = self._connect(state, watch)
+            if pipe is None:
+                return
             with self._lock:
-                self._outbox = outbox
-            self._send(Hello(self._name, os.getpid(), self._folder.frontend_address(state.epoch)))
-            self._receive(inbox, watch)
+                self._pipe = pipe
+            self._send(Hello(self._name))
+            self._receive(pipe, watch)
         finally:
             self._up.clear()
             if not self._closing.is_set():
-                with self._lock:
-                    self._drop_outbox(linger_ms=0)
+                self._drop()
             watch.close()
-            inbox.close(linger=0)
-            with contextlib.suppress(OSError):
-                os.unlink(self._folder.frontend_address(state.epoch).removeprefix("ipc://"))
 
-    def _receive(self, inbox: zmq.Socket[bytes], watch: ProcessWatch) -> None:
-        poller = zmq.Poller()
-        poller.register(inbox, zmq.POLLIN)
+    def _connect(self, state: EngineState, watch: ProcessWatch) -> Pipe | None:
+        """The connection, once the engine process listens; None when it dies before, or the frontend closes."""
+        while not self._closing.is_set() and not watch.dead():
+            trying = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                trying.connect(self._folder.engine_socket(state.epoch))
+                return Pipe(trying)
+            except OSError:
+                trying.close()
+                self._closing.wait(_LOOK_S)
+        return None
+
+    def _receive(self, pipe: Pipe, watch: ProcessWatch) -> None:
+        poller = select.poll()
+        poller.register(pipe, select.POLLIN)
         if watch.fd is not None:
-            poller.register(watch.fd, zmq.POLLIN)
+            poller.register(watch.fd, select.POLLIN)
         while not self._closing.is_set():
-            ready = dict(poller.poll(_POLL_MS))
-            while arrived := self._arrived(inbox):
-                for data in arrived:
-                    self._dispatch(data, pressed=len(arrived) > 1)
-            if (watch.fd is None or watch.fd in ready) and watch.dead():
+            poller.poll(_POLL_MS)
+            arrived = pipe.receive()
+            for data in arrived:
+                self._dispatch(data, pressed=len(arrived) > 1)
+            if not arrived and watch.dead():
                 return
-
-    def _arrived(self, inbox: zmq.Socket[bytes]) -> list[bytes]:
-        messages = []
-        with contextlib.suppress(zmq.Again):
-            while True:
-                messages.append(inbox.recv(zmq.NOBLOCK))
-        return messages
+            if pipe.ended:
+                watch.wait(_POLL_MS / 1000)  # it is about to die
 
     def _dispatch(self, data: bytes, pressed: bool) -> None:
         self._heard = time.monotonic()
@@ -166,7 +162,8 @@ class Link:
             self._up.set()
             self._receiver.on_ready(message.context)
 
-    def _drop_outbox(self, linger_ms: int) -> None:
-        if self._outbox is not None:
-            self._outbox.close(linger=linger_ms)
-            self._outbox = None
+    def _drop(self, linger_s: float = 0.0) -> None:
+        with self._lock:
+            pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close(linger_s)

@@ -10,11 +10,9 @@ from engine.types import RequestInput, TokenEvent
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A frontend is there and listens at `address`; when process `pid` dies its requests are aborted."""
+    """A frontend is there: the first thing it says. When its connection ends its requests are aborted."""
 
     frontend: str
-    pid: int
-    address: str
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

@@ -100,12 +100,9 @@ class RunFolder:
     def config_file(self) -> Path:
         return self.path / "config.json"
 
-    def engine_address(self, epoch: int) -> str:
-        return f"ipc://{self.path}/e{epoch}"
-
-    def frontend_address(self, epoch: int) -> str:
-        """A fresh address an epoch, so that nothing of an old engine reaches a request that was sent again."""
-        return f"ipc://{self.path}/f{os.getpid()}-{epoch}"
+    def engine_socket(self, epoch: int) -> str:
+        """A fresh one an epoch, so that nothing of an old engine reaches a request that was sent again."""
+        return f"{self.path}/e{epoch}"
 
     @property
     def _mark(self) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -17,13 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-import zmq
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine.serving import catalog, launcher, messages
 
 _LOOK_S = 0.25
+_REPORT_BYTES = 1 << 16
 _LINES_KEPT = 200
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<name>[^']+)' version \d+: (?:\w+ ?\w*: )?(?P<reason>.*?)\"?$")
 
@@ -44,9 +46,8 @@ def serve(options: launcher.Options, console: Console) -> int:
     Raises LaunchError when there is no server to start.
     """
     folder = Path(tempfile.mkdtemp(prefix="nereid-serve-"))
-    address = f"ipc://{folder}/progress"
-    context = zmq.Context()
-    bars = _Bars(context, address, console)
+    address = f"{folder}/progress"
+    bars = _Bars(address, console)
     try:
         process = launcher.start(
             options, progress=address, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -65,7 +66,6 @@ def serve(options: launcher.Options, console: Console) -> int:
         return status
     finally:
         bars.close()
-        context.term()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -87,8 +87,8 @@ def is_ready(http_port: int) -> bool:
 class _Bars:
     """Progress bars fed by the engine processes."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, console: Console) -> None:
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.PULL)
+    def __init__(self, address: str, console: Console) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
         self._console = console
 
@@ -105,15 +105,15 @@ class _Bars:
         with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as progress:
             tasks: dict[str, tuple[str, TaskID]] = {}
             while process.poll() is None:
-                if self._socket.poll(int(_LOOK_S * 1000)):
-                    self._update(progress, tasks, messages.decode_progress(self._socket.recv()))
+                if select.select([self._socket], [], [], _LOOK_S)[0]:
+                    self._update(progress, tasks, messages.decode_progress(self._socket.recv(_REPORT_BYTES)))
                 if time.monotonic() - looked > _LOOK_S:
                     looked = time.monotonic()
                     if is_ready(http_port):
                         return
 
     def close(self) -> None:
-        self._socket.close(linger=0)
+        self._socket.close()
 
     @staticmethod
     def _update(progress: Progress, tasks: dict[str, tuple[str, TaskID]], report: messages.Progress) -> None:
@@ -123,7 +123,7 @@ class _Bars:
             if stage:
                 progress.update(task, total=1, completed=1, amount="done")
             if report.stage == messages.LOADED:
-                del tasks[report.model]
+                tasks.pop(report.model, None)
                 return
             if not progress.console.is_terminal:  # a log file: a line a stage instead of a bar
                 progress.console.print(f"{report.model}: {report.stage}")
