@@ -26,6 +26,7 @@ from engine.core.loop import EngineLoop
 from engine.core.plan import Runner, RunnerInfo
 from engine.core.request import Request, Sink
 from engine.core.scheduler import Scheduler
+from engine.runner import compile_process
 from engine.types import (
     SEED_BITS,
     ErrorCode,
@@ -150,9 +151,11 @@ class Engine:
 
         progress is called with (what is being done, how much is done, how much there is).
         """
-        from engine.runner.build import build_runner
+        # Before torch is imported here: the helper process imports it meanwhile.
+        with compile_process.helper(config.runtime) as elsewhere:
+            from engine.runner.build import build_runner
 
-        return cls(build_runner(config, progress), config, on_failure=on_failure)
+            return cls(build_runner(config, progress, elsewhere), config, on_failure=on_failure)
 
     def start(self) -> Engine:
         if self._thread is not None:

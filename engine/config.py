@@ -67,7 +67,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
     overlap: prepare step N+1 while step N runs. dependent_launch: a kernel starts while the one before it ends.
     graphs: replay captured CUDA graphs for decode steps. compile_ahead: compile every kernel that steps can need before
-    the engine is ready, many at once; off, each is compiled by the first step that needs it.
+    the engine is ready, many at once, in other processes or in threads of this one; "off" leaves each to the first step
+    that needs it.
     fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
     deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
     """
@@ -78,7 +79,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     overlap: bool = True
     dependent_launch: bool = True
     graphs: bool = True
-    compile_ahead: bool = True
+    compile_ahead: Literal["processes", "threads", "off"] = "processes"
     fused_attention: bool = True
     deterministic: bool = False
 

@@ -6,6 +6,7 @@ that its steps can need ahead (`Compiler`), and counts what comes later all the 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections import Counter
@@ -18,6 +19,9 @@ from unittest import mock
 import torch
 
 log = logging.getLogger(__name__)
+
+# Compiles a `kernels.variants.Variant`, given as bytes, into Triton's cache, and says whether it did.
+Elsewhere = Callable[[bytes], bool]
 
 
 class CompileWatch:
@@ -68,8 +72,10 @@ class CompileWatch:
 
 
 class Compiler:
-    """Compiles kernels on `threads` threads: those that are launched within `only`, while the caller goes on. Leaving
+    """Compiles kernels, `threads` at once: those that are launched within `only`, while the caller goes on. Leaving
     it waits for all of them and loads them.
+
+    `elsewhere` compiles in other processes; without it, or where it fails, threads of this one do.
 
     with Compiler(16) as compiler:
         with compiler.only():
@@ -79,16 +85,17 @@ class Compiler:
     Raises what a compilation raised.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, elsewhere: Elsewhere | None = None) -> None:
         self._threads = threads
+        self._elsewhere = elsewhere
         self._made: dict[int, Any] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> Compiler:
-        import triton
+        from kernels.variants import CompileFirst
 
         pool = self._open.enter_context(ThreadPoolExecutor(self._threads))
-        self._open.enter_context(triton.AsyncCompileMode(pool))
+        self._mode = self._open.enter_context(CompileFirst(pool, self._elsewhere))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -104,7 +111,12 @@ class Compiler:
         operations between them stay in bounds."""
         from triton.runtime.jit import JITFunction
 
-        run = JITFunction.run
+        run, do_compile = JITFunction.run, JITFunction._do_compile
+        taken = inspect.signature(do_compile)
+
+        def do_compile_it(function: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._mode.submitting(function, taken.bind(function, *args, **kwargs).arguments):
+                return do_compile(function, *args, **kwargs)
 
         def compile_it(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
             kernel = run(function, *args, grid=grid, warmup=True, **options)
@@ -115,7 +127,11 @@ class Compiler:
                 kernel.result()
             return kernel
 
-        with mock.patch.object(JITFunction, "run", compile_it), _zeroed():
+        with (
+            mock.patch.object(JITFunction, "run", compile_it),
+            mock.patch.object(JITFunction, "_do_compile", do_compile_it),
+            _zeroed(),
+        ):
             yield
 
 

@@ -25,17 +25,25 @@ from engine.runner.runner import DeviceRunner
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
 from kernels import select
-from kernels.compiles import Compiler, CompileWatch
+from kernels.compiles import Compiler, CompileWatch, Elsewhere
+
+# Compilations at once: each holds 100 MB.
+MOST_COMPILERS = 32
 
 # Called with (what is being done, how much of it is done, how much there is).
 Progress = Callable[[str, int, int], None]
 
 
-def build_runner(config: EngineConfig, progress: Progress | None = None) -> DeviceRunner:
-    """Everything between a checkpoint folder and a runner that takes plans.
+def build_runner(
+    config: EngineConfig, progress: Progress | None = None, elsewhere: Elsewhere | None = None
+) -> DeviceRunner:
+    """Everything between a checkpoint folder and a runner that takes plans. `elsewhere` compiles kernels in other
+    processes.
 
     Raises ConfigError, WeightsError or ValueError, each with a sentence for the user.
     """
+    if progress is not None:
+        progress("model", 0, 0)
     model, family = registry.load(config.model)
     device = _device(config)
     dtype = getattr(torch, model.dtype if config.runtime.dtype == "auto" else config.runtime.dtype)
@@ -62,7 +70,7 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Devi
         loader.load(parameters, checkpoint, family.rules(model), registry.unused(family, model), report)
 
     if device.type == "cuda":
-        runner = _on_gpu(config, build, decoder, fill, watch, progress)
+        runner = _on_gpu(config, build, decoder, fill, watch, progress, elsewhere)
     else:
         fill()
         room = free_bytes(device, config.cache, 0)
@@ -84,6 +92,7 @@ def _on_gpu(
     fill: Callable[[], None],
     watch: CompileWatch | None,
     progress: Progress | None,
+    elsewhere: Elsewhere | None,
 ) -> DeviceRunner:
     """Compile the kernels of steps while `fill` reads the weights, size the pools by what is free once a largest
     step has run, and put a runner over them."""
@@ -93,12 +102,12 @@ def _on_gpu(
     steps = rehearsals(*limits)
     report = progress or (lambda stage, done, total: None)
     report("launches", 0, 0)
-    with Compiler(os.cpu_count() or 1) as compiler:
-        if config.runtime.compile_ahead and config.runtime.kernels != "reference":
+    ahead = config.runtime.compile_ahead != "off"
+    with Compiler(min(len(os.sched_getaffinity(0)), MOST_COMPILERS), elsewhere) as compiler:
+        if ahead and config.runtime.kernels != "reference":
             with compiler.only():
                 for step in steps:
-                    if not step.can_wait:
-                        small.rehearse(step)
+                    small.rehearse(step)
         report("weights", 0, 0)
         fill()
         report("kernels", 0, 0)
@@ -109,11 +118,10 @@ def _on_gpu(
     pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
     runner = _runner(config, build, decoder, pool, CudaCapture(build.device) if config.runtime.graphs else None, watch)
     report("rehearsal", 0, 0)
-    if config.runtime.compile_ahead:
+    if ahead:
         for step in steps:
             if step.brief:
                 runner.rehearse(step)
-        runner.put_off([step for step in steps if step.can_wait])
     return runner
 
 

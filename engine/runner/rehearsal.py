@@ -34,11 +34,6 @@ class Rehearsal:
         """Whether it is one of the few that run for real, so that libraries load what each number of tokens needs."""
         return self.first == 0 and self.singles in (0, self.tokens) and self.longer <= 1 and self.wishes == PLAIN
 
-    @property
-    def can_wait(self) -> bool:
-        """Whether few requests need it: it is played when the engine is ready and has nothing to do."""
-        return self.wishes != PLAIN
-
 
 def logprobs_bucket(count: int) -> int:
     """How many log-probabilities are computed for a step that wants `count`."""

@@ -148,10 +148,6 @@ class DeviceRunner:
             return False
         return True
 
-    def put_off(self, steps: Sequence[Rehearsal]) -> None:
-        """Play these steps when there is nothing else to do."""
-        self._put_off.extend(steps)
-
     @torch.inference_mode()
     def rehearse(self, step: Rehearsal) -> None:
         """Run a step of dummy lines eagerly, through one layer of each kind."""

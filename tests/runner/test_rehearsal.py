@@ -17,10 +17,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from engine.runner.rehearsal import LOGPROBS, Rehearsal, logprobs_bucket, rehearsals
+from engine.runner.rehearsal import LOGPROBS, logprobs_bucket, rehearsals
 from kernels.compiles import CompileWatch
 from tests.runner.test_graphs import TINY
-from tests.runner.tiny import make
 
 DENSE = {**TINY, "hidden_size": 256, "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 
@@ -60,25 +59,6 @@ def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(tmp_path: Path, 
     assert found["graphs"] > 20
     late = Counter(f"{name}, first in {what}" for name, _, what in found["late"])
     assert not late, f"steps need kernels that nobody rehearsed: {dict(late)}"
-
-
-def test_only_what_few_requests_ask_for_waits_until_the_engine_is_idle(tmp_path: Path) -> None:
-    runner = make(tmp_path)
-    played: list[Rehearsal] = []
-    rehearse = runner.rehearse
-
-    def noted(step: Rehearsal) -> None:
-        played.append(step)
-        rehearse(step)
-
-    runner.rehearse = noted  # type: ignore[method-assign]
-    rare = [step for step in rehearsals(4, 256, 256) if step.can_wait]
-    assert rare
-    assert all(step.wishes.penalties or step.wishes.num_logprobs is not None for step in rare)
-    runner.put_off(rare)
-    while runner.idle():
-        pass
-    assert sorted(map(repr, played)) == sorted(map(repr, rare))
 
 
 def test_rehearsals_stay_within_the_limits_of_the_engine() -> None:
