@@ -27,7 +27,7 @@ import msgspec
 
 from engine import env
 from engine.config import EngineConfig
-from engine.serving import messages
+from engine.serving import heap, messages
 from engine.serving.messages import Abort, Bye, Events, Hello, Progress, Ready, Stats, Submit, ToFrontend
 from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
@@ -222,6 +222,7 @@ class Host:
                 self._progress_socket = watcher(address)
             config = msgspec.json.decode(self._folder.config_file().read_bytes(), type=EngineConfig)
             self._engine = self._factory(config, self._progress)
+            heap.give_back()
         except (RequestError, ValueError, OSError, RuntimeError, MemoryError) as error:
             logger.debug("load failed", exc_info=True)
             self._failure = str(error) or type(error).__name__

@@ -12,6 +12,7 @@ from typing import Any
 import triton_python_backend_utils as pb
 
 from engine import env
+from engine.serving import heap
 from engine.serving.frontend import Frontend
 from engine.serving.link import Link
 from engine.serving.metrics import Metrics
@@ -39,8 +40,7 @@ class TritonPythonModel:
         folder = Path(args["model_repository"])
         try:
             settings = parse(parameters, folder)
-            tokenizer = Tokenizer.from_folder(settings.tokenizer)
-        except (SettingsError, RequestError) as error:
+        except SettingsError as error:
             raise pb.TritonModelException(str(error)) from None
         name, version = args["model_name"], args["model_version"]
         stamp = os.stat(folder / "config.pbtxt").st_mtime_ns if (folder / "config.pbtxt").exists() else 0
@@ -49,6 +49,23 @@ class TritonPythonModel:
         self._drain_s = settings.frontend.drain_s
         self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
         self._folder.enter()
+        self._supervisor = Supervisor(
+            self._folder,
+            name,
+            settings.engine,
+            restart_limit=settings.frontend.restart_limit,
+            hang_timeout_s=settings.frontend.hang_timeout_s,
+            served=lambda: self._linked and self._frontend.served.is_set(),
+            silent_s=lambda: self._link.silent_s if self._linked else 0.0,
+        )
+        self._linked = False
+        self._supervisor.start()  # the engine's process imports torch while this one reads the tokenizer
+        try:
+            tokenizer = Tokenizer.from_folder(settings.tokenizer)
+        except RequestError as error:
+            self._leave()
+            raise pb.TritonModelException(str(error)) from None
+        heap.give_back()
         self._metrics = Metrics(pb, name, version)
         scheduler = settings.engine.scheduler
         self._frontend = Frontend(
@@ -62,19 +79,10 @@ class TritonPythonModel:
             leading=lambda: self._supervisor.leading,
         )
         self._link = Link(self._folder, args["model_instance_name"], self._frontend)
-        self._supervisor = Supervisor(
-            self._folder,
-            name,
-            settings.engine,
-            restart_limit=settings.frontend.restart_limit,
-            hang_timeout_s=settings.frontend.hang_timeout_s,
-            served=self._frontend.served.is_set,
-            silent_s=lambda: self._link.silent_s,
-        )
+        self._linked = True
         self._frontend.attach(self._link)
         self._metrics.start()
         self._link.start()
-        self._supervisor.start()
         self._frontend.settled.wait()
         if self._frontend.failed is not None:
             sentence = self._frontend.failed
@@ -94,12 +102,16 @@ class TritonPythonModel:
 
     def _shut_down(self, sentence: str) -> None:
         self._frontend.close(sentence)
+        self._leave()
+        self._metrics.close()
+
+    def _leave(self) -> None:
         self._supervisor.stop()
-        self._link.close()
+        if self._linked:
+            self._link.close()
         with self._folder.leave() as last:
             if last:
                 self._supervisor.close_engine()
-        self._metrics.close()
 
     def _give_up(self) -> None:
         """Take the model out of service, so that it does not answer ready. Works where models are controlled
