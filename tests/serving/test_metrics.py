@@ -1,0 +1,44 @@
+"""What a frontend writes to Triton's metrics."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from engine.serving.metrics import Metrics
+from tests.serving import stub
+from tests.serving.stub import Metric, MetricFamily
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    MetricFamily.made.clear()
+    return Metrics(stub.BACKEND, "m", "1")
+
+
+def histogram() -> Metric:
+    return MetricFamily.made["vllm:inter_token_latency_seconds:m:1"]
+
+
+def test_few_values_are_all_written(metrics: Metrics) -> None:
+    values = [i / 1000 for i in range(300)]
+    for value in values:
+        metrics.next_token(value)
+    metrics._flush()
+    assert histogram().observed == values
+    metrics._flush()
+    assert histogram().observed == values
+
+
+def test_of_many_values_an_even_sample_is_written_and_counters_have_all(metrics: Metrics) -> None:
+    for i in range(40_000):
+        metrics.next_token((i % 1000) / 1000)
+        metrics.tokens(1)
+    metrics._flush()
+    observed = histogram().observed
+    assert len(observed) == 500
+    assert statistics.mean(observed) == pytest.approx(0.5, abs=0.08)
+    assert statistics.quantiles(observed, n=10)[8] == pytest.approx(0.9, abs=0.08)
+    assert MetricFamily.made["vllm:generation_tokens_total:m:1"].value == 40_000
+    assert not metrics._observations
