@@ -50,7 +50,8 @@ def test_prefix_hits_are_counted(server: Server) -> None:
 
 
 def test_gauges_show_the_pool_and_go_back_to_zero(server: Server) -> None:
-    assert server.metric("vllm:kv_cache_blocks_total", model="demo") == 95  # block 0 is kept for padding
+    # block 0 is kept for padding; gauges are written half a second after the server is ready
+    wait_until(lambda: server.metric("vllm:kv_cache_blocks_total", model="demo") == 95, "the pool is shown", 10.0)
     call = Call(server, text_input=PROMPT, stream=True, max_tokens=600, parameters={"ignore_eos": True})
     call.next()
     wait_until(lambda: server.metric("vllm:num_requests_running", model="demo") == 1, "it runs", 10.0)
