@@ -93,8 +93,8 @@ class Metrics:
         self._thread.join()
 
     def first_token(self, seconds: float, num_prompt: int) -> None:
-        self._observations.append(("time_to_first_token_seconds", seconds))
         self._counts.append(("prompt_tokens_total", num_prompt))
+        self._observations.append(("time_to_first_token_seconds", seconds))
 
     def next_token(self, seconds: float) -> None:
         self._observations.append(("inter_token_latency_seconds", seconds))
@@ -103,8 +103,8 @@ class Metrics:
         self._counts.append(("generation_tokens_total", count))
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
-        self._observations.append(("e2e_request_latency_seconds", seconds))
         self._counts.append((f"request_success_total:{reason.value}", 1))
+        self._observations.append(("e2e_request_latency_seconds", seconds))
 
     def engine(self, stats: Stats) -> None:
         """The engine's state; called by the leading frontend only. A restarted engine counts from 0 again."""
@@ -116,19 +116,21 @@ class Metrics:
         self._flush()
 
     def _flush(self) -> None:
-        observed: dict[str, list[float]] = {}
-        for _ in range(len(self._observations)):
-            name, value = self._observations.popleft()
-            observed.setdefault(name, []).append(value)
-        for name, values in observed.items():
-            for value in random.sample(values, _MOST_OBSERVED) if len(values) > _MOST_OBSERVED else values:
-                self._metrics[name].observe(value)
+        # Counts of a request are written no later than its observations: they are collected before, and taken after.
+        num_observations = len(self._observations)
         totals: dict[str, int] = {}
         for _ in range(len(self._counts)):
             name, count = self._counts.popleft()
             totals[name] = totals.get(name, 0) + count
         for name, count in totals.items():
             self._metrics[name].increment(count)
+        observed: dict[str, list[float]] = {}
+        for _ in range(num_observations):
+            name, value = self._observations.popleft()
+            observed.setdefault(name, []).append(value)
+        for name, values in observed.items():
+            for value in random.sample(values, _MOST_OBSERVED) if len(values) > _MOST_OBSERVED else values:
+                self._metrics[name].observe(value)
         stats, self._stats = self._stats, None
         if stats is not None and stats != self._written:
             self._write_engine(stats)
