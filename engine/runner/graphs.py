@@ -1,4 +1,4 @@
-"""CUDA graphs of the steps that are short on the GPU: decode steps, one request's prompt, and one beside decode lines.
+"""CUDA graphs of the steps that are short on the GPU: decode steps, one request's prompt, a few beside decode lines.
 
 A graph is made for a shape, and a step is padded up to the next shape there is: decode lines by dummy lines of one
 token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
@@ -119,7 +119,7 @@ class StepGraphs:
             return self.prompt(self._tokens[at], past) if at < len(self._tokens) else None
         singles = plan.count.count(1)
         few = bisect_left(self._mixed_lines, singles)
-        if not singles or lines - singles >= LONGER or few == len(self._mixed_lines):
+        if lines - singles >= LONGER or few == len(self._mixed_lines):
             return None
         dummies = self._mixed_lines[few] - singles + LONGER - 1 - (lines - singles)
         at = bisect_left(self._mixed_tokens, tokens + dummies)

@@ -25,7 +25,7 @@ from kernels import Ops
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
 # Most lines that a padded step has beside those of its decode shape.
-DUMMY_LINES = 4
+DUMMY_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 from engine.cache.spec import LatentKV
 from engine.config import EngineConfig
 from engine.runner.build import build_runner
-from engine.runner.graphs import StepGraphs
+from engine.runner.graphs import LONGER, StepGraphs
 from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
 from tests.gate.conftest import Record
@@ -86,4 +86,24 @@ def test_a_prompt_beside_decoding_lines(replayed: Replayed, truth: Golden, dtype
     assert replayed.captured(shape)
     verdict = record(judge([line.sequence for line in lines], player.finish(lines), dtype))
     assert verdict.positions == 9 * (FORCED + 1)
+    assert verdict.passes(dtype), verdict
+
+
+@pytest.mark.parametrize("decoding", [0, 8])
+def test_prompts_together(replayed: Replayed, truth: Golden, dtype: str, record: Record, decoding: int) -> None:
+    """As many short prompts as a graph holds, alone and beside lines that decode."""
+    by_length = sorted((s for s in truth.sequences if len(s.prompt) > 1), key=lambda sequence: len(sequence.prompt))
+    late = by_length[: LONGER - 1]
+    player = PlanPlayer(replayed.runner, WHOLE)
+    lines = player.deal([*by_length[len(late) : len(late) + decoding], *late])
+    player.bind(lines)
+    for _ in range(3 if decoding else 0):
+        player.advance(lines[:decoding])
+    replayed.shapes.clear()
+    player.advance(lines)
+    (shape,) = replayed.shapes
+    assert (shape.num_single, shape.lines) == (8, 8 + LONGER)
+    assert replayed.captured(shape)
+    verdict = record(judge([line.sequence for line in lines], player.finish(lines), dtype))
+    assert verdict.positions == len(lines) * (FORCED + 1)
     assert verdict.passes(dtype), verdict

@@ -15,7 +15,7 @@ import torch
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import BlockWrite, RowStart, StepPlan
 from engine.runner import build
-from engine.runner.graphs import PAST, Compute, Outcome, Replay, StepGraphs
+from engine.runner.graphs import LONGER, PAST, Compute, Outcome, Replay, StepGraphs
 from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
@@ -155,12 +155,16 @@ def test_a_prompt_is_padded_by_a_dummy_line(checkpoint: Path) -> None:
     ]
 
 
-def test_rows_past_the_largest_shape_and_several_prompts_run_eagerly(checkpoint: Path) -> None:
+def test_steps_with_more_lines_or_tokens_than_the_largest_shape_run_eagerly(checkpoint: Path) -> None:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256)
     assert graphs.fit(StepPlan(0, list(range(12)), [5] * 12, [1] * 12, [True] * 12)) == graphs.decode(12)
-    assert graphs.fit(StepPlan(0, [0, 1], [0, 0], [7, 9], [True, True])) is None
+    assert graphs.fit(StepPlan(0, [0, 1], [0, 0], [7, 9], [True, True])) == graphs.mixed(8, 128)
     assert graphs.fit(StepPlan(0, [0, 1, 2], [9, 0, 0], [1, 9, 9], [True] * 3)) == graphs.mixed(8, 128)
-    assert graphs.fit(StepPlan(0, [0, 1, 2, 3, 4], [9, 0, 0, 0, 0], [1, 9, 9, 9, 9], [True] * 5)) is None
+    chunks = [0] * (LONGER - 1)
+    most = StepPlan(0, [*range(LONGER)], [9, *chunks], [1, *(9 for _ in chunks)], [True] * LONGER)
+    assert graphs.fit(most) == graphs.mixed(8, 128)
+    more = StepPlan(0, [*range(LONGER)], [0, *chunks], [9, *(9 for _ in chunks)], [True] * LONGER)
+    assert graphs.fit(more) is None
     assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
 
 
@@ -205,6 +209,34 @@ def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
     assert set(runner.graphs.first) <= set(recorder.captured)
     assert {s.lines for s in recorder.captured if s.lines == s.num_single} == {1, 2, 4, 8, 16}
     assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.lines} == {8}
+
+
+@pytest.mark.parametrize("lengths", [[2, 3], [40, 17, 5], [30] * 7])
+def test_prompts_together_draw_the_same_tokens(checkpoint: Path, lengths: list[int]) -> None:
+    generator = torch.Generator().manual_seed(len(lengths))
+    given = [torch.randint(0, 320, (length,), generator=generator).tolist() for length in lengths]
+    drawn = []
+    recorder = Recorder()
+    for runner in (make_runner(checkpoint, recorder), make_runner(checkpoint, None)):
+        runner.launch(start_plan(1, given)).wait()  # captures, and is replayed by the same again
+        drawn.append(runner.launch(start_plan(2, given)).wait().tokens)
+    assert drawn[0] == drawn[1]
+    assert [shape.num_single for shape in recorder.replayed] == [8]
+
+
+def start_plan(step: int, given: list[list[int]]) -> StepPlan:
+    """A step of whole prompts, each in blocks of its row's own."""
+    params = SamplingParams(temperature=0.0, max_tokens=9)
+    rows = list(range(len(given)))
+    return StepPlan(
+        step,
+        rows,
+        [0 for _ in rows],
+        [len(prompt) for prompt in given],
+        [True for _ in rows],
+        [RowStart(row, given[row], len(given[row]), params) for row in rows],
+        [BlockWrite(0, row, 0, list(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW))) for row in rows],
+    )
 
 
 @pytest.mark.parametrize("decoding", [1, 5, 8])
