@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -59,8 +60,13 @@ def _work(config: ShimConfig, log_level: str, metrics_folder: str | None) -> Non
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    app = create_app(config, metrics_folder)
+    # What stands now stands as long as the worker: the collector need not walk it, and hold every stream up, again.
+    gc.set_threshold(100_000, 20, 50)
+    gc.collect()
+    gc.freeze()
     settings = uvicorn.Config(
-        create_app(config, metrics_folder),
+        app,
         log_level=log_level,
         access_log=False,  # the gate writes one line a request, with the model and the token counts
         server_header=False,

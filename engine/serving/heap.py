@@ -1,9 +1,10 @@
-"""Free memory goes back to the system."""
+"""Memory of a process that serves: what is free goes back to the system, what stands is not walked again."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 
 
 def give_back() -> None:
@@ -11,3 +12,11 @@ def give_back() -> None:
     nothing where the C library is not glibc."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def freeze() -> None:
+    """Take what stands now out of the garbage collector's sight: it lives as long as the process, and walking a
+    tokenizer's vocabulary holds every stream up for 20 to 30 ms. What comes later dies young, so collect seldom."""
+    gc.set_threshold(100_000, 20, 50)
+    gc.collect()
+    gc.freeze()

@@ -80,6 +80,7 @@ class TritonPythonModel:
         )
         self._link = Link(self._folder, args["model_instance_name"], self._frontend)
         self._linked = True
+        heap.freeze()
         self._frontend.attach(self._link)
         self._metrics.start()
         self._link.start()
