@@ -108,7 +108,7 @@ def stream_tiles(rows: int, product: Product) -> list[StreamTile]:
 def chosen(rows: int, product: Product) -> Choice:
     """What `linear` takes now."""
     if rows == 1:
-        return vector_tile(product.norm, product.activation is not None)
+        return vector_tile(product.k, product.norm, product.activation is not None)
     if rows > STREAM_ROWS:
         return None
     return stream_tile(rows, product.n, product.k, product.activation is not None, 132)

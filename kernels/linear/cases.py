@@ -66,6 +66,7 @@ def cases() -> list[Case]:
             made.append(case(f"T{t} N200 K1096 bias, residual", dtype, t, 200, 1096, bias=True, residual=True))
             made.append(case(f"T{t} N136 K584 bias, silu", dtype, t, 136, 584, bias=True, activation="silu"))
         made.append(case("T7 N50 K61", dtype, 7, 50, 61))
+        made.append(case("T1 N12 K12296 residual", dtype, 1, 12, 12296, residual=True))
         for t in (1, 70):
             made.append(
                 case(f"T{t} N40 K264 silu, deterministic", dtype, t, 40, 264, activation="silu", deterministic=True)
@@ -82,4 +83,5 @@ def cases() -> list[Case]:
             ("head", 151936, 2560, {"norm": True}),
         ):
             made.append(case(f"T{t} Qwen3-4B {name}", torch.bfloat16, t, n, k, small=False, **fused))
+    made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     return made

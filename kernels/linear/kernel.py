@@ -20,6 +20,7 @@ STREAM_ROWS = 64
 FEW_ROWS = 16
 TILE_ROWS = 32
 HEAD_OUTPUTS = 1 << 16
+MANY_INPUTS = 12288
 
 
 def linear(
@@ -64,16 +65,18 @@ def linear(
     if not (narrow and fits):
         return _library(x, weight, bias, residual, activation)
     if rows == 1:
-        vector = vector_tile(norm_weight is not None, activation is not None)
+        vector = vector_tile(weight.shape[1], norm_weight is not None, activation is not None)
         return vector_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, vector, pdl)
     tile = _tile(rows, n, activation is not None)
     return tile_linear(x, weight, bias, None, eps, offset, residual, activation, tile, pdl)
 
 
-def vector_tile(norm: bool, activation: bool) -> VectorTile:
+def vector_tile(k: int, norm: bool, activation: bool) -> VectorTile:
     if activation:
         return VectorTile(4, 256, 4, stages=5)
-    return VectorTile(8, 256, 4) if norm else VectorTile(2, 1024, 4)
+    if norm:
+        return VectorTile(8, 256, 4)
+    return VectorTile(8, 256, 4, stages=5) if k >= MANY_INPUTS else VectorTile(2, 1024, 4)
 
 
 def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> StreamTile:

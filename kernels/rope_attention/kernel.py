@@ -19,17 +19,32 @@ from kernels.paged_attention.reference import Spans
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 
-# Lines for which one kernel is known to be faster than two (measured on an H200): at 8 the work of the prologue, which
-# every share of the keys repeats, costs as much as the launch that it saves.
-FUSED_LINES = 1
+# kv heads of lines that are few (measured on an H200, see docs/log.md).
+FEW_HEADS = 16
 
 
-def tile_for(dtype: torch.dtype, group: int, channels: int) -> Tile:
-    """The tile for heads `channels` wide, a power of two, of which `group` share a kv head."""
+def fuses(lines: int, alone: bool, heads: int, wide: bool, multiprocessors: int) -> bool:
+    """Whether one kernel is faster than two for `lines` lines of one token with `heads` kv heads in all.
+
+    It is for one line, whatever stands beside it, and for lines `alone` in their step, with a `wide` tile: a few heads,
+    whose keys many programs share, and as many as give each its own program in one wave. In between the prologue,
+    which every share of the keys repeats, costs as much as the launch that it saves.
+    """
+    some = heads <= FEW_HEADS or multiprocessors < 2 * heads <= 2 * multiprocessors
+    return lines == 1 or (alone and wide and some)
+
+
+def tile_for(dtype: torch.dtype, group: int, channels: int, heads: int, multiprocessors: int) -> Tile:
+    """The tile for `heads` kv heads of lines, `channels` wide, a power of two; `group` query heads share one."""
     rows = max(16, triton.next_power_of_2(group))
-    if rows > 16 or channels > 128 or dtype == torch.float32:
+    if not _wide(dtype, rows, channels):
         return Tile(rows, 32, warps=4, stages=2)
-    return Tile(16, 128, warps=4, stages=3, programs=1, least=256)
+    return Tile(16, 128, warps=8 if 2 * heads > multiprocessors else 4, stages=3, programs=1, least=256)
+
+
+def _wide(dtype: torch.dtype, rows: int, channels: int) -> bool:
+    """Whether a tile of 128 keys fits."""
+    return rows <= 16 and channels <= 128 and dtype != torch.float32
 
 
 def rope_attention(
@@ -60,18 +75,22 @@ def rope_attention(
 ) -> torch.Tensor:
     """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
 
-    A few lines of one token take one kernel (`single`), which reads their cached keys while the kernel that computes
-    qkv still runs: those were written by earlier steps. More of them, and lines of several tokens, take the two ops'
+    Some numbers of lines of one token take one kernel (`single`), which reads their cached keys while the kernel that
+    computes qkv still runs: those were written by earlier steps. Others, and lines of several tokens, take the two ops'
     own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the reference; qkv's rows may
     be strided.
     """
     rope = (num_heads, q_norm, k_norm, eps, offset, interleaved)
     bounds = (num_single, max_query, max_context)
-    if deterministic or not fused or not 0 < num_single <= FUSED_LINES:
+    tokens, d = qkv.shape[0], k_cache.shape[-1]
+    groups = k_cache.shape[1]
+    wide = _wide(qkv.dtype, num_heads // groups, triton.next_power_of_2(d))
+    heads = num_single * groups
+    one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide, multiprocessors(qkv.device))
+    if deterministic or not fused or not one:
         q = rope_kv_write(qkv, positions, slots, cos_sin, k_cache, v_cache, *rope)
         lines = (block_table, query_start, context_len)
         return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, spans, deterministic)
-    tokens, d = qkv.shape[0], k_cache.shape[-1]
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     with branch(qkv.device, tokens > num_single) as join:
         if tokens > num_single:
@@ -144,7 +163,7 @@ def _singles(
     _, g, block_size, _ = k_cache.shape
     group = h // g
     block_d = max(16, triton.next_power_of_2(d))
-    tile = tile_for(qkv.dtype, group, block_d)
+    tile = tile_for(qkv.dtype, group, block_d, lines * g, multiprocessors(qkv.device))
     programs = tile.programs * multiprocessors(qkv.device)
     # A program holds most of a multiprocessor's shared memory, and those without work would keep the next kernel out:
     # one wave is all there is.
