@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 from engine.core import stopping
 from engine.core.loop import EngineLoop
 from engine.core.plan import Runner, RunnerInfo
+from engine.core.policy import pace
 from engine.core.request import Request, Sink
 from engine.core.scheduler import Scheduler
 from engine.runner import compile_process
@@ -124,7 +125,13 @@ class Engine:
         self.info: RunnerInfo = runner.info
         self._runner = runner
         self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache, max_length=self.info.max_model_len)
-        self._scheduler = Scheduler(config.scheduler, self._kv, checkpoint_interval=config.cache.checkpoint_interval)
+        self._scheduler = Scheduler(
+            config.scheduler,
+            self._kv,
+            pace=pace(config.scheduler.preference, self.info.active),
+            checkpoint_interval=config.cache.checkpoint_interval,
+            shapes=self.info.mixed,
+        )
         self._loop = EngineLoop(
             runner, self._scheduler, self._kv, overlap=config.runtime.overlap, clock=clock, on_failure=on_failure
         )

@@ -43,10 +43,12 @@ def config_from(model: str, settings: Sequence[str]) -> EngineConfig:
 
 
 class Client:
-    """Sends requests as a spec says and notes when their tokens came. It is the engine's sink."""
+    """Sends requests as a spec says and notes when their tokens came. It is the engine's sink. Requests are at least
+    `apart` seconds from each other, as those that come through a server."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, apart: float = 0.0) -> None:
         self._engine = engine
+        self._apart = apart
         self._answers: dict[str, Answer] = {}
         self._ids: dict[str, list[int]] = {}
         self._done = threading.Semaphore(0)
@@ -84,6 +86,8 @@ class Client:
             if in_flight is not None and running == in_flight:
                 self._done.acquire()
                 running -= 1
+            if self._apart:
+                time.sleep(self._apart)
             names.append(self._send(request))
             running += 1
         for _ in range(running):
@@ -96,9 +100,9 @@ class Client:
         return answers
 
 
-def measure(engine: Engine, spec: Spec, low: int, high: int) -> tuple[dict[str, Any], list[Answer]]:
+def measure(engine: Engine, spec: Spec, low: int, high: int, apart: float = 0.0) -> tuple[dict[str, Any], list[Answer]]:
     """Runs one spec and sums it up."""
-    client = Client(engine)
+    client = Client(engine, apart)
     client.run(warm_requests(spec, low, high), None)
     before = time.process_time()
     answers = client.run(requests(spec, low, high), spec.in_flight)

@@ -1,9 +1,10 @@
 """Sweeps how many prompt tokens ride with decoding rows, in one process: one model load, many settings.
 
-    python -m perf.tune_schedule CHECKPOINT --pace 256:12:16 --mixed 1024 8192 --specs c=64:n=256:in=1024:out=128
+    python -m perf.tune_schedule CHECKPOINT --pace 1024:32:1536:4096 --mixed 8192 --specs c=64:n=256:in=1024:out=128
 
-A pace is least:per_row:horizon (`engine.core.policy.Pace`); `--mixed` fixes the budget instead. Besides the figures of
-each spec it tells what its steps were: how many of each kind, their median time from one to the next, their tokens.
+A pace is least:per_row[:fill[:crowd[:crowd_per_row]]] (`engine.core.policy.Pace`); `--mixed` fixes the budget instead.
+Besides the figures of each spec it tells what its steps were: how many of each kind, their median time from one to the
+next, their tokens.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ def kinds(log: list[Seen]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="checkpoint folder")
-    parser.add_argument("--pace", nargs="*", default=[], metavar="LEAST:PER_ROW:HORIZON")
+    parser.add_argument("--pace", nargs="*", default=[], metavar="LEAST:PER_ROW[:FILL[:CROWD[:CROWD_PER_ROW]]]")
     parser.add_argument("--mixed", nargs="*", type=int, default=[], metavar="TOKENS")
     parser.add_argument("--specs", nargs="+", required=True, metavar="SPEC")
+    parser.add_argument("--apart", type=float, default=0.0, help="ms between requests that are sent at once")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of EngineConfig")
     parser.add_argument("--json", metavar="FILE", help="append the results to this file")
     args = parser.parse_args()
@@ -119,9 +121,15 @@ def main() -> None:
             engine._scheduler._mixed_budget, engine._scheduler.pace = mixed, pace
             log.clear()
             # a seed of its own for each: the prefix cache knows no prompt
-            figures, _ = measure(engine, parse(text, 1000 + 100 * seed + turn), low, high)
+            figures, _ = measure(engine, parse(text, 1000 + 100 * seed + turn), low, high, args.apart / 1e3)
             steps = kinds(log)
-            record: dict[str, Any] = {"setting": name, **figures, "steps": steps, **provenance()}
+            record: dict[str, Any] = {
+                "setting": name,
+                "apart_ms": args.apart,
+                **figures,
+                "steps": steps,
+                **provenance(),
+            }
             if args.json:
                 with open(args.json, "a") as file:
                     file.write(json.dumps(record) + "\n")

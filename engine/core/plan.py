@@ -11,6 +11,7 @@ are known.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -81,16 +82,47 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedShapes:
+    """What a runner pads steps of rows and up to `chunks` chunks of prompts to: rows to the next of `rows`, missing
+    chunks by one token each, all tokens to the next of `tokens`. Empty when it pads none."""
+
+    rows: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    chunks: int = 0
+
+    def room(self, rows: int, most: int) -> int:
+        """Prompt tokens that fill the largest shape of at most `most` tokens beside `rows` rows; 0 without one."""
+        padded, tokens = bisect_left(self.rows, rows), bisect_right(self.tokens, most)
+        if padded == len(self.rows) or not tokens:
+            return 0
+        return max(0, self.tokens[tokens - 1] - self.rows[padded] - (self.chunks - 1))
+
+    def padded(self, rows: int, prompt: int, chunks: int) -> int:
+        """All tokens of a step of `rows` rows and `prompt` tokens in `chunks` chunks, with those it is padded by."""
+        at = bisect_left(self.rows, rows)
+        if at == len(self.rows) or not 0 < chunks <= self.chunks:
+            return rows + prompt
+        tokens = self.rows[at] + prompt + self.chunks - chunks
+        return next((size for size in self.tokens if size >= tokens), rows + prompt)
+
+
+NO_SHAPES = MixedShapes()
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerInfo:
     """What deciding needs to know of the model and of the memory that executing set aside.
 
-    max_model_len: positions a request may occupy. eos_ids: tokens that end a request.
+    max_model_len: positions a request may occupy. eos_ids: tokens that end a request. active: the part of the weights
+    that a token is multiplied by. mixed: shapes of mixed steps.
     """
 
     pool: PoolSpec
     vocab_size: int
     max_model_len: int
     eos_ids: tuple[int, ...]
+    active: float = 1.0
+    mixed: MixedShapes = NO_SHAPES
 
 
 class Pending(Protocol):

@@ -9,6 +9,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from engine.core.plan import MixedShapes
 from engine.core.request import Request
 
 
@@ -22,22 +23,48 @@ def rank(request: Request) -> tuple[int, int]:
 class Pace:
     """How many prompt tokens a step takes beside decoding rows.
 
-    A token of a prompt costs the same in any step of some hundred tokens or more (12 µs for 4 billion parameters on an
-    H200), and a step costs what its decoding rows need besides. So small shares hold up decoding rows less and make
-    prompts wait longer, by the other costs of more steps. A step takes `least` tokens, or `per_row` for each decoding
-    row; when a crowd waits, one part in `horizon` of what it has to compute.
+    A step costs what its decoding rows need, and about as much for each prompt token whether they are 500 or 8,192
+    (13 µs for 4 billion parameters on an H200). So small shares hold up decoding rows less, and make prompts wait
+    longer by the other costs of more steps; and tokens of a shape that stay empty cost as much as others.
+
+    A step takes what fills the largest shape of at most `fill` tokens beside its rows; where the runner has none,
+    `least` tokens, or `per_row` for each row. A crowd goes at once, as far as the budget allows: `crowd` tokens and
+    `crowd_per_row` for each row, unless both are 0.
     """
 
     least: int
     per_row: int
-    horizon: int
+    fill: int = 0
+    crowd: int = 0
+    crowd_per_row: int = 0
 
-    def share(self, rows: int, backlog: int) -> int:
-        """Prompt tokens for a step of `rows` decoding rows while `backlog` prompt tokens are to be computed."""
-        return max(self.least, self.per_row * rows, backlog // self.horizon)
+    def share(self, rows: int, backlog: int, shapes: MixedShapes) -> int | None:
+        """Prompt tokens for a step of `rows` decoding rows while `backlog` prompt tokens are to be computed; None for
+        as many as the step may take."""
+        if 0 < self.enough(rows) <= backlog:
+            return None
+        return shapes.room(rows, self.fill) or max(self.least, self.per_row * rows)
+
+    def enough(self, rows: int) -> int:
+        """Prompt tokens that are a crowd beside so many rows; 0 when none are."""
+        return self.crowd + self.crowd_per_row * rows
 
 
-PACES = {"throughput": Pace(least=1024, per_row=4, horizon=2), "latency": Pace(least=256, per_row=4, horizon=16)}
+# A token that is multiplied by less than this part of the weights has experts, which a small step reads for few tokens.
+SPARSE = 0.5
+
+
+def pace(preference: str, active: float) -> Pace:
+    """The pace of a setting for a model whose tokens are multiplied by the part `active` of its weights.
+
+    In a dense model a share of 1,536 tokens is the cheapest, so a crowd goes at once when more wait than decode; with
+    experts tokens are cheaper the more there are (docs/performance.md has the figures).
+    """
+    if preference == "latency":
+        return Pace(least=512, per_row=8, crowd=8192, crowd_per_row=2048)
+    if active < SPARSE:
+        return Pace(least=1024, per_row=32, fill=1536, crowd=4096)
+    return Pace(least=1024, per_row=32, fill=1536, crowd=1024, crowd_per_row=1024)
 
 
 class WaitingQueue:

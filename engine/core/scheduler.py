@@ -19,8 +19,8 @@ from itertools import chain
 
 from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
-from engine.core.plan import RowStart, StepPlan
-from engine.core.policy import PACES, WaitingQueue, rank
+from engine.core.plan import NO_SHAPES, MixedShapes, RowStart, StepPlan
+from engine.core.policy import Pace, WaitingQueue, rank
 from engine.core.request import Request, Status
 
 # A request waits for another that is computing its prefix when that saves at least this share of its own work.
@@ -38,7 +38,15 @@ class SchedulerStats:
 class Scheduler:
     """Owns the rows, the running list and the waiting queue. Not thread-safe: the loop owns it."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVManager, *, checkpoint_interval: int = 256) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        *,
+        pace: Pace,
+        checkpoint_interval: int = 256,
+        shapes: MixedShapes = NO_SHAPES,
+    ) -> None:
         self.stats = SchedulerStats()
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by rank
@@ -46,7 +54,8 @@ class Scheduler:
         self._budget = config.token_budget
         self._chunk = config.chunk_size or config.token_budget
         self._mixed_budget = config.mixed_budget
-        self.pace = PACES[config.preference]
+        self._shapes = shapes
+        self.pace = pace
         self._interval = checkpoint_interval
         self._max_rows = config.max_rows
         self._free_rows = list(range(config.max_rows))
@@ -86,7 +95,7 @@ class Scheduler:
         behind = self._decode()
         share = self._budget - len(self._rows)
         if self._rows:
-            share = min(share, self._mixed_budget or self._paced(behind))
+            share = min(share, self._mixed_budget or self._paced(behind) or share)
         share = self._catch_up(behind, share)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
         if self.waiting and share > 0 and not (self._preempted and self._planned):
@@ -108,15 +117,16 @@ class Scheduler:
         kv.writes, kv.copies = [], []
         return plan, self._requests + self._more_requests
 
-    def _paced(self, behind: list[Request]) -> int:
-        """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as can matter."""
-        enough = self.pace.horizon * self._budget
+    def _paced(self, behind: list[Request]) -> int | None:
+        """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as makes a crowd."""
+        rows = len(self._rows)
+        enough = self.pace.enough(rows)
         backlog = 0
         for request in chain(behind, self.waiting):
-            backlog += request.num_tokens - request.num_computed
             if backlog >= enough:
                 break
-        return self.pace.share(len(self._rows), backlog)
+            backlog += request.num_tokens - request.num_computed
+        return self.pace.share(rows, backlog, self._shapes)
 
     # Lines of one token come first in a plan, so they are kept apart from longer ones while it is made.
 

@@ -31,6 +31,13 @@ class Moe(nn.Module):
         self._deterministic = build.deterministic
         self._ops = build.ops
 
+    @property
+    def idle(self) -> float:
+        """Weights of experts that a token does not choose."""
+        config = self.config
+        share = (config.num_experts - config.top_k) / (config.num_experts + config.num_shared)
+        return share * (self.gate_up.numel() + self.down.numel())
+
     def forward(
         self, x: torch.Tensor, norm: RmsNorm, batch: DeviceBatch, residual: torch.Tensor | None
     ) -> torch.Tensor:

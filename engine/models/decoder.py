@@ -130,6 +130,13 @@ class Decoder(nn.Module):
         return [layer.specs for layer in self.layers]  # type: ignore[misc]
 
     @property
+    def active(self) -> float:
+        """The part of its weights that a token is multiplied by: less than 1 with experts."""
+        total = sum(parameter.numel() for layer in self.layers for parameter in layer.parameters())
+        idle = sum(layer.ffn.idle for layer in self.layers if isinstance(layer.ffn, Moe))
+        return 1 - idle / total
+
+    @property
     def kinds(self) -> list[int]:
         """The first layer of each kind: together they run all the code that the model runs."""
         layers = self.config.layers

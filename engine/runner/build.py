@@ -142,7 +142,7 @@ def _runner(
     capture: Capture | None = None,
     watch: CompileWatch | None = None,
 ) -> DeviceRunner:
-    info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids)
+    info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids, decoder.active)
     caches = CacheTensors(pool, len(decoder.layers), build.dtype, build.device)
     scheduler = config.scheduler
     limits = (scheduler.max_rows, scheduler.token_budget)

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.core.plan import StepPlan
+from engine.core.plan import MixedShapes, StepPlan
 from engine.runner.inputs import DUMMY_LINES, StepShape
 from engine.sampling.sampler import Drawn
 
@@ -126,6 +126,11 @@ class StepGraphs:
         if at == len(self._mixed_tokens):
             return None
         return self.mixed(self._mixed_lines[few], self._mixed_tokens[at], past)
+
+    @property
+    def mixed_shapes(self) -> MixedShapes:
+        """What `fit` pads steps with chunks of prompts to."""
+        return MixedShapes(tuple(self._mixed_lines), tuple(self._mixed_tokens), LONGER - 1)
 
     def decode(self, lines: int) -> StepShape:
         return StepShape(lines, lines, num_single=lines, max_query=1, max_context=self._max_context)

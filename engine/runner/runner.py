@@ -72,6 +72,7 @@ class DeviceRunner:
         if capture is not None:
             latents = any(isinstance(group.spec, LatentKV) for group in info.pool.groups)
             self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len, latents)
+            self._info = replace(info, mixed=self._graphs.mixed_shapes)
 
     @property
     def info(self) -> RunnerInfo:

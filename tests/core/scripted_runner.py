@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.spec import Group, LatentKV, LayerSpec, PagedKV, PoolSpec, Recurrent
-from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan, StepResult
+from engine.core.plan import NO_SHAPES, MixedShapes, Pending, RowStart, RunnerInfo, StepPlan, StepResult
 from engine.types import TokenLogprobs
 
 EOS = 1
@@ -99,9 +99,10 @@ class ScriptedRunner:
         max_model_len: int = 10_000,
         fail_row: Callable[[list[int]], str | None] = lambda tokens: None,
         fail_step: int | None = None,
+        mixed: MixedShapes = NO_SHAPES,
     ) -> None:
         self.num_late_compiles = 0
-        self._info = RunnerInfo(spec, vocab_size, max_model_len, (EOS,))
+        self._info = RunnerInfo(spec, vocab_size, max_model_len, (EOS,), mixed=mixed)
         self.plans: list[StepPlan] = []
         self.closed = False
         self._fail_row = fail_row

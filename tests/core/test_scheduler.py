@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from engine.config import CacheConfig, SchedulerConfig
-from engine.core.plan import StepPlan
+from engine.core import policy
+from engine.core.plan import MixedShapes, StepPlan
 from engine.core.policy import Pace
 from tests.core.harness import Harness, make_config
 from tests.core.scripted_runner import ScriptedRunner, pool
@@ -76,29 +77,69 @@ def test_latency_preference_bounds_mixed_steps_only() -> None:
     assert harness.runner.plans[-1].count == [3000]
     harness.submit("second", prompt(3000, 9))
     harness.step()
-    assert harness.runner.plans[-1].count == [1, 256]
+    assert harness.runner.plans[-1].count == [1, 512]
 
 
 def test_prompts_beside_decoding_rows_come_in_shares() -> None:
-    pace = Pace(least=256, per_row=12, horizon=16)
-    assert pace.share(1, 300) == 256
-    assert pace.share(64, 300) == 768
-    assert pace.share(64, 65_536) == 4096
+    pace, none = Pace(least=256, per_row=12), MixedShapes()
+    assert pace.share(1, 300, none) == 256
+    assert pace.share(64, 300, none) == 768
+    assert pace.share(64, 65_536, none) == 768
 
 
-def test_a_waiting_crowd_is_taken_in_faster() -> None:
-    harness = Harness(ScriptedRunner(pool(4000)), make_config(token_budget=4000, max_rows=16, preference="latency"))
-    harness.submit("first", prompt(10), max_tokens=60)
+def test_a_crowd_is_not_kept_to_shares() -> None:
+    pace = Pace(least=256, per_row=12, crowd=2000)
+    assert pace.share(64, 1_999, MixedShapes()) == 768
+    assert pace.share(64, 2_000, MixedShapes()) is None
+    pace = Pace(least=256, per_row=12, crowd=2000, crowd_per_row=100)
+    assert pace.share(64, 8_399, MixedShapes()) == 768
+    assert pace.share(64, 8_400, MixedShapes()) is None
+
+
+def test_a_model_with_experts_takes_a_crowd_in_sooner() -> None:
+    dense, experts, calm = (policy.pace(*of) for of in (("throughput", 1.0), ("throughput", 0.1), ("latency", 0.1)))
+    backlog = 8 * 1024
+    assert dense.share(56, backlog, MixedShapes()) == 1792
+    assert experts.share(56, backlog, MixedShapes()) is None
+    assert calm.share(56, backlog, MixedShapes()) == 512
+    assert [of.share(4, 40 * 1024, MixedShapes()) for of in (dense, experts, calm)] == [None] * 3
+
+
+@pytest.mark.parametrize(("waiting", "counts"), [(1, [1024]), (2, [1500, 1500])])
+def test_one_prompt_at_a_time_beside_decoding_rows_or_a_whole_crowd(waiting: int, counts: list[int]) -> None:
+    harness = Harness(ScriptedRunner(pool(4000)), make_config(token_budget=6000, max_rows=16))
+    harness.submit("first", prompt(4), max_tokens=60)
     harness.step()
-    for i in range(3, 11):
-        harness.submit(f"{i}", prompt(1600, i), max_tokens=60)
-    shares = []
-    for _ in range(60):
-        harness.step()
-        shares.append(prefilled(harness.runner.plans[-1]))
-    assert shares[0] == 800
-    assert sum(shares) == 12_800
-    assert shares == sorted(shares, reverse=True)
+    for i in range(waiting):
+        harness.submit(f"{i}", prompt(1500, 5 + i), max_tokens=60)
+    harness.step()
+    assert harness.runner.plans[-1].count == [1, *counts]
+    harness.run()
+    assert all(harness.tokens(f"{i}") == harness.expected(prompt(1500, 5 + i), 60) for i in range(waiting))
+
+
+def test_a_share_fills_the_shape_that_the_step_is_padded_to() -> None:
+    shapes = MixedShapes(rows=(8, 16, 32), tokens=(128, 512, 1024, 2048), chunks=7)
+    assert shapes.room(5, 1536) == 1024 - 8 - 6
+    assert shapes.room(16, 2048) == 2048 - 16 - 6
+    assert [shapes.room(33, 1536), shapes.room(5, 127), MixedShapes().room(5, 1536)] == [0, 0, 0]
+    assert [shapes.padded(5, 1010, 1), shapes.padded(5, 1011, 1), shapes.padded(5, 1011, 2)] == [1024, 2048, 1024]
+    assert [shapes.padded(33, 50, 1), shapes.padded(5, 50, 8), shapes.padded(5, 0, 0)] == [83, 55, 5]
+    pace = Pace(least=256, per_row=12, fill=1536)
+    assert pace.share(9, 3000, shapes) == 1024 - 16 - 6
+    assert pace.share(40, 3000, shapes) == 480
+    assert pace.share(9, 3000, MixedShapes()) == 256
+
+
+def test_the_engine_asks_its_runner_for_shapes() -> None:
+    runner = ScriptedRunner(pool(4000), mixed=MixedShapes(rows=(4,), tokens=(512, 1200, 1600), chunks=3))
+    harness = Harness(runner, make_config(token_budget=6000))
+    harness.loop.scheduler.pace = Pace(least=256, per_row=12, fill=1536)
+    harness.submit("first", prompt(4), max_tokens=60)
+    harness.step()
+    harness.submit("second", prompt(3000, 9))
+    harness.step()
+    assert harness.runner.plans[-1].count == [1, 1200 - 4 - 2]
 
 
 def test_a_budget_below_the_rows_is_refused() -> None:

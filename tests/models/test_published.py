@@ -190,3 +190,10 @@ def test_what_is_not_implemented_is_refused_by_name(name: str, change: dict[str,
     with pytest.raises(ConfigError) as refusal:
         parse(name, **change)
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("qwen3-4b", 1.0), ("qwen3.5-4b", 1.0), ("qwen3-30b-a3b", 0.092), ("deepseek-v2-lite", 0.147)]
+)
+def test_a_token_is_multiplied_by_the_experts_that_it_chose(name: str, part: float) -> None:
+    assert decoder(parse(name)).active == pytest.approx(part, abs=0.005)
