@@ -16,7 +16,6 @@ class DeviceBatch:
     lines        [T] int32    line of each token
     query_start  [B+1] int32  line i owns tokens query_start[i] … query_start[i+1]
     context_len  [B] int32    tokens in the cache for the line once this step has written its own
-    last         [B] int64    index of each line's last token
     block_tables one [B, M] int32 a KV group
     slots        one [T] int64 a KV group: block * block_size + offset; -1 writes nothing (padding)
     state_slots  [B] int64    recurrent state slot of each line (empty when the model has none)
@@ -31,7 +30,6 @@ class DeviceBatch:
     lines: torch.Tensor
     query_start: torch.Tensor
     context_len: torch.Tensor
-    last: torch.Tensor
     block_tables: tuple[torch.Tensor, ...]
     slots: tuple[torch.Tensor, ...]
     state_slots: torch.Tensor

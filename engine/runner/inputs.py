@@ -141,7 +141,7 @@ class Inputs:
         sizes = _sizes(shape.lines, shape.tokens)
         layout = _layout(shape.lines, shape.tokens)
         parts = [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
-        query_start, context_len, rows, out_rows, last, positions, lines = parts
+        query_start, context_len, rows, out_rows, _, positions, lines = parts
         size = self._pool.block_size
         token_ids, tables, slots = None, [], []
         none = self._words[:0].long()
@@ -162,7 +162,6 @@ class Inputs:
             lines=lines,
             query_start=query_start,
             context_len=context_len,
-            last=last.long(),
             block_tables=tuple(tables),
             slots=tuple(slots),
             state_slots=self._tables.params[STATE_SLOT, rows].long() if self._pool.num_state_slots else none,
@@ -174,10 +173,12 @@ class Inputs:
         )
         return batch, Lines(rows, out_rows, context_len)
 
-    def last(self, shape: StepShape) -> torch.Tensor:
-        """[B] int64: where the last token of each line stands in the staged step."""
+    def last(self, x: torch.Tensor, shape: StepShape) -> torch.Tensor:
+        """Of the staged step's tokens, x [T, …], each line's last [B, …]: all of them when no line has two."""
+        if shape.num_single == shape.lines:
+            return x
         start = _layout(shape.lines, shape.tokens)[4].start
-        return self._words[start : start + shape.lines].long()
+        return x.index_select(0, self._words[start : start + shape.lines])
 
 
 def places(plan: StepPlan, padded: StepShape) -> Words:

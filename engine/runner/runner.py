@@ -27,6 +27,7 @@ from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
 from kernels.compiles import CompileWatch
+from kernels.hardware import branch
 
 # Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
@@ -98,7 +99,7 @@ class DeviceRunner:
             x, drawn = self._graphs.run(padded)
             if wishes.num_logprobs is not None:
                 # A graph that kept its logits would hold memory for every shape: the last product is done again.
-                logits = self._decoder.logits(x[self._inputs.last(padded)])
+                logits = self._decoder.logits(self._inputs.last(x, padded))
                 drawn = self._sampler.explain(logits, drawn, wishes.num_logprobs)
         else:
             lengths = [a + b for a, b in zip(plan.first, plan.count, strict=True)]
@@ -121,9 +122,12 @@ class DeviceRunner:
         Returns the residual stream [T, hidden] and what was drawn; drawn tokens are in the token table already.
         """
         batch, lines = self._inputs.batch(shape)
+        # beside the layers, in a graph: what no layer reads
+        with branch(self._device) as join:
+            params = LineParams.gather(self._tables.params, lines.rows)
         x = self._decoder(batch, self._caches.layers, only)
-        logits = self._decoder.logits(x[batch.last])
-        params = LineParams.gather(self._tables.params, lines.rows)
+        logits = self._decoder.logits(self._inputs.last(x, shape))
+        join()
         tokens = self._tables.tokens
         drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes, host_lengths or [])
         return x, replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))

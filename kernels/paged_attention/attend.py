@@ -274,6 +274,9 @@ def attend(
             share = tl.maximum(share, tl.sum(read, axis=0) * G // programs)
         share = (tl.maximum(share, least) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
         active = (chunk + share - 1) // share
+        # as many shares, but none much smaller than the others
+        share = ((chunk + active - 1) // active + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+        active = (chunk + share - 1) // share
         if i_split >= active:
             return
         chunk = share

@@ -49,8 +49,8 @@ INVARIANT = Tile(64, 32, warps=4, stages=2)
 def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int) -> Tile:
     """The tile for `lines` lines of up to `queries` queries; `channels` is the wider of key and value, a power of two.
 
-    Those of single queries were measured on an H200 by `perf.tune_attention`: few lines want many small programs with
-    cheap barriers, dozens want all programs to run at once, hundreds read at the memory's speed anyhow.
+    Those of single queries were measured on an H200 by `perf.tune_attention` and `perf.layer`: few lines want many small
+    programs with cheap barriers, dozens want all programs to run at once, hundreds read at the memory's speed anyhow.
     """
     least = triton.next_power_of_2(group)
     rows = triton.next_power_of_2(min(max(queries * group, 16), max(least, 128)))
@@ -58,8 +58,8 @@ def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single
     if wide or deep:
         rows = max(min(rows, 64), least)
     if single and rows == 16 and not wide and not deep:
-        if lines <= 16:
-            return Tile(16, 32, warps=2, stages=2, programs=8)
+        if lines <= 48:
+            return Tile(16, 32, warps=2, stages=2, programs=8 if lines <= 16 else 4)
         return Tile(16, 32, warps=4, stages=4) if lines <= 128 else Tile(16, 64, warps=4, stages=3)
     keys = 32 if wide or (deep and rows > 16) else 64
     return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3)

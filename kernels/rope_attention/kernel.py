@@ -20,7 +20,7 @@ from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 
 # kv heads of lines that are few (measured on an H200, see docs/log.md).
-FEW_HEADS = 16
+FEW_HEADS = 32
 
 
 def fuses(lines: int, alone: bool, heads: int, wide: bool, multiprocessors: int) -> bool:

@@ -25,6 +25,18 @@ def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "fuses", lambda *_: True)
 
 
+def test_numbers_of_lines_that_take_it_on_an_h200() -> None:
+    from kernels.rope_attention.kernel import fuses
+
+    def taken(groups: int, **known: bool) -> list[int]:
+        given = {"alone": True, "wide": True, **known}
+        return [n for n in range(1, 300) if fuses(n, heads=n * groups, multiprocessors=132, **given)]
+
+    assert taken(8) == [1, 2, 3, 4, *range(9, 17)]
+    assert taken(4) == [*range(1, 9), *range(17, 34)]
+    assert taken(8, alone=False) == taken(8, wide=False) == [1]
+
+
 @pytest.mark.parametrize("made", SINGLES)
 @pytest.mark.usefixtures("every_line")
 def test_any_number_of_lines_can_take_it(made: Case, device: torch.device) -> None:
