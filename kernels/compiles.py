@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,13 +38,10 @@ class CompileWatch:
         return sum(self.late.values())
 
     def install(self) -> CompileWatch:
-        """Be told of every compilation of this process. Triton's own key, a hash over its libraries that takes the
-        better part of a second, is worked out meanwhile."""
+        """Be told of every compilation of this process."""
         import triton
-        from triton.runtime.cache import triton_key
 
         triton.knobs.compilation.listener = self._heard
-        threading.Thread(target=triton_key, name="triton-key", daemon=True).start()
         return self
 
     def arm(self) -> None:

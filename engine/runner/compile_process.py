@@ -41,7 +41,11 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 def helper(runtime: RuntimeConfig) -> Iterator[Callable[[bytes], bool] | None]:
     """`CompileProcess.compile` of a helper that lives within the block; None where the settings or the machine have no
     use for one. Asks for the GPU's device file, because torch is not imported yet."""
-    if runtime.compile_ahead != "processes" or runtime.device == "cpu" or not _DEVICE.exists():
+    if runtime.device == "cpu" or not _DEVICE.exists():
+        yield None
+        return
+    threading.Thread(target=_hash_triton, name="triton-key", daemon=True).start()
+    if runtime.compile_ahead != "processes":
         yield None
         return
     try:
@@ -54,6 +58,15 @@ def helper(runtime: RuntimeConfig) -> Iterator[Callable[[bytes], bool] | None]:
         yield process.compile
     finally:
         process.close()
+
+
+def _hash_triton() -> None:
+    """Have Triton work out its own key while torch is imported: a hash over its libraries, which takes the better part
+    of a second."""
+    with contextlib.suppress(ImportError):  # kernels are not what this engine runs on
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 class CompileProcess:

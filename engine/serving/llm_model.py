@@ -13,15 +13,10 @@ import triton_python_backend_utils as pb
 
 from engine import env
 from engine.serving import heap
-from engine.serving.frontend import Frontend
-from engine.serving.link import Link
-from engine.serving.metrics import Metrics
 from engine.serving.process_watch import die_with
-from engine.serving.responses import Responses
 from engine.serving.run_folder import RunFolder, model_key
 from engine.serving.settings import SettingsError, parse
 from engine.serving.supervisor import Supervisor
-from engine.text import Tokenizer
 from engine.types import RequestError
 
 
@@ -59,7 +54,14 @@ class TritonPythonModel:
             silent_s=lambda: self._link.silent_s if self._linked else 0.0,
         )
         self._linked = False
-        self._supervisor.start()  # the engine's process imports torch while this one reads the tokenizer
+        self._supervisor.start()
+        # The engine's process imports torch while this one imports its own modules and reads the tokenizer.
+        from engine.serving.frontend import Frontend
+        from engine.serving.link import Link
+        from engine.serving.metrics import Metrics
+        from engine.serving.responses import Responses
+        from engine.text import Tokenizer
+
         try:
             tokenizer = Tokenizer.from_folder(settings.tokenizer)
         except RequestError as error:

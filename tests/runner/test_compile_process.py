@@ -145,13 +145,20 @@ def test_waiting_threads_hear_of_the_helpers_death(process: CompileProcess) -> N
     assert not process.compile(b"")
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that seems to have one."""
+    monkeypatch.setattr(compile_process, "_DEVICE", tmp_path)
+    monkeypatch.setattr(compile_process, "_hash_triton", lambda: None)
+
+
 @pytest.mark.parametrize(
     "runtime",
     [RuntimeConfig(compile_ahead="threads"), RuntimeConfig(compile_ahead="off"), RuntimeConfig(device="cpu")],
     ids=["threads", "off", "on a CPU"],
 )
-def test_no_helper_is_started_in_vain(runtime: RuntimeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compile_process, "_DEVICE", tmp_path)  # which exists
+@pytest.mark.usefixtures("gpu")
+def test_no_helper_is_started_in_vain(runtime: RuntimeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_process, "CompileProcess", None)
     with compile_process.helper(runtime) as compile_elsewhere:
         assert compile_elsewhere is None
@@ -163,8 +170,15 @@ def test_no_helper_is_started_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp
         assert compile_elsewhere is None
 
 
-def test_the_helper_lives_as_long_as_the_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compile_process, "_DEVICE", tmp_path)
+@pytest.mark.usefixtures("gpu")
+def test_an_engine_starts_where_no_helper_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with compile_process.helper(RuntimeConfig()) as compile_elsewhere:
+        assert compile_elsewhere is None
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_helper_lives_as_long_as_the_block() -> None:
     with compile_process.helper(RuntimeConfig()) as compile_elsewhere:
         assert compile_elsewhere is not None
         pid = compile_elsewhere.__self__.pid  # type: ignore[attr-defined]
