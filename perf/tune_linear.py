@@ -1,6 +1,7 @@
-"""Measures tiles of the few-row matrix products on the GPU, and says which are best for each shape.
+"""Measures tiles of the matrix products on the GPU, and says which are best for each shape.
 
     python -m perf.tune_linear [--rows 1 8 16 32 64] [--shape qwen3-4b qwen3-8b] [--json FILE] [--compile N]
+    python -m perf.tune_linear --rows 512 1024 8192 --only gate_up
 
 Each figure is a chain of layers with weights that are all different (so none is in the cache), inside a CUDA graph with
 dependent launch: what a decode step pays. Every tile is checked against float64 before it is timed. At the end the best
@@ -21,13 +22,14 @@ from functools import partial
 import torch
 
 from kernels.gated_activation.kernel import gated_activation
-from kernels.linear.kernel import STREAM_ROWS, stream_tile, vector_tile
+from kernels.linear.broad import BroadTile, broad_linear
+from kernels.linear.kernel import STREAM_ROWS, broad_tile, stream_tile, vector_tile
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear
 from kernels.rms_norm.kernel import rms_norm
 from perf.kernels import graph_seconds
 
-Choice = Tile | VectorTile | StreamTile | None
+Choice = Tile | VectorTile | StreamTile | BroadTile | None
 CHAIN_BYTES = 6e8
 MOST_LAYERS = 16
 
@@ -105,17 +107,23 @@ def stream_tiles(rows: int, product: Product) -> list[StreamTile]:
     return tiles
 
 
+def broad_tiles(product: Product) -> list[BroadTile]:
+    return [BroadTile(band=band) for band in (8, 16, 32)] if product.activation else []
+
+
 def chosen(rows: int, product: Product) -> Choice:
     """What `linear` takes now."""
     if rows == 1:
         return vector_tile(product.k, product.norm, product.activation is not None)
     if rows > STREAM_ROWS:
-        return None
+        return broad_tile(rows, product.n, product.k, 132) if product.activation else None
     return stream_tile(rows, product.n, product.k, product.activation is not None, 132)
 
 
 def choices(rows: int, product: Product) -> list[Choice]:
-    tried: list[Choice] = [*stream_tiles(rows, product)] if rows > 1 else [*vector_tiles()]
+    tried: list[Choice] = [*vector_tiles()]
+    if rows > 1:
+        tried = [*stream_tiles(rows, product)] if rows <= STREAM_ROWS else [*broad_tiles(product)]
     return [None, *dict.fromkeys([chosen(rows, product), *tried])]
 
 
@@ -130,6 +138,9 @@ def call(product: Product, tile: Choice, counts: torch.Tensor, pdl: bool = True)
             x, _ = rms_norm(x, g, 1e-6)
         if isinstance(tile, StreamTile):
             return stream_linear(x, w, None, residual, product.activation, tile, counts, pdl)
+        if isinstance(tile, BroadTile):
+            assert product.activation, "it is the activation that it is for"
+            return broad_linear(x, w, product.activation, tile, pdl)
         if tile is not None:
             return tile_linear(x, w, None, None, 1e-6, 0.0, residual, product.activation, tile, pdl)
         if residual is not None:

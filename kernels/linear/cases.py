@@ -9,7 +9,7 @@ import torch
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
 
-# The reference rounds after each part, the kernel for few rows once: norm, product, activation and sum add up.
+# The reference rounds after each part, kernels that have them inside once: norm, product, activation and sum add up.
 FUSED = {
     torch.float32: Tolerance(max_rel=2e-5, rms=5e-6),
     torch.bfloat16: Tolerance(max_rel=3e-2, rms=1.6e-2),
@@ -74,6 +74,9 @@ def cases() -> list[Case]:
             made.append(
                 case(f"T{t} N40 K264 deterministic", dtype, t, 40, 264, norm=True, residual=True, deterministic=True)
             )
+    for dtype in (torch.bfloat16, torch.float16):
+        made.append(case("T2100 N200 K72 silu", dtype, 2100, 200, 72, activation="silu"))
+        made.append(case("T2055 N136 K200 norm, gelu", dtype, 2055, 136, 200, norm=True, activation="gelu_tanh"))
     for t in (1, 8, 16, 32, 64, 1024):
         for name, n, k, fused in (
             ("qkv", 6144, 2560, {"norm": True}),
@@ -84,4 +87,5 @@ def cases() -> list[Case]:
         ):
             made.append(case(f"T{t} Qwen3-4B {name}", torch.bfloat16, t, n, k, small=False, **fused))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
+    made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
     return made

@@ -2,7 +2,8 @@
 
 One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gluon kernel that streams the weight
 through shared memory (`stream`), elsewhere Triton tiles (`skinny`). Many rows: cuBLAS, with norm and activation as
-kernels of their own. The borders and tiles were measured on an H200 by `perf.tune_linear`.
+kernels of their own; on Hopper a Gluon kernel has the activation inside (`broad`) where its tiles fill the GPU. The
+borders and tiles were measured on an H200 by `perf.tune_linear`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import triton
 
 from kernels.gated_activation.kernel import gated_activation
 from kernels.hardware import bulk_copies, dependent_launch, multiprocessors
+from kernels.linear.broad import BroadTile, broad_filled, broad_fits, broad_linear
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear, streams
 from kernels.rms_norm.kernel import rms_norm
 
 STREAM_ROWS = 64
+BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
 FEW_ROWS = 16
 TILE_ROWS = 32
 HEAD_OUTPUTS = 1 << 16
@@ -36,9 +39,9 @@ def linear(
 ) -> torch.Tensor:
     """y = residual + act(norm(x) @ weightᵀ + bias), each of norm, bias, act and residual only when it is given.
 
-    Shapes as in the reference; weight is contiguous, rows of x and residual may be strided. Up to 32 rows of a 16-bit
-    type take one kernel, which rounds once, at the end. float32 goes to cuBLAS at any size. y may stand in residual's
-    place.
+    Shapes as in the reference; weight is contiguous, rows of x and residual may be strided. Up to 64 rows of a 16-bit
+    type take one kernel, which rounds once, at the end; so do many rows behind an activation. float32 goes to cuBLAS at
+    any size. y may stand in residual's place.
 
     Raises ValueError when activation and residual are both given.
     """
@@ -62,6 +65,10 @@ def linear(
     if 1 < rows <= STREAM_ROWS and bulk_copies(x.device) and streams(x, weight):
         stream = stream_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
         return stream_linear(x, weight, bias, residual, activation, stream, counters(x.device), pdl)
+    if activation is not None and rows > STREAM_ROWS and bulk_copies(x.device) and broad_fits(x, weight, bias):
+        broad = broad_tile(rows, n, weight.shape[1], multiprocessors(x.device))
+        if broad is not None:
+            return broad_linear(x, weight, activation, broad, pdl)
     if not (narrow and fits):
         return _library(x, weight, bias, residual, activation)
     if rows == 1:
@@ -103,6 +110,18 @@ def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: in
     if k > 4096 or height == 32:
         return StreamTile(height, 64, 256, 5 if height == 16 else 4)
     return StreamTile(height, 64, 256, 2)
+
+
+def broad_tile(rows: int, n: int, k: int, multiprocessors: int) -> BroadTile | None:
+    """None where the library is faster: it fills a GPU at any size, and pays 256/k of its time for the activation.
+
+    From ALL_BROAD_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a rehearsal of
+    that many rows then knows the kernel.
+    """
+    filled = broad_filled(rows, n, multiprocessors)
+    if rows >= ALL_BROAD_ROWS or (rows >= BROAD_ROWS and filled * (1 + 256 / k) >= 1):
+        return BroadTile()
+    return None
 
 
 def _tile(rows: int, n: int, activation: bool) -> Tile:

@@ -24,8 +24,8 @@ def linear(
     x [T, K], weight [N, K], bias [N], norm_weight [K], residual [T, N] → [T, N] in x's dtype, accumulated in float32.
     norm_weight norms x by RMS first (eps, offset as in `rms_norm`). activation ("silu", "gelu_tanh") takes the N
     columns as gate, then up, and gives [T, N/2]; it excludes a residual. A residual must not be read afterwards: the
-    result may stand in its place. Each part rounds to x's dtype here; the
-    kernel for few rows rounds once, at the end.
+    result may stand in its place. Each part rounds to x's dtype here; kernels that have several parts inside round
+    once, at the end.
     deterministic: a row's result has the same bits whatever T is and wherever in x the row stands.
 
     Raises ValueError when activation and residual are both given.

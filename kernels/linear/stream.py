@@ -13,6 +13,7 @@ of them to finish, in the order of the inputs, so the result does not depend on 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -224,11 +225,16 @@ def streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
+@lru_cache(maxsize=64)
+def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """How a box lies in shared memory. Eager steps make three of them a launch."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
+
+
 def _descriptor(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """What the copy engine knows of a matrix that it reads in boxes; places outside of it read as zero."""
-    box = [rows, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if matrix.dtype == torch.bfloat16 else gl.float16)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), box, layout)
+    layout = _layout(rows, columns, matrix.dtype)
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
 
 
 def stream_linear(

@@ -1,0 +1,181 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""The gated product of many rows on Hopper, in Gluon: the wide result of gate and up is never written.
+
+One program a multiprocessor walks over tiles of 128 rows. A warp of its own asks the bulk copy engine (TMA) for slices
+of x and of the weight, as far ahead as the ring in shared memory allows, across the border of tiles too. Each of two
+warpgroups multiplies 64 rows of a tile by all of its columns and writes its results on its own, so that one's epilogue
+falls into the other's products. Half of a tile's columns are rows of gate and half the same rows of up, in one operand
+of the tensor cores, so that a thread holds both of a pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import multiprocessors
+from kernels.linear.stream import _activate, _copy, _descriptor, _sync, streams
+
+_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
+# A tile: rows (64 of each warpgroup), outputs, inputs of a slice.
+ROWS, OUTPUTS, INPUTS = 128, 128, 64
+# Registers of a thread before they are dealt out anew: 65,536 over three warpgroups, in steps of 8.
+REGISTERS = 168
+
+
+@gluon.jit
+def _place(tile, row_tiles, column_tiles, BAND: gl.constexpr):
+    """Row and column of a tile: bands of BAND rows of tiles, down each column of a band in turn."""
+    band = tile // (BAND * column_tiles)
+    inside = tile % (BAND * column_tiles)
+    high = min(row_tiles - band * BAND, BAND)
+    return band * BAND + inside % high, inside // high
+
+
+@gluon.jit
+def _before(stage, STAGES: gl.constexpr):
+    """The stage before. Kept in a variable beside `stage`, Triton takes it for a constant of the loop."""
+    return gl.where(stage == 0, STAGES, stage) - 1
+
+
+@gluon.jit
+def _feed(x_desc, w_desc, x_ring, w_ring, full, empty, row_tiles, column_tiles, slices, N, BN: gl.constexpr,
+          BK: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr):  # fmt: skip
+    """Fills the ring: a stage holds a box of 64 rows of x for each team, and BN rows of gate and BN of up."""
+    BYTES: gl.constexpr = (TEAMS * 64 + 2 * BN) * BK * 2
+    program = gl.program_id(0)
+    stage = program * 0
+    phase = stage + 1
+    for tile in range(program, row_tiles * column_tiles, gl.num_programs(0)):
+        row, column = _place(tile, row_tiles, column_tiles, BAND)
+        for slice_ in range(slices):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, BYTES)
+            for team in gl.static_range(TEAMS):
+                _copy(x_desc, [(row * TEAMS + team) * 64, slice_ * BK], bar, x_ring.index(stage * TEAMS + team))
+            w = w_ring.index(stage)
+            _copy(w_desc, [column * BN, slice_ * BK], bar, w.slice(0, BN))
+            _copy(w_desc, [N + column * BN, slice_ * BK], bar, w.slice(BN, BN))
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+
+
+@gluon.jit
+def _multiply(y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles, slices,
+              ACT: gl.constexpr, BN: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+              TEAM: gl.constexpr):  # fmt: skip
+    """One warpgroup: 64 rows of every tile of its program."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * BN, 16])
+    program = gl.program_id(0)
+    place = out.index(TEAM)
+    stage = program * 0
+    phase = stage
+    for tile in range(program, row_tiles * column_tiles, gl.num_programs(0)):
+        acc = gl.zeros((64, 2 * BN), gl.float32, mma)
+        for slice_ in range(slices):
+            mbarrier.wait(full.index(stage), phase)
+            x = x_ring.index(stage * TEAMS + TEAM)
+            token = warpgroup_mma(x, w_ring.index(stage).permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=[token])
+            # the product before this one is done: its stage is free
+            mbarrier.arrive(empty.index(_before(stage, STAGES)), pred=slice_ > 0)
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(_before(stage, STAGES)))
+
+        gate, up = gl.split(gl.permute(gl.reshape(acc, (64, 2, BN)), (0, 2, 1)))
+        y = (_activate(gate, ACT) * up).to(y_desc.dtype)
+        row, column = _place(tile, row_tiles, column_tiles, BAND)
+        # the copy engine has read the tile before
+        tma.store_wait(0)
+        _sync()
+        place.store(y)
+        fence_async_shared()
+        _sync()
+        _store(y_desc, [(row * TEAMS + TEAM) * 64, column * BN], place)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["N", "row_tiles", "column_tiles", "slices"])
+def broad_kernel(
+    x_desc, w_desc, y_desc, N, row_tiles, column_tiles, slices,
+    BN: gl.constexpr, BK: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
+    ACT: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """N counts outputs, the weight has 2N rows. Tiles of 64·TEAMS rows and BN outputs; places outside of a matrix read
+    as zero and are not written."""
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * TEAMS, 64, BK], x_desc.layout)
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 2 * BN, BK], w_desc.layout)
+    out = gl.allocate_shared_memory(y_desc.dtype, [TEAMS, 64, BN], y_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=TEAMS)
+    fence_async_shared()
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    gl.warp_specialize(
+        [
+            (_multiply, (y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles, slices,
+                         ACT, BN, TEAMS, STAGES, BAND, 0)),
+            (_multiply, (y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles, slices,
+                         ACT, BN, TEAMS, STAGES, BAND, 1)),
+            (_feed, (x_desc, w_desc, x_ring, w_ring, full, empty, row_tiles, column_tiles, slices, N,
+                     BN, BK, TEAMS, STAGES, BAND)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BroadTile:
+    """How `broad_kernel` goes about its tiles: depth of the ring, rows of tiles in a band."""
+
+    stages: int = 4
+    band: int = 16
+
+
+def broad_filled(rows: int, outputs: int, programs: int) -> float:
+    """Which part of all programs' time is spent on outputs, when the busiest has `waves` tiles."""
+    waves = triton.cdiv(triton.cdiv(rows, ROWS) * triton.cdiv(outputs, OUTPUTS), programs)
+    return rows * outputs / (waves * programs * ROWS * OUTPUTS)
+
+
+def broad_fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether the bulk copy engine can read and write all of it."""
+    return bias is None and streams(x, weight) and weight.shape[0] % 16 == 0
+
+
+def broad_linear(x: torch.Tensor, weight: torch.Tensor, activation: str, tile: BroadTile, pdl: bool) -> torch.Tensor:
+    """`linear` with an activation and without norm and bias, for many rows."""
+    m, k = x.shape
+    n = weight.shape[0] // 2
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    row_tiles, column_tiles = triton.cdiv(m, ROWS), triton.cdiv(n, OUTPUTS)
+    broad_kernel[(min(multiprocessors(x.device), row_tiles * column_tiles),)](
+        _descriptor(x, 64, INPUTS), _descriptor(weight, OUTPUTS, INPUTS), _descriptor(y, 64, OUTPUTS),
+        n, row_tiles, column_tiles, triton.cdiv(k, INPUTS),
+        BN=OUTPUTS, BK=INPUTS, TEAMS=ROWS // 64, STAGES=tile.stages, BAND=tile.band, ACT=activation, PDL=pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,112 @@
+"""The Gluon product of many rows: how work is cut, and that it compiles for Hopper where there is no GPU to run it.
+
+Its results are held by the cases of `linear` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compile
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from kernels.linear.broad import INPUTS, OUTPUTS, REGISTERS, broad_kernel
+
+def box(height, width):
+    layout = gl.NVMMASharedLayout.get_default_for([height, width], gl.bfloat16)
+    return f"tensordesc<bf16[{height}, {width}],{layout!r}>"
+
+names = broad_kernel.arg_names
+constants = {"BN": OUTPUTS, "BK": INPUTS, "TEAMS": 2, "STAGES": 4, "BAND": 16, "ACT": "silu", "PDL": True}
+kinds = {"x_desc": box(64, INPUTS), "w_desc": box(OUTPUTS, INPUTS), "y_desc": box(64, OUTPUTS)}
+signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
+source = GluonASTSource(broad_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
+made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": REGISTERS})
+ptx = made.asm["ptx"]
+assert ptx.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 4, "two warpgroups, four products a slice"
+assert "setmaxnreg" in ptx
+print(made.metadata.shared)
+"""
+
+LAUNCH = """
+from unittest import mock
+import torch
+import triton
+from kernels.compiles import Compiler
+from kernels.linear import broad, kernel
+from tests.runner.ahead import Driver
+
+triton.runtime.driver.set_active(Driver())
+compiled = []
+triton.knobs.compilation.listener = lambda *, src, **_: compiled.append(src.name)
+with (
+    Compiler(1, None) as compiler,
+    compiler.only(),
+    mock.patch.multiple(kernel, bulk_copies=lambda device: True, multiprocessors=lambda device: 132),
+    mock.patch.object(broad, "multiprocessors", lambda device: 132),
+):
+    for rows in (2048, 2049, 2064, 3000):
+        for n, k in ((144, 64), (128, 128), (136, 72)):
+            kernel.linear(torch.randn(rows, k).bfloat16(), torch.randn(2 * n, k).bfloat16(), activation="silu")
+print(compiled)
+"""
+
+
+def run(program: str, folder: Path) -> str:
+    """Compiled, in a process of its own: this one's Triton may be the interpreter."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[2]
+    env["PYTHONPATH"] = f"{root}{os.pathsep}{env.get('PYTHONPATH', '')}"
+    script = folder / "program.py"
+    script.write_text(program)
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_compiles_for_hopper(tmp_path: Path) -> None:
+    assert 0 < int(run(COMPILE, tmp_path)) <= 232448
+
+
+@pytest.mark.slow
+def test_one_kernel_serves_all_sizes(tmp_path: Path) -> None:
+    assert run(LAUNCH, tmp_path).strip() == "['broad_kernel']"
+
+
+@settings(deadline=None)
+@given(rows=st.integers(1, 70), columns=st.integers(1, 120), band=st.integers(1, 32))
+def test_every_tile_has_one_place(rows: int, columns: int, band: int) -> None:
+    from kernels.linear.broad import _place
+
+    places = {_place.fn(tile, rows, columns, band) for tile in range(rows * columns)}
+    assert places == {(row, column) for row in range(rows) for column in range(columns)}
+
+
+@pytest.mark.parametrize(("n", "k"), [(9728, 2560), (12288, 4096), (14336, 4096), (3072, 1024)])
+def test_it_is_taken_where_it_fills_the_gpu(n: int, k: int) -> None:
+    from kernels.linear.broad import broad_filled
+    from kernels.linear.kernel import broad_tile
+
+    assert broad_tile(256, n, k, 132) is None
+    assert all(broad_tile(rows, n, k, 132) for rows in (2048, 2049, 8192))
+    for rows in (512, 640, 1024, 1088, 1536, 2047):
+        assert (broad_tile(rows, n, k, 132) is None) == (broad_filled(rows, n, 132) < k / (k + 256))
+
+
+@settings(deadline=None)
+@given(rows=st.integers(1, 9000), outputs=st.integers(1, 20000))
+def test_no_more_than_all_of_the_time_is_spent_on_outputs(rows: int, outputs: int) -> None:
+    from kernels.linear.broad import broad_filled
+
+    assert 0 < broad_filled(rows, outputs, 132) <= 1
