@@ -49,8 +49,9 @@ INVARIANT = Tile(64, 32, warps=4, stages=2)
 def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int) -> Tile:
     """The tile for `lines` lines of up to `queries` queries; `channels` is the wider of key and value, a power of two.
 
-    Those of single queries were measured on an H200 by `perf.tune_attention` and `perf.layer`: few lines want many small
-    programs with cheap barriers, dozens want all programs to run at once, hundreds read at the memory's speed anyhow.
+    Those of single queries were measured on an H200 by `perf.tune_attention` and `perf.layer`: few lines want many
+    small programs with cheap barriers, dozens want all programs to run at once, hundreds read at the memory's speed
+    anyhow.
     """
     least = triton.next_power_of_2(group)
     rows = triton.next_power_of_2(min(max(queries * group, 16), max(least, 128)))
