@@ -46,7 +46,9 @@ class Tile:
 INVARIANT = Tile(64, 32, warps=4, stages=2)
 
 
-def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int) -> Tile:
+def tile_for(
+    dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int, kv_heads: int
+) -> Tile:
     """The tile for `lines` lines of up to `queries` queries; `channels` is the wider of key and value, a power of two.
 
     Those of single queries were measured on an H200 by `perf.tune_attention` and `perf.layer`: few lines want many
@@ -61,6 +63,9 @@ def tile_for(dtype: torch.dtype, group: int, channels: int, queries: int, single
     if single and rows == 16 and not wide and not deep:
         if lines <= 48:
             return Tile(16, 32, warps=2, stages=2, programs=8 if lines <= 16 else 4)
+        if lines <= 64 and kv_heads == 4:
+            # Fewer tiles than two for each multiprocessor, so their keys are split (64 lines of 4 heads were measured).
+            return Tile(16, 32, warps=2, stages=4, programs=4)
         return Tile(16, 32, warps=4, stages=4) if lines <= 128 else Tile(16, 64, warps=4, stages=3)
     keys = 32 if wide or (deep and rows > 16) else 64
     return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3)
@@ -179,7 +184,9 @@ def attend_into(
 
     def launch(first_line: int, num_lines: int, tokens: int, queries: int, single: bool) -> None:
         tile = (
-            INVARIANT if deterministic else tile_for(q.dtype, group, max(block_d, block_dv), queries, single, num_lines)
+            INVARIANT
+            if deterministic
+            else tile_for(q.dtype, group, max(block_d, block_dv), queries, single, num_lines, g)
         )
         programs = tile.programs * multiprocessors(q.device)
         block_q = 1 if single else tile.rows // group
