@@ -5,6 +5,7 @@ their sum through the up-projection of values.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -19,6 +20,18 @@ _MAX_SPLITS = 64
 _LEAST_LINES = 128
 # Lines up to which each has its own programs to join its parts.
 FEW_LINES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepCut:
+    """How lines of one query are cut: entries a tile, pipeline depth and warps of a part, programs that work on a
+    multiprocessor at once, and values that a program joins, when it does so for several lines."""
+
+    keys: int
+    stages: int
+    warps: int
+    programs: int = 1
+    values: int = 32
 
 
 @triton.jit
@@ -245,23 +258,18 @@ def attend_steps(
     scale: float,
     lines: int,
     max_context: int,
-    keys: int,
-    stages: int,
-    warps: int,
+    cut: StepCut,
     pdl: bool,
 ) -> None:
-    """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows.
-
-    keys, stages and warps are the cut: entries a tile, pipeline depth, warps a program.
-    """
+    """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows."""
     _, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
     nope = kv_up.shape[1] - value
     block_h = min(64, max(16, triton.next_power_of_2(heads)))
     head_tiles = triton.cdiv(heads, block_h)
     processors = multiprocessors(absorbed.device)
-    splits = _splits(lines, head_tiles, max_context, keys, processors)
-    programs = max(1, processors // head_tiles)
+    splits = _splits(lines, head_tiles, max_context, cut.keys, processors)
+    programs = max(1, cut.programs * processors // head_tiles)
     parts = torch.empty(lines, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
     sums = torch.empty(lines, splits, heads, dtype=torch.float32, device=absorbed.device)
     block_l = max(16, triton.next_power_of_2(latent))
@@ -271,12 +279,12 @@ def attend_steps(
         absorbed, cache, block_table, context_len, parts, sums, scale, block_table.stride(0), cache.stride(0),
         cache.stride(1), lines, splits, programs, HEADS=heads, LATENT=latent, ROPE=width - latent,
         BLOCK_SIZE=cache.shape[1], BLOCK_H=block_h, BLOCK_L=block_l,
-        BLOCK_R=max(16, triton.next_power_of_2(width - latent)), BLOCK_N=keys, BLOCK_B=block_b, STAGES=stages,
-        PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=warps,
+        BLOCK_R=max(16, triton.next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b, STAGES=cut.stages,
+        PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=cut.warps,
     )  # fmt: skip
-    block_v = min(32, max(16, triton.next_power_of_2(value)))
+    block_v = min(32 if lines <= FEW_LINES else cut.values, max(16, triton.next_power_of_2(value)))
     sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": block_l, "BLOCK_V": block_v}
-    share = {"BLOCK_N": keys, "BLOCK_B": block_b, "PDL": pdl, "launch_pdl": pdl, "num_warps": 8}
+    share = {"BLOCK_N": cut.keys, "BLOCK_B": block_b, "PDL": pdl, "launch_pdl": pdl, "num_warps": 8}
     joined = (parts, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), lines, splits, programs)
     if lines <= FEW_LINES:
         _join_line[(heads, triton.cdiv(value, block_v), lines)](*joined, BLOCK_S=16, **sizes, **share)
