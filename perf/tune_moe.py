@@ -15,7 +15,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +103,11 @@ def row_variants(inter: int, shared: int) -> Iterator[Variant]:
     up, down = kernel.row_tiles(inter)
     yield Variant(0, up, down, "base", shared)
     yield Variant(0, up, down, "base")
-    for ahead in (1, 2, 4, 7):
-        yield Variant(0, up, replace(down, ahead=ahead), "down", shared)
     for n, m, warps, stages in ROW_CUTS:
         yield Variant(0, RowTile(n, m, warps, stages), down, "up", shared)
     for n, m, warps in itertools.product((2, 4, 8), (256, 512, 1024), (2, 4, 8)):
         if 512 <= n * m // warps <= 2048:
-            yield Variant(0, up, RowTile(n, m, warps, ahead=2), "down", shared)
+            yield Variant(0, up, RowTile(n, m, warps), "down", shared)
 
 
 def step_variants(rows: int) -> Iterator[Variant]:

@@ -123,8 +123,6 @@ def rows_down(
     CHUNKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out[t, n] over all of the token's experts in turn; an expert's row of `down` is CHUNKS tiles of BLOCK_M."""
@@ -138,12 +136,6 @@ def rows_down(
     rows, width = _matrix_rows(experts, down, t * K, n, num_experts, hidden, inter, BLOCK_M)
     ahead = tl.load(rows, mask=live & (m < width)[None], other=0.0)
     if PDL:
-        # Matrices of the next experts set out too, so that memory stays busy between the two kernels.
-        line = tl.minimum(tl.arange(0, LINES) * 64, inter - 1)[None]
-        for k in tl.static_range(1, AHEAD + 1):
-            expert = tl.load(experts + t * K + k, cache_modifier=".cg")
-            known = tl.minimum(tl.maximum(expert, 0), num_experts - 1).to(tl.int64) * hidden
-            _prefetch(down + (known + tl.minimum(n, hidden - 1))[:, None] * inter + line)
         gdc_wait()
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in tl.range(K, num_stages=1):
@@ -173,13 +165,12 @@ def rows_down(
 @dataclass(frozen=True, slots=True)
 class RowTile:
     """How a product of `rows_up` or `rows_down` is cut: outputs and inputs a tile, warps, and the up product's
-    pipeline depth. ahead: experts behind the first whose matrices the down product asks for before it waits."""
+    pipeline depth."""
 
     outputs: int
     inputs: int
     warps: int
     stages: int = 1
-    ahead: int = 0
 
 
 def rows_moe(
@@ -212,7 +203,6 @@ def rows_moe(
     rows_down[(triton.cdiv(hidden, down_tile.outputs), t)](
         h, down, weights, experts, residual, out, e, hidden, inter, K=k, RESIDUAL=residual is not None,
         CHUNKS=triton.cdiv(inter, down_tile.inputs), BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
-        AHEAD=min(down_tile.ahead, k - 1), LINES=triton.next_power_of_2(triton.cdiv(inter, 64)),
         PDL=pdl, launch_pdl=pdl, num_warps=down_tile.warps,
     )  # fmt: skip
     return out
