@@ -48,10 +48,6 @@ class CompileWatch:
         """Serving starts: what comes from now on is late."""
         self._armed = True
 
-    def disarm(self) -> None:
-        """Nothing is served for a while: what comes now is not late."""
-        self._armed = False
-
     def _heard(self, *, src: Any, times: Any, cache_hit: bool, **_: object) -> None:
         if not self._armed:
             return

@@ -49,6 +49,12 @@ def bulk_copies(device: torch.device) -> bool:
 
 
 @lru_cache(maxsize=16)
+def group_products(device: torch.device) -> bool:
+    """Whether groups of four warps multiply from shared memory (WGMMA): Hopper alone."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@lru_cache(maxsize=16)
 def _branch_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 

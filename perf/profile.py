@@ -1,7 +1,7 @@
 """What a step consists of: kernel times as a table and one stretch of steps as a Chrome trace, with named ranges.
 
     python -m perf.profile CHECKPOINT --rows 1 8 64 --context 512 [--trace trace.json.gz] [--set KEY=VALUE]
-    python -m perf.profile CHECKPOINT --prompt 1024                a prompt instead of decode steps
+    python -m perf.profile CHECKPOINT --prompt 1024 8x1024         prompts instead of decode steps
 
 Steps are given to the runner directly, launched one ahead as the engine's loop does, over a pool whose contents are
 arbitrary. Open the trace in chrome://tracing or ui.perfetto.dev.
@@ -91,24 +91,68 @@ def host_time(runner: DeviceRunner, rows: Rows, steps: int) -> float:
     return spent / steps
 
 
-def prompt_time(runner: DeviceRunner, tokens: int, repeats: int) -> float:
-    """Median seconds of one prompt in one step, from launch to its first token."""
-    pool = runner.info.pool
-    entries = -(-(tokens + 1) // pool.block_size)
-    times = []
-    for i in range(repeats + 2):
-        ids = [(11 * i + j) % 9000 for j in range(tokens)]
-        start = RowStart(0, ids, tokens, GREEDY, state_slot=1 if pool.num_state_slots else 0)
+class Prompts:
+    """Prompts of `tokens` each, `rows` of them side by side, in steps of at most `budget` tokens a step."""
+
+    def __init__(self, runner: DeviceRunner, rows: int, tokens: int, budget: int) -> None:
+        self._pool = runner.info.pool
+        self._rows, self._tokens, self._chunk = rows, tokens, max(1, budget // rows)
+        self._made = 0
+
+    def plans(self) -> list[StepPlan]:
+        """The steps of a fresh set of prompts."""
+        pool, rows = self._pool, list(range(self._rows))
+        entries = -(-(self._tokens + 1) // pool.block_size)
+        starts = []
+        for row in rows:
+            ids = [(11 * (self._made + row) + j) % 9000 for j in range(self._tokens)]
+            state_slot = 1 + row % (pool.num_state_slots - 1) if pool.num_state_slots > 1 else 0
+            starts.append(RowStart(row, ids, self._tokens, GREEDY, state_slot=state_slot))
         writes = [
-            BlockWrite(group, 0, 0, [1 + entry % (blocks - 1) for entry in range(entries)])
+            BlockWrite(group, row, 0, [1 + (row * entries + entry) % (blocks - 1) for entry in range(entries)])
             for group, blocks in enumerate(pool.num_blocks)
             if blocks
+            for row in rows
         ]
+        made = []
+        for first in range(0, self._tokens, self._chunk):
+            count = min(self._chunk, self._tokens - first)
+            last = first + count == self._tokens
+            changes = ([], []) if first else (starts, writes)
+            n = self._rows
+            made.append(StepPlan(self._made, rows, [first] * n, [count] * n, [last] * n, *changes))
+            self._made += 1
+        return made
+
+
+def prompt_time(runner: DeviceRunner, prompts: Prompts, repeats: int) -> float:
+    """Median seconds from the launch of prompts on an idle GPU to their first tokens."""
+    times = []
+    for _ in range(repeats + 2):
+        plans = prompts.plans()
         began = time.perf_counter()
         with record_function("prompt"):
-            runner.launch(StepPlan(i, [0], [0], [tokens], [True], [start], writes)).wait()
+            for pending in [runner.launch(plan) for plan in plans]:
+                pending.wait()
         times.append(time.perf_counter() - began)
     return sorted(times[2:])[repeats // 2]
+
+
+def burst_time(runner: DeviceRunner, prompts: Prompts, repeats: int) -> float:
+    """Seconds that a set of prompts takes behind others, each step launched while the one before it runs."""
+    plans = [plan for _ in range(repeats + 1) for plan in prompts.plans()]
+    per_set = len(plans) // (repeats + 1)
+    pending: list[Pending] = []
+    began = 0.0
+    for i, plan in enumerate(plans):
+        if i == per_set + 1:
+            began = time.perf_counter()
+        pending.append(runner.launch(plan))
+        if i:
+            pending[i - 1].wait()
+    pending[-1].wait()
+    # from the end of the first set to the end of the last
+    return (time.perf_counter() - began) / repeats
 
 
 def kernel_table(trace: Path, steps: int) -> list[tuple[str, float, float]]:
@@ -152,21 +196,26 @@ def main() -> None:
     parser.add_argument("model", help="checkpoint folder")
     parser.add_argument("--rows", type=int, nargs="*", default=[])
     parser.add_argument("--context", type=int, nargs="*", default=[512])
-    parser.add_argument("--prompt", type=int, nargs="*", default=[])
+    parser.add_argument("--prompt", nargs="*", default=[], metavar="TOKENS or COUNTxTOKENS")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--trace", type=Path, help="folder for Chrome traces; also prints the kernels")
     parser.add_argument("--shown", type=int, default=14, help="kernels to print")
     parser.add_argument("--json", type=Path, help="append the figures to this file")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
-    runner = build_runner(config_from(args.model, args.set))
+    config = config_from(args.model, args.set)
+    budget = config.scheduler.token_budget
+    runner = build_runner(config)
     gc.collect()
     gc.freeze()
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     work = [("decode", rows, context) for context in args.context for rows in args.rows]
-    for kind, rows, size in [*work, *(("prompt", 1, tokens) for tokens in args.prompt)]:
+    for text in args.prompt:
+        count, _, tokens = text.rpartition("x")
+        work.append(("prompt", int(count or 1), int(tokens)))
+    for kind, rows, size in work:
         figures: dict[str, Any] = {"kind": kind, "rows": rows, "tokens": size}
         label = f"{kind} rows {rows} tokens {size}"
         if kind == "decode":
@@ -174,7 +223,9 @@ def main() -> None:
             figures["step_ms"] = round(run(runner, Rows(runner, rows, size, args.steps), args.steps) * 1e3, 4)
             figures["host_ms"] = round(host_time(runner, Rows(runner, rows, size, 20), 20) * 1e3, 4)
         else:
-            figures["step_ms"] = round(prompt_time(runner, size, 7) * 1e3, 4)
+            fresh = Prompts(runner, rows, size, budget)
+            figures["step_ms"] = round(prompt_time(runner, fresh, 7) * 1e3, 4)
+            figures["burst_ms"] = round(burst_time(runner, fresh, 8) * 1e3, 4)
         print(label, figures, flush=True)
         if args.json:
             with args.json.open("a") as file:
@@ -183,12 +234,12 @@ def main() -> None:
             args.trace.mkdir(parents=True, exist_ok=True)
             file_name = args.trace / f"{kind}-{rows}-{size}.json"
             steps = 4
-            state = Rows(runner, rows, size, steps + 2)
+            state = Rows(runner, rows, size, steps + 2) if kind == "decode" else None
             with profile(activities=activities) as profiler:
-                if kind == "decode":
+                if state is not None:
                     run(runner, state, steps)
                 else:
-                    prompt_time(runner, size, steps - 2)
+                    prompt_time(runner, Prompts(runner, rows, size, budget), steps - 2)
             profiler.export_chrome_trace(str(file_name))
             report(label, file_name, steps + (kind == "decode"), args.shown)
     runner.close()

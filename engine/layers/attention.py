@@ -69,7 +69,6 @@ class Attention(nn.Module):
             interleaved=self._interleaved,
             window=self.config.window,
             softcap=self.config.softcap,
-            spans=batch.spans,
             deterministic=self._deterministic,
             fused=self._fused,
         )

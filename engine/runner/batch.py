@@ -22,7 +22,6 @@ class DeviceBatch:
     max_query, max_context    host bounds: no line computes or reads more. Kernels read the true lengths from the
                               device; a captured graph never bakes them in.
     max_entries  host bound on the tokens that lines past num_single have in the cache together; 0 when none is known
-    spans        (first token, tokens, context) of each line past num_single, when the step is not for a graph
     """
 
     token_ids: torch.Tensor
@@ -37,4 +36,3 @@ class DeviceBatch:
     max_query: int
     max_context: int
     max_entries: int = 0
-    spans: tuple[tuple[int, int, int], ...] | None = None

@@ -4,8 +4,8 @@ A graph is made for a shape, and a step is padded up to the next shape there is:
 token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
 are the reserved block 0. What varies between replays (lengths, ids, tables) is read from the device.
 
-Layers over latents want to know how many entries the longer lines have at most: their steps have a second graph, for
-lines that have little in the cache.
+Short prompts have a second graph, for those with little in the cache: their attention goes by that bound. Layers over
+latents want to know how many entries the longer lines have at most: all their steps have a second graph.
 
 A shape's first step runs eagerly, which compiles what it needs, and is captured after. A few shapes are made at start,
 the rest when the engine is idle, or when a step needs one.
@@ -36,8 +36,9 @@ MIXED_LINES = (8, 16, 32, 64, 128, 256)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 2176)
 # Lines behind them: chunks, and at least one dummy line.
 LONGER = DUMMY_LINES
-# What longer lines may have in the cache before a step whose graph has a bound on their entries.
-PAST = 2048
+# What longer lines may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
+# prompt needs none.
+PAST, SHORT = 2048, 256
 # Made before the engine is ready.
 FIRST_LINES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -137,8 +138,9 @@ class StepGraphs:
 
     def prompt(self, tokens: int, past: int = 0) -> StepShape:
         """past: what the lines of several tokens have in the cache before the step."""
-        shape = StepShape(2, tokens, num_single=0, max_query=tokens, max_context=self._max_context)
-        return self._with_entries(shape, past)
+        near = tokens < SHORT and past <= PAST
+        longest = min(self._max_context, PAST + tokens) if near else self._max_context
+        return self._with_entries(StepShape(2, tokens, num_single=0, max_query=tokens, max_context=longest), past)
 
     def mixed(self, lines: int, tokens: int, past: int = 0) -> StepShape:
         shape = StepShape(lines + LONGER, tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
@@ -178,7 +180,7 @@ class StepGraphs:
         shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
         mixed = [(n, tokens) for n in self._mixed_lines for tokens in self._mixed_tokens if tokens > n + LONGER]
         shapes += [self.mixed(n, tokens) for n, tokens in mixed]
+        shapes += [self.prompt(n, PAST + 1) for n in self._tokens]
         if self._bounded:
-            shapes += [self.prompt(n, PAST + 1) for n in self._tokens]
             shapes += [self.mixed(n, tokens, PAST + 1) for n, tokens in mixed]
         return next((shape for shape in shapes if shape not in self._replays), None)

@@ -38,7 +38,6 @@ class StepShape:
     max_query: int
     max_context: int
     max_entries: int = 0
-    spans: tuple[tuple[int, int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,6 @@ class Inputs:
             max_query=int(count.max()),
             max_context=int(held.max()),
             max_entries=int(held[singles:].sum()),
-            spans=tuple(zip(*(part[singles:].tolist() for part in (start[:-1], count, held)), strict=True)),
         )
         assert (shape.lines, shape.tokens) == (num_lines, start[-1])
         layout = _layout(shape.lines, shape.tokens)
@@ -169,7 +167,6 @@ class Inputs:
             max_query=shape.max_query,
             max_context=shape.max_context,
             max_entries=shape.max_entries,
-            spans=shape.spans,
         )
         return batch, Lines(rows, out_rows, context_len)
 

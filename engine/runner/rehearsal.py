@@ -48,7 +48,7 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
     ]
     for wishes in (Wishes(penalties=True), *(Wishes(num_logprobs=count) for count in LOGPROBS)):
         made += [Rehearsal(lines, 0, 40, 0, wishes) for lines in (1, 16)]
-    # Prompts of thousands of tokens take the same kernels, and libraries that plan each length for long.
+    # Prompts of thousands of tokens take the same kernels.
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))
     made += [Rehearsal(0, 1, first, count) for count in counts for first in contexts]
     made += [Rehearsal(8, 1, 0, count) for count in counts]

@@ -64,12 +64,6 @@ class DeviceRunner:
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
         self._graphs: StepGraphs | None = None
-        # What to prepare when idle: plans of cuDNN for prompts of thousands of tokens, made anew for each length.
-        longest = min(token_budget, info.max_model_len - 1)
-        large = [Rehearsal(0, 1, 0, longest), Rehearsal(0, 1, longest, longest)]
-        self._put_off = [
-            step for step in large if device.type == "cuda" and step.first + step.count < info.max_model_len
-        ]
         if capture is not None:
             latents = any(isinstance(group.spec, LatentKV) for group in info.pool.groups)
             self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len, latents)
@@ -138,19 +132,11 @@ class DeviceRunner:
         return self._graphs
 
     def idle(self) -> bool:
-        """Make one more graph ahead of its use, or play a step that was put off. False when there is nothing left to
-        prepare."""
+        """Make one more graph ahead of its use. False when there is none left."""
         shape = None if self._graphs is None else self._graphs.missing
-        if shape is not None:
-            self.warm(shape)
-        elif self._put_off:
-            if self._watch is not None:
-                self._watch.disarm()
-            self.rehearse(self._put_off.pop())
-            if self._watch is not None:
-                self._watch.arm()
-        else:
+        if shape is None:
             return False
+        self.warm(shape)
         return True
 
     @torch.inference_mode()

@@ -26,11 +26,12 @@ def case(
     sinks: bool = False,
     bound: int | None = None,
     strided: bool = False,
+    dirty: bool = False,
     small: bool = True,
 ) -> Case:
     """`lines` are (queries, context), those of one query first. `bound` is the host's max_context if not the true one.
 
-    `strided` lays the caches out as two layers of one page-first pool.
+    `strided` lays the caches out as two layers of one page-first pool. `dirty`: what stands past the contexts is NaN.
     """
     value_dim = dv or d
     num_single = next((i for i, (queries, _) in enumerate(lines) if queries != 1), len(lines))
@@ -52,6 +53,13 @@ def case(
         else:
             k_cache = randn(generator, device, dtype, blocks, g, block_size, d)
             v_cache = randn(generator, device, dtype, blocks, g, block_size, value_dim)
+        if dirty:
+            held = torch.zeros(blocks * block_size, dtype=torch.bool, device=device)
+            for i, (_, context) in enumerate(lines):
+                place = torch.arange(context, device=device)
+                held[table[i, place // block_size].long() * block_size + place % block_size] = True
+            for cache in (k_cache, v_cache):
+                cache.transpose(1, 2)[~held.view(blocks, block_size)] = float("nan")
         starts = [0]
         for queries, _ in lines:
             starts.append(starts[-1] + queries)
@@ -116,6 +124,28 @@ def cases() -> list[Case]:
                 "mixed, window, 4/1x256, block 128", dtype, [(1, 300), (9, 140)], 4, 1, 256, block_size=128, window=100
             ),
             case("one line of 123, multi-head x16", dtype, [(123, 123)], 2, 2, 16),
+            case(
+                "prompts, 3 heads a group, block 32",
+                dtype,
+                [(1, 40), (130, 130), (70, 333), (5, 0), (129, 200)],
+                6,
+                2,
+                128,
+                block_size=32,
+                strided=True,
+                dirty=True,
+            ),
+            case(
+                "prompt behind a prefix, softcap, sinks",
+                dtype,
+                [(333, 410)],
+                4,
+                4,
+                64,
+                softcap=30.0,
+                sinks=True,
+                dirty=True,
+            ),
         ]
     qwen: dict[str, Any] = {"h": 32, "g": 8, "d": 128, "strided": True, "small": False}
     for batch, context in ((1, 384), (1, 16384), (8, 1100), (64, 1100), (256, 1100), (256, 384)):
@@ -126,6 +156,9 @@ def cases() -> list[Case]:
     for queries, context in ((128, 128), (1024, 1024), (2048, 16384), (16384, 16384), (8, 16384)):
         name = f"Qwen3-4B prefill {queries} of {context}"
         made.append(case(name, torch.bfloat16, [(queries, context)], **qwen))
+    made.append(case("Qwen3-4B prefill 8 x 1024", torch.bfloat16, [(1024, 1024)] * 8, **qwen))
+    ragged = [(1500, 1500), (900, 900), (700, 1700), (1300, 1300), (1024, 1024), (600, 600), (1100, 1103), (1068, 1068)]
+    made.append(case("Qwen3-4B prefill ragged, 8192", torch.bfloat16, ragged, **qwen))
     mixed = [(1, 1100)] * 64 + [(1024, 1024), (900, 2000)]
     made.append(case("Qwen3-4B mixed 64 x 1, 1024, 900", torch.bfloat16, mixed, **qwen))
     made.append(case("Gemma3-1B window decode", torch.bfloat16, [(1, 4000)] * 16, 4, 1, 256, window=512, small=False))

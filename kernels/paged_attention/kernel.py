@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 import triton
 
-from kernels.hardware import branch, bulk_copies, dependent_launch, multiprocessors
-from kernels.paged_attention import library
+from kernels.hardware import branch, dependent_launch, multiprocessors
 from kernels.paged_attention.attend import attend
-from kernels.paged_attention.long import TILE as LONG_TILE
-from kernels.paged_attention.long import attend_long
-from kernels.paged_attention.reference import Spans
+from kernels.paged_attention.prompt import attend_prompts, suits
 
 MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
@@ -23,8 +19,9 @@ LEAST_LINES = 128
 # Programs that a grid of decode lines may hold for each that would do: lines of very different length still spread.
 SPARE = 8
 
-# From here on gathering keys pays (measured on an H200), as long as the copy stays small beside the pool.
-_LONG_TOKENS, _LONG_CONTEXT, _LONG_BYTES = 256, 1024, 1 << 29
+# Queries from which on prompts take their own kernel: fewer do where nobody has many keys, else splitting the keys pays
+# (measured on an H200).
+_PROMPT_TOKENS, _SHORT_TOKENS, _SHORT_CONTEXT = 256, 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,6 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    spans: Spans | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """Line i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens.
@@ -110,15 +106,10 @@ def paged_attention(
     Shapes as in the reference; scale is positive, lines cover all tokens, the caches' blocks, heads and slots may be
     strided. Grid and workspace depend on shapes and on the host bounds alone, and lengths are read on the device, so
     a captured launch serves any lengths within the bounds.
-    Hundreds of queries take the gathered way (`long`); with `spans`, lines of thousands go to cuDNN. In a graph they
-    run beside the single lines: those read memory, these multiply. Calls on a device share their arrival counters: they
-    must run in one stream order.
+    On Hopper, prompts take a kernel of their own (`prompt`). In a graph they run beside the single lines: those read
+    memory, these multiply. Calls on a device share their arrival counters: they must run in one stream order.
     """
     t, h, _ = q.shape
-    lone = spans is not None and len(spans) == len(context_len) == 1 and library.suits(*spans[0][1:])
-    if spans is not None and lone and not deterministic and _plain(q, v_cache, window, softcap, sinks):
-        # What the library gives for a chunk of one prompt is the result: no copy.
-        return library.long_line(q, k_cache, v_cache, block_table, context_len, 0, spans[0][2], scale)
     out = torch.empty((t, h, v_cache.shape[-1]), dtype=q.dtype, device=q.device)
     attend_into(
         out,
@@ -135,23 +126,9 @@ def paged_attention(
         window,
         softcap,
         sinks,
-        spans,
         deterministic,
     )
     return out
-
-
-def _plain(
-    q: torch.Tensor,
-    v_cache: torch.Tensor,
-    window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> bool:
-    """Whether attention is of the kind that the library has."""
-    if window is not None or softcap is not None or sinks is not None or q.device.type != "cuda":
-        return False
-    return q.shape[-1] == v_cache.shape[-1] and q.shape[-1] in library.HEAD_DIMS and q.dtype != torch.float32
 
 
 def attend_into(
@@ -169,7 +146,6 @@ def attend_into(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    spans: Spans | None = None,
     deterministic: bool = False,
     singles: bool = True,
 ) -> None:
@@ -248,55 +224,17 @@ def attend_into(
             num_stages=tile.stages,
         )
 
-    def several(first_line: int, num_lines: int, tokens: int, queries: int, longest: int) -> None:
-        size = 2 * num_lines * g * longest * d * q.element_size()
-        if gathers and tokens >= _LONG_TOKENS and longest >= _LONG_CONTEXT and size <= _LONG_BYTES:
-            lengths = (query_start, context_len)
-            attend_long(
-                q,
-                k_cache,
-                v_cache,
-                block_table,
-                *lengths,
-                out,
-                scale,
-                first_line,
-                num_lines,
-                tokens,
-                longest,
-                softcap,
-                sinks,
-            )
-        else:
-            launch(first_line, num_lines, tokens, queries, single=False)
-
     if deterministic:
         launch(0, lines, t, max_query, single=False)
         return
-    gathers = bulk_copies(q.device) and window is None and d == dv and d in (64, 128) and q.dtype != torch.float32
-    gathers = gathers and group <= LONG_TILE.rows
-
-    def longer() -> None:
-        if spans is None or not _plain(q, v_cache, window, softcap, sinks):
-            several(num_single, lines - num_single, t - num_single, max_query, max_context)
-            return
-        line = num_single
-        for is_long, run in itertools.groupby(spans, lambda span: library.suits(*span[1:])):
-            some = list(run)
-            if is_long:
-                for start, count, length in some:
-                    own = slice(start, start + count)
-                    given = library.long_line(q[own], k_cache, v_cache, block_table, context_len, line, length, scale)
-                    out[own] = given
-                    line += 1
-            else:
-                counts = [count for _, count, _ in some]
-                several(line, len(some), sum(counts), max(counts), max(length for _, _, length in some))
-                line += len(some)
-
+    tokens = t - num_single
+    many = tokens >= (_SHORT_TOKENS if max_context <= _SHORT_CONTEXT else _PROMPT_TOKENS)
     with branch(q.device, singles and 0 < num_single < lines) as join:
-        if num_single < lines:
-            longer()
+        if num_single < lines and many and window is None and suits(q, k_cache, v_cache):
+            lengths, rest = (query_start, context_len), (num_single, lines - num_single, max_query)
+            attend_prompts(q, k_cache, v_cache, block_table, *lengths, out, scale, *rest, softcap, sinks)
+        elif num_single < lines:
+            launch(num_single, lines - num_single, tokens, max_query, single=False)
     if num_single and singles:
         launch(0, num_single, num_single, 1, single=True)
     join()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-
-Spans = Sequence[tuple[int, int, int]]
 
 
 def paged_attention(
@@ -23,7 +19,6 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    spans: Spans | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """Line i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens.
@@ -34,8 +29,7 @@ def paged_attention(
     q [T, H, D]; k_cache [N, G, block_size, D], v_cache [N, G, block_size, Dv]; block_table [B, M] int32;
     query_start [B+1], context_len [B] int32; sinks [H] → [T, H, Dv] in q's dtype, computed in float32.
     The first `num_single` lines have one query; no line has more than `max_query` queries or `max_context` keys.
-    A line of context_len 0 (padding) gives zeros. `spans` may say on the host what the lines of several queries are:
-    (first query, queries, keys) each, in order; it changes nothing but how they are computed.
+    A line of context_len 0 (padding) gives zeros.
     deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     _, g, block_size, _ = k_cache.shape

@@ -15,7 +15,6 @@ from kernels.paged_attention.kernel import (
     paged_attention,
     power_below,
 )
-from kernels.paged_attention.reference import Spans
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 
@@ -69,7 +68,6 @@ def rope_attention(
     interleaved: bool = False,
     window: int | None = None,
     softcap: float | None = None,
-    spans: Spans | None = None,
     deterministic: bool = False,
     fused: bool = True,
 ) -> torch.Tensor:
@@ -90,7 +88,7 @@ def rope_attention(
     if deterministic or not fused or not one:
         q = rope_kv_write(qkv, positions, slots, cos_sin, k_cache, v_cache, *rope)
         lines = (block_table, query_start, context_len)
-        return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, spans, deterministic)
+        return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, deterministic)
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     with branch(qkv.device, tokens > num_single) as join:
         if tokens > num_single:
@@ -109,7 +107,6 @@ def rope_attention(
                 *bounds,
                 window,
                 softcap,
-                spans=spans,
                 singles=False,
             )
     _singles(

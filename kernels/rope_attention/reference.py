@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.paged_attention.reference import Spans, paged_attention
+from kernels.paged_attention.reference import paged_attention
 from kernels.rope_kv_write.reference import rope_kv_write
 
 
@@ -30,7 +30,6 @@ def rope_attention(
     interleaved: bool = False,
     window: int | None = None,
     softcap: float | None = None,
-    spans: Spans | None = None,
     deterministic: bool = False,
     fused: bool = True,
 ) -> torch.Tensor:
@@ -56,6 +55,5 @@ def rope_attention(
         max_context,
         window=window,
         softcap=softcap,
-        spans=spans,
         deterministic=deterministic,
     )

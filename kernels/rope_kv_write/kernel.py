@@ -9,12 +9,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 
-_TILE = 1024
+# Rotated pairs a program takes. Angles, weights and addresses, which heads share, are a third of a small tile's
+# instructions: thousands of tokens take more heads at once (measured on an H200).
+_TILE, _WIDE_TILE, _WIDE_TOKENS = 1024, 4096, 2048
 
 
 @triton.jit
-def _norm_weight(p_weight, channels, inside, offset):
-    return tl.load(p_weight + channels, mask=inside, other=0.0).to(tl.float32) + offset
+def _norm_weights(p_q, p_k, is_q, channels, inside, offset, HAS_Q: tl.constexpr, HAS_K: tl.constexpr):
+    """What heads are multiplied with once they are scaled: [heads, channels], 1 for those without a norm."""
+    q, k = 1.0, 1.0
+    if HAS_Q:
+        q = tl.load(p_q + channels, mask=inside, other=0.0).to(tl.float32) + offset
+    if HAS_K:
+        k = tl.load(p_k + channels, mask=inside, other=0.0).to(tl.float32) + offset
+    return tl.where(is_q, q, k)
 
 
 @triton.jit(do_not_specialize_on_alignment=["p_positions", "p_slots"])
@@ -73,14 +81,8 @@ def _rope(
     cos = tl.load(p_angle, mask=m_pair, other=1.0)
     sin = tl.load(p_angle + R // 2, mask=m_pair, other=0.0)
     slot = tl.load(p_slots + i_token).to(tl.int64)
-    if HAS_Q_NORM:
-        q_first = _norm_weight(p_q_norm, first, m_pair, offset)
-        q_second = _norm_weight(p_q_norm, second, m_pair, offset)
-        q_tail = _norm_weight(p_q_norm, tail, m_tail, offset)
-    if HAS_K_NORM:
-        k_first = _norm_weight(p_k_norm, first, m_pair, offset)
-        k_second = _norm_weight(p_k_norm, second, m_pair, offset)
-        k_tail = _norm_weight(p_k_norm, tail, m_tail, offset)
+    w_first = _norm_weights(p_q_norm, p_k_norm, is_q, first, m_pair, offset, HAS_Q_NORM, HAS_K_NORM)
+    w_second = _norm_weights(p_q_norm, p_k_norm, is_q, second, m_pair, offset, HAS_Q_NORM, HAS_K_NORM)
     if PDL:
         gdc_wait()
 
@@ -94,36 +96,27 @@ def _rope(
         c = z.to(tl.float32)
         squares += tl.sum(c * c, axis=1, keep_dims=True)
     scale = tl.rsqrt(squares / D + eps)
-    if HAS_Q_NORM:
-        a = tl.where(is_q, a * scale * q_first, a)
-        b = tl.where(is_q, b * scale * q_second, b)
-    if HAS_K_NORM:
-        a = tl.where(is_k, a * scale * k_first, a)
-        b = tl.where(is_k, b * scale * k_second, b)
+    # Values are stored as they came, whatever becomes of them here.
+    if not HAS_Q_NORM:
+        scale = tl.where(is_q, 1.0, scale)
+    if not HAS_K_NORM:
+        scale = tl.where(is_q, scale, 1.0)
+    a = a * scale * w_first
+    b = b * scale * w_second
     turned_x = (a * cos - b * sin).to(x.dtype)
     turned_y = (b * cos + a * sin).to(x.dtype)
 
-    live = tl.where(slot >= 0, H + 2 * G, 0)
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     p_k = p_k_cache + block * k_block_stride + place * k_slot_stride + (head - H).to(tl.int64) * k_head_stride
     p_v = p_v_cache + block * v_block_stride + place * v_slot_stride + (head - H - G).to(tl.int64) * v_head_stride
-    p_mine = p_q + (i_token * H + head) * D
-    keeps_k = is_k & (head < live)
-    keeps_v = is_v & (head < live)
-    tl.store(p_mine + first, turned_x, mask=is_q & m_pair)
-    tl.store(p_mine + second, turned_y, mask=is_q & m_pair)
-    tl.store(p_k + first, turned_x.to(p_k_cache.dtype.element_ty), mask=keeps_k & m_pair)
-    tl.store(p_k + second, turned_y.to(p_k_cache.dtype.element_ty), mask=keeps_k & m_pair)
-    tl.store(p_v + first, x.to(p_v_cache.dtype.element_ty), mask=keeps_v & m_pair)
-    tl.store(p_v + second, y.to(p_v_cache.dtype.element_ty), mask=keeps_v & m_pair)
+    p_mine = tl.where(is_q, p_q + (i_token * H + head) * D, tl.where(is_k, p_k, p_v))
+    # Queries go out always, keys and values where the token has a slot.
+    m_mine = m_head & (head < tl.where(slot >= 0, H + 2 * G, H))
+    tl.store(p_mine + first, tl.where(is_v, x, turned_x), mask=m_mine & m_pair)
+    tl.store(p_mine + second, tl.where(is_v, y, turned_y), mask=m_mine & m_pair)
     if HAS_TAIL:
-        if HAS_Q_NORM:
-            c = tl.where(is_q, c * scale * q_tail, c)
-        if HAS_K_NORM:
-            c = tl.where(is_k, c * scale * k_tail, c)
-        tl.store(p_mine + tail, c.to(x.dtype), mask=is_q & m_tail)
-        tl.store(p_k + tail, c.to(p_k_cache.dtype.element_ty), mask=keeps_k & m_tail)
-        tl.store(p_v + tail, z.to(p_v_cache.dtype.element_ty), mask=keeps_v & m_tail)
+        c = c * scale * _norm_weights(p_q_norm, p_k_norm, is_q, tail, m_tail, offset, HAS_Q_NORM, HAS_K_NORM)
+        tl.store(p_mine + tail, tl.where(is_v, z, c.to(x.dtype)), mask=m_mine & m_tail)
 
 
 def rope_kv_write(
@@ -143,8 +136,9 @@ def rope_kv_write(
     """Norms q and k a head (when weights are given), rotates them, writes k and v to their slots; returns q.
 
     For a rotated pair (a, b) at angle θ:  a' = a·cos θ − b·sin θ,  b' = b·cos θ + a·sin θ.
-    One program takes about 1024 rotated pairs, whole heads of one token. Shapes as in the reference; qkv's rows and the
-    caches' blocks, heads and slots may be strided, channels are contiguous.
+    One program takes about 1024 rotated pairs, 4096 when there are many tokens: whole heads of one token. Shapes as in
+    the reference; qkv's rows and the caches' blocks, heads and slots may be strided, channels are contiguous. Keys and
+    values are kept in qkv's dtype.
     """
     q = torch.empty((qkv.shape[0], num_heads, k_cache.shape[-1]), dtype=qkv.dtype, device=qkv.device)
     rope_into(q, qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, eps, offset, interleaved)
@@ -173,7 +167,8 @@ def rope_into(
         pdl = dependent_launch(qkv.device)
         rotary = cos_sin.shape[1]
         half = triton.next_power_of_2(rotary // 2)
-        block_h = min(max(1, _TILE // half), triton.next_power_of_2(num_heads + 2 * g))
+        tile = _WIDE_TILE if tokens >= _WIDE_TOKENS else _TILE
+        block_h = min(max(1, tile // half), triton.next_power_of_2(num_heads + 2 * g))
         _rope[(tokens, triton.cdiv(num_heads + 2 * g, block_h))](
             qkv,
             positions,

@@ -61,6 +61,7 @@ def make(folder: str) -> DeviceRunner:
     kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
     kernels.hardware.bulk_copies = lambda device: True  # type: ignore[assignment]
+    kernels.hardware.group_products = lambda device: True  # type: ignore[assignment]
     from types import SimpleNamespace
 
     build.select = lambda *_: SimpleNamespace(**{op.name: op.kernel for op in registry()})  # type: ignore[assignment]

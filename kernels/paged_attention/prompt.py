@@ -1,0 +1,409 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Paged attention of many queries on Hopper, in Gluon: one warp reads, two groups of warps multiply.
+
+FlashAttention-3's division of work (Shah et al. 2024, arXiv:2407.08608). The reading warp has the bulk copy engine
+(TMA) bring queries, and keys and values block by block from where the cache keeps them, into rings of shared memory:
+nothing is gathered before. A group of four warps multiplies 64 rows (queries × heads of a kv group) by a tile of keys
+while the softmax of the tile before is worked out, and its own softmax runs under the other group's products. Each
+program takes tiles of queries in turn, the longest first and back and forth, so that all end together.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch, group_products, multiprocessors
+
+LOG2E = gl.constexpr(1.4426950408889634)
+# Rows that a group of four warps multiplies, and such groups.
+ROWS = gl.constexpr(64)
+GROUPS = gl.constexpr(2)
+# Keys a tile, and tiles that shared memory holds of keys and of values. On an H200 tiles of 128 keys cost fewer
+# instructions a key, and more time.
+KEYS, STAGES = 64, 4
+
+# Names that changed after triton 3.6.
+_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_sync = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+_memory = gl.shared_memory_descriptor
+_view = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
+
+
+@gluon.jit
+def _place(turn, program, programs):
+    """The number of the tile that a program takes in its `turn`: forth in even turns, back in odd ones."""
+    return turn * programs + program + turn % 2 * (programs - 1 - 2 * program)
+
+
+@gluon.jit
+def _spot(number, lines, G: gl.constexpr):
+    """kv group, line and rank of tile `number`: rank 0 holds a line's last queries, which see the most keys."""
+    return number % G, number // G % lines, number // G // lines
+
+
+@gluon.jit
+def _tile(number, lines, first_line, p_query_start, p_context, G: gl.constexpr, QUERIES: gl.constexpr,
+          BLOCK_N: gl.constexpr):  # fmt: skip
+    """Tile `number`: the last tiles of all lines come first, then those before them.
+
+    Gives its line, kv group, first token, first query within the line (negative when there is no such tile), the
+    line's queries and keys, and how many tiles of keys the queries see.
+    """
+    group, place, rank = _spot(number, lines, G)
+    line = first_line + place
+    token = gl.load(p_query_start + line)
+    count = gl.load(p_query_start + line + 1) - token
+    length = gl.load(p_context + line)
+    query = ((count + QUERIES - 1) // QUERIES - 1 - rank) * QUERIES
+    stop = gl.minimum(length, gl.maximum(length - count, 0) + query + QUERIES)
+    tiles = gl.where(query < 0, 0, (stop + BLOCK_N - 1) // BLOCK_N)
+    return line, group, token, query, count, length, tiles
+
+
+@gluon.jit
+def _read(
+    q_desc, k_desc, v_desc, p_table, p_query_start, p_context, q_ring, k_ring, v_ring, q_full, q_empty,
+    k_full, v_full, done, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
+    first_line, lines, ranks,
+    G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    COPIED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """The reading warp. Keys past a line's context come from block 0, or are what stands in the line's last block."""
+    QUERIES: gl.constexpr = ROWS // WIDTH
+    HALVES: gl.constexpr = D // 64
+    COPIES: gl.constexpr = BLOCK_N // COPIED
+    q_boxes = _view(q_ring, q_desc.dtype, [GROUPS * HALVES, QUERIES, WIDTH, 64], q_desc.layout)
+    k_boxes = _view(k_ring, k_desc.dtype, [STAGES * HALVES * COPIES, COPIED, 64], k_desc.layout)
+    v_boxes = _view(v_ring, v_desc.dtype, [STAGES * HALVES * COPIES, COPIED, 64], v_desc.layout)
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    turn = program * 0
+    asked = turn
+    if PDL:
+        gdc_wait()
+    for number in range((ranks * lines * G + programs - 1) // programs):
+        line, group, token, query, _, length, tiles = _tile(
+            _place(number, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES, BLOCK_N
+        )
+        if tiles > 0:
+            mbarrier.wait(q_empty, (asked & 1) ^ 1)
+            mbarrier.expect(q_full, GROUPS * ROWS * D * 2)
+            for part in gl.static_range(GROUPS):
+                for half in gl.static_range(HALVES):
+                    spot = [token + query + part * QUERIES, group * GROUP, half * 64]
+                    _copy(q_desc, spot, q_full, q_boxes.index(part * HALVES + half))
+            asked += 1
+            p_blocks = p_table + line.to(gl.int64) * table_stride
+            for back in range(tiles):
+                first = (tiles - 1 - back) * BLOCK_N
+                # Keys take the place of those of STAGES turns before, whose values go with the turn that follows it.
+                stage = turn % STAGES
+                after = turn + 1
+                k_bar = k_full.index(stage)
+                v_bar = v_full.index(stage)
+                mbarrier.wait(done.index(stage), ((turn // STAGES) & 1) ^ 1)
+                mbarrier.expect(k_bar, BLOCK_N * D * 2)
+                for copy in gl.static_range(COPIES):
+                    key = first + copy * COPIED
+                    block = gl.load(p_blocks + key // BLOCK_SIZE, mask=key < length, other=0)
+                    row = block * k_block_rows + group * k_head_rows + key % BLOCK_SIZE
+                    for half in gl.static_range(HALVES):
+                        box = k_boxes.index((stage * HALVES + half) * COPIES + copy)
+                        _copy(k_desc, [row, half * 64], k_bar, box)
+                mbarrier.wait(done.index(after % STAGES), ((after // STAGES) & 1) ^ 1)
+                mbarrier.expect(v_bar, BLOCK_N * D * 2)
+                for copy in gl.static_range(COPIES):
+                    key = first + copy * COPIED
+                    block = gl.load(p_blocks + key // BLOCK_SIZE, mask=key < length, other=0)
+                    row = block * v_block_rows + group * v_head_rows + key % BLOCK_SIZE
+                    for half in gl.static_range(HALVES):
+                        box = v_boxes.index((stage * HALVES + half) * COPIES + copy)
+                        _copy(v_desc, [row, half * 64], v_bar, box)
+                turn += 1
+
+
+@gluon.jit
+def _weights(s, m, l, first, position, scale, softcap, BLOCK_N: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+             IS_MASKED: gl.constexpr):  # fmt: skip
+    """Weights of scores s [ROWS, BLOCK_N] of the keys from `first` on, new m and l, and what sums so far shrink by."""
+    if HAS_SOFTCAP:
+        # c·tanh(z) = c·(1 − 2 / (1 + e^2z))
+        s = softcap * LOG2E * (1.0 - 2.0 / (1.0 + gl.exp2(2.0 * LOG2E * scale / softcap * s)))
+        factor = 1.0
+    else:
+        factor = scale * LOG2E
+    if IS_MASKED:
+        key = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
+        s = gl.where(key[None, :] <= position[:, None], s, float("-inf"))
+    top = gl.maximum(m, gl.max(s, axis=1) * factor)
+    if IS_MASKED:
+        shift = gl.where(top == float("-inf"), 0.0, top)
+    else:
+        shift = top
+    weight = gl.exp2(s * factor - shift[:, None])
+    shrink = gl.exp2(m - shift)
+    return weight, top, l * shrink + gl.sum(weight, axis=1), shrink
+
+
+@gluon.jit
+def _score(q, k_ring, k_full, turn, s_layout: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
+    """Begins the product of q and the keys of a turn."""
+    stage = turn % STAGES
+    mbarrier.wait(k_full.index(stage), (turn // STAGES) & 1)
+    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
+    return warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _fold(
+    acc, m, l, weight, turn, q, k_ring, v_ring, k_full, v_full, done, first, position, scale, softcap,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, IS_MASKED: gl.constexpr,
+):  # fmt: skip
+    """Scores the keys of a turn while the weights of the turn before are multiplied with its values.
+
+    Weights are carried in float32: as halves they would take as many registers, and instructions to take apart.
+    """
+    s_layout: gl.constexpr = weight.type.layout
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    stage = turn % STAGES
+    before = (turn - 1) % STAGES
+    s = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+    mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
+    p = gl.convert_layout(weight.to(v_ring.dtype), p_layout)
+    acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
+    s = warpgroup_mma_wait(1, deps=[s])
+    weight, m, l, shrink = _weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, IS_MASKED)
+    # Passed at once, since it was waited for above: a border that keeps the exponentials before the products' end.
+    mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(done.index(stage), count=1)
+    shrink = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
+    acc = acc * shrink[:, None]
+    return acc, m, l, weight
+
+
+@gluon.jit
+def _multiply(
+    p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full, v_full, done,
+    scale, softcap, first_line, lines, ranks,
+    PART: gl.constexpr, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Group PART of the multiplying warps: its rows of each tile of queries, over all keys that they see."""
+    QUERIES: gl.constexpr = ROWS // WIDTH
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    flat: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    dtype: gl.constexpr = p_out.dtype.element_ty
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    turn = program * 0
+    asked = turn
+    if PDL:
+        gdc_wait()
+    # The next tile is looked up before the keys of this one.
+    _, group, token, query, count, length, tiles = _tile(
+        _place(0, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES, BLOCK_N
+    )
+    for number in range((ranks * lines * G + programs - 1) // programs):
+        _, next_group, next_token, next_query, next_count, next_length, next_tiles = _tile(
+            _place(number + 1, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES,
+            BLOCK_N,
+        )  # fmt: skip
+        acc = gl.zeros([ROWS, D], gl.float32, o_layout)
+        row = gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))
+        if HAS_SINKS:
+            own = group * GROUP + row % WIDTH
+            m = gl.load(p_sinks + own, mask=row % WIDTH < GROUP, other=0.0).to(gl.float32) * LOG2E
+            l = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, s_layout))
+        else:
+            m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
+            l = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, s_layout))
+        if tiles > 0:
+            past = gl.maximum(length - count, 0)
+            position = past + query + PART * QUERIES + row // WIDTH
+            # Tiles of keys that every query of the tile sees whole.
+            plain = gl.minimum((past + query + 1) // BLOCK_N, tiles - 1)
+            mbarrier.wait(q_full, asked & 1)
+            asked += 1
+            q = q_ring.index(PART).load(q_layout)
+            mbarrier.arrive(q_empty, count=1)
+            first = (tiles - 1) * BLOCK_N
+            s = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+            s = warpgroup_mma_wait(0, deps=[s])
+            mbarrier.arrive(done.index(turn % STAGES), count=1)
+            weight, m, l, _ = _weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, True)
+            if first + BLOCK_N > length:
+                # What stands past the context may be anything, and a weight of zero does not clear all of it.
+                stage = turn % STAGES
+                mbarrier.wait(v_full.index(stage), (turn // STAGES) & 1)
+                v = v_ring.index(stage).load(flat)
+                key = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, flat))
+                v_ring.index(stage).store(gl.where((key < length)[:, None], v, 0.0).to(dtype))
+                fence_async_shared()
+                _sync()
+            turn += 1
+            for back in range(tiles - 1 - plain):
+                acc, m, l, weight = _fold(
+                    acc, m, l, weight, turn, q, k_ring, v_ring, k_full, v_full, done, first - (back + 1) * BLOCK_N,
+                    position, scale, softcap, BLOCK_N, STAGES, HAS_SOFTCAP, True,
+                )  # fmt: skip
+                turn += 1
+            for _ in range(plain):
+                acc, m, l, weight = _fold(
+                    acc, m, l, weight, turn, q, k_ring, v_ring, k_full, v_full, done, 0,
+                    position, scale, softcap, BLOCK_N, STAGES, HAS_SOFTCAP, False,
+                )  # fmt: skip
+                turn += 1
+            before = (turn - 1) % STAGES
+            mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
+            p = gl.convert_layout(weight.to(dtype), p_layout)
+            acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+        if query >= 0:
+            share = gl.convert_layout(1.0 / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
+            y = gl.convert_layout((acc * share[:, None]).to(dtype), flat)
+            line_row = gl.arange(0, ROWS, gl.SliceLayout(1, flat))
+            channel = gl.arange(0, D, gl.SliceLayout(0, flat))
+            mine = query + PART * QUERIES + line_row // WIDTH
+            head = line_row % WIDTH
+            place = ((token + mine).to(gl.int64) * H + group * GROUP + head) * D
+            held = (mine < count) & (head < GROUP)
+            gl.store(p_out + place[:, None] + channel[None, :], y, mask=held[:, None])
+        group, token, query = next_group, next_token, next_query
+        count, length, tiles = next_count, next_length, next_tiles
+
+
+@gluon.jit(
+    do_not_specialize=["first_line", "lines", "ranks"],
+    do_not_specialize_on_alignment=["p_query_start", "p_context"],
+)
+def attend_kernel(
+    q_desc, k_desc, v_desc, p_table, p_query_start, p_context, p_sinks, p_out,
+    table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, scale, softcap, first_line, lines, ranks,
+    H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """A program's tiles of queries; `ranks` tiles at most a line. WIDTH: GROUP up to a power of two.
+
+    One program fills a multiprocessor: 240 registers for each thread that multiplies.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    dtype: gl.constexpr = q_desc.dtype
+    q_plain: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, D], dtype)
+    k_plain: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_N, D], dtype)
+    q_ring = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, D], q_plain)
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], k_plain)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], k_plain)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.init(q_empty, count=GROUPS)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(done.index(stage), count=GROUPS)
+    fence_async_shared()
+    _sync()
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
+                v_full, done, scale, softcap, first_line, lines, ranks,
+                0, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
+            )),
+            (_multiply, (
+                p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
+                v_full, done, scale, softcap, first_line, lines, ranks,
+                1, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
+            )),
+            (_read, (
+                q_desc, k_desc, v_desc, p_table, p_query_start, p_context, q_ring, k_ring, v_ring, q_full, q_empty,
+                k_full, v_full, done, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
+                first_line, lines, ranks, G, GROUP, WIDTH, D, BLOCK_SIZE, COPIED, BLOCK_N, STAGES, PDL,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether the kernel takes these: 16-bit, key and value of one width, whole rows in the caches."""
+    d = q.shape[-1]
+    if not group_products(q.device) or q.dtype == torch.float32 or d not in (64, 128) or v_cache.shape[-1] != d:
+        return False
+    whole = all(c.stride()[2:] == (d, 1) and c.stride(0) % d == 0 and c.stride(1) % d == 0 for c in (k_cache, v_cache))
+    return whole and q.shape[1] // k_cache.shape[1] <= ROWS.value
+
+
+def _rows(cache: torch.Tensor, copied: int) -> TensorDescriptor:
+    """A cache [N, G, block_size, D] as rows of D channels, fewer than 2³¹, read in boxes of `copied` rows and 64
+    channels."""
+    n, g, block_size, d = cache.shape
+    block, head = cache.stride()[:2]
+    rows = ((n - 1) * block + (g - 1) * head) // d + block_size
+    dtype = gl.bfloat16 if cache.dtype == torch.bfloat16 else gl.float16
+    layout = gl.NVMMASharedLayout.get_default_for([copied, 64], dtype)
+    return TensorDescriptor(cache, [rows, d], [d, 1], [copied, 64], layout)
+
+
+def attend_prompts(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    first_line: int,
+    num_lines: int,
+    max_query: int,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """`paged_attention` of `num_lines` lines from `first_line` on, of up to `max_query` queries, written into `out`.
+
+    No window, and what `suits` says of the rest.
+    """
+    _, h, d = q.shape
+    g, block_size = k_cache.shape[1:3]
+    group = h // g
+    width = triton.next_power_of_2(group)
+    queries = ROWS.value // width
+    copied = min(block_size, KEYS)
+    dtype = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
+    box = [queries, width, 64]
+    pdl = dependent_launch(q.device)
+    ranks = triton.cdiv(max_query, GROUPS.value * queries)
+    q_desc = TensorDescriptor(q, list(q.shape), list(q.stride()), box, gl.NVMMASharedLayout.get_default_for(box, dtype))
+    attend_kernel[(min(multiprocessors(q.device), ranks * num_lines * g),)](
+        q_desc, _rows(k_cache, copied), _rows(v_cache, copied), block_table, query_start, context_len,
+        sinks if sinks is not None else q, out, block_table.stride(0),
+        k_cache.stride(0) // d, k_cache.stride(1) // d, v_cache.stride(0) // d, v_cache.stride(1) // d,
+        scale, softcap if softcap is not None else 0.0, first_line, num_lines, ranks,
+        H=h, G=g, GROUP=group, WIDTH=width, D=d, BLOCK_SIZE=block_size, COPIED=copied,
+        BLOCK_N=KEYS, STAGES=STAGES, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
