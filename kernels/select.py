@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from kernels.hardware import allow_dependent_launch
+from kernels.linear.chosen import allow_chosen
 from kernels.registry import Choice, registry
 
 if TYPE_CHECKING:
@@ -33,10 +34,13 @@ else:
     Ops = SimpleNamespace
 
 
-def select(device: torch.device, choice: Choice = "auto", dependent_launch: bool = True) -> Ops:
+def select(
+    device: torch.device, choice: Choice = "auto", dependent_launch: bool = True, chosen_products: bool = True
+) -> Ops:
     """Ops for `device`: kernels on a GPU and references on CPU, unless `choice` says otherwise.
 
-    dependent_launch lets each kernel start while the one before it ends, on GPUs that can; it is one switch a process.
+    dependent_launch lets each kernel start while the one before it ends, on GPUs that can. chosen_products takes the
+    library algorithms that were measured to be faster than the library's own choice. Both are switches of the process.
 
     Raises ValueError when compiled kernels are asked for on a device that cannot run them.
     """
@@ -47,5 +51,6 @@ def select(device: torch.device, choice: Choice = "auto", dependent_launch: bool
             f"kernels='triton' needs a CUDA device and this engine runs on {device.type}: use kernels='reference'"
         )
     allow_dependent_launch(dependent_launch)
+    allow_chosen(chosen_products)
     bound = {op.name: op.kernel if choice == "triton" else op.reference for op in registry()}
     return cast(Ops, SimpleNamespace(**bound))

@@ -53,8 +53,8 @@ def build_runner(
             "another kind: leave it off"
         )
     watch = CompileWatch().install() if device.type == "cuda" else None
-    ops = select(device, config.runtime.kernels, config.runtime.dependent_launch)
     runtime = config.runtime
+    ops = select(device, runtime.kernels, runtime.dependent_launch, runtime.chosen_products)
     length = _max_model_len(config, model)
     build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention)
     decoder = Decoder(build)

@@ -2,8 +2,8 @@
 
 One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gluon kernel that streams the weight
 through shared memory (`stream`), elsewhere Triton tiles (`skinny`). Many rows: cuBLAS, with norm and activation as
-kernels of their own; on Hopper a Gluon kernel has the activation inside (`broad`) where its tiles fill the GPU. The
-borders and tiles were measured on an H200 by `perf.tune_linear`.
+kernels of their own, and with algorithms that were measured (`chosen`); on Hopper a Gluon kernel has the activation
+inside (`broad`) where its tiles fill the GPU. The borders and tiles were measured on an H200 by `perf.tune_linear`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton
 from kernels.gated_activation.kernel import gated_activation
 from kernels.hardware import bulk_copies, dependent_launch, multiprocessors
 from kernels.linear.broad import BroadTile, broad_filled, broad_fits, broad_linear
+from kernels.linear.chosen import chosen_product
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear, streams
 from kernels.rms_norm.kernel import rms_norm
@@ -159,9 +160,20 @@ def _library(
     residual: torch.Tensor | None,
     activation: str | None,
 ) -> torch.Tensor:
-    if residual is not None and bias is None:
-        return torch.addmm(residual, x, weight.t(), out=residual)
+    if bias is None:
+        y = _product(x, weight, residual)
+        return y if activation is None else gated_activation(y, activation)
     y = torch.nn.functional.linear(x, weight, bias)
     if activation is not None:
         return gated_activation(y, activation)
     return y if residual is None else residual + y
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """residual + x @ weightᵀ, in residual's place when there is one."""
+    y = chosen_product(x, weight, residual)
+    if y is not None:
+        return y
+    if residual is None:
+        return torch.nn.functional.linear(x, weight)
+    return torch.addmm(residual, x, weight.t(), out=residual)

@@ -1,0 +1,122 @@
+"""Products of many rows with algorithms of cublasLt that were measured to be faster than the library's own choice.
+
+`algorithms.json` names them by GPU, version of the library, sizes of the weight and rows of the step; `perf.tune_blas`
+writes it. Anything else, and whatever the library refuses, is left to torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from kernels.linear.blas import ALIGNMENT, Algorithm, Blas, Plan, Product, Refused
+
+log = logging.getLogger(__name__)
+
+TABLE = Path(__file__).with_name("algorithms.json")
+# Steps of few tokens are padded to sizes that are in the table, those of many have any size: from here on they take the
+# next size's. With 6,000 rows that was faster than torch's choice; at 3,000, with the algorithms of 4,096, it was not.
+LONG_ROWS = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What was measured on one kind of GPU with one version of the library.
+
+    algorithms: (outputs, inputs) → rows → the fastest, or None where torch's is as fast.
+    """
+
+    gpu: str
+    version: int
+    algorithms: dict[tuple[int, int], dict[int, Algorithm | None]]
+
+    @classmethod
+    def read(cls, path: Path) -> Table:
+        """Raises ValueError when the file is no such table."""
+        held = json.loads(path.read_text())
+        made = {}
+        for sizes, by_rows in held["products"].items():
+            outputs, inputs = map(int, sizes.split("x"))
+            made[outputs, inputs] = {int(n): None if a is None else Algorithm(*a) for n, a in by_rows.items()}
+        return cls(held["gpu"], held["version"], made)
+
+    def find(self, outputs: int, inputs: int, rows: int) -> Algorithm | None:
+        """What these sizes take; long products take what the next number of rows that was measured takes."""
+        by_rows = self.algorithms.get((outputs, inputs), {})
+        if rows >= LONG_ROWS:
+            rows = min((n for n in by_rows if n >= rows), default=rows)
+        return by_rows.get(rows)
+
+
+class _Switch:
+    """The switch of the process; see `allow_chosen`."""
+
+    allowed = True
+
+
+def allow_chosen(allowed: bool) -> None:
+    """Take the algorithms of the table, or leave every product of many rows to torch. For the process."""
+    _Switch.allowed = allowed
+    _plan.cache_clear()
+
+
+def chosen_product(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor | None:
+    """residual + x @ weightᵀ in residual's place, or in a new one; None when this product is not in the table."""
+    if x.dtype != torch.bfloat16:
+        return None
+    (rows, inputs), outputs = x.shape, len(weight)
+    found = _plan(x.device, Product(rows, inputs, outputs, stride=x.stride(0)))
+    if found is None or not _as_measured(x, weight, residual):
+        return None
+    library, plan = found
+    y = x.new_empty((rows, outputs)) if residual is None else residual
+    library.multiply(plan, x, weight, residual, y)
+    return y
+
+
+def _as_measured(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    """Whether operands are aligned and laid out as the algorithms need them."""
+    if x.stride(1) != 1 or (x.stride(0) * x.itemsize) % ALIGNMENT or not weight.is_contiguous():
+        return False
+    held = (x, weight) if residual is None else (x, weight, residual)
+    return all(t.data_ptr() % ALIGNMENT == 0 for t in held) and (residual is None or residual.is_contiguous())
+
+
+@lru_cache(maxsize=1)
+def _table() -> Table:
+    return Table.read(TABLE)
+
+
+@lru_cache(maxsize=8)
+def _library(device: torch.device) -> Blas | None:
+    """The library on a GPU of the kind that the table was measured on, else None."""
+    table = _table()
+    if device.type != "cuda" or torch.cuda.get_device_name(device) != table.gpu:
+        return None
+    try:
+        library = Blas(device)
+    except (OSError, AttributeError, RuntimeError) as problem:
+        log.info("products of many rows are torch's: cublasLt is not to be had (%s)", problem)
+        return None
+    if library.version != table.version:
+        log.info("products of many rows are torch's: cublasLt %d, measured was %d", library.version, table.version)
+        return None
+    return library
+
+
+@lru_cache(maxsize=4096)
+def _plan(device: torch.device, product: Product) -> tuple[Blas, Plan] | None:
+    library = _library(device) if _Switch.allowed else None
+    algorithm = _table().find(product.outputs, product.inputs, product.rows)
+    if library is None or algorithm is None:
+        return None
+    try:
+        return library, library.plan(product, algorithm)
+    except Refused as problem:
+        log.info("a product of many rows is torch's: %s", problem)
+        return None

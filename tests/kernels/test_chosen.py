@@ -1,0 +1,214 @@
+"""Algorithms of the table are taken where they were measured, right, and left to torch everywhere else.
+
+On a GPU of the table's kind every algorithm runs; elsewhere a stand-in for the library shows which products reach it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.linear import chosen
+from kernels.linear.blas import REDUCE_IN_FLOAT, Algorithm, Product, Refused
+from kernels.linear.chosen import TABLE, Table, allow_chosen, chosen_product
+from kernels.testing import TOLERANCES, assert_close, randn, seeded
+
+ROWS, INPUTS, OUTPUTS = 24, 64, 48
+
+
+class StandIn:
+    """Multiplies by torch and notes that it was asked to."""
+
+    version = 7
+
+    def __init__(self) -> None:
+        self.launched: list[Algorithm] = []
+        self.refuses = False
+
+    def plan(self, product: Product, algorithm: Algorithm) -> SimpleNamespace:
+        if self.refuses:
+            raise Refused(f"{algorithm} for {product}")
+        return SimpleNamespace(algorithm=algorithm)
+
+    def multiply(self, plan: Any, x: torch.Tensor, weight: torch.Tensor, residual: Any, y: torch.Tensor) -> None:
+        self.launched.append(plan.algorithm)
+        y.copy_(x @ weight.t() if residual is None else residual + x @ weight.t())
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """What is remembered of tables and libraries is forgotten before and after."""
+
+    def forget() -> None:
+        for remembered in (chosen._table, chosen._library, chosen._plan):
+            remembered.cache_clear()
+        allow_chosen(True)
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def library(fresh: None, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    made, table = StandIn(), Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}})
+    monkeypatch.setattr(chosen, "_library", lambda device: made)
+    monkeypatch.setattr(chosen, "_table", lambda: table)
+    return made
+
+
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def operands(device: torch.device, rows: int = ROWS, inputs: int = INPUTS, outputs: int = OUTPUTS) -> Operands:
+    generator = seeded(device)
+
+    def make(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return randn(generator, device, torch.bfloat16, *shape, scale=scale)
+
+    return make(rows, inputs), make(outputs, inputs, scale=inputs**-0.5), make(rows, outputs)
+
+
+def expected(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    y = x.float() @ weight.float().t()
+    return (y if residual is None else y + residual.float()).bfloat16()
+
+
+def test_a_product_of_the_table_takes_its_algorithm(library: StandIn, device: torch.device) -> None:
+    x, weight, residual = operands(device)
+    y = chosen_product(x, weight, None)
+    assert y is not None
+    assert_close("product", y, expected(x, weight, None), TOLERANCES[torch.bfloat16])
+    want = expected(x, weight, residual)
+    summed = chosen_product(x, weight, residual)
+    assert summed is residual, "the sum stands in the residual's place"
+    assert_close("sum", summed, want, TOLERANCES[torch.bfloat16])
+    assert library.launched == [Algorithm(66, 20)] * 2
+
+
+Change = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda x, w, r: (x[:-1], w, r[:-1]), id="a row less"),
+        pytest.param(lambda x, w, r: (x, w[:-8], r[:, :-8].contiguous()), id="other outputs"),
+        pytest.param(lambda x, w, r: (x.half(), w.half(), r.half()), id="another type"),
+        pytest.param(lambda x, w, r: (x.t().contiguous().t(), w, r), id="columns side by side"),
+        pytest.param(lambda x, w, r: (torch.cat((x, x[:, :3]), 1)[:, :INPUTS], w, r), id="rows off their alignment"),
+        pytest.param(lambda x, w, r: (x, w, torch.cat((r, r), 1)[:, :OUTPUTS]), id="a residual of strided rows"),
+    ],
+)
+def test_other_products_are_left_to_torch(change: Change, library: StandIn, device: torch.device) -> None:
+    assert chosen_product(*change(*operands(device))) is None
+    assert library.launched == []
+
+
+def test_the_switch_leaves_all_products_to_torch(library: StandIn, device: torch.device) -> None:
+    x, weight, _ = operands(device)
+    allow_chosen(False)
+    assert chosen_product(x, weight, None) is None
+    allow_chosen(True)
+    assert chosen_product(x, weight, None) is not None
+
+
+def test_what_the_library_refuses_is_left_to_torch(
+    library: StandIn, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, weight, _ = operands(device)
+    library.refuses = True
+    with caplog.at_level(logging.INFO):
+        assert chosen_product(x, weight, None) is None
+        assert chosen_product(x, weight, None) is None
+    assert len(caplog.records) == 1, "said once, not at every step"
+
+
+@pytest.mark.parametrize("found", [("another GPU", 7), ("a GPU", 8), ("a GPU", None)])
+def test_another_gpu_or_library_takes_nothing_of_the_table(
+    found: tuple[str, int | None], fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, version = found
+
+    def make(device: torch.device) -> SimpleNamespace:
+        if version is None:
+            raise OSError("libcublasLt.so: cannot open shared object file")
+        return SimpleNamespace(version=version)
+
+    monkeypatch.setattr(chosen, "_table", lambda: Table("a GPU", 7, {}))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    monkeypatch.setattr(chosen, "Blas", make)
+    assert chosen._library(torch.device("cuda", 0)) is None
+
+
+def test_the_linear_op_gives_the_same_with_a_chosen_algorithm(library: StandIn, device: torch.device) -> None:
+    from kernels.linear import kernel, reference
+
+    for activation, summed in (("silu", False), (None, True), (None, False)):
+        x, weight, residual = operands(device)
+        given = {"activation": activation, "residual": residual if summed else None}
+        want = reference.linear(x, weight, **given)
+        got = kernel._library(x, weight, None, residual.clone() if summed else None, activation)
+        assert_close(f"{activation}, {summed}", got, want, TOLERANCES[torch.bfloat16])
+    assert len(library.launched) == 3
+
+
+def test_long_products_take_what_the_next_measured_size_takes() -> None:
+    one, other = Algorithm(66, 20), Algorithm(66, 23)
+    table = Table("a GPU", 7, {(48, 64): {1024: one, 2048: None, 4096: one, 8192: other}})
+    sizes = (1000, 1024, 2048, 3000, 4096, 5000, 5999, 6000, 8191, 8192, 8193)
+    taken = {rows: table.find(48, 64, rows) for rows in sizes}
+    assert [rows for rows, algorithm in taken.items() if algorithm == one] == [1024, 4096]
+    assert [rows for rows, algorithm in taken.items() if algorithm == other] == [6000, 8191, 8192]
+    assert table.find(64, 48, 1024) is None
+
+
+def entries() -> Iterator[tuple[int, int, int, Algorithm]]:
+    for (outputs, inputs), by_rows in Table.read(TABLE).algorithms.items():
+        for rows, algorithm in by_rows.items():
+            if algorithm is not None:
+                yield outputs, inputs, rows, algorithm
+
+
+def test_algorithms_of_the_table_add_up_in_float32() -> None:
+    assert list(entries())
+    for outputs, inputs, rows, algorithm in entries():
+        assert rows > 64
+        assert outputs % 8 == inputs % 8 == 0
+        assert algorithm.reduction == (REDUCE_IN_FLOAT if algorithm.split > 1 else 0)
+
+
+def test_every_algorithm_of_the_table_is_right_and_gives_its_bits_again(fresh: None, device: torch.device) -> None:
+    """All of them where the table was measured; on any other machine none is taken."""
+    taken = 0
+    for outputs, inputs, rows, _ in entries():
+        if chosen._plan(device, Product(rows, inputs, outputs, stride=inputs)) is None:
+            continue
+        x, weight, residual = operands(device, rows, inputs, outputs)
+        for start in (None, residual):
+            want = expected(x, weight, start)
+            once, again = (chosen_product(x, weight, None if start is None else start.clone()) for _ in range(2))
+            assert once is not None
+            assert again is not None
+            name = f"{outputs}x{inputs}, {rows} rows"
+            assert_close(name, once, want, TOLERANCES[torch.bfloat16])
+            assert torch.equal(once, again), f"{name}: other bits in another run"
+        taken += 1
+    measured = chosen._library(device) is not None
+    assert taken == (len(list(entries())) if measured else 0)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    from perf.tune_blas import write_table
+
+    path = tmp_path / "algorithms.json"
+    numbers = [66, 20, 35, 3, 0, 1, 0, 0, 1]
+    record = {"outputs": OUTPUTS, "inputs": INPUTS, "best": numbers, "torch_us": 10.0}
+    write_table(path, "a GPU", 7, [{**record, "rows": 256, "best_us": 9.0}, {**record, "rows": 128, "best_us": 9.99}])
+    assert Table.read(path) == Table("a GPU", 7, {(OUTPUTS, INPUTS): {128: None, 256: Algorithm(*numbers)}})
