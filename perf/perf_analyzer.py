@@ -76,9 +76,9 @@ def run(
                 command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, capture_output=True, text=True
             )
             if done.returncode != 0 or not (folder / "export.json").is_file():
-                raise PerfAnalyzerError(
-                    f"perf_analyzer ended with status {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-                )
+                # what is wrong stands before the usage, which is long
+                said = f"{done.stdout[:1500]}\n{done.stderr[:1500]}"
+                raise PerfAnalyzerError(f"perf_analyzer ended with status {done.returncode}:\n{said}")
             try:
                 export = json.loads((folder / "export.json").read_text())
             except ValueError as error:

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, help="folder to write the pictures of the documentation to")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # as long as Playwright runs, no other test of this process may run an event loop
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed (apt-get install chromium, as root): the page was not opened")
