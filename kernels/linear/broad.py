@@ -26,9 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
-from kernels.linear.stream import _activate, _copy, _descriptor, _sync, streams
-
-_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+from kernels.hopper import boxes, load_box, store_box, sync
+from kernels.linear.stream import _activate, streams
 
 # A tile: rows (64 of each warpgroup), outputs, inputs of a slice.
 ROWS, OUTPUTS, INPUTS = 128, 128, 64
@@ -66,10 +65,10 @@ def _feed(x_desc, w_desc, x_ring, w_ring, full, empty, row_tiles, column_tiles, 
             bar = full.index(stage)
             mbarrier.expect(bar, BYTES)
             for team in gl.static_range(TEAMS):
-                _copy(x_desc, [(row * TEAMS + team) * 64, slice_ * BK], bar, x_ring.index(stage * TEAMS + team))
+                load_box(x_desc, [(row * TEAMS + team) * 64, slice_ * BK], bar, x_ring.index(stage * TEAMS + team))
             w = w_ring.index(stage)
-            _copy(w_desc, [column * BN, slice_ * BK], bar, w.slice(0, BN))
-            _copy(w_desc, [N + column * BN, slice_ * BK], bar, w.slice(BN, BN))
+            load_box(w_desc, [column * BN, slice_ * BK], bar, w.slice(0, BN))
+            load_box(w_desc, [N + column * BN, slice_ * BK], bar, w.slice(BN, BN))
             stage += 1
             phase = gl.where(stage == STAGES, phase ^ 1, phase)
             stage = gl.where(stage == STAGES, 0, stage)
@@ -105,11 +104,11 @@ def _multiply(y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles,
         row, column = _place(tile, row_tiles, column_tiles, BAND)
         # the copy engine has read the tile before
         tma.store_wait(0)
-        _sync()
+        sync()
         place.store(y)
         fence_async_shared()
-        _sync()
-        _store(y_desc, [(row * TEAMS + TEAM) * 64, column * BN], place)
+        sync()
+        store_box(y_desc, [(row * TEAMS + TEAM) * 64, column * BN], place)
     tma.store_wait(0)
 
 
@@ -173,7 +172,7 @@ def broad_linear(x: torch.Tensor, weight: torch.Tensor, activation: str, tile: B
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = triton.cdiv(m, ROWS), triton.cdiv(n, OUTPUTS)
     broad_kernel[(min(multiprocessors(x.device), row_tiles * column_tiles),)](
-        _descriptor(x, 64, INPUTS), _descriptor(weight, OUTPUTS, INPUTS), _descriptor(y, 64, OUTPUTS),
+        boxes(x, 64, INPUTS), boxes(weight, OUTPUTS, INPUTS), boxes(y, 64, OUTPUTS),
         n, row_tiles, column_tiles, triton.cdiv(k, INPUTS),
         BN=OUTPUTS, BK=INPUTS, TEAMS=ROWS // 64, STAGES=tile.stages, BAND=tile.band, ACT=activation, PDL=pdl,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,

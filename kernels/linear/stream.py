@@ -13,7 +13,6 @@ of them to finish, in the order of the inputs, so the result does not depend on 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
@@ -22,18 +21,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
-
-# Names that changed after triton 3.6.
-_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_sync = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+from kernels.hopper import boxes, load_box, sync
 
 
 @gluon.jit
@@ -64,10 +58,10 @@ def _ask_weight(w_desc, bars, w_ring, stage, tile, slice_, up_row, live, BYTES: 
     bar = bars.index(stage)
     mbarrier.expect(bar, BYTES, pred=live)
     if GATED:
-        _copy(w_desc, [tile * BN, slice_ * BK], bar, w_ring.index(2 * stage), pred=live)
-        _copy(w_desc, [up_row + tile * BN, slice_ * BK], bar, w_ring.index(2 * stage + 1), pred=live)
+        load_box(w_desc, [tile * BN, slice_ * BK], bar, w_ring.index(2 * stage), pred=live)
+        load_box(w_desc, [up_row + tile * BN, slice_ * BK], bar, w_ring.index(2 * stage + 1), pred=live)
     else:
-        _copy(w_desc, [tile * BN, slice_ * BK], bar, w_ring.index(stage), pred=live)
+        load_box(w_desc, [tile * BN, slice_ * BK], bar, w_ring.index(stage), pred=live)
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -118,7 +112,7 @@ def stream_kernel(
     if PDL:
         gdc_wait()
     for place in gl.static_range(STAGES):
-        _copy(x_desc, [0, x_slice * BK], bars.index(place), x_ring.index(place), pred=first + place < stop)
+        load_box(x_desc, [0, x_slice * BK], bars.index(place), x_ring.index(place), pred=first + place < stop)
         x_slice += 1
         x_slice = gl.where(x_slice == slices, 0, x_slice)
 
@@ -139,10 +133,10 @@ def stream_kernel(
             else:
                 token = warpgroup_mma(w_ring.index(stage), x, acc, is_async=True)
                 acc = warpgroup_mma_wait(0, deps=[token])
-            _sync()
+            sync()
             more = first + turn + STAGES < stop
             _ask_weight(w_desc, bars, w_ring, stage, ask_tile, ask_slice, N, more, BYTES, BN, BK, GATED)
-            _copy(x_desc, [0, ask_slice * BK], bars.index(stage), x_ring.index(stage), pred=more)
+            load_box(x_desc, [0, ask_slice * BK], bars.index(stage), x_ring.index(stage), pred=more)
             ask_slice += 1
             ask_tile = gl.where(ask_slice == slices, ask_tile + 1, ask_tile)
             ask_slice = gl.where(ask_slice == slices, 0, ask_slice)
@@ -167,7 +161,7 @@ def stream_kernel(
                 gl.store(mine + BN * BM + cell, acc_up)
             one = _owner(tile * slices, units, programs)
             other = _owner((tile + 1) * slices - 1, units, programs)
-            _sync()
+            sync()
             last = gl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == other - one
             if last:
                 acc = gl.zeros((BN, BM), gl.float32, mma)
@@ -225,18 +219,6 @@ def streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-@lru_cache(maxsize=64)
-def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a box lies in shared memory. Eager steps make three of them a launch."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
-
-
-def _descriptor(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """What the copy engine knows of a matrix that it reads in boxes; places outside of it read as zero."""
-    layout = _layout(rows, columns, matrix.dtype)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
-
-
 def stream_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
     activation: str | None, tile: StreamTile, counts: torch.Tensor, pdl: bool,
@@ -253,7 +235,7 @@ def stream_linear(
     cells = 2 * programs * wide * tile.outputs * tile.rows
     parts = torch.empty(cells, dtype=torch.float32, device=x.device) if shared else y
     stream_kernel[(programs,)](
-        _descriptor(x, tile.rows, tile.inputs), _descriptor(weight, tile.outputs, tile.inputs),
+        boxes(x, tile.rows, tile.inputs), boxes(weight, tile.outputs, tile.inputs),
         bias, residual, y, parts, counts,
         m, n, k, y.stride(0), residual.stride(0) if residual is not None else 0,
         BM=tile.rows, BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages, SHARED=shared,

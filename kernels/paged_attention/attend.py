@@ -16,6 +16,28 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def fair_share(
+    p_context, num_lines, window, programs, G: tl.constexpr, BLOCK_B: tl.constexpr, HAS_WINDOW: tl.constexpr
+):
+    """Keys that each of `programs` programs reads when all keys of the single lines are dealt out evenly."""
+    lines = tl.arange(0, BLOCK_B)
+    read = tl.load(p_context + lines, mask=lines < num_lines, other=0)
+    if HAS_WINDOW:
+        read = tl.minimum(read, window)
+    return tl.sum(read, axis=0) * G // programs
+
+
+@triton.jit
+def even_shares(chunk, share, BLOCK_N: tl.constexpr):
+    """Keys of a share in whole tiles, and how many shares: as many as it takes of `share` keys, none much smaller than
+    the others."""
+    share = (share + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    active = (chunk + share - 1) // share
+    share = ((chunk + active - 1) // active + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    return share, (chunk + share - 1) // share
+
+
+@triton.jit
 def _keys(
     acc,
     m,
@@ -267,16 +289,8 @@ def attend(
     if SPLITS > 1:
         share = (chunk + splits - 1) // splits
         if IS_SINGLE:
-            lines = tl.arange(0, BLOCK_B)
-            read = tl.load(p_context + lines, mask=lines < num_lines, other=0)
-            if HAS_WINDOW:
-                read = tl.minimum(read, window)
-            share = tl.maximum(share, tl.sum(read, axis=0) * G // programs)
-        share = (tl.maximum(share, least) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-        active = (chunk + share - 1) // share
-        # as many shares, but none much smaller than the others
-        share = ((chunk + active - 1) // active + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-        active = (chunk + share - 1) // share
+            share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
+        share, active = even_shares(chunk, tl.maximum(share, least), BLOCK_N)
         if i_split >= active:
             return
         chunk = share

@@ -17,14 +17,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch, group_products, multiprocessors
+from kernels.hopper import boxes, load_box, sync, view
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # Rows that a group of four warps multiplies, and such groups.
@@ -33,12 +32,6 @@ GROUPS = gl.constexpr(2)
 # Keys a tile, and tiles that shared memory holds of keys and of values. On an H200 tiles of 128 keys cost fewer
 # instructions a key, and more time.
 KEYS, STAGES = 64, 4
-
-# Names that changed after triton 3.6.
-_copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_sync = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-_memory = gl.shared_memory_descriptor
-_view = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
 
 
 @gluon.jit
@@ -73,6 +66,20 @@ def _tile(number, lines, first_line, p_query_start, p_context, G: gl.constexpr, 
 
 
 @gluon.jit
+def _read_tile(
+    desc, ring, bar, p_blocks, stage, first, length, block_rows, head_row,
+    HALVES: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, COPIES: gl.constexpr,
+):  # fmt: skip
+    """Asks for the tile of keys, or of values, from `first` on, piece by piece as blocks hold it."""
+    for copy in gl.static_range(COPIES):
+        key = first + copy * COPIED
+        block = gl.load(p_blocks + key // BLOCK_SIZE, mask=key < length, other=0)
+        row = block * block_rows + head_row + key % BLOCK_SIZE
+        for half in gl.static_range(HALVES):
+            load_box(desc, [row, half * 64], bar, ring.index((stage * HALVES + half) * COPIES + copy))
+
+
+@gluon.jit
 def _read(
     q_desc, k_desc, v_desc, p_table, p_query_start, p_context, q_ring, k_ring, v_ring, q_full, q_empty,
     k_full, v_full, done, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
@@ -84,9 +91,9 @@ def _read(
     QUERIES: gl.constexpr = ROWS // WIDTH
     HALVES: gl.constexpr = D // 64
     COPIES: gl.constexpr = BLOCK_N // COPIED
-    q_boxes = _view(q_ring, q_desc.dtype, [GROUPS * HALVES, QUERIES, WIDTH, 64], q_desc.layout)
-    k_boxes = _view(k_ring, k_desc.dtype, [STAGES * HALVES * COPIES, COPIED, 64], k_desc.layout)
-    v_boxes = _view(v_ring, v_desc.dtype, [STAGES * HALVES * COPIES, COPIED, 64], v_desc.layout)
+    q_boxes = view(q_ring, q_desc.dtype, [GROUPS * HALVES, QUERIES, WIDTH, 64], q_desc.layout)
+    k_boxes = view(k_ring, k_desc.dtype, [STAGES * HALVES * COPIES, COPIED, 64], k_desc.layout)
+    v_boxes = view(v_ring, v_desc.dtype, [STAGES * HALVES * COPIES, COPIED, 64], v_desc.layout)
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     turn = program * 0
@@ -103,7 +110,7 @@ def _read(
             for part in gl.static_range(GROUPS):
                 for half in gl.static_range(HALVES):
                     spot = [token + query + part * QUERIES, group * GROUP, half * 64]
-                    _copy(q_desc, spot, q_full, q_boxes.index(part * HALVES + half))
+                    load_box(q_desc, spot, q_full, q_boxes.index(part * HALVES + half))
             asked += 1
             p_blocks = p_table + line.to(gl.int64) * table_stride
             for back in range(tiles):
@@ -115,22 +122,16 @@ def _read(
                 v_bar = v_full.index(stage)
                 mbarrier.wait(done.index(stage), ((turn // STAGES) & 1) ^ 1)
                 mbarrier.expect(k_bar, BLOCK_N * D * 2)
-                for copy in gl.static_range(COPIES):
-                    key = first + copy * COPIED
-                    block = gl.load(p_blocks + key // BLOCK_SIZE, mask=key < length, other=0)
-                    row = block * k_block_rows + group * k_head_rows + key % BLOCK_SIZE
-                    for half in gl.static_range(HALVES):
-                        box = k_boxes.index((stage * HALVES + half) * COPIES + copy)
-                        _copy(k_desc, [row, half * 64], k_bar, box)
+                _read_tile(
+                    k_desc, k_boxes, k_bar, p_blocks, stage, first, length, k_block_rows, group * k_head_rows,
+                    HALVES, BLOCK_SIZE, COPIED, COPIES,
+                )  # fmt: skip
                 mbarrier.wait(done.index(after % STAGES), ((after // STAGES) & 1) ^ 1)
                 mbarrier.expect(v_bar, BLOCK_N * D * 2)
-                for copy in gl.static_range(COPIES):
-                    key = first + copy * COPIED
-                    block = gl.load(p_blocks + key // BLOCK_SIZE, mask=key < length, other=0)
-                    row = block * v_block_rows + group * v_head_rows + key % BLOCK_SIZE
-                    for half in gl.static_range(HALVES):
-                        box = v_boxes.index((stage * HALVES + half) * COPIES + copy)
-                        _copy(v_desc, [row, half * 64], v_bar, box)
+                _read_tile(
+                    v_desc, v_boxes, v_bar, p_blocks, stage, first, length, v_block_rows, group * v_head_rows,
+                    HALVES, BLOCK_SIZE, COPIED, COPIES,
+                )  # fmt: skip
                 turn += 1
 
 
@@ -256,7 +257,7 @@ def _multiply(
                 key = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, flat))
                 v_ring.index(stage).store(gl.where((key < length)[:, None], v, 0.0).to(dtype))
                 fence_async_shared()
-                _sync()
+                sync()
             turn += 1
             for back in range(tiles - 1 - plain):
                 acc, m, l, weight = _fold(
@@ -324,7 +325,7 @@ def attend_kernel(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(done.index(stage), count=GROUPS)
     fence_async_shared()
-    _sync()
+    sync()
     gl.warp_specialize(
         [
             (_multiply, (
@@ -357,15 +358,11 @@ def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool
     return whole and q.shape[1] // k_cache.shape[1] <= ROWS.value
 
 
-def _rows(cache: torch.Tensor, copied: int) -> TensorDescriptor:
-    """A cache [N, G, block_size, D] as rows of D channels, fewer than 2³¹, read in boxes of `copied` rows and 64
-    channels."""
+def _rows(cache: torch.Tensor) -> torch.Tensor:
+    """A cache [N, G, block_size, D] as rows of D channels, fewer than 2³¹, wherever its blocks and heads lie."""
     n, g, block_size, d = cache.shape
     block, head = cache.stride()[:2]
-    rows = ((n - 1) * block + (g - 1) * head) // d + block_size
-    dtype = gl.bfloat16 if cache.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([copied, 64], dtype)
-    return TensorDescriptor(cache, [rows, d], [d, 1], [copied, 64], layout)
+    return cache.as_strided((((n - 1) * block + (g - 1) * head) // d + block_size, d), (d, 1))
 
 
 def attend_prompts(
@@ -393,13 +390,11 @@ def attend_prompts(
     width = triton.next_power_of_2(group)
     queries = ROWS.value // width
     copied = min(block_size, KEYS)
-    dtype = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
-    box = [queries, width, 64]
     pdl = dependent_launch(q.device)
     ranks = triton.cdiv(max_query, GROUPS.value * queries)
-    q_desc = TensorDescriptor(q, list(q.shape), list(q.stride()), box, gl.NVMMASharedLayout.get_default_for(box, dtype))
     attend_kernel[(min(multiprocessors(q.device), ranks * num_lines * g),)](
-        q_desc, _rows(k_cache, copied), _rows(v_cache, copied), block_table, query_start, context_len,
+        boxes(q, queries, width, 64), boxes(_rows(k_cache), copied, 64), boxes(_rows(v_cache), copied, 64),
+        block_table, query_start, context_len,
         sinks if sinks is not None else q, out, block_table.stride(0),
         k_cache.stride(0) // d, k_cache.stride(1) // d, v_cache.stride(0) // d, v_cache.stride(1) // d,
         scale, softcap if softcap is not None else 0.0, first_line, num_lines, ranks,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.paged_attention.attend import LOG2E, merge_splits
+from kernels.paged_attention.attend import LOG2E, even_shares, fair_share, merge_splits
 
 
 @triton.jit
@@ -123,16 +123,8 @@ def attend_single(
     active = 1
     if SPLITS > 1:
         share = (chunk + splits - 1) // splits
-        lines = tl.arange(0, BLOCK_B)
-        read = tl.load(p_context + lines, mask=lines < num_lines, other=0)
-        if HAS_WINDOW:
-            read = tl.minimum(read, window)
-        share = tl.maximum(share, tl.sum(read, axis=0) * G // programs)
-        share = (tl.maximum(share, least) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-        active = (chunk + share - 1) // share
-        # as many shares, but none much smaller than the others
-        share = ((chunk + active - 1) // active + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-        active = (chunk + share - 1) // share
+        share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
+        share, active = even_shares(chunk, tl.maximum(share, least), BLOCK_N)
         if i_split >= active:
             return
         chunk = share

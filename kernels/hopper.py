@@ -1,0 +1,28 @@
+"""What Gluon kernels on Hopper share: names that changed after triton 3.6, and boxes of the bulk copy engine (TMA)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+load_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+store_box = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+sync = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+_memory = gl.shared_memory_descriptor
+view = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
+
+
+@lru_cache(maxsize=64)
+def _layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    """How a box lies in shared memory. Eager steps ask for three of them a launch."""
+    return gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
+
+
+def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
+    """What the copy engine knows of a tensor, of 16-bit values, that it reads or writes in boxes; places outside of it
+    read as zero and are not written."""
+    return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box), _layout(box, source.dtype))
