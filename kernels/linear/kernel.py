@@ -12,7 +12,7 @@ import torch
 import triton
 
 from kernels.gated_activation.kernel import gated_activation
-from kernels.hardware import bulk_copies, dependent_launch, multiprocessors
+from kernels.hardware import dependent_launch, group_products, multiprocessors
 from kernels.linear.broad import BroadTile, broad_filled, broad_fits, broad_linear
 from kernels.linear.chosen import chosen_product
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
@@ -63,10 +63,10 @@ def linear(
         return tile_linear(
             x, weight, bias, None, eps, offset, residual, activation, _invariant_tile(rows, n, activation), pdl=False
         )
-    if 1 < rows <= STREAM_ROWS and bulk_copies(x.device) and streams(x, weight):
+    if 1 < rows <= STREAM_ROWS and group_products(x.device) and streams(x, weight):
         stream = stream_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
         return stream_linear(x, weight, bias, residual, activation, stream, counters(x.device), pdl)
-    if activation is not None and rows > STREAM_ROWS and bulk_copies(x.device) and broad_fits(x, weight, bias):
+    if activation is not None and rows > STREAM_ROWS and group_products(x.device) and broad_fits(x, weight, bias):
         broad = broad_tile(rows, n, weight.shape[1], multiprocessors(x.device))
         if broad is not None:
             return broad_linear(x, weight, activation, broad, pdl)

@@ -51,7 +51,7 @@ triton.knobs.compilation.listener = lambda *, src, **_: compiled.append(src.name
 with (
     Compiler(1, None) as compiler,
     compiler.only(),
-    mock.patch.multiple(kernel, bulk_copies=lambda device: True, multiprocessors=lambda device: 132),
+    mock.patch.multiple(kernel, group_products=lambda device: True, multiprocessors=lambda device: 132),
     mock.patch.object(broad, "multiprocessors", lambda device: 132),
 ):
     for rows in (2048, 2049, 2064, 3000):

@@ -91,6 +91,7 @@ def main() -> None:
     kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
     kernels.hardware.bulk_copies = lambda device: True  # type: ignore[assignment]
+    kernels.hardware.group_products = lambda device: True  # type: ignore[assignment]
     heard: list[tuple[str, bool]] = []
     triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: heard.append((src.name, cache_hit))
     seen: set[int] = set()
