@@ -1,6 +1,6 @@
 """Results of `perf.suite` as a table and as plots: ours beside a peer's.
 
-    python -m perf.report perf/results/h200/nereid-qwen3-4b.jsonl perf/results/h200/vllm-qwen3-4b-ecb7fbd.jsonl [--png FILE]
+    python -m perf.report OURS.jsonl PEER.jsonl [--png FILE]          of perf/results/h200, for example
 
 The table has a line a row and a column a file. The plots need matplotlib: throughput of the closed-loop rows against
 time to first token and against the 99th percentile of the gaps between tokens.
