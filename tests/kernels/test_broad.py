@@ -5,32 +5,21 @@ Its results are held by the cases of `linear` on a GPU (tests/kernels/test_ops.p
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.compiled import SHARED_BYTES, run
+
 COMPILE = """
-from triton.backends.compiler import GPUTarget
-from triton.compiler import compile
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 from kernels.linear.broad import INPUTS, OUTPUTS, REGISTERS, broad_kernel
+from tests.compiled import box, for_hopper
 
-def box(height, width):
-    layout = gl.NVMMASharedLayout.get_default_for([height, width], gl.bfloat16)
-    return f"tensordesc<bf16[{height}, {width}],{layout!r}>"
-
-names = broad_kernel.arg_names
 constants = {"BN": OUTPUTS, "BK": INPUTS, "TEAMS": 2, "STAGES": 4, "BAND": 16, "ACT": "silu", "PDL": True}
 kinds = {"x_desc": box(64, INPUTS), "w_desc": box(OUTPUTS, INPUTS), "y_desc": box(64, OUTPUTS)}
-signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names}
-source = GluonASTSource(broad_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
-made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": REGISTERS})
+made = for_hopper(broad_kernel, constants, lambda name: kinds.get(name, "i32"), maxnreg=REGISTERS)
 ptx = made.asm["ptx"]
 assert ptx.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 4, "two warpgroups, four products a slice"
 assert "setmaxnreg" in ptx
@@ -61,22 +50,9 @@ print(compiled)
 """
 
 
-def run(program: str, folder: Path) -> str:
-    """Compiled, in a process of its own: this one's Triton may be the interpreter."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[2]
-    env["PYTHONPATH"] = f"{root}{os.pathsep}{env.get('PYTHONPATH', '')}"
-    script = folder / "program.py"
-    script.write_text(program)
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
-    assert 0 < int(run(COMPILE, tmp_path)) <= 232448
+    assert 0 < int(run(COMPILE, tmp_path)) <= SHARED_BYTES
 
 
 @pytest.mark.slow

@@ -5,29 +5,19 @@ Its results are held by the cases of `paged_attention` on a GPU (tests/kernels/t
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.compiled import SHARED_BYTES, run
+
 COMPILE = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import compile
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 from kernels.paged_attention.prompt import KEYS, STAGES, attend_kernel
+from tests.compiled import box, for_hopper
 
 for width, dim, extras in ((4, 128, False), (8, 64, True)):
-    def box(*shape):
-        layout = gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16)
-        return f"tensordesc<bf16{list(shape)},{layout!r}>"
-
-    names = attend_kernel.arg_names
     constants = {
         "H": 2 * width, "G": 2, "GROUP": width, "WIDTH": width, "D": dim, "BLOCK_SIZE": 16, "COPIED": 16,
         "BLOCK_N": KEYS, "STAGES": STAGES, "HAS_SOFTCAP": extras, "HAS_SINKS": extras, "PDL": True,
@@ -36,12 +26,9 @@ for width, dim, extras in ((4, 128, False), (8, 64, True)):
         "q_desc": box(64 // width, width, 64), "k_desc": box(16, 64), "v_desc": box(16, 64), "p_sinks": "*bf16",
         "p_out": "*bf16", "scale": "fp32", "softcap": "fp32",
     }
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "*i32" if name.startswith("p_") else "i32")
-        for name in names
-    }
-    source = GluonASTSource(attend_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    made = for_hopper(
+        attend_kernel, constants, lambda name: kinds.get(name, "*i32" if name.startswith("p_") else "i32")
+    )
     ptx = made.asm["ptx"]
     assert f"wgmma.mma_async.sync.aligned.m64n{dim}k16" in ptx
     assert "cp.async.bulk.tensor.3d" in ptx and "cp.async.bulk.tensor.2d" in ptx
@@ -52,15 +39,7 @@ for width, dim, extras in ((4, 128, False), (8, 64, True)):
 
 @pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    script = tmp_path / "compile_prompt.py"
-    script.write_text(COMPILE)
-    root = Path(__file__).parents[2]
-    env["PYTHONPATH"] = f"{root}{os.pathsep}{env.get('PYTHONPATH', '')}"
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert all(0 < int(size) < 232448 for size in done.stdout.split())
+    assert all(0 < int(size) < SHARED_BYTES for size in run(COMPILE, tmp_path).split())
 
 
 @settings(deadline=None, max_examples=60)

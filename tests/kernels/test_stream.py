@@ -6,42 +6,29 @@ Its results are held by the cases of `linear` on a GPU (tests/kernels/test_ops.p
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.compiled import SHARED_BYTES, run
+
 COMPILE = """
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import compile
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 from kernels.linear.stream import stream_kernel
+from tests.compiled import box, for_hopper
 
 for rows, outputs, act in ((8, 64, None), (64, 64, "silu")):
-    def box(height):
-        layout = gl.NVMMASharedLayout.get_default_for([height, 64], gl.bfloat16)
-        return f"tensordesc<bf16[{height}, 64],{layout!r}>"
-
-    names = stream_kernel.arg_names
     constants = {
         "BM": rows, "BN": outputs, "BK": 64, "STAGES": 4, "SHARED": True, "ACT": act, "BIAS": False,
         "RESIDUAL": act is None, "PDL": True, "bias_ptr": None,
     }
     if act is not None:
         constants["residual_ptr"] = None
-    kinds = {"x_desc": box(rows), "w_desc": box(outputs), "part_ptr": "*fp32", "count_ptr": "*i32"}
-    signature = {
-        name: "constexpr" if name in constants else kinds.get(name, "*bf16" if name.endswith("ptr") else "i32")
-        for name in names
-    }
-    source = GluonASTSource(stream_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    kinds = {"x_desc": box(rows, 64), "w_desc": box(outputs, 64), "part_ptr": "*fp32", "count_ptr": "*i32"}
+    made = for_hopper(
+        stream_kernel, constants, lambda name: kinds.get(name, "*bf16" if name.endswith("ptr") else "i32")
+    )
     ptx = made.asm["ptx"]
     assert f"wgmma.mma_async.sync.aligned.m64n{rows}k16" in ptx
     assert ptx.index("cp.async.bulk.tensor") < ptx.index("griddepcontrol.wait"), "weights are asked for before the wait"
@@ -51,15 +38,7 @@ for rows, outputs, act in ((8, 64, None), (64, 64, "silu")):
 
 @pytest.mark.slow
 def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    script = tmp_path / "compile_stream.py"
-    script.write_text(COMPILE)
-    root = Path(__file__).parents[2]
-    env["PYTHONPATH"] = f"{root}{os.pathsep}{env.get('PYTHONPATH', '')}"
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert all(0 < int(size) < 232448 for size in done.stdout.split())
+    assert all(0 < int(size) < SHARED_BYTES for size in run(COMPILE, tmp_path).split())
 
 
 @settings(deadline=None, max_examples=60)

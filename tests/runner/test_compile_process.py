@@ -20,13 +20,9 @@ pytest.importorskip("triton")
 from engine.config import RuntimeConfig
 from engine.runner import compile_process
 from engine.runner.compile_process import CompileProcess
+from tests.compiled import environment
 
 GONE_S = 20.0
-
-
-def environment(cache: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    return {**kept, "TRITON_CACHE_DIR": str(cache)}
 
 
 def play(scenario: str, cache: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +18,7 @@ pytest.importorskip("triton")
 
 from engine.runner.rehearsal import LOGPROBS, logprobs_bucket, rehearsals
 from kernels.compiles import CompileWatch
+from tests.compiled import environment
 from tests.runner.test_graphs import TINY
 
 DENSE = {**TINY, "hidden_size": 256, "head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -51,8 +51,7 @@ def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(tmp_path: Path, 
     config = {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = [sys.executable, "-m", "tests.runner.variants", str(tmp_path), "100", "3"]
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert sum(found["ahead"].values()) > 20
