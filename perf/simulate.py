@@ -204,12 +204,11 @@ def _kinds(steps: Sequence[tuple[int, int, float]]) -> dict[str, dict[str, float
 
 def shapes_of(config: EngineConfig) -> MixedShapes:
     """What an engine of these settings pads mixed steps to on a GPU."""
-    from engine.runner.graphs import LONGER, MIXED_LINES, MIXED_TOKENS
+    from engine.runner.graphs import mixed_shapes
 
-    if not config.runtime.graphs:
-        return NO_SHAPES
-    rows = tuple(lines for lines in MIXED_LINES if lines < config.scheduler.max_rows)
-    return MixedShapes(rows, tuple(size for size in MIXED_TOKENS if size <= config.scheduler.token_budget), LONGER - 1)
+    return (
+        mixed_shapes(config.scheduler.max_rows, config.scheduler.token_budget) if config.runtime.graphs else NO_SHAPES
+    )
 
 
 def read(file: Path) -> list[Cost]:

@@ -97,13 +97,19 @@ class MixedShapes:
             return 0
         return max(0, self.tokens[tokens - 1] - self.rows[padded] - (self.chunks - 1))
 
+    def fit(self, rows: int, prompt: int, chunks: int) -> tuple[int, int] | None:
+        """Rows and all tokens that a step of `rows` rows and `prompt` tokens in `chunks` chunks is padded to; None when
+        no shape holds it."""
+        padded = bisect_left(self.rows, rows)
+        if padded == len(self.rows) or not 0 < chunks <= self.chunks:
+            return None
+        tokens = bisect_left(self.tokens, self.rows[padded] + prompt + self.chunks - chunks)
+        return (self.rows[padded], self.tokens[tokens]) if tokens < len(self.tokens) else None
+
     def padded(self, rows: int, prompt: int, chunks: int) -> int:
-        """All tokens of a step of `rows` rows and `prompt` tokens in `chunks` chunks, with those it is padded by."""
-        at = bisect_left(self.rows, rows)
-        if at == len(self.rows) or not 0 < chunks <= self.chunks:
-            return rows + prompt
-        tokens = self.rows[at] + prompt + self.chunks - chunks
-        return next((size for size in self.tokens if size >= tokens), rows + prompt)
+        """All tokens of a step, with those it is padded by."""
+        shape = self.fit(rows, prompt, chunks)
+        return rows + prompt if shape is None else shape[1]
 
 
 NO_SHAPES = MixedShapes()

@@ -49,6 +49,12 @@ Replay = Callable[[], Outcome]
 Capture = Callable[[Compute, StepShape], Replay]
 
 
+def mixed_shapes(max_lines: int, max_tokens: int) -> MixedShapes:
+    """What steps with chunks of prompts are padded to, in an engine of these limits."""
+    lines = tuple(n for n in MIXED_LINES if n < max_lines)
+    return MixedShapes(lines, tuple(n for n in MIXED_TOKENS if n <= max_tokens), LONGER - 1)
+
+
 class CudaCapture:
     """Turns a computation into a graph that shares its memory with the others: one runs at a time."""
 
@@ -101,8 +107,7 @@ class StepGraphs:
         self._max_context = max_context
         self._lines = sorted({*(n for n in LINES if n < max_lines), min(max_lines, LINES[-1])})
         self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_lines > 1 else []
-        self._mixed_lines = [n for n in MIXED_LINES if n < max_lines]
-        self._mixed_tokens = [n for n in MIXED_TOKENS if n <= min(max_tokens, max_context)]
+        self.mixed_shapes = mixed_shapes(max_lines, min(max_tokens, max_context))
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False
 
@@ -119,19 +124,8 @@ class StepGraphs:
             at = bisect_left(self._tokens, tokens)
             return self.prompt(self._tokens[at], past) if at < len(self._tokens) else None
         singles = plan.count.count(1)
-        few = bisect_left(self._mixed_lines, singles)
-        if lines - singles >= LONGER or few == len(self._mixed_lines):
-            return None
-        dummies = self._mixed_lines[few] - singles + LONGER - 1 - (lines - singles)
-        at = bisect_left(self._mixed_tokens, tokens + dummies)
-        if at == len(self._mixed_tokens):
-            return None
-        return self.mixed(self._mixed_lines[few], self._mixed_tokens[at], past)
-
-    @property
-    def mixed_shapes(self) -> MixedShapes:
-        """What `fit` pads steps with chunks of prompts to."""
-        return MixedShapes(tuple(self._mixed_lines), tuple(self._mixed_tokens), LONGER - 1)
+        mixed = self.mixed_shapes.fit(singles, tokens - singles, lines - singles)
+        return None if mixed is None else self.mixed(*mixed, past)
 
     def decode(self, lines: int) -> StepShape:
         return StepShape(lines, lines, num_single=lines, max_query=1, max_context=self._max_context)
@@ -178,7 +172,8 @@ class StepGraphs:
         if self._failed:
             return None
         shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
-        mixed = [(n, tokens) for n in self._mixed_lines for tokens in self._mixed_tokens if tokens > n + LONGER]
+        held = self.mixed_shapes
+        mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + LONGER]
         shapes += [self.mixed(n, tokens) for n, tokens in mixed]
         shapes += [self.prompt(n, PAST + 1) for n in self._tokens]
         if self._bounded:
