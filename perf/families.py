@@ -47,25 +47,20 @@ def floor_ms(model: Path) -> float:
 
     from engine.cache.spec import Recurrent, group_layers
     from engine.layers.build import Build
+    from engine.layers.moe import Moe
     from engine.models import registry
-    from engine.models.config import MoeConfig
     from engine.models.decoder import Decoder
     from kernels import select
 
     config, _ = registry.load(model)
     cpu = torch.device("cpu")
     decoder = Decoder(Build(select(cpu), config, getattr(torch, config.dtype), cpu, 128))
-    total = 0.0
-    for name, parameter in decoder.named_parameters():
-        size = float(parameter.numel() * parameter.element_size())
-        parts = name.split(".")
-        if name == "embed.weight" and not config.tied:
-            continue
-        if parts[0] == "layers" and parts[2] == "ffn" and parts[-1] in ("gate_up", "down"):
-            ffn = config.layers[int(parts[1])].ffn
-            assert isinstance(ffn, MoeConfig)
-            size *= (ffn.top_k + ffn.num_shared) / (ffn.num_experts + ffn.num_shared)
-        total += size
+    total = float(sum(parameter.nbytes for parameter in decoder.parameters()))
+    for layer in decoder.layers:
+        if isinstance(layer.ffn, Moe):
+            total -= layer.ffn.idle * layer.ffn.down.element_size()
+    if not config.tied:
+        total -= decoder.embed.weight.nbytes
     for group in group_layers(decoder.specs):
         if isinstance(group.spec, Recurrent):
             total += 2 * group.spec.bytes_per_request * len(group.layers)

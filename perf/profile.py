@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from engine.core.plan import BlockWrite, Pending, RowStart, StepPlan
+from engine.core.plan import Pending, RowStart, StepPlan
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
-from engine.types import SamplingParams
 from perf.engine import config_from
+from perf.rows import GREEDY, own_blocks, own_slot
 
 # Categories of a trace's events that run on the device.
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
 
 
 class Rows:
@@ -38,17 +37,11 @@ class Rows:
         pool = runner.info.pool
         entries = -(-(context + steps + 2) // pool.block_size)
         self._rows, self._next, self._step = rows, context, 1
-        slots = max(pool.num_state_slots - 1, 0)
         starts = [
-            RowStart(row, [7 + row] * (context + 1), context + 1, GREEDY, state_slot=1 + row % slots if slots else 0)
+            RowStart(row, [7 + row] * (context + 1), context + 1, GREEDY, state_slot=own_slot(pool, row))
             for row in range(rows)
         ]
-        writes = []
-        for group, blocks in enumerate(pool.num_blocks):
-            # recurrent groups have no blocks
-            for row in range(rows if blocks else 0):
-                ids = [1 + (row * entries + i) % (blocks - 1) for i in range(entries)]
-                writes.append(BlockWrite(group, row, 0, ids))
+        writes = [write for row in range(rows) for write in own_blocks(pool, row, entries)]
         self._first = (starts, writes)
 
     def plan(self) -> StepPlan:
@@ -106,14 +99,8 @@ class Prompts:
         starts = []
         for row in rows:
             ids = [(11 * (self._made + row) + j) % 9000 for j in range(self._tokens)]
-            state_slot = 1 + row % (pool.num_state_slots - 1) if pool.num_state_slots > 1 else 0
-            starts.append(RowStart(row, ids, self._tokens, GREEDY, state_slot=state_slot))
-        writes = [
-            BlockWrite(group, row, 0, [1 + (row * entries + entry) % (blocks - 1) for entry in range(entries)])
-            for group, blocks in enumerate(pool.num_blocks)
-            if blocks
-            for row in rows
-        ]
+            starts.append(RowStart(row, ids, self._tokens, GREEDY, state_slot=own_slot(pool, row)))
+        writes = [write for row in rows for write in own_blocks(pool, row, entries)]
         made = []
         for first in range(0, self._tokens, self._chunk):
             count = min(self._chunk, self._tokens - first)

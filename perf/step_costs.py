@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 
 from engine.core.plan import BlockWrite, Pending, RowStart, Runner, StepPlan
-from engine.types import SamplingParams
 from perf.engine import config_from
+from perf.rows import GREEDY, own_blocks, own_slot
 from perf.serving import provenance
 
 ROWS = (0, 1, 8, 32, 64, 128, 248)
 PROMPT = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
 WARM, LEAST, MOST, SECONDS = 2, 4, 40, 0.25
 
 
@@ -60,16 +59,10 @@ class Steps:
 
     def _start(self, row: int, tokens: int) -> RowStart:
         ids = self._draw.integers(self._vocab, size=tokens).tolist()
-        slots = self._pool.num_state_slots
-        return RowStart(row, ids, tokens, GREEDY, state_slot=1 + row % (slots - 1) if slots else 0)
+        return RowStart(row, ids, tokens, GREEDY, state_slot=own_slot(self._pool, row))
 
     def _writes(self, row: int) -> list[BlockWrite]:
-        entries = range(row * self._entries, (row + 1) * self._entries)
-        return [
-            BlockWrite(group, row, 0, [1 + entry % (blocks - 1) for entry in entries])
-            for group, blocks in enumerate(self._pool.num_blocks)
-            if blocks
-        ]
+        return own_blocks(self._pool, row, self._entries)
 
     def plan(self, rows: int, at: int, chunks: list[int]) -> StepPlan:
         """A step of `rows` rows at position `at` and new prompts of `chunks` tokens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import multiprocessing
 import os
@@ -17,6 +16,7 @@ from types import FrameType
 import uvicorn
 
 from clients.openai.config import ShimConfig
+from engine.serving import heap
 
 log = logging.getLogger("nereid.openai")
 
@@ -61,10 +61,7 @@ def _work(config: ShimConfig, log_level: str, metrics_folder: str | None) -> Non
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     app = create_app(config, metrics_folder)
-    # What stands now stands as long as the worker: the collector need not walk it, and hold every stream up, again.
-    gc.set_threshold(100_000, 20, 50)
-    gc.collect()
-    gc.freeze()
+    heap.freeze()
     settings = uvicorn.Config(
         app,
         log_level=log_level,

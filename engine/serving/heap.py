@@ -14,9 +14,15 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def collect_seldom() -> None:
+    """Collect rarely: a step makes thousands of objects that die young, for which the default would collect several
+    times."""
+    gc.set_threshold(100_000, 20, 50)
+
+
 def freeze() -> None:
     """Take what stands now out of the garbage collector's sight: it lives as long as the process, and walking a
-    tokenizer's vocabulary holds every stream up for 20 to 30 ms. What comes later dies young, so collect seldom."""
-    gc.set_threshold(100_000, 20, 50)
+    tokenizer's vocabulary holds every stream up for 20 to 30 ms."""
+    collect_seldom()
     gc.collect()
     gc.freeze()

@@ -8,7 +8,6 @@ It ends when the server's process ends, whatever killed that, or on SIGTERM.
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import logging
 import os
@@ -269,8 +268,7 @@ def refusal(request_id: str, sentence: str, code: ErrorCode) -> TokenEvent:
 
 def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
     """The real engine. torch is imported behind this, and by no other part of the serving side."""
-    # A step makes thousands of short-lived objects; the default would collect several times in each.
-    gc.set_threshold(100_000, 20, 50)
+    heap.collect_seldom()
     # Messages are taken in beside a thread that launches kernels without pause: hand over ten times as often.
     sys.setswitchinterval(5e-4)
     progress("import torch", 0, 0)
