@@ -165,6 +165,11 @@ class Call:
     def all(self) -> list[dict[str, Any]]:
         return list(self)
 
+    @property
+    def arrived(self) -> int:
+        """Responses that nobody has asked for yet."""
+        return self._queue.qsize()
+
     def cancel(self) -> None:
         """Leave, as a client does whose user has gone."""
         self._client.stop_stream(cancel_requests=True)
