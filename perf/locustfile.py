@@ -33,6 +33,7 @@ sys.path[:] = [str(_HERE.parent), *(entry for entry in sys.path if Path(entry).r
 import gevent
 import grpc
 import msgspec
+from gevent.pool import Group
 from grpc.experimental import gevent as grpc_gevent
 from locust import User, events, task
 from locust.env import Environment
@@ -87,6 +88,7 @@ class StreamUser(User):
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         self.options: Any = environment.parsed_options
+        self._arrivals = Group()
 
     def wait_time(self) -> float:
         """Seconds to the next request: exponential for a rate, so that arrivals are a Poisson process."""
@@ -95,9 +97,13 @@ class StreamUser(User):
     @task
     def send(self) -> None:
         if self.options.rate:
-            gevent.spawn(self.complete)  # an arrival does not wait for the answer before
+            self._arrivals.spawn(self.complete)  # an arrival does not wait for the answer before
         else:
             gevent.joinall([gevent.spawn(self.complete) for _ in range(self.options.burst)])
+
+    def on_stop(self) -> None:
+        """Requests that are on their way end by themselves, within locust's --stop-timeout."""
+        self._arrivals.join()
 
     def complete(self) -> None:
         """One request, measured. A failure is reported as one, under E2E."""
@@ -150,6 +156,7 @@ class GrpcStreamUser(StreamUser):
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def on_stop(self) -> None:
+        super().on_stop()
         self._channel.close()
 
     def responses(self) -> Iterator[int]:

@@ -96,9 +96,6 @@ def top(
         raise _failure(f"no metrics at {url}: {error}. Is the server up (nereid serve)?") from None
 
 
-app.command("openai")(openai_cli.main)
-
-
 def _require_ready(ready: bool, url: str, model: str) -> None:
     if not ready:
         raise _failure(f"no model {model} answers at {url}. Start one with: nereid serve")
