@@ -61,7 +61,7 @@ actions = st.lists(
     max_size=24,
 )
 
-WINDOWED = {"window": st.sampled_from([1, 5, 8]), "window_blocks": st.integers(6, 24)}
+WINDOWED = {"window": st.sampled_from([1, 5, 8]), "window_blocks": st.integers(5, 24)}
 STATE = {"state_slots": st.integers(2, 8)}
 pools = st.one_of(
     st.sampled_from([2, 4, 8]).flatmap(

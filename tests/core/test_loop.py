@@ -45,6 +45,21 @@ def test_overlap_launches_a_step_before_the_tokens_of_the_last_are_known() -> No
     assert len(harness.tokens("a")) == 1
 
 
+def test_a_step_that_is_overtaken_by_its_request_starting_again_commits_nothing() -> None:
+    """A prompt finds no block in its window, gives way, and starts again in the same plan, while its last chunk is on
+    the way: that one reached further than the blocks that the request holds by then are computed."""
+    harness = Harness(ScriptedRunner(pool(60, window=4, window_blocks=4)), make_config(max_rows=2, chunk_size=1))
+    harness.submit("long", [30] * 7, max_tokens=2)
+    harness.submit("short", [31], max_tokens=1)
+    harness.step(4)
+    for name in ("one", "two"):
+        harness.submit(name, [2, 3, 4, 5, 6], max_tokens=1)
+    harness.run()
+    assert harness.engine.stats().preemptions > 0
+    for name in ("one", "two"):
+        assert harness.tokens(name) == harness.expected([2, 3, 4, 5, 6], 1)
+
+
 def test_cancellation_frees_blocks_before_the_next_step_is_planned() -> None:
     harness = Harness(ScriptedRunner(pool()))
     harness.submit("a", PROMPT, max_tokens=100)
