@@ -59,7 +59,7 @@ class Committer:
                 request.tokens.append(token)
                 request.num_tokens += 1
                 self.num_generated += 1
-            # A request that gave way and started again since the launch holds other blocks, which are computed less far.
+            # A request that gave way and started again since the launch holds other blocks, computed less far.
             if (count > 1 or end % size == 0) and request.status is Status.RUNNING and end <= request.num_computed:
                 kv.commit(request.kv, request.tokens, end)
             if not samples:
