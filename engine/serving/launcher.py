@@ -42,6 +42,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What to serve and where. models empty: all of the repository that have their checkpoint.
 
     shm_bytes: shared memory of each Python-backend instance at its start (it grows by itself).
+    response_threads: of the server for each Python-backend instance. They pass its responses on and run the requests
+        that it sends to other models.
     """
 
     repository: Path
@@ -51,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int = 8002
     exit_timeout_s: int = 30
     shm_bytes: int = 4 << 20
+    response_threads: int = 4
     log_verbose: int = 0
     extra: tuple[str, ...] = ()
 
@@ -160,6 +163,8 @@ def command(server: Server, options: Options) -> list[str]:
         *(f"--load-model={name}" for name in models),
         f"--exit-timeout-secs={options.exit_timeout_s}",
         f"--backend-config=python,shm-default-byte-size={options.shm_bytes}",
+        # Of the backend's own 32, each response wakes the one that has slept longest, and is coldest.
+        f"--backend-config=python,thread-pool-size={options.response_threads}",
         f"--log-verbose={options.log_verbose}",
         "--disable-auto-complete-config",
         *(() if has_gpu() else ("--allow-gpu-metrics=false",)),

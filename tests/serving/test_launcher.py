@@ -18,6 +18,7 @@ def test_command_line_and_environment_of_the_embedded_server(tmp_path: Path) -> 
     words = launcher.command(server, options)
     assert words[0] == str(server.binary)
     assert {"--http-port=1", "--grpc-port=2", "--metrics-port=3", "--load-model=a", "--load-model=b"} <= set(words)
+    assert "--backend-config=python,thread-pool-size=4" in words
     stub = server.backends / "python" / "triton_python_backend_stub"
     assert stub.stat().st_mode & 0o111
     variables = launcher.environment(server)
