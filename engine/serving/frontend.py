@@ -250,15 +250,16 @@ class Frontend:
             )
             # In the table first: the first token may be back before this thread runs again.
             self._streams[stream.request_id] = stream
-            self._busy.set()
             try:
                 if self._up:
                     self._link.submit(stream.engine_request())
             except RequestError:
                 del self._streams[stream.request_id]
                 raise
+        # While the engine computes:
+        self._busy.set()
         with stream.sending:
-            stream.prepare()  # while the engine computes
+            stream.prepare()
         return True
 
     # Sending
@@ -325,6 +326,7 @@ class Frontend:
                 self._busy.clear()
                 if not self._streams and not self._closing.is_set():
                     self._busy.wait()
+                    continue  # whoever has just come has not gone yet, and asking takes the server's time
             began = now()
             gone = [s for s in list(self._streams.values()) if self._is_cancelled(s)]
             for stream in gone:
