@@ -73,7 +73,8 @@ class KVManager:
             raise ValueError("the model keeps recurrent state, but the pool has no state slots")
         self._tree = PrefixTree(spec.block_size, hash)
         self._owners: list[dict[int, Node]] = [{} for _ in paged]
-        self._computing: dict[bytes, KVTable] = {}
+        self._computing: dict[bytes, KVTable] = {}  # by the keys of blocks that were announced
+        self._unannounced: dict[int, KVTable] = {}  # those whose keys nobody has needed yet
         self._tables: dict[int, KVTable] = {}
         self.num_releases = 0  # grows whenever room may have been made
         for g in self._windowed:
@@ -146,13 +147,14 @@ class KVManager:
     def awaited(self, table: KVTable, tokens: Sequence[int], match: Match) -> tuple[int, bytes]:
         """How many tokens beyond `match` a running request is computing now, so that they will soon be a prefix hit,
         and the key of their last block (b"" when there are none)."""
+        self._announce()
         if not self._computing:
             return 0, b""
         depth = start = len(match.path)
         limit = (len(tokens) - 1) // self.block_size
-        keys = table.prefix.hashed(limit)
+        keys = table.prefix.keys
         other: KVTable | None = None
-        while depth < limit and (found := self._computing.get(keys[depth])) is not None:
+        while depth < limit and (found := self._computing.get(table.prefix.hashed(depth + 1)[depth])) is not None:
             other = found
             depth += 1
         if other is not None and self.recurrent:
@@ -195,7 +197,10 @@ class KVManager:
             return first
         if self.recurrent and depth:
             self.copies.append(StateCopy(match.path[-1].checkpoint, table.state_slot))
-        self._announce(table, (len(tokens) - self.recurrent) // self.block_size)
+        if self.prefix_cache:
+            table.announced = (len(tokens) - self.recurrent) // self.block_size
+            if table.announced > depth:
+                self._unannounced[id(table)] = table
         return reach
 
     def _take_slot(self, table: KVTable, match: Match) -> bool:
@@ -207,12 +212,14 @@ class KVManager:
         self._slots.unpin()
         return table.state_slot > 0
 
-    def _announce(self, table: KVTable, count: int) -> None:
-        if not self.prefix_cache or table.node is None:
-            return
-        table.announced = count
-        for key in table.prefix.hashed(count)[table.node.depth : count]:
-            self._computing.setdefault(key, table)
+    def _announce(self) -> None:
+        """Say what running requests compute. Put off until another request asks: hashing a long prompt takes longer
+        than all else of its admission."""
+        for table in self._unannounced.values():
+            assert table.node is not None
+            for key in table.prefix.hashed(table.announced)[table.node.depth : table.announced]:
+                self._computing.setdefault(key, table)
+        self._unannounced.clear()
 
     # Growth
 
@@ -322,6 +329,8 @@ class KVManager:
             node = child
             while table.pending and table.pending[0][0] <= node.depth:
                 self._slots.publish(node, table.pending.pop(0)[1])
+        if node.depth >= table.announced:
+            self._unannounced.pop(id(table), None)
         if node is not old:
             self._tree.lock(node)
             self._tree.unlock(old)
@@ -371,6 +380,7 @@ class KVManager:
         table.pending.clear()
 
     def _withdraw(self, table: KVTable) -> None:
+        self._unannounced.pop(id(table), None)
         for key in table.prefix.keys[: table.announced]:
             if self._computing.get(key) is table:
                 del self._computing[key]
@@ -398,3 +408,7 @@ class KVManager:
         for key, table in self._computing.items():
             assert id(table) in self._tables, "a finished request still announces blocks"
             assert key in table.prefix.keys[: table.announced], "a request announces a block that is not its own"
+        for table in self._unannounced.values():
+            assert id(table) in self._tables, "a finished request still has blocks to announce"
+            assert table.node is not None
+            assert table.node.depth < table.announced, "a request has blocks to announce that it has computed"

@@ -1,4 +1,4 @@
-"""What a step's result means: tokens to requests, full blocks to the tree, events to sinks, ends to requests."""
+"""What a step's result means: tokens to requests, events to sinks, ends to requests, full blocks to the tree."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ class InFlight:
 
 
 class Committer:
-    """Applies results in the order of their steps. `emit` gets every event of a request; the last has a finish_reason
-    and comes exactly once, because a request can enter FINISHED only once."""
+    """Applies results in the order of their steps: `commit`, then, when the events have gone out, `settle`. `emit` gets
+    every event of a request; the last has a finish_reason and comes exactly once, because a request can enter FINISHED
+    only once."""
 
     def __init__(self, scheduler: Scheduler, kv: KVManager, emit: Emit) -> None:
         self.num_generated = 0
         self._scheduler = scheduler
         self._kv = kv
         self._emit = emit
+        self._filled: list[tuple[Request, int]] = []  # computed up to the second, at the end of a block or beyond
 
     def commit(self, step: InFlight, result: StepResult) -> None:
-        plan, kv, emit = step.plan, self._kv, self._emit
-        size = kv.block_size
+        """Give tokens to requests and end those that they end."""
+        plan, emit, filled = step.plan, self._emit, self._filled
+        size = self._kv.block_size
         drawn, errors = result.tokens, result.errors
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
         for i, (request, first, count, samples) in enumerate(
@@ -61,7 +64,7 @@ class Committer:
                 self.num_generated += 1
             # A request that gave way and started again since the launch holds other blocks, computed less far.
             if (count > 1 or end % size == 0) and request.status is Status.RUNNING and end <= request.num_computed:
-                kv.commit(request.kv, request.tokens, end)
+                filled.append((request, end))
             if not samples:
                 continue
             ended = None
@@ -79,6 +82,7 @@ class Committer:
         reason, stop = ended or (None, None)
         first, request.silent = request.silent, False
         if reason is not None:
+            self.settle()  # before its blocks are let go
             self._scheduler.finish(request)
         self._emit(
             request,
@@ -93,6 +97,13 @@ class Committer:
                 prompt_logprobs=request.prompt_logprobs if first and request.want_prompt_logprobs else None,
             ),
         )
+
+    def settle(self) -> None:
+        """Give the full blocks of committed steps to the tree: a thousand of a long prompt, whose first token need not
+        wait for that."""
+        for request, end in self._filled:
+            self._kv.commit(request.kv, request.tokens, end)
+        self._filled.clear()
 
     def end(
         self,

@@ -1,6 +1,6 @@
 """The engine's loop: commands in, steps down to the runner, results up, events out.
 
-One iteration:  drain → schedule → launch step N → commit step N - 1 → deliver
+One iteration:  drain → schedule → launch step N → commit step N - 1 → deliver → settle
 
 The step in flight is a value that one iteration hands to the next. With overlap off the same lines commit step N
 itself. With overlap on, a plan is made before the tokens of the step before it are known: lengths advance at launch,
@@ -154,6 +154,7 @@ class EngineLoop:
         if done is not None:
             self.committer.commit(done, done.pending.wait())
         self._deliver()
+        self.committer.settle()
         return inflight
 
     def _launch(self) -> InFlight | None:

@@ -53,6 +53,25 @@ def test_two_requests_share_the_blocks_of_their_prefix() -> None:
     assert kv.use()[0].used == 0
 
 
+def test_a_prompt_is_hashed_when_another_asks_what_is_computed() -> None:
+    hashed: list[bytes] = []
+    kv = KVManager(pool(block_size=4), hash=lambda data: hashed.append(data) or chain_hash(data))  # type: ignore[func-returns-value]
+    first = kv.new_table()
+    assert kv.admit(first, 0, TOKENS, kv.match(first, TOKENS), len(TOKENS), 0) == len(TOKENS)
+    kv.check_integrity()
+    assert len(hashed) == 1  # the root
+    for tokens, blocks in ((TOKENS, 4), ([*TOKENS[:8], 1, 2, 3, 4, 5], 2), ([9, *TOKENS], 0)):
+        other = kv.new_table()
+        gain, key = kv.awaited(other, tokens, kv.match(other, tokens))
+        assert gain == blocks * 4
+        assert kv.is_computing(key) == bool(blocks)
+    kv.check_integrity()
+    kv.commit(first, TOKENS, len(TOKENS))
+    kv.check_integrity()
+    kv.release(first)
+    kv.check_integrity()
+
+
 def test_the_switch_turns_the_prefix_cache_off() -> None:
     kv = KVManager(pool(block_size=4), prefix_cache=False)
     table, _ = hold(kv, TOKENS)

@@ -60,6 +60,23 @@ def test_a_step_that_is_overtaken_by_its_request_starting_again_commits_nothing(
         assert harness.tokens(name) == harness.expected([2, 3, 4, 5, 6], 1)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_first_token_is_delivered_before_its_prompts_blocks_enter_the_tree(overlap: bool) -> None:
+    harness = Harness(ScriptedRunner(pool()), make_config(overlap=overlap))
+    kv = harness.loop.kv
+    prompt = PROMPT * 8
+    cached: list[int] = []
+
+    class Looks:
+        def deliver(self, events: list[TokenEvent]) -> None:
+            cached.append(kv.match(kv.new_table(), prompt).num_tokens)
+
+    harness.engine.submit(make_request("a", prompt, max_tokens=2), Looks())
+    harness.run()
+    assert cached[0] == 0
+    assert cached[1] == 36
+
+
 def test_cancellation_frees_blocks_before_the_next_step_is_planned() -> None:
     harness = Harness(ScriptedRunner(pool()))
     harness.submit("a", PROMPT, max_tokens=100)
