@@ -20,7 +20,7 @@ endif
         packages test-web test-docker test-image
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup:  ## make .venv, once for each state of pyproject.toml
 	@$(PYTHON) bootstrap.py dev --venv $(VENV)

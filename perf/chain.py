@@ -26,7 +26,8 @@ from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
 from kernels.testing import seeded
-from perf.kernels import graph_seconds, provenance
+from perf.kernels import graph_seconds
+from perf.provenance import provenance
 
 HEADS, GROUPS, DIM, HIDDEN = 32, 8, 128, 2560
 LAYERS, CALLS, BOUND = 6, 24, 20480
@@ -115,7 +116,7 @@ def main() -> None:
         print(found[-1], flush=True)
         torch.cuda.empty_cache()
     if args.json:
-        args.json.write_text(json.dumps({**provenance("perf.chain"), "figures": found}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**provenance(), "figures": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

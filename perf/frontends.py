@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perf.serving import GrpcTransport, measure, provenance
+from perf.provenance import provenance
+from perf.serving import GrpcTransport, measure
 from perf.suite import GRPC, HTTP, memory, nereid_command, running
 from perf.workload import parse
 

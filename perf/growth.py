@@ -20,7 +20,7 @@ from typing import Any
 from perf.engine import config_from
 from perf.host import steady
 from perf.profile import Rows, host_time, run
-from perf.serving import provenance
+from perf.provenance import provenance
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXT = (1024, 4096, 16384, 32768, 65536, 131072)

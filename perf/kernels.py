@@ -14,20 +14,16 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from kernels.registry import Case, Op, registry
 from kernels.testing import seeded
@@ -182,43 +178,19 @@ def compile_all(processes: int, ops: list[str]) -> list[str]:
         return [problem for problem in pool.imap_unordered(_compile, work) if problem]
 
 
-def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def provenance(module: str) -> dict[str, str]:
-    """Where and from what figures of `module` come. NEREID_COMMIT names the commit of a copy that is no checkout of it.
-
-    Not that of perf.serving: `--base` runs this file beside another commit's tree, which may lack what it would import.
-    """
-    commit = os.environ.get("NEREID_COMMIT")
-    if commit is None:
-        changes = "+changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
-        commit = (_git("rev-parse", "HEAD") or "unknown") + changes
-    return {
-        "commit": commit,
-        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "gpu": torch.cuda.get_device_name(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
-
-
 def base_timings(ref: str, arguments: list[str]) -> list[Timing]:
     """The same measurement on commit `ref`: this script, that commit's kernels."""
-    if not _git("rev-parse", "--verify", f"{ref}^{{commit}}"):
+    known = subprocess.run(["git", "rev-parse", "-q", "--verify", f"{ref}^{{commit}}"], stdout=subprocess.DEVNULL)
+    if known.returncode:
         raise SystemExit(f"--base {ref}: not a commit of this repository")
     with tempfile.TemporaryDirectory() as folder:
         tree, result = f"{folder}/tree", f"{folder}/result.json"
         subprocess.run(["git", "worktree", "add", "--detach", "-q", tree, ref], check=True)
         script = f"import runpy; runpy.run_path({__file__!r}, run_name='__main__')"
-        command = [sys.executable, "-c", script, *arguments, "--json", result]
+        command = [sys.executable, "-c", script, *arguments, "--timings", result]
         try:
             subprocess.run(command, cwd=tree, check=True, stdout=subprocess.DEVNULL)
-            return [Timing(**line) for line in json.loads(Path(result).read_text())["timings"]]
+            return [Timing(**line) for line in json.loads(Path(result).read_text())]
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], check=False)
 
@@ -242,6 +214,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="default: perf/results/<gpu>/kernels.json")
     parser.add_argument("--base", help="commit to compare with")
     parser.add_argument("--compile", type=int, default=0, metavar="N", help="first compile all cases in N processes")
+    parser.add_argument("--timings", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("perf.kernels times compiled kernels and there is no CUDA device here: run it on a GPU")
@@ -257,6 +230,11 @@ def main() -> None:
         except Exception as problem:
             failures.append(f"{op.name}, {case.name}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
         torch.cuda.empty_cache()
+    if args.timings:  # another commit's tree, in which --base runs this file, may lack what is imported below
+        args.timings.write_text(json.dumps([asdict(t) for t in timings]))
+        return
+    from perf.provenance import provenance
+
     before: dict[tuple[str, str, str], Timing] = {}
     if args.base:
         same = ["--ops", *args.ops, "--case", args.case, "--samples", str(args.samples)]
@@ -266,7 +244,7 @@ def main() -> None:
     path = args.json or Path("perf/results") / gpu / "kernels.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     made = {
-        **provenance("perf.kernels"),
+        **provenance(),
         "ceilings": asdict(ceiling),
         "timings": [asdict(t) for t in timings],
         "failures": failures,

@@ -32,7 +32,8 @@ from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
 from kernels.testing import seeded
 from perf.chain import BOUND
-from perf.kernels import graph_seconds, provenance
+from perf.kernels import graph_seconds
+from perf.provenance import provenance
 from perf.tune_linear import SHAPES, Product, choices, products
 
 HEADS, GROUPS, DIM = 32, 8, 128
@@ -197,7 +198,7 @@ def main() -> None:
         found += measure(point, args.slots)
         torch.cuda.empty_cache()
     if args.json:
-        args.json.write_text(json.dumps({**provenance("perf.layer"), "figures": found}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**provenance(), "figures": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from clients.python.local_server import LocalServer, free_ports
 from perf import perf_analyzer, smoke
-from perf.serving import provenance
+from perf.provenance import processor, provenance
 from perf.shim import wait_for
 
 USERS = {
@@ -48,14 +47,6 @@ def shim(server: LocalServer) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
-
-
-def machine() -> str:
-    models = [
-        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    model = models[0] if models else platform.processor() or platform.machine()
-    return f"{os.cpu_count()} cores ({model}), load average {os.getloadavg()[0]:.1f} at the start"
 
 
 def plot(entries: Sequence[Mapping[str, Any]], png: Path) -> None:
@@ -95,7 +86,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=40, help="of perf_analyzer, a number of streams")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    made, where = provenance(), machine()
+    made, where = provenance(), f"{processor()}, load average {os.getloadavg()[0]:.1f} at the start"
     with LocalServer() as server, shim(server) as openai:
         profiles = [
             perf_analyzer.run(

@@ -1,6 +1,6 @@
 """What a step consists of: kernel times as a table and one stretch of steps as a Chrome trace, with named ranges.
 
-    python -m perf.profile CHECKPOINT --rows 1 8 64 --context 512 [--trace trace.json.gz] [--set KEY=VALUE]
+    python -m perf.profile CHECKPOINT --rows 1 8 64 --context 512 [--trace FOLDER] [--set KEY=VALUE]
     python -m perf.profile CHECKPOINT --prompt 1024 8x1024         prompts instead of decode steps
 
 Steps are given to the runner directly, launched one ahead as the engine's loop does, over a pool whose contents are
@@ -24,6 +24,7 @@ from engine.core.plan import Pending, RowStart, StepPlan
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from perf.engine import config_from
+from perf.provenance import provenance
 from perf.rows import GREEDY, own_blocks, own_slot
 
 # Categories of a trace's events that run on the device.
@@ -216,7 +217,7 @@ def main() -> None:
         print(label, figures, flush=True)
         if args.json:
             with args.json.open("a") as file:
-                file.write(json.dumps({"model": args.model, "settings": args.set, **figures}) + "\n")
+                file.write(json.dumps({"model": args.model, "settings": args.set, **figures, **provenance()}) + "\n")
         if args.trace:
             args.trace.mkdir(parents=True, exist_ok=True)
             file_name = args.trace / f"{kind}-{rows}-{size}.json"

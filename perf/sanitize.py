@@ -29,6 +29,7 @@ import torch
 
 from kernels.registry import OPS, Case, Op
 from kernels.testing import outputs, seeded
+from perf.provenance import provenance
 
 TOOLS = ("memcheck", "racecheck")
 FOUND = 86
@@ -96,16 +97,10 @@ def watch(name: str, tool: str, timeout_s: float) -> Outcome:
     return Outcome(name, tool, len(selected(Op(name), tool)), findings, round(time.monotonic() - start, 1), said, same)
 
 
-def versions() -> dict[str, str]:
-    import triton
-
-    tool = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "compute-sanitizer": next(iter(re.findall(r"[Vv]ersion ([\d.]+)", tool)), "unknown"),
-    }
+def version() -> str:
+    """Of compute-sanitizer."""
+    said = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout
+    return next(iter(re.findall(r"[Vv]ersion ([\d.]+)", said)), "unknown")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS, metavar="OP")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="ops that run at once")
     parser.add_argument("--timeout", type=float, default=600, help="seconds an op may take under a tool")
-    parser.add_argument("--json", type=Path, help="write outcomes and versions to this file")
-    parser.add_argument("--commit", default="", help="written into the file beside the versions")
+    parser.add_argument("--json", type=Path, help="write outcomes and where they come from to this file")
     parser.add_argument("--watched", nargs=2, metavar=("OP", "TOOL"), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.watched:
@@ -123,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not torch.cuda.is_available():
         parser.error("compute-sanitizer watches kernels on a GPU, and this machine has no usable CUDA device")
-    facts = {**versions(), "commit": given.commit}
+    facts = {**provenance(), "compute-sanitizer": version()}
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(given.jobs) as pool:
         running = [pool.submit(watch, op, tool, given.timeout) for tool in given.tools for op in given.ops]

@@ -16,13 +16,12 @@ import contextlib
 import json
 import multiprocessing
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from perf.provenance import provenance
 from perf.workload import Answer, Request, Spec, parse, requests, summary, warm_requests
 
 Raw = tuple[float, bytes]
@@ -270,15 +269,6 @@ def measure(
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     return summary(spec, answers) | {"processes": processes, "client_cpu_s": round(spent, 2)}, answers
-
-
-def provenance() -> dict[str, Any]:
-    """Where and from what a figure comes. NEREID_COMMIT names the commit of a copy that is no checkout of it."""
-    commit = os.environ.get("NEREID_COMMIT")
-    if commit is None:
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        commit = asked.stdout.strip() or "unknown"
-    return {"commit": commit, "python": platform.python_version()}
 
 
 def publish(

@@ -35,7 +35,8 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.python.local_server import LocalServer, free_ports
-from perf.serving import GrpcTransport, OpenAiTransport, Raw, Transport, measure, provenance
+from perf.provenance import provenance
+from perf.serving import GrpcTransport, OpenAiTransport, Raw, Transport, measure
 from perf.workload import parse
 
 PROMPT_TOKENS = 16

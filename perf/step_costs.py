@@ -21,8 +21,8 @@ import numpy as np
 
 from engine.core.plan import BlockWrite, Pending, RowStart, Runner, StepPlan
 from perf.engine import config_from
+from perf.provenance import provenance
 from perf.rows import GREEDY, own_blocks, own_slot
-from perf.serving import provenance
 
 ROWS = (0, 1, 8, 32, 64, 128, 248)
 PROMPT = (0, 128, 256, 512, 1024, 2048, 4096, 8192)

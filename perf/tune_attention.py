@@ -22,6 +22,7 @@ from kernels.paged_attention.kernel import Tile
 from kernels.registry import Case, Op
 from kernels.testing import seeded
 from perf.kernels import Ceilings, time_case
+from perf.provenance import provenance
 
 OP = Op("paged_attention")
 BOUND = 20480
@@ -93,7 +94,7 @@ def main() -> None:
         results[case.name] = {"now": now, "tiles": [{"microseconds": us, **asdict(tile)} for us, tile in best]}
         print(f"{case.name}: now {now:.2f} µs; " + "; ".join(f"{us:.2f} {tile}" for us, tile in best[:3]))
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        args.json.write_text(json.dumps({**provenance(), "cases": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import torch
 from kernels.linear.blas import Algorithm, Blas, Plan, Product, Refused
 from kernels.linear.chosen import TABLE, allow_chosen
 from kernels.linear.kernel import linear
+from perf.provenance import provenance
 from perf.tune_linear import SHAPES, products
 from perf.tune_linear import Product as Part
 
@@ -332,7 +333,7 @@ def main() -> None:
             show(record, sizes)
             if args.json:
                 with args.json.open("a") as log:
-                    log.write(json.dumps(record) + "\n")
+                    log.write(json.dumps({**record, **provenance()}) + "\n")
     if args.table:
         write_table(args.table, torch.cuda.get_device_name(), library.version, records)
     for shape, rows in itertools.product(args.shape, args.layers):

@@ -28,6 +28,7 @@ from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vecto
 from kernels.linear.stream import StreamTile, stream_linear
 from kernels.rms_norm.kernel import rms_norm
 from perf.kernels import graph_seconds
+from perf.provenance import provenance
 
 Choice = Tile | VectorTile | StreamTile | BroadTile | None
 CHAIN_BYTES = 6e8
@@ -199,7 +200,7 @@ Best = dict[tuple[int, str], list[tuple[float, Choice]]]
 def write(path: str | None, records: list[dict[str, object]]) -> None:
     if path:
         with open(path, "a") as log:
-            log.writelines(json.dumps(record) + "\n" for record in records)
+            log.writelines(json.dumps({**record, **provenance()}) + "\n" for record in records)
 
 
 def measure(shape: str, product: Product, all_rows: list[int], best: Best) -> list[dict[str, object]]:

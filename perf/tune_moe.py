@@ -27,6 +27,7 @@ from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
 from perf.kernels import graph_seconds
+from perf.provenance import provenance
 
 # hidden, inner channels, experts with shared ones, experts a token with shared ones, shared ones
 SHAPES = {
@@ -259,7 +260,7 @@ def main() -> None:
         torch.cuda.empty_cache()
         print(flush=True, end="")
     if args.json:
-        args.json.write_text("\n".join(json.dumps(f) for f in every) + "\n")
+        args.json.write_text("\n".join(json.dumps({**f, **provenance()}) for f in every) + "\n")
 
 
 if __name__ == "__main__":

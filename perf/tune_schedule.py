@@ -22,7 +22,7 @@ from engine.api import Engine
 from engine.core.plan import Pending, StepPlan, StepResult
 from engine.core.policy import Pace
 from perf.engine import config_from, measure
-from perf.serving import provenance
+from perf.provenance import provenance
 from perf.workload import parse
 
 

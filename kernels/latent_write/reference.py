@@ -1,5 +1,7 @@
-"""What stands between the projections and attention over a latent cache: norm, rotary embedding, cache write, and the
-query taken through the key half of the up-projection (DeepSeek-V2 2024, arXiv:2405.04434)."""
+"""Between the projections and attention over a latent cache (DeepSeek-V2 2024, arXiv:2405.04434).
+
+Norm, rotary embedding, cache write, and the query taken through the key half of the up-projection.
+"""
 
 from __future__ import annotations
 
