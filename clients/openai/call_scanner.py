@@ -8,8 +8,9 @@ import json
 class CallScanner:
     """Reads one call object, `{"name": string, "arguments" or "parameters": value}`, a piece of text at a time.
 
-    `raw` is everything taken so far, `rest` what follows the object once `done`. `bad` is set at the first
-    character that JSON does not allow where it stands.
+    `raw` is everything taken so far. `bad` is set at the first character that cannot stand where it does; inside of the
+    arguments that is only a `<` outside of a string: a tag, where the model forgot a bracket. `rest` is what follows the
+    object once `done`, and what begins with that character once `bad`. Of a key that occurs twice the first counts.
     """
 
     def __init__(self) -> None:
@@ -26,25 +27,25 @@ class CallScanner:
         self._escaped = False
         self._arguments = ""  # not handed out yet
         self._has_arguments = False
+        self._in_arguments = False
         self._quoted = False
 
     @classmethod
     def inside_arguments(cls, name: str) -> CallScanner:
         """A scanner for a call whose text up to and including the arguments' `{` was given to the model."""
         scanner = cls()
-        scanner.name, scanner._state, scanner._key = name, "value", "arguments"
+        scanner.name, scanner._state, scanner._in_arguments = name, "value", True
         scanner._depth, scanner._arguments, scanner._has_arguments = 1, "{", True
         return scanner
 
     def feed(self, text: str) -> None:
         for position, char in enumerate(text):
             self._step(char)
-            if self.done:
-                self.raw += text[: position + 1]
-                self.rest = text[position + 1 :]
+            if self.done or self.bad:
+                taken = position + self.done
+                self.raw += text[:taken]
+                self.rest = text[taken:]
                 return
-            if self.bad:
-                break
         self.raw += text
 
     def take_arguments(self) -> str:
@@ -97,13 +98,20 @@ class CallScanner:
             self._state = "colon"
 
     def _open_value(self, char: str) -> None:
+        if char not in '"{[-tfn' and not char.isdigit():
+            self.bad = True
+            return
         self._state, self._token, self._depth, self._in_string, self._escaped = "value", "", 0, False, False
-        if self._key in ("arguments", "parameters"):
+        self._in_arguments = self._key in ("arguments", "parameters") and not self._has_arguments
+        if self._in_arguments:
             self._has_arguments = True
             self._quoted = char == '"'
         self._in_value(char)
 
     def _in_value(self, char: str) -> None:
+        if char == "<" and not self._in_string:
+            self.bad = True
+            return
         if not self._in_string and self._depth == 0 and self._token and char in ",}] \n\t\r":
             self._end_value()  # a number, true, false or null ends where something else begins
             if not self.bad and not char.isspace():
@@ -127,20 +135,19 @@ class CallScanner:
             self._depth -= 1
             if self._depth == 0:
                 self._end_value()
-            elif self._depth < 0:
-                self.bad = True
 
     def _put(self, char: str) -> None:
-        if self._key in ("arguments", "parameters"):
+        if self._in_arguments:
             self._arguments += char
         if self._depth == 0 or self._key == "name":
             self._token += char
 
     def _end_value(self) -> None:
         self._state = "after"
-        if self._key == "name":
-            self.name = self._decoded(self._token)
-        elif self._quoted and self._key in ("arguments", "parameters"):
+        if self._key == "name" and self.name is None:
+            self.name = self._decoded(self._token) or None
+            self.bad = self.name is None
+        elif self._in_arguments and self._quoted:
             self._arguments, self._quoted = self._decoded(self._arguments), False
 
     def _close(self) -> None:

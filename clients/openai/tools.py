@@ -17,6 +17,7 @@ from clients.openai.call_scanner import CallScanner
 
 HERMES_OPEN, HERMES_CLOSE = "<tool_call>", "</tool_call>"
 LLAMA_TAG = "<|python_tag|>"
+_SEPARATORS = "; \n\t"  # between Llama's calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class HermesParser(_Calls):
         self._held = ""
         self._scanner: CallScanner | None = None
         self._closing = False  # a call has ended, its closing tag is still to come
+        self._broken = False  # it broke off within its arguments: all that comes before the tag belongs to it
 
     def feed(self, text: str) -> list[Delta]:
         deltas: list[Delta] = []
@@ -126,17 +128,21 @@ class HermesParser(_Calls):
         if not scanner.bad and not scanner.done:
             return ""
         self._scanner = None
-        if scanner.done:
-            self._closing = True
-            return scanner.rest
+        self._closing = scanner.done or self._announced
+        self._broken = scanner.bad and not scanner.arguments_complete
         if self._announced:
             self._ended()
-        else:
+        elif scanner.bad:
             deltas.append(ContentDelta(HERMES_OPEN + scanner.raw))
-        return ""
+        return scanner.rest
 
     def _after_call(self, text: str) -> str:
-        body = text.lstrip()
+        if self._broken:
+            _, tag, after = text.partition(HERMES_CLOSE)
+            self._closing = not tag
+            self._held = "" if tag else text[len(text) - partial_suffix(text, HERMES_CLOSE) :]
+            return after
+        body = text.lstrip("} \t\r\n")  # models miscount their brackets
         if HERMES_CLOSE.startswith(body) and body != HERMES_CLOSE:
             self._held = text
             return ""
@@ -176,10 +182,10 @@ class LlamaParser(_Calls):
         if self._scanner is not None and not self._announced:
             held = self._scanner.raw
         self._scanner = None
-        return [ContentDelta(held)] if held.strip() else []
+        return [ContentDelta(held)] if held.strip(_SEPARATORS if self._started else None) else []
 
     def _between(self, text: str) -> str:
-        body = text.lstrip("; \n\t") if self._started else text.lstrip()
+        body = text.lstrip(_SEPARATORS) if self._started else text.lstrip()
         body = body.removeprefix(LLAMA_TAG).lstrip()
         if not body or (LLAMA_TAG.startswith(body) and body != LLAMA_TAG):
             self._held = text
@@ -200,7 +206,7 @@ class LlamaParser(_Calls):
             self._plain = True
             if self._announced:
                 self._ended()
-                return ""
+                return scanner.rest
             return scanner.raw + scanner.rest
         if scanner.done:
             self._scanner = None

@@ -49,6 +49,24 @@ HERMES = [
     ('<tool_call>{"name":"f","arguments":"{\\"a\\":1}"}</tool_call>', "", [("f", '{"a":1}')]),
     ('<tool_call>{"name":"f","id":"x","arguments":{"a":', "", [("f", '{"a":')]),
     ("<tool_call>\nno json</tool_call>", "<tool_call>\nno json</tool_call>", []),
+    # brackets forgotten and brackets too many
+    (
+        '<tool_call>\n{"name":"f","arguments":{"a":1}\n</tool_call>\n<tool_call>{"name":"g"}</tool_call>',
+        "",
+        [("f", '{"a":1}'), ("g", "{}")],
+    ),
+    (
+        '<tool_call>{"name":"f","arguments":{"a":[1}</tool_call><tool_call>{"name":"g"}</tool_call>',
+        "",
+        [("f", '{"a":[1}'), ("g", "{}")],
+    ),
+    ('<tool_call>{"name":"f","arguments":{"a":1}}}}\n</tool_call>Done.', "Done.", [("f", '{"a":1}')]),
+    ('<tool_call>{"name":"f","arguments": }</tool_call>Done.', "Done.", [("f", "")]),
+    # what is no call is the answer's text
+    ('<tool_call>{"name":5}</tool_call>', '<tool_call>{"name":5}</tool_call>', []),
+    ('<tool_call>{"name":"","arguments":{}}', '<tool_call>{"name":"","arguments":{}}', []),
+    # a key that comes twice
+    ('<tool_call>{"name":"f","name":"g","arguments":{},"parameters":{"a":1}}</tool_call>', "", [("f", "{}")]),
     ("a < b <tool", "a < b <tool", []),
     ("  two\n lines\n", "  two\n lines\n", []),
     ("", "", []),
@@ -60,6 +78,8 @@ LLAMA = [
     ('{"name":"f","parameters":{"a":1}}; {"name":"g","parameters":{}}', "", [("f", '{"a":1}'), ("g", "{}")]),
     ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
     ('{"answer": 4} is it', '{"answer": 4} is it', []),
+    ('{"name":"f","parameters":{}};\n', "", [("f", "{}")]),
+    ('{"name":"f","parameters":{"a":1},,} and', ",} and", [("f", '{"a":1}')]),
     ("no call {", "no call {", []),
     ('{"name"', '{"name"', []),
 ]
@@ -120,7 +140,10 @@ def test_any_json_arguments_survive(arguments: dict[str, object], size: int, asc
     assert json.loads(calls[0][1]) == arguments
 
 
-@given(text=st.text(alphabet='<tool_cal>/{"name":f,} \n', max_size=60), size=st.integers(1, 60))
+PIECES = ["<tool_call>", "</tool_call>", '{"name":', '"f"', '"arguments":', '"a":', *'{}[],5"<; x\n']
+
+
+@given(text=st.lists(st.sampled_from(PIECES), max_size=24).map("".join), size=st.integers(1, 60))
 def test_no_text_breaks_the_parsers(text: str, size: int) -> None:
     assert read(HermesParser(), text, size) == read(HermesParser(), text, len(text) + 1)
     assert read(LlamaParser(["f"]), text, size) == read(LlamaParser(["f"]), text, len(text) + 1)
