@@ -103,11 +103,6 @@ class _Collector:
             self.done.set()
 
 
-def rejection(request_id: str, error: RequestError) -> TokenEvent:
-    """The one event of a request that `submit` refused, for those who report refusals as events."""
-    return TokenEvent(request_id, [], finish_reason=FinishReason.REJECTED, error=error.message, error_code=error.code)
-
-
 class Engine:
     """One model's engine, with its loop on a thread. Methods are safe to call from any thread.
 

@@ -161,3 +161,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     error_code: ErrorCode = ErrorCode.INTERNAL
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+def rejection(request_id: str, error: RequestError) -> TokenEvent:
+    """The one event of a request that the engine refused, for those who report refusals as events."""
+    return TokenEvent(request_id, [], finish_reason=FinishReason.REJECTED, error=error.message, error_code=error.code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,8 +24,6 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager, triton_key
 from triton.runtime.jit import JITCallable, JITFunction
-
-from kernels.compiles import Elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class CompileFirst(triton.AsyncCompileMode):
     What could not be compiled elsewhere is compiled here.
     """
 
-    def __init__(self, executor: Executor, elsewhere: Elsewhere | None) -> None:
+    def __init__(self, executor: Executor, elsewhere: Callable[[bytes], bool] | None) -> None:
         super().__init__(executor)
         self._elsewhere = elsewhere
         self._variant: Variant | None = None

@@ -45,7 +45,7 @@ def floor_ms(model: Path) -> float:
     """Milliseconds to move what one token needs: of experts the chosen and shared ones, no embedding."""
     import torch
 
-    from engine.cache.spec import Recurrent, group_layers
+    from engine.cache.spec import Recurrent, group_layers, window_of
     from engine.layers.build import Build
     from engine.layers.moe import Moe
     from engine.models import registry
@@ -65,7 +65,7 @@ def floor_ms(model: Path) -> float:
         if isinstance(group.spec, Recurrent):
             total += 2 * group.spec.bytes_per_request * len(group.layers)
         else:
-            read = min(getattr(group.spec, "window", None) or CONTEXT, CONTEXT)
+            read = min(window_of(group.spec) or CONTEXT, CONTEXT)
             total += group.spec.bytes_per_token * read * len(group.layers)
     return total / BYTES_PER_S * 1e3
 

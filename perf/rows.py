@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.cache.spec import PoolSpec
-from engine.core.plan import BlockWrite
+from engine.cache.writes import BlockWrite
 from engine.types import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)

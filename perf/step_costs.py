@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.core.plan import BlockWrite, Pending, RowStart, Runner, StepPlan
+from engine.cache.writes import BlockWrite
+from engine.core.plan import Pending, RowStart, Runner, StepPlan
 from perf.engine import config_from
 from perf.provenance import provenance
 from perf.rows import GREEDY, own_blocks, own_slot

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from engine.api import Engine, rejection
-from engine.types import ErrorCode, FinishReason, RequestError, RequestInput, SamplingParams, TokenEvent
+from engine.api import Engine
+from engine.types import ErrorCode, FinishReason, RequestError, RequestInput, SamplingParams, TokenEvent, rejection
 from tests.core.harness import continuation, make_config, make_request
 from tests.core.scripted_runner import ScriptedRunner, pool
 

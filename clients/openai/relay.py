@@ -26,8 +26,6 @@ class Collected:
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     finish_reason: str | None = None
     cumulative_logprob: float = 0.0
-    num_input: int = 0
-    num_cached: int = 0
 
     def add(self, piece: Piece) -> None:
         self.texts.append(piece.text)
@@ -36,8 +34,6 @@ class Collected:
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.cumulative_logprob = piece.cumulative_logprob
         self.prompt_logprobs = piece.prompt_logprobs or self.prompt_logprobs
-        self.num_input = piece.num_input or self.num_input
-        self.num_cached = piece.num_cached or self.num_cached
 
     @property
     def text(self) -> str:

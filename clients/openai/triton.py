@@ -51,10 +51,6 @@ class TritonReplica:
         except grpc.RpcError:
             return False
 
-    async def version(self) -> str:
-        metadata = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=2.0)
-        return str(metadata.version)
-
     async def models(self) -> dict[str, ModelInfo]:
         """The LLM models that are ready, by name. Raises BackendError when the server does not answer."""
         try:

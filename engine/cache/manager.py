@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from engine.cache.blocks import BlockPool
 from engine.cache.checkpoints import StateSlots
 from engine.cache.radix import Hash, Node, PrefixTree, chain_hash
-from engine.cache.spec import LatentKV, LayerSpec, PagedKV, PoolSpec, Recurrent
+from engine.cache.spec import PoolSpec, Recurrent, window_of
 from engine.cache.table import KVTable
 from engine.cache.writes import BlockWrite, StateCopy
 
@@ -44,10 +44,6 @@ class GroupUse:
 
 
 NO_MATCH = Match([], 0)
-
-
-def window_of(spec: LayerSpec) -> int | None:
-    return spec.window if isinstance(spec, PagedKV | LatentKV) else None
 
 
 class KVManager:

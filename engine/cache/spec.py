@@ -80,6 +80,11 @@ class Recurrent:
 LayerSpec = PagedKV | LatentKV | CompressedKV | Recurrent
 
 
+def window_of(spec: LayerSpec) -> int | None:
+    """The last tokens that a layer reads; None where it reads all, or keeps no tokens."""
+    return spec.window if isinstance(spec, PagedKV | LatentKV) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Layers (by index) that share one spec and one block table."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.spec import CompressedKV, Group, LatentKV, PagedKV, PoolSpec, Recurrent
-from engine.core.plan import StateCopy
+from engine.cache.writes import StateCopy
 
 _BY_BYTES = {4: torch.float32, 2: torch.bfloat16}
 
@@ -59,10 +59,6 @@ class CacheTensors:
                 views[layer].append(cache)
         self.layers: tuple[tuple[LayerCache, ...], ...] = tuple(tuple(v) for v in views)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(pool.numel() * pool.itemsize for pools in self.pools for pool in pools)
-
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         """Copy recurrent state between slots, in every recurrent group and in list order."""
         for group, pools in zip(self.spec.groups, self.pools, strict=True):
@@ -95,14 +91,3 @@ def _allocate(
         for shape, width in zip(kept.shapes, kept.dtype_bytes, strict=True)
     )
     return pools, [StateCache(index, tuple(pool[:, i] for pool in pools)) for i in range(layers)]
-
-
-def pool_bytes(spec: PoolSpec) -> int:
-    """Bytes that the pools of `spec` take."""
-    total = 0
-    for group, blocks in zip(spec.groups, spec.num_blocks, strict=True):
-        if isinstance(group.spec, Recurrent):
-            total += group.spec.bytes_per_request * spec.num_state_slots * len(group.layers)
-        else:
-            total += group.block_bytes(spec.block_size) * blocks
-    return total

@@ -177,7 +177,6 @@ def decoder(reader: Reader, family: str, layers: tuple[LayerConfig, ...], rotary
         max_position=reader.read(int, "max_position_embeddings") if rotary is None else max_position(reader, rotary),
         tied=reader.read(bool, "tie_word_embeddings", False),
         dtype=dtype(reader),
-        bos_ids=reader.ints("bos_token_id"),
         eos_ids=reader.ints("eos_token_id"),
     )
 

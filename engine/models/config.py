@@ -7,7 +7,7 @@ one model may differ. No torch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -199,8 +199,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     hyper: HyperConfig | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    bos_ids: tuple[int, ...] = field(default=())
-    eos_ids: tuple[int, ...] = field(default=())
+    eos_ids: tuple[int, ...] = ()
     prefix: str = "model"
 
     @property

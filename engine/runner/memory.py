@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.cache.spec import Group, LayerSpec, PoolSpec, Recurrent, group_layers
+from engine.cache.spec import Group, LayerSpec, PoolSpec, Recurrent, group_layers, window_of
 from engine.config import CacheConfig, SchedulerConfig
 
 # Block 0 is padding's, so a pool of one block could hold nothing.
@@ -66,7 +66,7 @@ def _share(
     # A request never needs more than this many, so neither does the engine.
     most = dict.fromkeys(sizes, 1 + scheduler.max_rows * -(-max_model_len // block_size))
     for i in sizes:
-        window = getattr(groups[i].spec, "window", None)
+        window = window_of(groups[i].spec)
         if window is not None:
             step = -(-scheduler.token_budget // block_size)
             most[i] = min(most[i], 1 + step + scheduler.max_rows * (-(-window // block_size) + 2))

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from engine.cache.spec import PoolSpec, Recurrent
-from engine.core.plan import BlockWrite, RowStart
+from engine.cache.writes import BlockWrite
+from engine.core.plan import RowStart
 from engine.sampling.params import NUM_PARAMS, param_words
 
 Words = npt.NDArray[np.int32]

@@ -31,7 +31,7 @@ from engine.serving.messages import Abort, Bye, Events, Hello, Progress, Ready, 
 from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
 from engine.serving.run_folder import RunFolder
-from engine.types import ErrorCode, FinishReason, RequestError, TokenEvent
+from engine.types import RequestError, TokenEvent, rejection
 
 if TYPE_CHECKING:
     from engine.api import Engine
@@ -187,7 +187,7 @@ class Host:
         try:
             self._engine.submit(request, frontend)
         except RequestError as error:
-            frontend.deliver([refusal(request.request_id, error.message, error.code)])
+            frontend.deliver([rejection(request.request_id, error)])
 
     def _drop(self, frontend: Frontend) -> None:
         del self._frontends[frontend.name]
@@ -259,11 +259,6 @@ def watcher(address: str) -> socket.socket | None:
         connected.close()
         return None
     return connected
-
-
-def refusal(request_id: str, sentence: str, code: ErrorCode) -> TokenEvent:
-    """The one and only event of a request that was not taken."""
-    return TokenEvent(request_id, [], finish_reason=FinishReason.REJECTED, error=sentence, error_code=code)
 
 
 def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:

@@ -174,10 +174,10 @@ class Stream:
         # The token that ended the answer (end of sequence, a stop token) has no text of its own.
         by_token = reason is FinishReason.STOP and not self.params.include_stop_str_in_output
         delta = self._detokenizer.push(token_ids[:-1] if by_token else token_ids)
-        if delta.stopped or reason is None:
-            return delta.text, delta.num_tokens, delta.stopped
+        if delta.stop is not None or reason is None:
+            return delta.text, delta.num_tokens, delta.stop is not None
         tail = self._detokenizer.finish()
-        return delta.text + tail.text, len(token_ids), tail.stopped
+        return delta.text + tail.text, len(token_ids), tail.stop is not None
 
     def _whole(self) -> Piece:
         """All pieces of an answer that is not streamed, as one."""

@@ -21,7 +21,6 @@ class Delta(msgspec.Struct, frozen=True):
 
     text: str
     num_tokens: int
-    stopped: bool = False
     stop: str | None = None
 
 
@@ -75,7 +74,7 @@ class Detokenizer:
             cut = self._find_stop(text, new)
             if cut is not None:
                 self._ended, self._held = True, ""
-                return Delta(cut[0], n, True, cut[1])
+                return Delta(cut[0], n, cut[1])
             text += new
         return Delta(self._release(text), len(ids))
 
@@ -88,7 +87,7 @@ class Detokenizer:
         text, new = self._held, self._decoder.finish()
         self._held = ""
         cut = self._find_stop(text, new) if self._stops is not None else None
-        return Delta(text + new, 0) if cut is None else Delta(cut[0], 0, True, cut[1])
+        return Delta(text + new, 0) if cut is None else Delta(cut[0], 0, cut[1])
 
     def _find_stop(self, text: str, new: str) -> tuple[str, str] | None:
         """(text up to the stop string, the stop string) if `new`, which follows `text`, completes one."""

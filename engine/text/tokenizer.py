@@ -5,36 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
-from engine.text.checkpoint_files import checkpoint_folder, read_json_object, token_string
+from engine.text.checkpoint_files import checkpoint_folder
 from engine.text.token_bytes import byte_decoder, decode_bytes
 from engine.types import ErrorCode, RequestError
-
-_SPECIAL_TOKEN_FIELDS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
     """A checkpoint's tokenizer. Safe to share between threads.
 
-    eos_ids: ids that end a text, from generation_config.json, config.json and tokenizer_config.json together.
     special_ids: ids that `skip_special_tokens` leaves out.
-    special_tokens: the named special tokens (`bos_token`, `eos_token`, ...) for chat templates.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        eos_ids: frozenset[int] = frozenset(),
-        special_tokens: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self.eos_ids = eos_ids
-        self.special_tokens = special_tokens or {}
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._bytes: dict[int, bytes] = {}
@@ -55,11 +43,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise RequestError(f"{file} is not a tokenizer that the tokenizers library can read: {error}") from error
-        config = read_json_object(folder / "tokenizer_config.json")
-        special_tokens = {
-            name: text for name in _SPECIAL_TOKEN_FIELDS if (text := token_string(config.get(name))) is not None
-        }
-        return cls(backend, _eos_ids(folder, backend, special_tokens.get("eos_token")), special_tokens)
+        return cls(backend)
 
     def encode(self, text: str | bytes, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises RequestError when it is not valid Unicode text."""
@@ -140,23 +124,3 @@ def checked_text(text: str | bytes) -> str:
             "which is not a character; send valid Unicode text"
         ) from None
     return text
-
-
-def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, eos_token: str | None) -> frozenset[int]:
-    found: set[int] = set()
-    config = read_json_object(folder / "config.json")
-    text_config = config.get("text_config")
-    for source in (read_json_object(folder / "generation_config.json"), config, text_config):
-        if isinstance(source, dict):
-            found.update(_id_list(source.get("eos_token_id"), folder))
-    if eos_token is not None and (eos_id := backend.token_to_id(eos_token)) is not None:
-        found.add(eos_id)
-    return frozenset(found)
-
-
-def _id_list(value: Any, folder: Path) -> list[int]:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    for i in values:
-        if not isinstance(i, int) or isinstance(i, bool):
-            raise RequestError(f"eos_token_id in {folder} must be a token id or a list of them, not {value!r}")
-    return values

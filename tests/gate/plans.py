@@ -11,7 +11,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from engine.cache.spec import Recurrent
-from engine.core.plan import BlockWrite, RowStart, Runner, StepPlan
+from engine.cache.writes import BlockWrite
+from engine.core.plan import RowStart, Runner, StepPlan
 from engine.types import SamplingParams, TokenLogprobs
 from tests.gate.oracle import Sequence
 from tests.gate.verdict import NUM_LOGPROBS

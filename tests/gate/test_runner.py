@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine.cache.writes import BlockWrite
 from engine.config import EngineConfig
-from engine.core.plan import BlockWrite
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from tests.gate.conftest import Record, changed

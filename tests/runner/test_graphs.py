@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
-from engine.core.plan import BlockWrite, RowStart, StepPlan
+from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
 from engine.runner.graphs import LONGER, PAST, Compute, Outcome, Replay, StepGraphs
 from engine.runner.inputs import StepShape

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cache.spec import LayerSpec, PagedKV, Recurrent
-from engine.cache.tensors import CacheTensors, PagedCache, pool_bytes
+from engine.cache.spec import LayerSpec, PagedKV, PoolSpec, Recurrent
+from engine.cache.tensors import CacheTensors, PagedCache
 from engine.config import CacheConfig, SchedulerConfig
 from engine.runner.memory import size_pools
 
@@ -16,6 +16,16 @@ WINDOW = PagedKV(num_kv_heads=2, head_dim=8, value_dim=8, dtype_bytes=2, window=
 STATE = Recurrent(shapes=((4, 8), (3,)), dtype_bytes=(4, 2))
 BLOCK = 16 * 2 * 16 * 2  # bytes of a block in one layer
 FEW = SchedulerConfig(max_rows=4, token_budget=64)
+
+
+def pool_bytes(spec: PoolSpec) -> int:
+    total = 0
+    for group, blocks in zip(spec.groups, spec.num_blocks, strict=True):
+        if isinstance(group.spec, Recurrent):
+            total += group.spec.bytes_per_request * spec.num_state_slots * len(group.layers)
+        else:
+            total += group.block_bytes(spec.block_size) * blocks
+    return total
 
 
 def size(specs: list[LayerSpec], room: int, max_model_len: int = 1 << 20, **cache: object) -> list[int]:
@@ -58,7 +68,7 @@ def test_no_room_is_said_with_the_numbers() -> None:
 def test_a_block_holds_all_layers_of_its_group_together() -> None:
     pool = size_pools([(FULL,), (WINDOW,), (FULL,)], CacheConfig(num_blocks=5), FEW, 64, room=0)
     tensors = CacheTensors(pool, 3, torch.bfloat16, torch.device("cpu"))
-    assert tensors.num_bytes == pool_bytes(pool) == 5 * 3 * BLOCK
+    assert sum(part.nbytes for parts in tensors.pools for part in parts) == pool_bytes(pool) == 5 * 3 * BLOCK
     first, last = tensors.layers[0][0], tensors.layers[2][0]
     assert isinstance(first, PagedCache)
     assert isinstance(last, PagedCache)

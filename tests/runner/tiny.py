@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine.core.plan import BlockWrite, RowStart, StepPlan, StepResult
+from engine.core.plan import RowStart, StepPlan, StepResult
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams

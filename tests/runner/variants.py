@@ -20,8 +20,9 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import kernels.hardware
 from engine.cache.spec import LatentKV
+from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
-from engine.core.plan import BlockWrite, RowStart, StepPlan
+from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
 from engine.runner.graphs import Compute, Outcome, Replay, StepGraphs
 from engine.runner.inputs import StepShape
