@@ -36,6 +36,7 @@ from clients.openai.wire import ModelInfo
 log = logging.getLogger("nereid.openai")
 
 _WEB = Path(__file__).resolve().parent.parent / "web"
+_PROMPT_FIELDS = {"/v1/chat/completions": "messages", "/detokenize": "tokens"}
 _WEB_FILES = frozenset({"app.js", "style.css", "docs.js"})
 
 
@@ -87,7 +88,7 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(BackendError)
     async def backend(http: Request, error: BackendError) -> Response:
-        return error_response(error.to_api("messages" if http.url.path.startswith("/v1/chat/") else "prompt"))
+        return error_response(error.to_api(_PROMPT_FIELDS.get(http.url.path, "prompt")))
 
     @app.exception_handler(RequestValidationError)
     async def validation(_: Request, error: RequestValidationError) -> Response:

@@ -8,9 +8,10 @@ import json
 class CallScanner:
     """Reads one call object, `{"name": string, "arguments" or "parameters": value}`, a piece of text at a time.
 
-    `raw` is everything taken so far. `bad` is set at the first character that cannot stand where it does; inside of the
-    arguments that is only a `<` outside of a string: a tag, where the model forgot a bracket. `rest` is what follows the
-    object once `done`, and what begins with that character once `bad`. Of a key that occurs twice the first counts.
+    `raw` is everything taken so far. `bad` is set at the first character that cannot stand where it does; inside of
+    the arguments that is only a `<` outside of a string: a tag, where the model forgot a bracket. `rest` is what
+    follows the object once `done`, and what begins with that character once `bad`. Of a key that occurs twice the
+    first counts.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from clients.openai.encode import json_response
-from clients.openai.logprobs import completion_logprobs
+from clients.openai.logprobs import completion_logprobs, num_characters
 from clients.openai.params import check_length, sampling_fields
 from clients.openai.prompts import Source, completion_sources
 from clients.openai.relay import Collected, relay
@@ -80,7 +80,7 @@ class _Answer:
                     choice["logprobs"] = completion_logprobs(
                         piece.logprobs, piece.token_ids, request.logprobs, told[index]
                     )
-                    told[index] += sum(map(len, choice["logprobs"]["tokens"]))
+                    told[index] += num_characters(piece.logprobs, piece.token_ids)
                 if request.return_token_ids:
                     choice["token_ids"] = list(piece.token_ids)
                 if piece.finish_reason is not None:

@@ -42,7 +42,13 @@ _TOO_LONG = re.compile(r"the prompt has \d+ tokens, but the context holds")
 _FIRST_WORD = re.compile(r"\w+")
 _PROMPT = "prompt"
 # what the engine and the models of a repository call a request's field, where the API has another name
-_ENGINE_FIELDS = {"text_input": _PROMPT, "input_ids": _PROMPT, "prompt_ids": _PROMPT, "bad_word_ids": "bad_words"}
+_ENGINE_FIELDS = {
+    "text_input": _PROMPT,
+    "input_ids": _PROMPT,
+    "prompt_ids": _PROMPT,
+    "token_ids": _PROMPT,
+    "bad_word_ids": "bad_words",
+}
 _REQUEST_FIELDS = frozenset(
     {"max_tokens", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "stop", "seed"}
 )

@@ -40,9 +40,9 @@ class Keys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def find(self, given: str) -> int | None:
+    def find(self, given: bytes) -> int | None:
         """The number of the key that `given` is."""
-        digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest()
+        digest = hashlib.sha256(given).digest()
         found = None
         for number, known in enumerate(self._digests):
             if hmac.compare_digest(known, digest):
@@ -65,6 +65,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        method = scope["method"]
+        if method == "HEAD":  # GET without its body, which the server leaves out
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         trace = Trace(request_id=given if _PLAIN_ID.match(given) else uuid.uuid4().hex)
@@ -92,7 +95,7 @@ class Gate:
                 self._leave(trace.caller)
             self._metrics.open_requests.dec()
             self._metrics.count_relayed()
-            self._finish(scope, trace, CLIENT_CLOSED if trace.gone else answer.status)
+            self._finish(method, scope, trace, CLIENT_CLOSED if trace.gone else answer.status)
 
     def _caller(self, scope: Scope, headers: Headers) -> str:
         """Who asks: the number of its key, or its address. Raises ApiError 401."""
@@ -102,7 +105,7 @@ class Gate:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise ApiError(401, "An API key is needed: send `Authorization: Bearer KEY`.", code="missing_api_key")
-        number = self._keys.find(key.strip())
+        number = self._keys.find(key.strip(" ").encode("latin-1"))  # the bytes that were sent
         if number is None:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
         return f"key{number}"
@@ -149,7 +152,7 @@ class Gate:
 
         return replay
 
-    def _finish(self, scope: Scope, trace: Trace, status: int) -> None:
+    def _finish(self, method: str, scope: Scope, trace: Trace, status: int) -> None:
         route = scope.get("route")
         path = getattr(route, "path", None) or ("unknown" if status == 404 else scope["path"])
         self._metrics.requests.labels(path, str(status)).inc()
@@ -163,7 +166,7 @@ class Gate:
         log.log(
             logging.INFO if status < 500 or status == CLIENT_CLOSED else logging.WARNING,
             "%s %s %d %.1fms id=%s caller=%s model=%s user=%r prompt=%d generated=%d ttft=%s",
-            scope["method"],
+            method,
             scope["path"],
             status,
             trace.seconds * 1000,

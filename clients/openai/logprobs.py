@@ -21,25 +21,44 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """Text completion's shape: parallel lists. An entry of None is a prompt's first token: it has no probability.
 
-    count: alternatives a token. offset: characters of text before the first token here. first_token: the text of a
-    prompt's first token, which no entry holds.
+    count: alternatives a token. offset: characters of text before the first token here; a token that goes on with a
+    character has that one's place. first_token: the text of a prompt's first token, which no entry holds.
     """
     tokens: list[str] = []
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
+    first: Entry = {"decoded_token": first_token, "logprob": None}
     for entry, token_id in zip(entries, token_ids, strict=True):
-        chosen = _chosen(entry, token_id) if entry else None
-        text = chosen["decoded_token"] if chosen else first_token
+        chosen = _chosen(entry, token_id) if entry else first
+        text = chosen["decoded_token"]
         tokens.append(text)
-        values.append(chosen["logprob"] if chosen else None)
-        if entry is None or chosen is None:
+        values.append(chosen["logprob"])
+        if entry is None:
             tops.append(None)
         else:
             tops.append({e["decoded_token"]: e["logprob"] for e in _top(entry, count)} | {text: chosen["logprob"]})
-        offsets.append(offset)
-        offset += len(text)
+        offsets.append(max(0, offset - _goes_on(chosen)))
+        offset += _begun(chosen)
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def num_characters(entries: Sequence[Entry], token_ids: Sequence[int]) -> int:
+    """Characters of text that begin in these tokens."""
+    return sum(_begun(_chosen(entry, token_id)) for entry, token_id in zip(entries, token_ids, strict=True))
+
+
+def _begun(token: dict[str, Any]) -> int:
+    """Characters that begin in a token. The bytes of one with a part of a character tell; all but a character's first
+    are 10xxxxxx in UTF-8."""
+    data: list[int] | None = token.get("bytes")
+    return len(token["decoded_token"]) if data is None else sum(byte & 0xC0 != 0x80 for byte in data)
+
+
+def _goes_on(token: dict[str, Any]) -> bool:
+    """Whether a token begins within a character."""
+    data: list[int] = token.get("bytes") or []
+    return len(data) > 0 and data[0] & 0xC0 == 0x80
 
 
 def chat_logprobs(entries: Sequence[Entry], token_ids: Sequence[int], count: int) -> dict[str, Any]:

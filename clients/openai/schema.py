@@ -284,10 +284,7 @@ class ChatRequest(Sampling):
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them.")
         if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise invalid("continue_final_message", "it excludes `add_generation_prompt`: no new turn is opened.")
-            if self.messages[-1].role != "assistant":
-                raise invalid("continue_final_message", "the last message must be the assistant's.")
+            check_continued(self.messages, self.add_generation_prompt)
         elif self.echo:
             raise invalid("echo", "in chat, `echo` repeats the message being continued: set `continue_final_message`.")
         self._check_tools()
@@ -321,6 +318,14 @@ class ChatRequest(Sampling):
     @property
     def forced_tool(self) -> str | None:
         return self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+
+
+def check_continued(messages: list[Message], add_generation_prompt: bool | None) -> None:
+    """Raises ApiError when the last message cannot be continued."""
+    if add_generation_prompt:
+        raise invalid("continue_final_message", "it excludes `add_generation_prompt`: no new turn is opened.")
+    if messages[-1].role != "assistant" or messages[-1].content is None:
+        raise invalid("continue_final_message", "the last message must be the assistant's, with `content`.")
 
 
 def refuse(request: ChatRequest) -> None:
@@ -367,6 +372,8 @@ class TokenizeRequest(Strict):
             for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
                 if getattr(self, name) is not None:
                     raise invalid(name, f"`{name}` goes with `messages`.")
+        if self.messages is not None and self.continue_final_message:
+            check_continued(self.messages, self.add_generation_prompt)
         return self
 
 

@@ -55,7 +55,7 @@ class Tokenizer:
         """The text of `ids` as a whole text of its own. Raises RequestError on an id out of the vocabulary."""
         for i in ids:
             if not 0 <= i < self.vocab_size:
-                raise RequestError(f"token id {i} is outside of the vocabulary of {self.vocab_size} tokens")
+                raise RequestError(f"token_ids holds the token id {i}; ids go from 0 to {self.vocab_size - 1}")
         if self._byte_decoder is None:
             return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
         data = b"".join([self.token_bytes(i) for i in ids if not (skip_special_tokens and i in self.special_ids)])

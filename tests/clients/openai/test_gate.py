@@ -38,7 +38,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def test_keys_are_asked_for_where_work_is_done() -> None:
-    ask = asker(api_keys=("first", "second"))
+    ask = asker(api_keys=("first", "second", "schlüssel"))
     for headers in (
         {},
         {"Authorization": "Bearer third"},
@@ -49,8 +49,9 @@ def test_keys_are_asked_for_where_work_is_done() -> None:
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"
         assert error_of(response)["type"] == "authentication_error"
-    for key in ("first", "second"):
-        assert ask("POST", "/v1/completions", json=BODY, headers={"Authorization": f"Bearer {key}"}).status_code == 503
+    for key in ("first", "second", "schlüssel"):
+        headers = {b"Authorization": f"Bearer {key}".encode()}
+        assert ask("POST", "/v1/completions", json=BODY, headers=headers).status_code == 503
     for path in ("/v1/models", "/stats"):
         assert ask("GET", path).status_code == 401
     for path in ("/version", "/metrics", "/", "/docs", "/openapi.json"):
@@ -100,6 +101,7 @@ def test_broken_bodies_are_400_in_the_error_shape(content: bytes, says: str) -> 
 
 def test_unknown_paths_and_methods_have_the_error_shape() -> None:
     ask = asker()
+    assert ask("HEAD", "/version").status_code == 200  # as GET; load balancers ask so
     for method, path, status in (("GET", "/v1/what", 404), ("GET", "/v1/completions", 405), ("GET", "/web/x", 404)):
         response = ask(method, path)
         assert response.status_code == status

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from clients.openai.errors import ApiError, from_validation
 from clients.openai.params import derive_seed, sampling_fields
-from clients.openai.schema import ChatRequest, CompletionRequest, Sampling
+from clients.openai.schema import ChatRequest, CompletionRequest, Strict, TokenizeRequest
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ASK = [{"role": "user", "content": "hi"}]
 
 
-def refusal(kind: type[Sampling], **fields: Any) -> ApiError:
+def refusal(kind: type[Strict], **fields: Any) -> ApiError:
     base: dict[str, Any] = (
         {"model": "m", "prompt": "x"} if kind is CompletionRequest else {"model": "m", "messages": ASK}
     )
@@ -118,6 +118,22 @@ def test_chat_refuses_by_name(fields: dict[str, Any], param: str) -> None:
     assert error.status == 400
     assert (error.param or "").startswith(param)
     assert len(error.message) > 20
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        ({"role": "user", "content": "x"}, {}),
+        ({"role": "assistant", "content": "x"}, {"add_generation_prompt": True}),
+        ({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}, {}),
+    ],
+)
+def test_only_an_assistants_text_can_be_continued(
+    kind: type[Strict], last: dict[str, Any], more: dict[str, Any]
+) -> None:
+    error = refusal(kind, messages=[*ASK, last], continue_final_message=True, **more)
+    assert (error.status, error.param) == (400, "continue_final_message")
 
 
 def test_null_means_the_default() -> None:
