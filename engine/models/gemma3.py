@@ -11,6 +11,20 @@ from engine.models.reader import Reader
 from engine.weights.rules import Rule
 
 KINDS = ("sliding_attention", "full_attention")
+# Published configs of 4B and more say only what differs from transformers' defaults.
+DEFAULTS: dict[str, object] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "bos_token_id": 2,
+}
+LOCAL_THETA = 1e4
 
 
 def parse(reader: Reader) -> ModelConfig:
@@ -19,12 +33,13 @@ def parse(reader: Reader) -> ModelConfig:
         return _text(reader, "model")
     reader.skip("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     reader.skip("tie_word_embeddings")
-    config = replace(_text(text, "model.language_model"), dtype=common.dtype(reader))
+    config = _text(text, "model.language_model")
     text.finish()
-    return config
+    return replace(config, dtype=common.dtype(reader), eos_ids=config.eos_ids or reader.ints("eos_token_id"))
 
 
 def _text(reader: Reader, prefix: str) -> ModelConfig:
+    reader.assume(**DEFAULTS)
     reader.refuse("use_bidirectional_attention", "tokens see only what is before them", False)
     reader.skip("_sliding_window_pattern", "cache_implementation")
     local, full = _ropes(reader)
@@ -54,9 +69,9 @@ def _ropes(reader: Reader) -> tuple[RopeConfig, RopeConfig]:
     head_dim = reader.read(int, "head_dim")
     full = common.rope(reader, head_dim, layer_type="full_attention")
     theta = reader.optional(float, "rope_local_base_freq")
-    if theta is not None:
-        return RopeConfig(theta=theta, rotary_dim=head_dim), full
-    return common.rope(reader, head_dim, layer_type="sliding_attention"), full
+    if theta is None and "rope_parameters" in reader:
+        return common.rope(reader, head_dim, layer_type="sliding_attention"), full
+    return RopeConfig(theta=theta or LOCAL_THETA, rotary_dim=head_dim), full
 
 
 def rules(config: ModelConfig) -> list[Rule]:

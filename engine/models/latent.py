@@ -6,7 +6,7 @@ import math
 
 from engine.models import common
 from engine.models.config import LatentAttentionConfig, LayerConfig, ModelConfig, MoeConfig
-from engine.models.reader import Reader
+from engine.models.reader import ConfigError, Reader
 from engine.weights.rules import Rule, concat, flat
 
 
@@ -16,19 +16,25 @@ def attention(reader: Reader, interleaved: bool) -> LatentAttentionConfig:
     heads = reader.read(int, "num_attention_heads")
     reader.require("num_key_value_heads", heads, default=heads)
     reader.skip("head_dim", "qk_head_dim")  # both follow from the parts
+    q_rank, bias = reader.optional(int, "q_lora_rank"), reader.read(bool, "attention_bias", False)
+    if bias and q_rank is None:
+        raise ConfigError(
+            f"{reader.where}: attention_bias = True is not implemented without q_lora_rank: queries have no bias then, "
+            "and the latents that stand in the same product have one"
+        )
     scaling = reader.optional(dict, "rope_parameters") or reader.optional(dict, "rope_scaling") or {}
     all_dim, factor = scaling.get("mscale_all_dim") or 0.0, scaling.get("factor") or 1.0
     mscale = 0.1 * all_dim * math.log(factor) + 1.0 if all_dim and factor > 1 else 1.0
     return LatentAttentionConfig(
         num_heads=heads,
-        q_rank=reader.optional(int, "q_lora_rank"),
+        q_rank=q_rank,
         kv_rank=reader.read(int, "kv_lora_rank"),
         nope_dim=nope,
         rope_dim=rope_dim,
         value_dim=reader.read(int, "v_head_dim"),
         scale=(nope + rope_dim) ** -0.5 * mscale * mscale,
         rope=common.rope(reader, rope_dim, interleaved=interleaved),
-        bias=reader.read(bool, "attention_bias", False),
+        bias=bias,
     )
 
 

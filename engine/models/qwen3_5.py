@@ -30,6 +30,7 @@ def parse(reader: Reader) -> ModelConfig:
 
 
 def _text(reader: Reader, prefix: str) -> ModelConfig:
+    reader.assume(partial_rotary_factor=0.25, head_dim=256)
     reader.require("attn_output_gate", True, default=True)
     reader.require("mamba_ssm_dtype", "float32", default="float32")
     reader.require("hidden_act", "silu")

@@ -81,6 +81,10 @@ class Reader:
         self._used.add(key)
         return self.read(kind, key) if key in self._values else None
 
+    def assume(self, **values: Any) -> None:
+        """What absent keys stand for: defaults of the family that its published configs leave out."""
+        self._values = {**values, **self._values}
+
     def skip(self, *keys: str) -> None:
         """Mark keys as understood and without effect here."""
         self._used.update(keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,29 @@ def test_gemma_has_a_window_and_a_rotary_base_of_its_own_in_five_layers_of_six()
     assert kinds == [(None, 1e6) if i % 6 == 5 else (512, 1e4) for i in range(26)]
 
 
+def test_what_the_larger_gemmas_leave_out_is_as_transformers_has_it() -> None:
+    """Their configs name sizes, the window and the stretched rope; the rest is the family's default."""
+    said = parse(
+        "gemma3-1b",
+        vocab_size=262208,
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_hidden_layers=34,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=131072,
+        sliding_window=1024,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    assert parse("gemma3-4b") == replace(said, prefix="model.language_model")
+
+
+def test_a_quarter_of_the_channels_turns_where_nothing_else_is_said() -> None:
+    said = values("qwen3.5-4b-text")
+    said["rope_parameters"] = {k: v for k, v in said["rope_parameters"].items() if k != "partial_rotary_factor"}
+    assert registry.parse({k: v for k, v in said.items() if k != "partial_rotary_factor"}) == parse("qwen3.5-4b-text")
+
+
 def test_yarn_scales_scores_and_not_angles_where_both_mscales_are_equal() -> None:
     mixer = parse("deepseek-v2-lite").layers[0].mixer
     assert isinstance(mixer, LatentAttentionConfig)
@@ -175,6 +199,9 @@ def test_a_token_costs_what_it_should(name: str) -> None:
         ("deepseek-v2-lite", {"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),
         ("deepseek-v2-lite", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
         ("deepseek-v2-lite", {"norm_topk_prob": True}, "norm_topk_prob = True"),
+        ("deepseek-v2-lite", {"attention_bias": True}, "attention_bias = True"),
+        ("kimi-k2-instruct-as-deepseek_v3", {"n_group": None}, "lacks n_group"),
+        ("kimi-k2-instruct-as-deepseek_v3", {"routed_scaling_factor": None}, "lacks routed_scaling_factor"),
         ("kimi-k2-instruct-as-deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
         ("kimi-k2-instruct-as-deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'"),
         ("kimi-k2-instruct-as-deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
