@@ -23,10 +23,11 @@ _DEFAULTS = SamplingParams()
 class AsyncClient:
     """Talks to one LLM model and its tokenizer model. One client serves any number of requests at once.
 
-    url: host:port of the server's gRPC. Every method raises ServerError with the server's sentence.
+    url: host:port of the server's gRPC. tokenizer: None stands for MODEL_tokenizer, which `nereid add` makes, where the
+    server has it, else for `tokenizer`. Every method raises ServerError with the server's sentence.
     """
 
-    def __init__(self, url: str = "localhost:8001", model: str = "demo", tokenizer: str = "tokenizer") -> None:
+    def __init__(self, url: str = "localhost:8001", model: str = "demo", tokenizer: str | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self._server = InferenceServerClient(url)
@@ -44,10 +45,7 @@ class AsyncClient:
 
     async def ready(self) -> bool:
         """Whether the model answers; False also when no server listens."""
-        try:
-            return bool(await self._server.is_model_ready(self.model))
-        except InferenceServerException:
-            return False
+        return await self._is_ready(self.model)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = _DEFAULTS, request_id: str = ""
@@ -107,14 +105,26 @@ class AsyncClient:
     async def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         inputs = wire.ids_inputs(ids, skip_special_tokens)
         try:
-            result = await self._server.infer(self.tokenizer, inputs)
+            result = await self._server.infer(await self._tokenizer(), inputs)
         except InferenceServerException as error:
             raise wire.server_error(error) from None
         return str(result.as_numpy("text_output").reshape(-1)[0].decode())
 
+    async def _tokenizer(self) -> str:
+        if self.tokenizer is None:
+            own = f"{self.model}_tokenizer"
+            self.tokenizer = own if await self._is_ready(own) else "tokenizer"
+        return self.tokenizer
+
+    async def _is_ready(self, model: str) -> bool:
+        try:
+            return bool(await self._server.is_model_ready(model))
+        except InferenceServerException:
+            return False
+
     async def _ids(self, inputs: list[InferInput]) -> list[int]:
         try:
-            result = await self._server.infer(self.tokenizer, inputs)
+            result = await self._server.infer(await self._tokenizer(), inputs)
         except InferenceServerException as error:
             raise wire.server_error(error) from None
         return [int(i) for i in result.as_numpy("input_ids").reshape(-1)]

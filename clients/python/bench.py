@@ -69,7 +69,7 @@ async def measure(client: AsyncClient, work: Work, vocab_size: int, seed: int) -
 
 def table(rows: Sequence[Figures]) -> Table:
     heads = ("streams", "requests", "in/out", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "tokens/s")
-    out = Table(*heads, box=SIMPLE, padding=(0, 1), caption="TTFT and ITL in ms, seen by the client")
+    out = Table(*heads, box=SIMPLE, padding=0, show_edge=False, caption="TTFT and ITL in ms, seen by the client")
     for row in rows:
         work = row.work
         times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v in (row.ttft, row.gaps) for p in (50, 99)]

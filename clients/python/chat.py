@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 
 from clients.python.sync import Client
 from clients.python.timing import Timing
@@ -17,7 +18,7 @@ from engine.types import SamplingParams
 HELP = """\
 /system TEXT       set the system message (without TEXT: remove it)
 /params            show the sampling parameters
-/params NAME=VALUE set some of them, e.g. /params temperature=0.2 max_tokens=200
+/params NAME=VALUE set some of them, e.g. /params temperature=0.2 stop=["a", "b"]
 /history           show the conversation
 /clear             forget the conversation
 /retry             answer the last message again
@@ -85,7 +86,7 @@ class Chat:
             note = "; cancelled"
         except ServerError as error:
             self.history.pop()
-            self._console.print(f"[red]error:[/] {error}", highlight=False)
+            self._complain(error)
             return
         finally:
             chunks.close()  # type: ignore[attr-defined]  # a generator; this is what cancels the request
@@ -106,9 +107,12 @@ class Chat:
                 values = {**msgspec.to_builtins(self.params), **changes}
                 self.params = msgspec.convert(values, SamplingParams)
         except ValueError as error:
-            self._console.print(f"[red]error:[/] {error}", highlight=False)
+            self._complain(error)
             return
         self._console.print_json(msgspec.json.encode(self.params).decode() if self.params else "{}")
+
+    def _complain(self, error: Exception) -> None:
+        self._console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
 
     def _show_history(self) -> None:
         for message in self._messages():
@@ -125,12 +129,12 @@ class Chat:
 
 
 def _assignments(text: str) -> dict[str, Any]:
-    """NAME=VALUE words; a value is JSON or, when it is not, a string. Raises ValueError."""
+    """NAME=VALUE, several with blanks between; a value is JSON or, when it is not, a string. Raises ValueError."""
     changes: dict[str, Any] = {}
-    for word in shlex.split(text):
-        name, equals, value = word.partition("=")
+    for assignment in re.split(r"\s+(?=\w+=)", text) if text else ():
+        name, equals, value = assignment.partition("=")
         if not equals:
-            raise ValueError(f"{word}: write NAME=VALUE")
+            raise ValueError(f"{assignment}: write NAME=VALUE")
         try:
             changes[name] = msgspec.json.decode(value)
         except msgspec.DecodeError:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 
 from clients.openai import cli as openai_cli
 from clients.python import bench as bench_module
@@ -24,17 +25,19 @@ app.command("openai")(openai_cli.main)
 
 Url = Annotated[str, typer.Option(help="host:port of the server's gRPC.")]
 Model = Annotated[str, typer.Option(help="The LLM model.")]
-TokenizerModel = Annotated[str, typer.Option("--tokenizer", help="The tokenizer model.")]
+TokenizerModel = Annotated[
+    str | None, typer.Option("--tokenizer", help="The tokenizer model; MODEL_tokenizer or `tokenizer` without it.")
+]
 
 
 @app.command()
 def chat(
     url: Url = "localhost:8001",
     model: Model = "demo",
-    tokenizer: TokenizerModel = "tokenizer",
+    tokenizer: TokenizerModel = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: int = 512,
-    temperature: float = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.7,
     seed: int | None = None,
 ) -> None:
     """Talk with a model in the terminal."""
@@ -49,7 +52,7 @@ def chat(
 def bench(
     url: Url = "localhost:8001",
     model: Model = "demo",
-    streams: Annotated[list[int] | None, typer.Option(help="Streams at a time; may be repeated.")] = None,
+    streams: Annotated[list[int] | None, typer.Option(min=1, help="Streams at a time; may be repeated.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 2,
     num_input: Annotated[int, typer.Option("--input", min=1, help="Prompt tokens.")] = 128,
     num_output: Annotated[int, typer.Option("--output", min=1, help="Generated tokens.")] = 64,
@@ -92,7 +95,7 @@ def top(
                 before, looks = now, looks + 1
     except KeyboardInterrupt:
         return
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _failure(f"no metrics at {url}: {error}. Is the server up (nereid serve)?") from None
 
 
@@ -102,7 +105,7 @@ def _require_ready(ready: bool, url: str, model: str) -> None:
 
 
 def _failure(sentence: str) -> typer.Exit:
-    Console(stderr=True).print(f"[red]error:[/] {sentence}", highlight=False)
+    Console(stderr=True).print(f"[red]error:[/] {escape(sentence)}", highlight=False)
     return typer.Exit(1)
 
 

@@ -20,7 +20,7 @@ _DEFAULTS = SamplingParams()
 class Client:
     """Like AsyncClient, with ordinary methods and iterators. May be shared between threads."""
 
-    def __init__(self, url: str = "localhost:8001", model: str = "demo", tokenizer: str = "tokenizer") -> None:
+    def __init__(self, url: str = "localhost:8001", model: str = "demo", tokenizer: str | None = None) -> None:
         self.model = model
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nereid-client", daemon=True)

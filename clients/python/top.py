@@ -9,7 +9,7 @@ from collections import defaultdict
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.box import SIMPLE
-from rich.table import Table
+from rich.table import Column, Table
 
 _PREFIX = "vllm:"
 
@@ -41,7 +41,8 @@ def parse(page: str, at: float) -> Sample:
 def table(before: Sample, now: Sample) -> Table:
     """Rates and means are over the time between the two samples."""
     heads = ("model", "running", "waiting", "KV use", "hits", "prompt/s", "tokens/s", "TTFT", "ITL", "preempted")
-    out = Table(*heads, box=SIMPLE, padding=(0, 1))
+    columns = [Column(head, no_wrap=head != "model", overflow="fold") for head in heads]  # 80 characters are enough
+    out = Table(*columns, box=SIMPLE, padding=0, show_edge=False, caption="TTFT and ITL in ms")
     for model, values in sorted(now.models.items()):
         grown = _Growth(values, before.models.get(model, {}), now.at - before.at)
         out.add_row(
@@ -74,7 +75,7 @@ class _Growth(msgspec.Struct, frozen=True):
 
     def mean_ms(self, histogram: str) -> str:
         count = self._of(f"{histogram}_count")
-        return f"{self._of(f'{histogram}_sum') / count * 1e3:.1f} ms" if count else "-"
+        return f"{self._of(f'{histogram}_sum') / count * 1e3:.1f}" if count else "-"
 
     def _of(self, name: str) -> float:
         return self.now.get(name, 0.0) - self.before.get(name, 0.0)

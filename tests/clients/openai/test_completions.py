@@ -51,7 +51,8 @@ def chunks(shim: Shim, **body: Any) -> list[dict[str, Any]]:
 
 
 def test_the_tokens_are_those_of_triton_itself(server: LocalServer, shim: Shim) -> None:
-    with Client(server.grpc, "demo", "demo_tokenizer") as client:
+    with Client(server.grpc, "demo") as client:
+        assert client.tokenize(PROMPT) == post(shim, "/tokenize", prompt=PROMPT).json()["tokens"]
         direct = client.complete(PROMPT, SamplingParams(max_tokens=12, temperature=0.0))
     answer = complete(shim, max_tokens=12, return_token_ids=True)
     assert texts(answer) == [direct.text]

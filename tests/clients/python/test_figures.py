@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from clients.python import top
+import pytest
+from rich.console import Console
+
+from clients.python import bench, top
 from clients.python.timing import Timing, percentile
 
 PAGE = """\
@@ -33,7 +36,17 @@ def test_top_reads_growth_between_two_looks() -> None:
     assert now.models["demo"]["num_requests_running"] == 3
     assert "nv_inference_count" not in now.models["demo"]
     cells = [next(iter(column.cells)) for column in top.table(before, now).columns]
-    assert cells == ["demo", "3", "0", "0%", "0%", "0", "100", "100.0 ms", "-", "0"]
+    assert cells == ["demo", "3", "0", "0%", "0%", "0", "100", "100.0", "-", "0"]
+
+
+def test_the_tables_fit_into_a_terminal_of_80_characters() -> None:
+    sample = top.parse(PAGE.format(tokens=100_000, count=5, total=0.9).replace("demo", "qwen3-30b-a3b"), at=10.0)
+    work = bench.Work(streams=256, requests=2, num_input=16384, num_output=1024)
+    row = bench.Figures(work=work, seconds=9.0, num_tokens=524_288, ttft=[12.3], gaps=[0.5])
+    for table in (top.table(sample, sample), bench.table([row])):
+        out = io.StringIO()
+        Console(file=out, width=80).print(table)
+        assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()  # something is cut off
 
 
 def test_top_of_one_look_has_no_rates() -> None:

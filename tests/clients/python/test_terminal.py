@@ -51,9 +51,12 @@ def test_a_conversation_remembers(client: Client) -> None:
 
 
 def test_commands_change_what_is_sent(client: Client) -> None:
-    terminal = Terminal(client, "/system Be brief.", "/params max_tokens=3 stop='[\"x\"]'", "Hello", "/retry")
+    terminal = Terminal(
+        client, "/system Be brief.", '/params max_tokens=3 stop=["x", "y z"] top_k=5', "Hello", "/retry"
+    )
     assert terminal.chat.system == "Be brief."
-    assert (terminal.chat.params.max_tokens, terminal.chat.params.stop) == (3, ("x",))
+    params = terminal.chat.params
+    assert (params.max_tokens, params.stop, params.top_k) == (3, ("x", "y z"), 5)
     assert len(terminal.chat.history) == 2
     messages = [{"role": "system", "content": "Be brief."}, terminal.chat.history[0]]
     assert terminal.chat.history[1]["content"] == client.chat(messages, terminal.chat.params).text
@@ -67,6 +70,7 @@ def test_commands_change_what_is_sent(client: Client) -> None:
         ("/params top_p=7", "top_p"),
         ("/params colour=1", "colour"),
         ("/params loud", "write NAME=VALUE"),
+        ("/params [/loud]", "[/loud]: write NAME=VALUE"),
         ("/dance", "no command /dance"),
         ("/retry", "no message to answer"),
     ],
@@ -98,6 +102,21 @@ def test_top_shows_the_models_and_what_they_did(server: LocalServer, client: Cli
     assert result.exit_code == 0, result.output
     assert "demo" in result.output
     assert "running" in result.output
+
+
+@pytest.mark.parametrize(
+    "command", [["chat", "--temperature", "-1"], ["chat", "--max-tokens", "0"], ["bench", "--streams", "0"]]
+)
+def test_an_option_out_of_range_is_refused_at_once(command: list[str]) -> None:
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert command[1] in result.output
+
+
+def test_a_page_that_is_not_of_metrics_is_told_in_a_sentence(server: LocalServer) -> None:
+    result = CliRunner().invoke(app, ["top", "--url", f"http://{server.http}/v2", "--count", "1"])
+    assert result.exit_code == 1
+    assert "no metrics at" in result.output
 
 
 @pytest.mark.parametrize("command", [["bench", "--url", "127.0.0.1:9"], ["top", "--url", "http://127.0.0.1:9/metrics"]])
