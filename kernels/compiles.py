@@ -122,13 +122,13 @@ class Compiler:
         with (
             mock.patch.object(JITFunction, "run", compile_it),
             mock.patch.object(JITFunction, "_do_compile", do_compile_it),
-            _zeroed(),
+            zeroed(),
         ):
             yield
 
 
 @contextmanager
-def _zeroed() -> Iterator[None]:
+def zeroed() -> Iterator[None]:
     """Memory from torch comes full of zeros instead of what stood there."""
 
     def wrap(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

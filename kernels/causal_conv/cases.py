@@ -11,7 +11,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(
+def case(
     name: str, dtype: torch.dtype, lines: list[tuple[int, int]], channels: int, width: int = 4, small: bool = True
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
@@ -39,10 +39,10 @@ def _case(
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     return [
-        _case("decode", f32, [(1, 1), (1, 2), (1, 9)], 37),
-        _case("mixed lines, shorter than the filter and longer", f32, [(1, 5), (2, 2), (2, 7), (11, 11), (19, 30)], 24),
-        _case("a line that begins within the filter", f32, [(1, 2), (1, 3), (2, 4), (3, 5), (70, 71)], 600),
-        _case("two taps, bfloat16", bf16, [(1, 4), (5, 9)], 40, width=2),
-        _case("64 lines, 8192 channels", bf16, [(1, 1024)] * 64, 8192, small=False),
-        _case("one chunk of 4096, 8192 channels", bf16, [(4096, 4096)], 8192, small=False),
+        case("decode", f32, [(1, 1), (1, 2), (1, 9)], 37),
+        case("mixed lines, shorter than the filter and longer", f32, [(1, 5), (2, 2), (2, 7), (11, 11), (19, 30)], 24),
+        case("a line that begins within the filter", f32, [(1, 2), (1, 3), (2, 4), (3, 5), (70, 71)], 600),
+        case("two taps, bfloat16", bf16, [(1, 4), (5, 9)], 40, width=2),
+        case("64 lines, 8192 channels", bf16, [(1, 1024)] * 64, 8192, small=False),
+        case("one chunk of 4096, 8192 channels", bf16, [(4096, 4096)], 8192, small=False),
     ]

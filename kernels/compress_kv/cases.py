@@ -11,7 +11,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     lines: list[tuple[int, int]],
@@ -57,10 +57,10 @@ def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     lines = [(1, 1), (1, 4), (1, 12), (2, 9), (3, 3), (9, 9), (11, 30)]
     return [
-        _case("windows that overlap", f32, lines, 24, 4, True, 16, 8),
-        _case("windows that do not", f32, lines, 24, 8, False, 16, 8),
-        _case("one window a block, bfloat16", bf16, [(1, 16), (40, 50)], 32, 16, False, 16, 16),
-        _case("64 lines, ratio 4", bf16, [(1, 1024)] * 64, 512, 4, True, 128, 64, small=False),
-        _case("one chunk of 4096, ratio 4", bf16, [(4096, 4096)], 512, 4, True, 128, 64, small=False),
-        _case("one chunk of 4096, ratio 128", bf16, [(4096, 4096)], 512, 128, False, 128, 64, small=False),
+        case("windows that overlap", f32, lines, 24, 4, True, 16, 8),
+        case("windows that do not", f32, lines, 24, 8, False, 16, 8),
+        case("one window a block, bfloat16", bf16, [(1, 16), (40, 50)], 32, 16, False, 16, 16),
+        case("64 lines, ratio 4", bf16, [(1, 1024)] * 64, 512, 4, True, 128, 64, small=False),
+        case("one chunk of 4096, ratio 4", bf16, [(4096, 4096)], 512, 4, True, 128, 64, small=False),
+        case("one chunk of 4096, ratio 128", bf16, [(4096, 4096)], 512, 128, False, 128, 64, small=False),
     ]

@@ -14,7 +14,7 @@ FLOAT32 = Tolerance(max_rel=3e-5, rms=1e-5)  # as the delta rule's
 WIDTH = 4
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     lines: list[tuple[int, int]],
@@ -63,12 +63,12 @@ def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     real = (16, 32, 128, 128)
     return [
-        _case("decode from the first tokens on", f32, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 30)], 2, 4, 16, 16),
-        _case("mixed lines, odd sizes", f32, [(1, 9), (2, 2), (2, 3), (3, 40), (65, 66), (90, 130)], 1, 3, 24, 20),
-        _case("mixed lines, bfloat16", bf16, [(1, 9), (1, 1), (70, 70)], 1, 2, 32, 32),
-        _case("float32, heads of 128 x 128", f32, [(1, 9), (1, 1), (70, 70), (130, 190)], 2, 4, 128, 128, small=False),
-        _case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], *real, small=False),
-        _case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, *real, small=False),
-        _case("8 chunks of 1000 beside 64 lines", bf16, [(1, 1024)] * 64 + [(1000, 1000)] * 8, *real, small=False),
-        _case("one chunk of 4096, 32 heads of 128 x 128", bf16, [(4096, 4096)], *real, small=False),
+        case("decode from the first tokens on", f32, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 30)], 2, 4, 16, 16),
+        case("mixed lines, odd sizes", f32, [(1, 9), (2, 2), (2, 3), (3, 40), (65, 66), (90, 130)], 1, 3, 24, 20),
+        case("mixed lines, bfloat16", bf16, [(1, 9), (1, 1), (70, 70)], 1, 2, 32, 32),
+        case("float32, heads of 128 x 128", f32, [(1, 9), (1, 1), (70, 70), (130, 190)], 2, 4, 128, 128, small=False),
+        case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], *real, small=False),
+        case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, *real, small=False),
+        case("8 chunks of 1000 beside 64 lines", bf16, [(1, 1024)] * 64 + [(1000, 1000)] * 8, *real, small=False),
+        case("one chunk of 4096, 32 heads of 128 x 128", bf16, [(4096, 4096)], *real, small=False),
     ]

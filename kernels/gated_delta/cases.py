@@ -14,7 +14,7 @@ from kernels.testing import TOLERANCES, randn
 FLOAT32 = Tolerance(max_rel=3e-5, rms=1e-5)
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     lines: list[tuple[int, int]],
@@ -53,12 +53,12 @@ def _case(
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     return [
-        _case("decode, one head a key head", f32, [(1, 1), (1, 30)], 2, 2, 16, 16),
-        _case("decode, odd sizes", f32, [(1, 5), (1, 2), (1, 1)], 1, 3, 24, 20),
-        _case("mixed lines", f32, [(1, 9), (3, 3), (5, 40), (32, 32), (45, 60)], 2, 4, 16, 24),
-        _case("lines past a chunk", f32, [(1, 9), (64, 64), (65, 70), (150, 150), (17, 300)], 1, 2, 24, 20),
-        _case("mixed lines, bfloat16", bf16, [(1, 9), (40, 70), (130, 130)], 1, 2, 32, 32),
-        _case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], 16, 32, 128, 128, small=False),
-        _case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, 16, 32, 128, 128, small=False),
-        _case("one chunk of 4096, 32 heads of 128 x 128", bf16, [(4096, 4096)], 16, 32, 128, 128, small=False),
+        case("decode, one head a key head", f32, [(1, 1), (1, 30)], 2, 2, 16, 16),
+        case("decode, odd sizes", f32, [(1, 5), (1, 2), (1, 1)], 1, 3, 24, 20),
+        case("mixed lines", f32, [(1, 9), (3, 3), (5, 40), (32, 32), (45, 60)], 2, 4, 16, 24),
+        case("lines past a chunk", f32, [(1, 9), (64, 64), (65, 70), (150, 150), (17, 300)], 1, 2, 24, 20),
+        case("mixed lines, bfloat16", bf16, [(1, 9), (40, 70), (130, 130)], 1, 2, 32, 32),
+        case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], 16, 32, 128, 128, small=False),
+        case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, 16, 32, 128, 128, small=False),
+        case("one chunk of 4096, 32 heads of 128 x 128", bf16, [(4096, 4096)], 16, 32, 128, 128, small=False),
     ]

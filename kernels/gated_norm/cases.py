@@ -10,7 +10,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         return {
             "x": randn(g, device, dtype, t, heads, dim),
@@ -25,9 +25,9 @@ def _case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, small: bo
 
 def cases() -> list[Case]:
     return [
-        _case("odd sizes", torch.float32, 3, 5, 27),
-        _case("bfloat16", torch.bfloat16, 4, 2, 64),
-        _case("no tokens", torch.float32, 0, 2, 16),
-        _case("64 tokens, 32 heads of 128", torch.bfloat16, 64, 32, 128, small=False),
-        _case("8192 tokens, 32 heads of 128", torch.bfloat16, 8192, 32, 128, small=False),
+        case("odd sizes", torch.float32, 3, 5, 27),
+        case("bfloat16", torch.bfloat16, 4, 2, 64),
+        case("no tokens", torch.float32, 0, 2, 16),
+        case("64 tokens, 32 heads of 128", torch.bfloat16, 64, 32, 128, small=False),
+        case("8192 tokens, 32 heads of 128", torch.bfloat16, 8192, 32, 128, small=False),
     ]

@@ -10,7 +10,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(name: str, dtype: torch.dtype, t: int, groups: int, size: int, outputs: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, groups: int, size: int, outputs: int, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         return {
             "x": randn(g, device, dtype, t, groups * size),
@@ -24,11 +24,11 @@ def _case(name: str, dtype: torch.dtype, t: int, groups: int, size: int, outputs
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     return [
-        _case("odd sizes", f32, 3, 2, 72, 37),
-        _case("many rows", f32, 70, 3, 40, 24),
-        _case("bfloat16", bf16, 17, 2, 64, 48),
-        _case("no tokens", f32, 0, 2, 16, 16),
-        _case("1 token, 8 groups of 4096", bf16, 1, 8, 4096, 1024, small=False),
-        _case("64 tokens, 8 groups of 4096", bf16, 64, 8, 4096, 1024, small=False),
-        _case("4096 tokens, 8 groups of 4096", bf16, 4096, 8, 4096, 1024, small=False),
+        case("odd sizes", f32, 3, 2, 72, 37),
+        case("many rows", f32, 70, 3, 40, 24),
+        case("bfloat16", bf16, 17, 2, 64, 48),
+        case("no tokens", f32, 0, 2, 16, 16),
+        case("1 token, 8 groups of 4096", bf16, 1, 8, 4096, 1024, small=False),
+        case("64 tokens, 8 groups of 4096", bf16, 64, 8, 4096, 1024, small=False),
+        case("4096 tokens, 8 groups of 4096", bf16, 4096, 8, 4096, 1024, small=False),
     ]

@@ -10,7 +10,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(name: str, dtype: torch.dtype, t: int, n: int, hidden: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, n: int, hidden: int, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         return {
             "x": randn(g, device, dtype, t, hidden),
@@ -25,10 +25,10 @@ def _case(name: str, dtype: torch.dtype, t: int, n: int, hidden: int, small: boo
 
 def cases() -> list[Case]:
     return [
-        _case("four streams", torch.float32, 3, 4, 1030),
-        _case("three streams, odd width", torch.float32, 2, 3, 27),
-        _case("bfloat16", torch.bfloat16, 2, 4, 64),
-        _case("no tokens", torch.float32, 0, 4, 16),
-        _case("64 tokens, 4 streams of 4096", torch.bfloat16, 64, 4, 4096, small=False),
-        _case("4096 tokens, 4 streams of 4096", torch.bfloat16, 4096, 4, 4096, small=False),
+        case("four streams", torch.float32, 3, 4, 1030),
+        case("three streams, odd width", torch.float32, 2, 3, 27),
+        case("bfloat16", torch.bfloat16, 2, 4, 64),
+        case("no tokens", torch.float32, 0, 4, 16),
+        case("64 tokens, 4 streams of 4096", torch.bfloat16, 64, 4, 4096, small=False),
+        case("4096 tokens, 4 streams of 4096", torch.bfloat16, 4096, 4, 4096, small=False),
     ]

@@ -12,7 +12,7 @@ from kernels.testing import TOLERANCES, randn
 FLOAT32 = Tolerance(max_rel=2e-5, rms=5e-6)  # twenty rounds of divisions stand behind comb
 
 
-def _case(name: str, dtype: torch.dtype, t: int, n: int, hidden: int, iterations: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, n: int, hidden: int, iterations: int, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         f32 = torch.float32
         return {
@@ -32,10 +32,10 @@ def _case(name: str, dtype: torch.dtype, t: int, n: int, hidden: int, iterations
 
 def cases() -> list[Case]:
     return [
-        _case("four streams", torch.float32, 3, 4, 40, 20),
-        _case("three streams, odd width", torch.float32, 2, 3, 27, 2),
-        _case("bfloat16", torch.bfloat16, 2, 4, 64, 20),
-        _case("no tokens", torch.float32, 0, 4, 16, 2),
-        _case("64 tokens, 4 streams of 4096", torch.bfloat16, 64, 4, 4096, 20, small=False),
-        _case("4096 tokens, 4 streams of 4096", torch.bfloat16, 4096, 4, 4096, 20, small=False),
+        case("four streams", torch.float32, 3, 4, 40, 20),
+        case("three streams, odd width", torch.float32, 2, 3, 27, 2),
+        case("bfloat16", torch.bfloat16, 2, 4, 64, 20),
+        case("no tokens", torch.float32, 0, 4, 16, 2),
+        case("64 tokens, 4 streams of 4096", torch.bfloat16, 64, 4, 4096, 20, small=False),
+        case("4096 tokens, 4 streams of 4096", torch.bfloat16, 4096, 4, 4096, 20, small=False),
     ]

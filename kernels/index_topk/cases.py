@@ -11,7 +11,7 @@ from kernels.registry import Case
 from kernels.testing import EXACT, randn
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     lines: list[tuple[int, int]],
@@ -56,10 +56,10 @@ def _case(
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     return [
-        _case("fewer entries than places", f32, [(1, 3), (1, 9), (6, 6)], 3, 16, 4, 8, 16),
-        _case("more entries than places", f32, [(1, 40), (5, 64)], 4, 16, 4, 3, 16),
-        _case("no entry yet", f32, [(1, 1), (2, 2)], 2, 16, 4, 3, 16),
-        _case("equal scores", f32, [(1, 90), (3, 64)], 2, 16, 4, 5, 16, whole=True),
-        _case("more entries than are looked at at once", f32, [(1, 5000), (2, 9000)], 2, 16, 4, 7, 16, whole=True),
-        _case("64 lines of 4096, 512 kept", bf16, [(1, 4096)] * 64, 64, 128, 4, 512, 128, small=False, whole=True),
+        case("fewer entries than places", f32, [(1, 3), (1, 9), (6, 6)], 3, 16, 4, 8, 16),
+        case("more entries than places", f32, [(1, 40), (5, 64)], 4, 16, 4, 3, 16),
+        case("no entry yet", f32, [(1, 1), (2, 2)], 2, 16, 4, 3, 16),
+        case("equal scores", f32, [(1, 90), (3, 64)], 2, 16, 4, 5, 16, whole=True),
+        case("more entries than are looked at at once", f32, [(1, 5000), (2, 9000)], 2, 16, 4, 7, 16, whole=True),
+        case("64 lines of 4096, 512 kept", bf16, [(1, 4096)] * 64, 64, 128, 4, 512, 128, small=False, whole=True),
     ]

@@ -17,7 +17,7 @@ DECODE = [(1, 1), (1, 17), (1, 48)]
 BF16 = Tolerance(max_rel=1.6e-2, rms=1.2e-2)
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     lines: list[tuple[int, int]],
@@ -76,23 +76,23 @@ def cases() -> list[Case]:
     big: dict[str, Any] = {"small": False, "block_size": 64}
     lite, kimi = (16, 512, 64, 128), (64, 512, 64, 128)
     return [
-        _case("decode, odd heads", f32, DECODE, 3, 32, 16, 16),
-        _case("decode, odd sizes", f32, DECODE, 2, 24, 8, 12),
-        _case("decode, split along the context", f32, [(1, 300)], 2, 16, 8, 16, block_size=32),
-        _case("decode, lines of very different length", bf16, [(1, 500), (1, 3), (1, 70)], 16, 32, 16, 16),
-        _case("decode, more lines than have their own joins", f32, [(1, 3 + 40 * i) for i in range(9)], 2, 32, 16, 16),
-        _case("mixed lines", f32, [*DECODE, (5, 5), (7, 40)], 5, 32, 16, 16),
-        _case("mixed lines, bfloat16", bf16, [(1, 33), (9, 20)], 16, 64, 16, 32),
-        _case("many heads", bf16, [(1, 20), (3, 18)], 80, 16, 16, 16),
-        _case("expanded", f32, [(5, 5), (70, 90)], 3, 32, 16, 16, expanded=True),
-        _case("expanded beside decode, bfloat16", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True),
-        _case("1 line of 384, 16 heads", bf16, [(1, 384)], *lite, **big),
-        _case("1 line of 4096, 16 heads", bf16, [(1, 4096)], *lite, **big),
-        _case("8 lines of 1024, 16 heads", bf16, [(1, 1024)] * 8, *lite, **big),
-        _case("64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, *lite, **big),
-        _case("64 lines of 1024, 64 heads", bf16, [(1, 1024)] * 64, *kimi, **big),
-        _case("one chunk of 2048, 16 heads", bf16, [(2048, 2048)], *lite, **big),
-        _case("8 of 1024 expanded, 16 heads", bf16, [(1024, 1024)] * 8, *lite, **big, expanded=True),
-        _case("8192 expanded, 16 heads", bf16, [(8192, 8192)], *lite, **big, expanded=True),
-        _case("2048 of 8192 expanded, 64 heads", bf16, [(2048, 8192)], *kimi, **big, expanded=True),
+        case("decode, odd heads", f32, DECODE, 3, 32, 16, 16),
+        case("decode, odd sizes", f32, DECODE, 2, 24, 8, 12),
+        case("decode, split along the context", f32, [(1, 300)], 2, 16, 8, 16, block_size=32),
+        case("decode, lines of very different length", bf16, [(1, 500), (1, 3), (1, 70)], 16, 32, 16, 16),
+        case("decode, more lines than have their own joins", f32, [(1, 3 + 40 * i) for i in range(9)], 2, 32, 16, 16),
+        case("mixed lines", f32, [*DECODE, (5, 5), (7, 40)], 5, 32, 16, 16),
+        case("mixed lines, bfloat16", bf16, [(1, 33), (9, 20)], 16, 64, 16, 32),
+        case("many heads", bf16, [(1, 20), (3, 18)], 80, 16, 16, 16),
+        case("expanded", f32, [(5, 5), (70, 90)], 3, 32, 16, 16, expanded=True),
+        case("expanded beside decode, bfloat16", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True),
+        case("1 line of 384, 16 heads", bf16, [(1, 384)], *lite, **big),
+        case("1 line of 4096, 16 heads", bf16, [(1, 4096)], *lite, **big),
+        case("8 lines of 1024, 16 heads", bf16, [(1, 1024)] * 8, *lite, **big),
+        case("64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, *lite, **big),
+        case("64 lines of 1024, 64 heads", bf16, [(1, 1024)] * 64, *kimi, **big),
+        case("one chunk of 2048, 16 heads", bf16, [(2048, 2048)], *lite, **big),
+        case("8 of 1024 expanded, 16 heads", bf16, [(1024, 1024)] * 8, *lite, **big, expanded=True),
+        case("8192 expanded, 16 heads", bf16, [(8192, 8192)], *lite, **big, expanded=True),
+        case("2048 of 8192 expanded, 64 heads", bf16, [(2048, 8192)], *kimi, **big, expanded=True),
     ]

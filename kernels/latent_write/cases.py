@@ -11,7 +11,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randint, randn
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     t: int,
@@ -51,15 +51,15 @@ def _case(
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     return [
-        _case("odd heads", f32, 5, 3, 24, 8, 12, 5),
-        _case("halves instead of pairs", f32, 3, 4, 32, 16, 16, 2, interleaved=False),
-        _case("no query absorbed", f32, 3, 4, 32, 16, 16, 0),
-        _case("bfloat16", bf16, 4, 16, 64, 16, 32, 4),
-        _case("some of many tokens absorbed", bf16, 70, 2, 160, 16, 32, 40),
-        _case("more tokens than one launch absorbs", f32, 70, 2, 32, 16, 16, 66),
-        _case("no tokens", f32, 0, 4, 32, 16, 16, 0),
-        _case("1 token, 16 heads, 512 + 64", bf16, 1, 16, 512, 64, 128, 1, small=False),
-        _case("64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, small=False),
-        _case("1024 tokens, 16 heads, 512 + 64", bf16, 1024, 16, 512, 64, 128, 1024, small=False),
-        _case("8192 tokens, 64 heads, 512 + 64", bf16, 8192, 64, 512, 64, 128, 0, small=False),
+        case("odd heads", f32, 5, 3, 24, 8, 12, 5),
+        case("halves instead of pairs", f32, 3, 4, 32, 16, 16, 2, interleaved=False),
+        case("no query absorbed", f32, 3, 4, 32, 16, 16, 0),
+        case("bfloat16", bf16, 4, 16, 64, 16, 32, 4),
+        case("some of many tokens absorbed", bf16, 70, 2, 160, 16, 32, 40),
+        case("more tokens than one launch absorbs", f32, 70, 2, 32, 16, 16, 66),
+        case("no tokens", f32, 0, 4, 32, 16, 16, 0),
+        case("1 token, 16 heads, 512 + 64", bf16, 1, 16, 512, 64, 128, 1, small=False),
+        case("64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, small=False),
+        case("1024 tokens, 16 heads, 512 + 64", bf16, 1024, 16, 512, 64, 128, 1024, small=False),
+        case("8192 tokens, 64 heads, 512 + 64", bf16, 8192, 64, 512, 64, 128, 0, small=False),
     ]

@@ -27,7 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, load_box, store_box, sync
-from kernels.linear.stream import _activate, streams
+from kernels.linear.stream import activate, streams
 
 # A tile: rows (64 of each warpgroup), outputs, inputs of a slice.
 ROWS, OUTPUTS, INPUTS = 128, 128, 64
@@ -100,7 +100,7 @@ def _multiply(y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles,
         mbarrier.arrive(empty.index(_before(stage, STAGES)))
 
         gate, up = gl.split(gl.permute(gl.reshape(acc, (64, 2, BN)), (0, 2, 1)))
-        y = (_activate(gate, ACT) * up).to(y_desc.dtype)
+        y = (activate(gate, ACT) * up).to(y_desc.dtype)
         row, column = _place(tile, row_tiles, column_tiles, BAND)
         # the copy engine has read the tile before
         tma.store_wait(0)

@@ -20,20 +20,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.prefetch import prefetch
+
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Asks the L2 cache for the lines at `pointers`."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.uint64, bitcast=True)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -67,9 +56,9 @@ def vector_kernel(
         gdc_launch_dependents()
         if PREFETCH > 0:
             lines = tl.arange(0, PREFETCH // 64) * 64
-            _prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
+            prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
             if ACT is not None:
-                _prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
+                prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
 
     acc = tl.zeros((BN, BK), tl.float32)
     acc_up = acc
@@ -171,9 +160,9 @@ def tile_kernel(
         gdc_launch_dependents()
         if PREFETCH > 0:
             lines = start + tl.arange(0, PREFETCH // 64) * 64
-            _prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
+            prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
             if ACT is not None:
-                _prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
+                prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
         gdc_wait()
 
     total = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)

@@ -43,7 +43,7 @@ def _owner(unit, units, programs):
 
 
 @gluon.jit
-def _activate(x, KIND: gl.constexpr):
+def activate(x, KIND: gl.constexpr):
     if KIND == "silu":
         return x / (1.0 + gl.exp(-x))
     # gelu_tanh; tanh(z) = 2·sigmoid(2z) − 1
@@ -184,7 +184,7 @@ def stream_kernel(
                 up = gl.convert_layout(acc_up, flat)
                 if BIAS:
                     up += gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
-                y = _activate(y, ACT) * up
+                y = activate(y, ACT) * up
             if RESIDUAL:
                 y += add.to(gl.float32)
             gl.store(y_ptr + m.to(gl.int64)[None, :] * y_stride + n[:, None], y.to(y_ptr.dtype.element_ty), mask=live)

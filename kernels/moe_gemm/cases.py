@@ -10,7 +10,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     t: int,
@@ -44,27 +44,27 @@ def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     lite: dict[str, Any] = {"small": False, "residual": True}
     return [
-        _case("one token", f32, 1, 40, 24, 8, 3),
-        _case("few tokens, odd sizes, residual", f32, 3, 33, 17, 6, 2, residual=True),
-        _case("few tokens, gelu", bf16, 3, 64, 32, 4, 2, activation="gelu_tanh"),
-        _case("few tokens, experts that live elsewhere", f32, 4, 32, 16, 4, 3, absent=4),
-        _case("tiles, odd sizes", f32, 45, 40, 24, 5, 3, residual=True),
-        _case("tiles, a few pairs each", bf16, 9, 64, 64, 12, 3, residual=True),
-        _case("tiles, clipped", bf16, 40, 48, 32, 6, 2, limit=0.5),
-        _case("tiles, gelu", f32, 12, 48, 32, 6, 2, activation="gelu_tanh"),
-        _case("tiles, experts that live elsewhere", f32, 40, 32, 16, 4, 3, absent=4),
-        _case("tiles, pairs ordered by several programs", f32, 600, 16, 16, 3, 2, residual=True),
-        _case("tiles, an expert that nobody chose", bf16, 24, 32, 16, 40, 1),
-        _case("tiles of 128", bf16, 150, 64, 128, 2, 2, residual=True),
-        _case("batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
-        _case("no tokens", f32, 0, 32, 16, 4, 2),
+        case("one token", f32, 1, 40, 24, 8, 3),
+        case("few tokens, odd sizes, residual", f32, 3, 33, 17, 6, 2, residual=True),
+        case("few tokens, gelu", bf16, 3, 64, 32, 4, 2, activation="gelu_tanh"),
+        case("few tokens, experts that live elsewhere", f32, 4, 32, 16, 4, 3, absent=4),
+        case("tiles, odd sizes", f32, 45, 40, 24, 5, 3, residual=True),
+        case("tiles, a few pairs each", bf16, 9, 64, 64, 12, 3, residual=True),
+        case("tiles, clipped", bf16, 40, 48, 32, 6, 2, limit=0.5),
+        case("tiles, gelu", f32, 12, 48, 32, 6, 2, activation="gelu_tanh"),
+        case("tiles, experts that live elsewhere", f32, 40, 32, 16, 4, 3, absent=4),
+        case("tiles, pairs ordered by several programs", f32, 600, 16, 16, 3, 2, residual=True),
+        case("tiles, an expert that nobody chose", bf16, 24, 32, 16, 40, 1),
+        case("tiles of 128", bf16, 150, 64, 128, 2, 2, residual=True),
+        case("batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
+        case("no tokens", f32, 0, 32, 16, 4, 2),
         *(
-            _case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, **lite)
+            case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, **lite)
             for t in (1, 2, 4, 8, 16, 64, 1024, 8192)
         ),
         *(
-            _case(f"{t} tokens, 8 of 66 experts of 1408", bf16, t, 2048, 1408, 66, 8, **lite)
+            case(f"{t} tokens, 8 of 66 experts of 1408", bf16, t, 2048, 1408, 66, 8, **lite)
             for t in (1, 2, 4, 8, 16, 64, 1024, 8192)
         ),
-        *(_case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
+        *(case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
     ]

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.prefetch import prefetch
+
 
 @triton.jit
 def activate(g, u, limit, GELU: tl.constexpr, LIMITED: tl.constexpr):
@@ -21,19 +23,6 @@ def activate(g, u, limit, GELU: tl.constexpr, LIMITED: tl.constexpr):
         # tanh(z) = 1 − 2 / (e²ᶻ + 1)
         return 0.5 * g * (2.0 - 2.0 / (tl.exp(2.0 * z) + 1.0)) * u
     return g / (1.0 + tl.exp(-g)) * u
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Asks the L2 cache for the lines at `pointers`."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.uint64, bitcast=True)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -68,8 +57,8 @@ def rows_up(
             if k >= K - SHARED:
                 known = (num_experts - K + k).to(tl.int64) * 2 * inter + tl.minimum(n, inter - 1)
                 line = tl.minimum(tl.arange(0, LINES) * 64, hidden - 1)
-                _prefetch(gate_up + known[:, None] * hidden + line[None])
-                _prefetch(gate_up + (known + inter)[:, None] * hidden + line[None])
+                prefetch(gate_up + known[:, None] * hidden + line[None])
+                prefetch(gate_up + (known + inter)[:, None] * hidden + line[None])
         # Behind the wait: the next kernel may then read which experts were chosen before it waits itself.
         gdc_wait()
         gdc_launch_dependents()

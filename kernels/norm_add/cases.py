@@ -10,7 +10,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(name: str, dtype: torch.dtype, t: int, e: int, offset: float = 0.0, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, e: int, offset: float = 0.0, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         return {
             "x": randn(g, device, dtype, t, e, scale=3.0),
@@ -26,7 +26,7 @@ def _case(name: str, dtype: torch.dtype, t: int, e: int, offset: float = 0.0, sm
 def cases() -> list[Case]:
     made = []
     for dtype in (torch.float32, torch.bfloat16):
-        made += [_case("odd sizes", dtype, 5, 123), _case("offset", dtype, 3, 640, offset=1.0)]
-    made.append(_case("no tokens", torch.float32, 0, 64))
-    made += [_case(f"{t} tokens of 2560", torch.bfloat16, t, 2560, offset=1.0, small=False) for t in (1, 64, 8192)]
+        made += [case("odd sizes", dtype, 5, 123), case("offset", dtype, 3, 640, offset=1.0)]
+    made.append(case("no tokens", torch.float32, 0, 64))
+    made += [case(f"{t} tokens of 2560", torch.bfloat16, t, 2560, offset=1.0, small=False) for t in (1, 64, 8192)]
     return made

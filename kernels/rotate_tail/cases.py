@@ -11,7 +11,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randint, randn
 
 
-def _case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, rope: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, rope: int, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         return {
             "x": randn(g, device, dtype, t, heads * dim + 6)[:, 6:].unflatten(-1, (heads, dim)),
@@ -25,8 +25,8 @@ def _case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, rope: int
 
 def cases() -> list[Case]:
     return [
-        _case("odd heads", torch.float32, 4, 3, 24, 8),
-        _case("all channels", torch.bfloat16, 3, 2, 16, 16),
-        _case("no tokens", torch.float32, 0, 2, 16, 8),
-        _case("64 tokens, 64 heads of 128", torch.bfloat16, 64, 64, 128, 64, small=False),
+        case("odd heads", torch.float32, 4, 3, 24, 8),
+        case("all channels", torch.bfloat16, 3, 2, 16, 16),
+        case("no tokens", torch.float32, 0, 2, 16, 8),
+        case("64 tokens, 64 heads of 128", torch.bfloat16, 64, 64, 128, 64, small=False),
     ]

@@ -11,7 +11,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randint, randn
 
 
-def _case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, rope: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, rope: int, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         slots = torch.randperm(16 * (t + 2), generator=g, device=g.device)[:t].to(device)
         if t > 2:
@@ -32,10 +32,10 @@ def _case(name: str, dtype: torch.dtype, t: int, heads: int, dim: int, rope: int
 
 def cases() -> list[Case]:
     return [
-        _case("odd heads", torch.float32, 4, 3, 24, 8),
-        _case("all channels turned", torch.float32, 3, 2, 16, 16),
-        _case("bfloat16", torch.bfloat16, 5, 4, 64, 16),
-        _case("no tokens", torch.float32, 0, 4, 32, 16),
-        _case("64 tokens, 64 heads of 512", torch.bfloat16, 64, 64, 512, 64, small=False),
-        _case("4096 tokens, 64 heads of 512", torch.bfloat16, 4096, 64, 512, 64, small=False),
+        case("odd heads", torch.float32, 4, 3, 24, 8),
+        case("all channels turned", torch.float32, 3, 2, 16, 16),
+        case("bfloat16", torch.bfloat16, 5, 4, 64, 16),
+        case("no tokens", torch.float32, 0, 4, 32, 16),
+        case("64 tokens, 64 heads of 512", torch.bfloat16, 64, 64, 512, 64, small=False),
+        case("4096 tokens, 64 heads of 512", torch.bfloat16, 4096, 64, 512, 64, small=False),
     ]

@@ -10,7 +10,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(name: str, dtype: torch.dtype, t: int, n: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, t: int, n: int, small: bool = True) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         return {"x": randn(g, device, dtype, t, n), "gate": randn(g, device, dtype, t, n + 7)[:, 7:]}
 
@@ -19,9 +19,9 @@ def _case(name: str, dtype: torch.dtype, t: int, n: int, small: bool = True) -> 
 
 def cases() -> list[Case]:
     return [
-        _case("odd sizes", torch.float32, 3, 1037),
-        _case("bfloat16", torch.bfloat16, 5, 96),
-        _case("no tokens", torch.float32, 0, 16),
-        _case("64 tokens of 4096", torch.bfloat16, 64, 4096, small=False),
-        _case("8192 tokens of 4096", torch.bfloat16, 8192, 4096, small=False),
+        case("odd sizes", torch.float32, 3, 1037),
+        case("bfloat16", torch.bfloat16, 5, 96),
+        case("no tokens", torch.float32, 0, 16),
+        case("64 tokens of 4096", torch.bfloat16, 64, 4096, small=False),
+        case("8192 tokens of 4096", torch.bfloat16, 8192, 4096, small=False),
     ]

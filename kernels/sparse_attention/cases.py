@@ -11,7 +11,7 @@ from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
 
-def _case(
+def case(
     name: str,
     dtype: torch.dtype,
     lines: list[tuple[int, int]],
@@ -66,11 +66,11 @@ def cases() -> list[Case]:
     lines = [(1, 1), (1, 30), (1, 64), (5, 5), (7, 50)]
     many = [(1, 4096)] * 64
     return [
-        _case("window alone", f32, lines, 3, 24, 8, 12, 16),
-        _case("every entry", f32, lines, 4, 32, 16, 12, 16, ratio=16),
-        _case("chosen entries", f32, lines, 4, 32, 16, 12, 16, ratio=4, chosen=6),
-        _case("chosen entries, bfloat16", bf16, [(1, 40), (3, 20)], 20, 32, 16, 8, 16, ratio=4, chosen=5),
-        _case("64 lines of 4096, window", bf16, many, 64, 512, 64, 128, 128, small=False),
-        _case("64 lines of 4096, ratio 128", bf16, many, 64, 512, 64, 128, 128, ratio=128, small=False),
-        _case("64 lines of 4096, 512 of ratio 4", bf16, many, 64, 512, 64, 128, 128, ratio=4, chosen=512, small=False),
+        case("window alone", f32, lines, 3, 24, 8, 12, 16),
+        case("every entry", f32, lines, 4, 32, 16, 12, 16, ratio=16),
+        case("chosen entries", f32, lines, 4, 32, 16, 12, 16, ratio=4, chosen=6),
+        case("chosen entries, bfloat16", bf16, [(1, 40), (3, 20)], 20, 32, 16, 8, 16, ratio=4, chosen=5),
+        case("64 lines of 4096, window", bf16, many, 64, 512, 64, 128, 128, small=False),
+        case("64 lines of 4096, ratio 128", bf16, many, 64, 512, 64, 128, 128, ratio=128, small=False),
+        case("64 lines of 4096, 512 of ratio 4", bf16, many, 64, 512, 64, 128, 128, ratio=4, chosen=512, small=False),
     ]

@@ -37,7 +37,7 @@ def mixed(n: int) -> Lines:
 
 def _made(op: str, *arguments: Any, **options: Any) -> Case:
     module = importlib.import_module(f"kernels.{op}.cases")
-    build = getattr(module, "case", None) or module._case
+    build = getattr(module, "case", None) or module.case
     made: Case = build(*arguments, **options)
     return made
 

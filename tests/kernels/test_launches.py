@@ -55,9 +55,9 @@ def test_a_decoding_line_is_compressed_and_kept_in_one_launch(launched: list[str
 def test_nothing_is_scored_when_no_line_can_have_more_entries_than_places(
     launched: list[str], device: torch.device
 ) -> None:
-    from kernels.index_topk.cases import _case
+    from kernels.index_topk.cases import case
 
     for top_k, kernels in ((200, ["_select"]), (8, ["_score", "_select"])):
         launched.clear()
-        run("index_topk", _case("", torch.bfloat16, decoding(2), 2, 16, 4, top_k, 16), device)
+        run("index_topk", case("", torch.bfloat16, decoding(2), 2, 16, 4, top_k, 16), device)
         assert launched == kernels

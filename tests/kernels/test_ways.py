@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.latent_attention.cases import _case as attention_case
+from kernels.latent_attention.cases import case as attention_case
 from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write.reference import latent_write
 from kernels.moe_gemm import kernel as moe
-from kernels.moe_gemm.cases import _case as experts_case
+from kernels.moe_gemm.cases import case as experts_case
 from kernels.moe_route import kernel as route
-from kernels.moe_route.cases import _case as route_case
+from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, assert_close, seeded
 

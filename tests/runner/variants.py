@@ -29,7 +29,7 @@ from engine.runner.inputs import StepShape
 from engine.runner.rehearsal import rehearsals
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
-from kernels.compiles import _zeroed
+from kernels.compiles import zeroed
 from kernels.registry import registry
 
 ROWS, BUDGET, CONTEXT = 160, 2048, 4096
@@ -115,7 +115,7 @@ def main() -> None:
     recorder = Recorder()
     JITFunction.run = lambda self, *args, **options: recorder.run(self, *args, **options)  # type: ignore[method-assign]
     runner = make(folder)
-    with _zeroed():
+    with zeroed():
         for rehearsal in rehearsals(ROWS, BUDGET, CONTEXT):
             runner.rehearse(rehearsal)
         ahead = set(recorder.seen)
