@@ -20,8 +20,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from engine.serving import decode
 from engine.serving.link import Link
 from engine.serving.messages import Stats
@@ -226,10 +224,7 @@ class Frontend:
             prompt_ids = asked.input_ids or ()
         if not prompt_ids:
             raise RequestError("the prompt has no tokens: send some text")
-        params = asked.params
-        seed = random.getrandbits(SEED_BITS) if params.seed is None else params.seed
-        timeout_s = min(params.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
-        params = msgspec.structs.replace(params, seed=seed, timeout_s=timeout_s)
+        params, most_s = asked.params, self._config.request_timeout_s
         with self._lock:
             if self.failed is not None:
                 raise RequestError(_DOWN.format(model=self._model, why=self.failed), ErrorCode.UNAVAILABLE)
@@ -243,7 +238,8 @@ class Frontend:
                 sender,
                 asked,
                 prompt_ids,
-                params,
+                random.getrandbits(SEED_BITS) if params.seed is None else params.seed,
+                min(params.timeout_s or most_s, most_s),
                 bad_word_ids(params.bad_words, self._tokenizer),
                 self._tokenizer,
                 arrived,

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.serving.decode import LlmRequest
 from engine.text import Detokenizer, Tokenizer
-from engine.types import ErrorCode, FinishReason, RequestInput, SamplingParams, TokenEvent, TokenLogprobs
+from engine.types import ErrorCode, FinishReason, RequestInput, TokenEvent, TokenLogprobs
 
 _LEAST_TIMEOUT_S = 1e-3
 _ENDED_BADLY = frozenset({FinishReason.CANCELLED, FinishReason.REJECTED, FinishReason.ERROR})
@@ -45,7 +45,8 @@ class Stream:
         sender: Any,
         request: LlmRequest,
         prompt_ids: Sequence[int],
-        params: SamplingParams,
+        seed: int,
+        timeout_s: float,
         bad_word_ids: list[list[int]],
         tokenizer: Tokenizer,
         arrived: float,
@@ -55,7 +56,7 @@ class Stream:
         self.sender = sender
         self.request = request
         self.prompt_ids = prompt_ids
-        self.params = params
+        self.params = request.params
         self.arrived = arrived
         self.received: list[int] = []
         self.heard = 0.0
@@ -65,10 +66,12 @@ class Stream:
         self.queued = False
         self.sending = threading.Lock()  # held from `take` until what it gave is sent
         self.pending: deque[TokenEvent] = deque()
+        self._seed = seed
+        self._timeout_s = timeout_s
         self._bad_word_ids = bad_word_ids
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
-        self._reads_text = request.wanted.text or bool(params.stop)
+        self._reads_text = request.wanted.text or bool(self.params.stop)
         self._cumulative = 0.0
         self.num_cached = 0  # prompt tokens found in the prefix cache
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -90,14 +93,11 @@ class Stream:
     def engine_request(self) -> RequestInput:
         """The request as the engine takes it; after tokens have come, the one that goes on behind them, in what is left
         of its time."""
-        params = self.params
-        if params.timeout_s is not None:
-            left = max(_LEAST_TIMEOUT_S, params.timeout_s - (now() - self.arrived))
-            params = msgspec.structs.replace(params, timeout_s=left)
+        left = max(_LEAST_TIMEOUT_S, self._timeout_s - (now() - self.arrived))
         return RequestInput(
             request_id=self.request_id,
             prompt_ids=self.prompt_ids,
-            params=params,
+            params=msgspec.structs.replace(self.params, seed=self._seed, timeout_s=left),
             output_ids=self.received,
             bad_word_ids=self._bad_word_ids,
         )

@@ -25,7 +25,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def stream_of(tokenizer: Tokenizer, params: SamplingParams, stream: bool = True, text: bool = True) -> Stream:
     request = LlmRequest(b"x", None, stream, not stream, params, Wanted(text=text), None)
-    return Stream("r", 1, None, request, tokenizer.encode("x"), params, [], tokenizer, arrived=0.0)
+    timeout_s = params.timeout_s or 3600.0
+    return Stream("r", 1, None, request, tokenizer.encode("x"), 7, timeout_s, [], tokenizer, arrived=0.0)
 
 
 def event(ids: list[int], reason: FinishReason | None = None, **fields: object) -> TokenEvent:
@@ -146,11 +147,13 @@ def test_cumulative_logprob_goes_on_over_an_engine_restart(tokenizer: Tokenizer)
 
 
 def test_request_is_sent_again_with_what_was_received(tokenizer: Tokenizer) -> None:
-    params = SamplingParams(max_tokens=99, seed=7)
-    stream = stream_of(tokenizer, params)
+    stream = stream_of(tokenizer, SamplingParams(max_tokens=99))
+    first = stream.engine_request()
     stream.receive(event([5, 6]), 1)
     again = stream.engine_request()
-    assert (again.output_ids, again.params, again.prompt_ids) == ([5, 6], params, tokenizer.encode("x"))
+    assert (again.output_ids, again.prompt_ids) == ([5, 6], tokenizer.encode("x"))
+    assert (again.params.max_tokens, again.params.seed) == (99, first.params.seed)
+    assert again.params.seed is not None
 
 
 def test_request_that_is_sent_again_has_the_rest_of_its_time(tokenizer: Tokenizer) -> None:
