@@ -101,37 +101,32 @@ class Inputs:
         return host.to(self._device, non_blocking=True)
 
     def _pack(self, plan: StepPlan, padded: StepShape | None) -> tuple[Words, StepShape]:
-        rows, first, count = (np.asarray(part, np.int32) for part in (plan.rows, plan.first, plan.count))
-        out_rows = np.where(np.asarray(plan.samples, bool), rows, self._tables.dummy)
+        dummy = self._tables.dummy
+        table = np.array((plan.rows, plan.samples, plan.first, plan.count), np.int32)
         if padded is not None:
-            at = places(plan, padded)
-            real = (rows, out_rows, first, count)
-            fills = (self._tables.dummy, self._tables.dummy, 0, 0)
-            rows, out_rows, first, count = (np.full(padded.lines, fill, np.int32) for fill in fills)
-            for line, given in zip((rows, out_rows, first, count), real, strict=True):
-                line[at] = given
+            real, table = table, np.empty((4, padded.lines), np.int32)
+            table[:] = ((dummy,), (False,), (0,), (1,))
+            table[:, places(plan, padded)] = real
             # Every dummy line but the last has one token; the last takes what is left.
-            count[:-1][count[:-1] == 0] = 1
-            count[-1] += padded.tokens - count.sum()
-        num_lines = len(rows)
-        start = np.concatenate(([0], np.cumsum(count)))
-        lines = np.repeat(np.arange(num_lines), count)
-        positions = np.arange(start[-1]) - np.repeat(start[:-1] - first, count)
+            table[3, -1] += padded.tokens - table[3].sum()
+        rows, samples, first, count = table
         held = first + count
-        singles = int((count == 1).sum())
-        shape = padded or StepShape(
-            lines=num_lines,
-            tokens=int(start[-1]),
-            num_single=singles,
-            max_query=int(count.max()),
-            max_context=int(held.max()),
-            max_entries=int(held[singles:].sum()),
-        )
-        assert (shape.lines, shape.tokens) == (num_lines, start[-1])
+        shape = padded or _shape(count, held)
         layout = _layout(shape.lines, shape.tokens)
         step = np.zeros(layout[-1].stop, np.int32)
-        for part, values in zip(layout, (start, held, rows, out_rows, start[1:] - 1, positions, lines), strict=True):
-            step[part.start : part.start + len(values)] = values
+        parts = (
+            step[part.start : part.start + size]
+            for part, size in zip(layout, _sizes(shape.lines, shape.tokens), strict=True)
+        )
+        start, lengths, table_rows, out_rows, last, positions, lines = parts
+        np.cumsum(count, out=start[1:])
+        assert start[-1] == shape.tokens
+        lengths[:] = held
+        table_rows[:] = rows
+        out_rows[:] = np.where(samples, rows, dummy)
+        np.subtract(start[1:], 1, out=last)
+        lines[:] = np.repeat(np.arange(shape.lines), count)
+        np.add(np.arange(shape.tokens), (first - start[:-1])[lines], out=positions, casting="same_kind")
         return step, shape
 
     def batch(self, shape: StepShape) -> tuple[DeviceBatch, Lines]:
@@ -178,12 +173,23 @@ class Inputs:
         return x.index_select(0, self._words[start : start + shape.lines])
 
 
-def places(plan: StepPlan, padded: StepShape) -> Words:
+def places(plan: StepPlan, padded: StepShape) -> list[int]:
     """Where a plan's lines stand in a padded step: those of one token, dummies up to num_single, then the rest."""
     singles = plan.count.count(1) if padded.num_single else 0
-    return np.concatenate(
-        (np.arange(singles), np.arange(padded.num_single, padded.num_single + len(plan.rows) - singles))
-    ).astype(np.int32)
+    return [*range(singles), *range(padded.num_single, padded.num_single + len(plan.rows) - singles)]
+
+
+def _shape(count: Words, held: Words) -> StepShape:
+    """Of lines that are not padded: their tokens, and what they hold with them."""
+    singles = int((count == 1).sum())
+    return StepShape(
+        lines=len(count),
+        tokens=int(count.sum()),
+        num_single=singles,
+        max_query=int(count.max()),
+        max_context=int(held.max()),
+        max_entries=int(held[singles:].sum()),
+    )
 
 
 def _sizes(lines: int, tokens: int) -> tuple[int, ...]:

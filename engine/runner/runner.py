@@ -63,6 +63,8 @@ class DeviceRunner:
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
+        self._wishing: set[int] = set()  # rows whose drawing takes more than their parameters on the device
+        self._explained: set[int] = set()  # rows that asked for log-probabilities of their prompt
         self._graphs: StepGraphs | None = None
         if capture is not None:
             latents = any(isinstance(group.spec, LatentKV) for group in info.pool.groups)
@@ -85,7 +87,7 @@ class DeviceRunner:
             self._start(start)
         wishes, wanted = self._wishes(plan)
         padded = self._graphs.fit(plan) if self._graphs is not None and wishes.plain else None
-        if padded is not None and padded.lines != padded.num_single and self._asks_prompt_logprobs(plan):
+        if padded is not None and padded.lines != padded.num_single and not self._explained.isdisjoint(plan.rows):
             padded = None
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
@@ -100,7 +102,7 @@ class DeviceRunner:
             x, drawn = self.compute(shape, wishes, lengths)
         parts, prompts = self._prompt_logprobs(plan, x)
         outputs = [drawn.tokens, *(drawn.logprobs or ()), *parts]
-        at = None if padded is None else places(plan, padded).tolist()
+        at = None if padded is None else places(plan, padded)
         return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts, at)
 
     def compute(
@@ -167,21 +169,30 @@ class DeviceRunner:
             torch.cuda.empty_cache()
 
     def _start(self, start: RowStart) -> None:
-        self._params[start.row] = start.params
-        self._num_prompt[start.row] = start.num_prompt
-        self._edits.pop(start.row, None)
-        if not start.params.plain:
+        row, params = start.row, start.params
+        self._params[row] = params
+        self._num_prompt[row] = start.num_prompt
+        self._edits.pop(row, None)
+        self._wishing.discard(row)
+        self._explained.discard(row)
+        if not params.plain:
             edits = RowEdits(start, self._device)
             if edits.any:
-                self._edits[start.row] = edits
+                self._edits[row] = edits
+        if not params.plain or params.logprobs is not None:
+            self._wishing.add(row)
+        if params.prompt_logprobs is not None:
+            self._explained.add(row)
 
     def _wishes(self, plan: StepPlan) -> tuple[Wishes, dict[int, int]]:
         """What the sampling lines ask for, and how many log-probabilities each."""
+        if self._wishing.isdisjoint(plan.rows):
+            return PLAIN, {}
         edits, wanted, penalties = [], {}, False
         for line, (row, sampled) in enumerate(zip(plan.rows, plan.samples, strict=True)):
-            params = self._params[row]
-            if not sampled or (params.plain and params.logprobs is None):
+            if not sampled or row not in self._wishing:
                 continue
+            params = self._params[row]
             if params.logprobs is not None:
                 wanted[line] = min(params.logprobs, self._info.vocab_size)
             if row in self._edits:
@@ -190,11 +201,10 @@ class DeviceRunner:
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
         return Wishes(edits, penalties, most), wanted
 
-    def _asks_prompt_logprobs(self, plan: StepPlan) -> bool:
-        return any(self._params[row].prompt_logprobs is not None for row in plan.rows)
-
     def _prompt_logprobs(self, plan: StepPlan, x: torch.Tensor) -> tuple[list[torch.Tensor], list[PromptLogprobs]]:
         """Log-probabilities of the prompt tokens that follow the computed ones, for the lines that asked for them."""
+        if self._explained.isdisjoint(plan.rows):
+            return [], []
         asked, places, targets = [], [], []
         start, total = 0, 0
         for line, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
