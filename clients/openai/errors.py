@@ -82,14 +82,18 @@ class BackendError(Exception):
 
     code: its status name (INVALID_ARG, UNAVAILABLE ...). message: for the client. detail: for the log only, where the
     message leaves out addresses. refused: the engine itself says so; else the server or the way to it failed.
+    again: the same replica may well serve the request that it has just failed.
     """
 
-    def __init__(self, code: str, message: str, detail: str | None = None, refused: bool = False) -> None:
+    def __init__(
+        self, code: str, message: str, detail: str | None = None, refused: bool = False, again: bool = False
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.detail = detail or message
         self.refused = refused
+        self.again = again
 
     @property
     def retryable(self) -> bool:

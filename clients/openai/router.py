@@ -23,6 +23,8 @@ log = logging.getLogger("nereid.openai")
 
 T = TypeVar("T")
 
+_ATTEMPTS = 6  # for a request that meets dead instances only: each takes a second to say so
+
 
 class PrefixIndex:
     """Which replica last saw a prompt beginning: chained hashes of fixed chunks, least recently used out first.
@@ -154,7 +156,9 @@ class Router:
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces from one replica; another is tried only while nothing has come. Raises BackendError."""
         tried: list[str] = []
+        attempts = 0
         while True:
+            attempts += 1
             replica = self.pick(generation.model, generation.prompt.key, tried)
             started = False
             replica.open_requests += 1
@@ -166,7 +170,7 @@ class Router:
                 return
             except BackendError as error:
                 tried.append(replica.name)
-                if started or not error.retryable or not self._others(generation.model, tried):
+                if started or not self._goes_on(generation.model, tried, error, attempts):
                     if not error.refused:
                         log.warning("request %s failed on %s: %s", generation.request_id, replica.name, error.detail)
                     raise
@@ -178,7 +182,9 @@ class Router:
     async def ask(self, model: str, call: Callable[[TritonReplica], Awaitable[T]]) -> T:
         """One short call (tokenize, detokenize) to any replica with the model. Raises BackendError."""
         tried: list[str] = []
+        attempts = 0
         while True:
+            attempts += 1
             able = [r for r in self.replicas if r.healthy and model in r.models and r.name not in tried]
             if not able:
                 raise BackendError("UNAVAILABLE", f"No replica can serve the model `{model}` now.")
@@ -187,11 +193,17 @@ class Router:
                 return await call(replica.server)
             except BackendError as error:
                 tried.append(replica.name)
-                if not error.retryable or not self._others(model, tried):
+                if not self._goes_on(model, tried, error, attempts):
                     raise
 
-    def _others(self, model: str, tried: list[str]) -> bool:
-        return any(r.healthy and model in r.models and r.name not in tried for r in self.replicas)
+    def _goes_on(self, model: str, tried: list[str], error: BackendError, attempts: int) -> bool:
+        """Whether a replica is left to try after an error. All are when only an instance of the last one has died."""
+        if any(r.healthy and model in r.models and r.name not in tried for r in self.replicas):
+            return error.retryable
+        if error.again and attempts < _ATTEMPTS:
+            tried.clear()
+            return True
+        return False
 
     async def check(self) -> None:
         """Ask every replica whether it is ready and what it serves."""

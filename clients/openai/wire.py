@@ -20,6 +20,7 @@ _TOKENIZER_INPUTS = {"text_input", "messages", "template_parameters", "token_ids
 _NOT_FINISHED = b"None"
 _TIMED_OUT = "ran past its timeout"  # Triton has no code for it; another replica must not be asked
 _UNREACHABLE = "The model's server cannot be reached or is going away; try again in a moment."
+_DEAD_INSTANCE = "is not healthy"  # "Stub process 'demo_1_0' is not healthy.": the model has others, or will soon
 _TRUE, _FALSE = b"\x01", b"\x00"
 
 _parse = service_pb2.ModelStreamInferResponse.FromString
@@ -231,6 +232,8 @@ def from_status(code: str, message: str) -> BackendError:
     """What Triton or gRPC says of a call. code: gRPC's name of the status."""
     if code in ("OK", "UNKNOWN"):
         code = "INTERNAL"
+    if _DEAD_INSTANCE in message:
+        return BackendError("UNAVAILABLE", _UNREACHABLE, detail=message, again=True)
     if code == "INTERNAL" and "unknown model" in message.lower():
         code = "UNAVAILABLE"  # it was there at the last look: it is being unloaded or has just failed
     if code == "UNAVAILABLE":

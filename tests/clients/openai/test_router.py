@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -11,7 +12,7 @@ from clients.openai.errors import ApiError, BackendError
 from clients.openai.metrics import ShimMetrics
 from clients.openai.router import PrefixIndex, ReplicaState, Router
 from clients.openai.triton import TritonReplica
-from clients.openai.wire import ModelInfo, Prompt
+from clients.openai.wire import Generation, ModelInfo, Piece, Prompt, from_status
 
 
 class Server(TritonReplica):
@@ -19,6 +20,20 @@ class Server(TritonReplica):
 
     def __init__(self, address: Replica) -> None:
         self.address = address
+
+
+class Failing(Server):
+    """Refuses this many requests with an error of the server's, then answers with one piece."""
+
+    def __init__(self, address: Replica, refusals: int, message: str) -> None:
+        super().__init__(address)
+        self.refusals, self._message = refusals, message
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise from_status("INTERNAL", self._message)
+        yield Piece("text", (1,), "stop", 1, 0, generation.index)
 
 
 def router(count: int, **settings: object) -> Router:
@@ -147,3 +162,34 @@ def test_servers_come_and_go_with_their_addresses() -> None:
 def test_wrong_replica_addresses_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="HOST:GRPC_PORT"):
         Replica.parse(text)
+
+
+async def pieces(r: Router) -> list[Piece]:
+    generation = Generation("demo", "r-1", Prompt(text="hello"), sampling={}, stream=True)
+    return [piece async for piece in r.generate(generation)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_request_that_meets_a_dead_instance_is_tried_again_on_the_same_replica_too(replicas: int) -> None:
+    r = router(replicas)
+    for state in r.replicas:
+        state.server = Failing(state.server.address, 2, "Stub process 'demo_1_0' is not healthy.")
+    assert [piece.text for piece in asyncio.run(pieces(r))] == ["text"]
+    assert all(state.open_requests == 0 for state in r.replicas)
+
+
+def test_a_replica_without_a_living_instance_is_given_up_as_unavailable() -> None:
+    r = router(1)
+    r.replicas[0].server = failing = Failing(r.replicas[0].server.address, 99, "Stub process 'm_0_0' is not healthy.")
+    with pytest.raises(BackendError) as refused:
+        asyncio.run(pieces(r))
+    assert (refused.value.code, refused.value.to_api().status) == ("UNAVAILABLE", 503)
+    assert 99 - failing.refusals == 6
+
+
+def test_other_errors_of_a_server_are_not_tried_again() -> None:
+    r = router(1)
+    r.replicas[0].server = failing = Failing(r.replicas[0].server.address, 9, "a fault of its own")
+    with pytest.raises(BackendError, match="a fault of its own"):
+        asyncio.run(pieces(r))
+    assert failing.refusals == 8
