@@ -13,6 +13,7 @@ from clients.openai.wire import Generation, Prompt
 
 _FRESH_S = 1.0
 _TIMEOUT_S = 10.0
+_FIRST = -(2**31)  # ahead of the queue
 
 
 class Probe:
@@ -41,7 +42,7 @@ class Probe:
             model=model,
             request_id=f"probe-{uuid.uuid4().hex}",
             prompt=Prompt(ids=(0,)),
-            sampling={"max_tokens": 1, "temperature": 0.0, "timeout_s": _TIMEOUT_S},
+            sampling={"max_tokens": 1, "temperature": 0.0, "timeout_s": _TIMEOUT_S, "priority": _FIRST},
             stream=False,
         )
         try:

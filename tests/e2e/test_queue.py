@@ -1,14 +1,19 @@
-"""Admission: a full queue says so, and what was admitted is served."""
+"""Admission: a full queue says so, what was admitted is served, and a full server counts as alive."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 from tritonclient.utils import InferenceServerException
 
 from tests.e2e.harness import Call, Server
 
 PROMPT = "A server takes a question and"
+HEALTH_CHECK = Path(__file__).parents[2] / "docker" / "healthcheck.py"
 
 
 def test_full_queue_is_refused_as_unavailable_and_the_others_are_served(server: Server) -> None:
@@ -26,3 +31,24 @@ def test_full_queue_is_refused_as_unavailable_and_the_others_are_served(server: 
     assert served + len(refused) == 80
     assert refused, "the queue was never full: this test needs more requests"
     assert all("the queue is full: 24 requests wait and 24 may" in sentence for sentence in refused)
+
+
+def test_the_health_check_tells_a_full_server_from_a_useless_one(server: Server) -> None:
+    def check(model: str) -> subprocess.CompletedProcess[str]:
+        where = {
+            "HEALTH_URL": f"http://127.0.0.1:{server.http_port}/v2",
+            "HEALTH_METRICS": f"http://127.0.0.1:{server.metrics_port}/metrics",
+            "HEALTH_MODEL": model,
+        }
+        return subprocess.run([sys.executable, HEALTH_CHECK], env=where, capture_output=True, text=True, timeout=30)
+
+    assert check("demo").returncode == 0
+    fields = json.dumps({"max_tokens": 64, "temperature": 0.0, "ignore_eos": True})
+    calls = [Call(server, text_input=f"{PROMPT} {i}", sampling_parameters=fields) for i in range(60)]
+    full, unknown = check("demo"), check("unknown")
+    for call in calls:
+        with contextlib.suppress(InferenceServerException):
+            call.all()
+    assert full.returncode == 0, full.stdout
+    assert unknown.returncode == 1
+    assert "unknown model" in unknown.stdout
