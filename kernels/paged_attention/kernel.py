@@ -1,4 +1,5 @@
-"""Launches paged attention: one Triton kernel for decode lines and for prefill chunks, with split keys."""
+"""Launches paged attention: a Triton kernel with split keys for lines of one query and for chunks of prompts; on Hopper
+longer chunks take one of their own (`prompt`)."""
 
 from __future__ import annotations
 
