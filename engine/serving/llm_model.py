@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb
 from engine import env
 from engine.serving import heap
 from engine.serving.process_watch import die_with
-from engine.serving.run_folder import RunFolder, model_key
+from engine.serving.run_folder import RunFolder, RunFolderError, model_key
 from engine.serving.settings import SettingsError, parse
 from engine.serving.supervisor import Supervisor
 from engine.types import RequestError
@@ -43,7 +43,10 @@ class TritonPythonModel:
         self._name = name
         self._drain_s = settings.frontend.drain_s
         self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
-        self._folder.enter()
+        try:
+            self._folder.enter()
+        except RunFolderError as error:
+            raise pb.TritonModelException(str(error)) from None
         self._supervisor = Supervisor(
             self._folder,
             name,

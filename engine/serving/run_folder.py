@@ -12,7 +12,16 @@ from pathlib import Path
 
 import msgspec
 
+from engine import env
 from engine.serving.process_watch import start_time
+
+# Of a socket's path (unix(7)), without the zero at its end.
+_MOST_BYTES = 107
+_MANY_EPOCHS = 9999
+
+
+class RunFolderError(Exception):
+    """The run folder cannot be used; the message says why and what to do."""
 
 
 class EngineState(msgspec.Struct, frozen=True):
@@ -37,11 +46,22 @@ class RunFolder:
         self.path = self.server_folder / key
 
     def enter(self) -> None:
-        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._lock():
-            sweep(self._root)
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._mark.touch()
+        """Raises RunFolderError when the folder cannot be made, is another user's, who could answer for the engine, or
+        is too deep for a socket."""
+        remedy = f"set {env.RUN_DIR} to a short path of a folder of your own"
+        if len(os.fsencode(self.engine_socket(_MANY_EPOCHS))) > _MOST_BYTES:
+            raise RunFolderError(f"{self._root} is too long for the path of a socket ({_MOST_BYTES} bytes): {remedy}")
+        try:
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            owner = self._root.stat().st_uid
+            if owner not in (0, os.getuid()):
+                raise RunFolderError(f"{self._root} belongs to the user {owner}: {remedy}")
+            with self._lock():
+                sweep(self._root)
+                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._mark.touch()
+        except OSError as error:
+            raise RunFolderError(f"{self._root} cannot be used ({error.strerror}): {remedy}") from None
 
     @contextlib.contextmanager
     def leave(self) -> Iterator[bool]:
