@@ -70,6 +70,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     the engine is ready, many at once, in other processes or in threads of this one; "off" leaves each to the first step
     that needs it.
     fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
+    trim_last_layer: the last layer computes the last token of each line alone, where nobody asks for prompt_logprobs.
     chosen_products: products of many rows take the library's algorithms that were measured to be fastest.
     deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
     """
@@ -82,6 +83,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     graphs: bool = True
     compile_ahead: Literal["processes", "threads", "off"] = "processes"
     fused_attention: bool = True
+    trim_last_layer: bool = True
     chosen_products: bool = True
     deterministic: bool = False
 

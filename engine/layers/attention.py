@@ -11,7 +11,7 @@ from engine.layers.build import Build
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import AttentionConfig
-from engine.runner.batch import DeviceBatch
+from engine.runner.batch import DeviceBatch, LineEnds, kept
 
 
 class Attention(nn.Module):
@@ -42,37 +42,49 @@ class Attention(nn.Module):
         batch: DeviceBatch,
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
+        ends: LineEnds | None,
     ) -> torch.Tensor:
-        """x, residual [T, hidden] → [T, hidden]. Writes the step's keys and values into the cache."""
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Writes the step's keys and
+        values into the cache."""
         (cache,) = caches
         assert isinstance(cache, PagedCache)
+        config = self.config
         qkv, gate = self.qkv(x, norm=norm).split(self._sizes, dim=-1)
-        o = self._ops.rope_attention(
-            qkv,
-            batch.positions,
-            batch.slots[cache.group],
-            self._rope,
-            cache.k,
-            cache.v,
-            batch.block_tables[cache.group],
-            batch.query_start,
-            batch.context_len,
-            self.config.scale,
-            self.config.num_heads,
-            batch.num_single,
-            batch.max_query,
-            batch.max_context,
-            q_norm=self.q_norm,
-            k_norm=self.k_norm,
-            eps=self._norm.eps,
-            offset=self._norm.offset,
-            interleaved=self._interleaved,
-            window=self.config.window,
-            softcap=self.config.softcap,
-            deterministic=self._deterministic,
-            fused=self._fused,
-        )
+        written = (qkv, batch.positions, batch.slots[cache.group], self._rope, cache.k, cache.v)
+        norms = {"q_norm": self.q_norm, "k_norm": self.k_norm, "eps": self._norm.eps, "offset": self._norm.offset}
+        rope = {**norms, "interleaved": self._interleaved}
+        attend = {"window": config.window, "softcap": config.softcap, "deterministic": self._deterministic}
+        if ends is None:
+            o = self._ops.rope_attention(
+                *written,
+                batch.block_tables[cache.group],
+                batch.query_start,
+                batch.context_len,
+                config.scale,
+                config.num_heads,
+                batch.num_single,
+                batch.max_query,
+                batch.max_context,
+                **rope,
+                **attend,
+                fused=self._fused,
+            )
+        else:
+            q = kept(self._ops.rope_kv_write(*written, config.num_heads, **rope), ends)
+            o = self._ops.paged_attention(
+                q,
+                cache.k,
+                cache.v,
+                batch.block_tables[cache.group],
+                ends.starts,
+                batch.context_len,
+                config.scale,
+                len(q),
+                1,
+                batch.max_context,
+                **attend,
+            )
         o = o.flatten(1)
         if self.config.gated:
-            o = self._ops.sigmoid_gate(o, gate)
+            o = self._ops.sigmoid_gate(o, kept(gate, ends))
         return self.out(o, residual=residual)

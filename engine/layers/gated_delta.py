@@ -11,7 +11,7 @@ from engine.layers.build import Build
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import GatedDeltaConfig
-from engine.runner.batch import DeviceBatch
+from engine.runner.batch import DeviceBatch, LineEnds, kept
 
 
 class GatedDelta(nn.Module):
@@ -50,8 +50,10 @@ class GatedDelta(nn.Module):
         batch: DeviceBatch,
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
+        ends: LineEnds | None,
     ) -> torch.Tensor:
-        """x, residual [T, hidden] → [T, hidden]. Brings the lines' states up to their last token."""
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Brings the lines' states up
+        to their last token."""
         (cache,) = caches
         assert isinstance(cache, StateCache)
         inputs, state = cache.states
@@ -75,4 +77,4 @@ class GatedDelta(nn.Module):
             batch.num_single,
             batch.max_query,
         )
-        return self.out(y, residual=residual)
+        return self.out(kept(y, ends), residual=residual)

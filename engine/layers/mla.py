@@ -16,7 +16,7 @@ from engine.layers.build import Build
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import LatentAttentionConfig
-from engine.runner.batch import DeviceBatch
+from engine.runner.batch import DeviceBatch, LineEnds, kept
 
 # Queries a line from which expanding pays, and the most bytes that its keys and values may take.
 EXPAND_QUERIES = 64
@@ -53,8 +53,10 @@ class LatentAttention(nn.Module):
         batch: DeviceBatch,
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
+        ends: LineEnds | None,
     ) -> torch.Tensor:
-        """x, residual [T, hidden] → [T, hidden]. Writes the step's latents into the cache."""
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Writes the step's
+        latents into the cache."""
         (cache,) = caches
         assert isinstance(cache, LatentCache)
         config = self.config
@@ -90,7 +92,7 @@ class LatentAttention(nn.Module):
             batch.max_context,
             max_entries=batch.max_entries if expands else 0,
         )
-        return self.out(o.flatten(1), residual=residual)
+        return self.out(kept(o.flatten(1), ends), residual=residual)
 
     def _expands(self, batch: DeviceBatch) -> bool:
         """Whether to make keys and values for the lines of several queries: it pays from dozens of queries a line on,

@@ -9,7 +9,6 @@ from engine.layers.build import Build
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import MlpConfig
-from engine.runner.batch import DeviceBatch
 
 
 class Mlp(nn.Module):
@@ -26,7 +25,7 @@ class Mlp(nn.Module):
         self.down = Linear(inner, hidden, build, config.bias)
 
     def forward(
-        self, x: torch.Tensor, norm: RmsNorm | None, batch: DeviceBatch, residual: torch.Tensor | None
+        self, x: torch.Tensor, norm: RmsNorm | None, token_ids: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
         h = self.gate_up(x, norm=norm)

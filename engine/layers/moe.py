@@ -8,7 +8,6 @@ from torch import nn
 from engine.layers.build import Build
 from engine.layers.norm import RmsNorm
 from engine.models.config import MoeConfig
-from engine.runner.batch import DeviceBatch
 
 
 class Moe(nn.Module):
@@ -39,7 +38,7 @@ class Moe(nn.Module):
         return share * (self.gate_up.numel() + self.down.numel())
 
     def forward(
-        self, x: torch.Tensor, norm: RmsNorm, batch: DeviceBatch, residual: torch.Tensor | None
+        self, x: torch.Tensor, norm: RmsNorm, token_ids: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]."""
         config = self.config
@@ -59,7 +58,7 @@ class Moe(nn.Module):
             scale=config.scale,
             num_shared=config.num_shared,
             table=self.table,
-            token_ids=batch.token_ids,
+            token_ids=token_ids,
             deterministic=self._deterministic,
         )
         return self._ops.moe_gemm(

@@ -11,7 +11,7 @@ from engine.layers.build import Build
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import SparseAttentionConfig
-from engine.runner.batch import DeviceBatch
+from engine.runner.batch import DeviceBatch, LineEnds, kept
 
 
 class Compressor(nn.Module):
@@ -103,8 +103,10 @@ class SparseAttention(nn.Module):
         batch: DeviceBatch,
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
+        ends: LineEnds | None,
     ) -> torch.Tensor:
-        """x, residual [T, hidden] → [T, hidden]. Writes the step's vectors, entries and states."""
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Writes the step's
+        vectors, entries and states."""
         config = self.config
         window, entries, keys = _latents(caches)
         q, kv, values, gates, index_values, index_gates, index_weights = self.down(x, norm=norm).split(
@@ -150,7 +152,8 @@ class SparseAttention(nn.Module):
             batch.max_context,
             **more,
         )
-        return self.out(self._ops.group_linear(o.flatten(1), self.out_down), residual=residual)
+        o = kept(o.flatten(1), ends)
+        return self.out(self._ops.group_linear(o, self.out_down), residual=residual)
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
         """The entries that each token reads: [T, top_k] int32."""

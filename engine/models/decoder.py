@@ -30,10 +30,11 @@ from engine.models.config import (
     MoeConfig,
     SparseAttentionConfig,
 )
-from engine.runner.batch import DeviceBatch
+from engine.runner.batch import DeviceBatch, LineEnds, kept
 
-# A mixer is called with (x, norm, batch, caches, residual), a feed-forward part with (x, norm, batch, residual). Each
-# norms its input by `norm`, adds `residual` to what it gives unless that is None, and a mixer declares its `specs`.
+# A mixer is called with (x, norm, batch, caches, residual, ends), a feed-forward part with (x, norm, token_ids,
+# residual). Each norms its input by `norm` and adds `residual` to what it gives unless that is None. A mixer declares
+# its `specs`, and with `ends` gives the lines' last tokens alone.
 MIXERS: dict[type, Callable[[Any, Build], nn.Module]] = {
     AttentionConfig: Attention,
     GatedDeltaConfig: GatedDelta,
@@ -69,13 +70,17 @@ class DecoderLayer(nn.Module):
         specs: tuple[LayerSpec, ...] = self.mixer.specs  # type: ignore[assignment]
         return specs
 
-    def forward(self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...]) -> torch.Tensor:
-        """x [T, hidden] → [T, hidden]."""
+    def forward(
+        self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...], ends: LineEnds | None = None
+    ) -> torch.Tensor:
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`."""
+        token_ids, residual = kept(batch.token_ids, ends), kept(x, ends)
         if self.mixer_out_norm is None or self.ffn_out_norm is None:
-            x = self.mixer(x, self.mixer_norm, batch, caches, residual=x)
-            return self.ffn(x, self.ffn_norm, batch, residual=x)
-        x = self.mixer_out_norm.add(self.mixer(x, self.mixer_norm, batch, caches, residual=None), x)
-        return self.ffn_out_norm.add(self.ffn(x, self.ffn_norm, batch, residual=None), x)
+            x = self.mixer(x, self.mixer_norm, batch, caches, residual=residual, ends=ends)
+            return self.ffn(x, self.ffn_norm, token_ids, residual=x)
+        mixed = self.mixer(x, self.mixer_norm, batch, caches, residual=None, ends=ends)
+        x = self.mixer_out_norm.add(mixed, residual)
+        return self.ffn_out_norm.add(self.ffn(x, self.ffn_norm, token_ids, residual=None), x)
 
 
 class HyperDecoderLayer(DecoderLayer):
@@ -87,12 +92,16 @@ class HyperDecoderLayer(DecoderLayer):
         self.mixer_hyper = HyperConnection(build.config.hyper, build)
         self.ffn_hyper = HyperConnection(build.config.hyper, build)
 
-    def forward(self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...]) -> torch.Tensor:
-        """x [T, N, hidden] → [T, N, hidden]."""
+    def forward(
+        self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...], ends: LineEnds | None = None
+    ) -> torch.Tensor:
+        """x [T, N, hidden] → [T, N, hidden], or [B, N, hidden] of the lines' `ends`."""
+        token_ids = kept(batch.token_ids, ends)
         inner, post, comb = self.mixer_hyper(x)
-        x = self.mixer_hyper.merge(self.mixer(inner, self.mixer_norm, batch, caches, residual=None), x, post, comb)
+        mixed = self.mixer(inner, self.mixer_norm, batch, caches, residual=None, ends=ends)
+        x = self.mixer_hyper.merge(mixed, *(kept(part, ends) for part in (x, post, comb)))
         inner, post, comb = self.ffn_hyper(x)
-        return self.ffn_hyper.merge(self.ffn(inner, self.ffn_norm, batch, residual=None), x, post, comb)
+        return self.ffn_hyper.merge(self.ffn(inner, self.ffn_norm, token_ids, residual=None), x, post, comb)
 
 
 class Decoder(nn.Module):
@@ -138,22 +147,29 @@ class Decoder(nn.Module):
 
     @property
     def kinds(self) -> list[int]:
-        """The first layer of each kind: together they run all the code that the model runs."""
+        """The first layer of each kind and, as the end of a step, the last: together they run all code of the model."""
         layers = self.config.layers
-        return [i for i, layer in enumerate(layers) if layer not in layers[:i]]
+        return [*(i for i, layer in enumerate(layers) if layer not in layers[:i]), len(layers) - 1]
 
     def forward(
-        self, batch: DeviceBatch, caches: tuple[tuple[LayerCache, ...], ...], only: Sequence[int] | None = None
+        self,
+        batch: DeviceBatch,
+        caches: tuple[tuple[LayerCache, ...], ...],
+        only: Sequence[int] | None = None,
+        ends: LineEnds | None = None,
     ) -> torch.Tensor:
-        """Residual stream after the last layer, not yet normed: [T, hidden]. caches[i] are layer i's.
+        """Residual stream after the last layer, not yet normed: [T, hidden], or [B, hidden] of the lines' `ends`.
+        caches[i] are layer i's.
 
         only: the layers to run, for a rehearsal; all when None.
         """
         x = self.embed(batch.token_ids)
         if self.config.hyper is not None:
             x = x[:, None].expand(-1, self.config.hyper.streams, -1)
-        for i in range(len(self.layers)) if only is None else only:
+        *before, last = range(len(self.layers)) if only is None else only
+        for i in before:
             x = self.layers[i](x, batch, caches[i])
+        x = self.layers[last](x, batch, caches[last], ends)
         return x if self.hyper_head is None else self.hyper_head(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -36,3 +36,20 @@ class DeviceBatch:
     max_query: int
     max_context: int
     max_entries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LineEnds:
+    """The last token of each line: of what the last layer gives, nobody reads the others.
+
+    places       [B] int32    place of the line's last token among the step's tokens
+    starts       [B+1] int32  0 … B: query_start of lines that have this token alone
+    """
+
+    places: torch.Tensor
+    starts: torch.Tensor
+
+
+def kept(x: torch.Tensor, ends: LineEnds | None) -> torch.Tensor:
+    """What of x [T, …] is still read: all of it, or [B, …] of the lines' ends."""
+    return x if ends is None else x.index_select(0, ends.places)

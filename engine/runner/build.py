@@ -146,7 +146,8 @@ def _runner(
     caches = CacheTensors(pool, len(decoder.layers), build.dtype, build.device)
     scheduler = config.scheduler
     limits = (scheduler.max_rows, scheduler.token_budget)
-    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture, watch)
+    trims = config.runtime.trim_last_layer
+    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture, watch, trims)
 
 
 def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from engine.cache.spec import PoolSpec
 from engine.core.plan import StepPlan
-from engine.runner.batch import DeviceBatch
+from engine.runner.batch import DeviceBatch, LineEnds
 from engine.runner.tables import Change, RowTables, Words
 from engine.sampling.params import STATE_SLOT
 from kernels import Ops
@@ -67,6 +67,7 @@ class Inputs:
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
         self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
+        self._starts = torch.arange(max_lines + DUMMY_LINES + 1, dtype=torch.int32, device=device)
 
     def stage(self, plan: StepPlan, padded: StepShape | None = None) -> StepShape:
         """Send a plan's numbers and its changes of the tables to the device.
@@ -165,12 +166,12 @@ class Inputs:
         )
         return batch, Lines(rows, out_rows, context_len)
 
-    def last(self, x: torch.Tensor, shape: StepShape) -> torch.Tensor:
-        """Of the staged step's tokens, x [T, …], each line's last [B, …]: all of them when no line has two."""
+    def ends(self, shape: StepShape) -> LineEnds | None:
+        """The staged step's last token of each line; None when no line has two."""
         if shape.num_single == shape.lines:
-            return x
+            return None
         start = _layout(shape.lines, shape.tokens)[4].start
-        return x.index_select(0, self._words[start : start + shape.lines])
+        return LineEnds(self._words[start : start + shape.lines], self._starts[: shape.lines + 1])
 
 
 def places(plan: StepPlan, padded: StepShape) -> list[int]:

@@ -44,7 +44,7 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
     """What to play, for an engine of these limits."""
     contexts = (0, 100, 2048)
     made = [
-        Rehearsal(lines, 0, first, 0) for lines in (1, 2, 5, 9, 17, 33, 65, 97, 129, max_rows) for first in contexts
+        Rehearsal(lines, 0, first, 0) for lines in (1, 2, 5, 9, 17, 33, 49, 65, 97, 129, max_rows) for first in contexts
     ]
     for wishes in (Wishes(penalties=True), *(Wishes(num_logprobs=count) for count in LOGPROBS)):
         made += [Rehearsal(lines, 0, 40, 0, wishes) for lines in (1, 16)]

@@ -16,6 +16,7 @@ from engine.cache.spec import LatentKV
 from engine.cache.tensors import CacheTensors
 from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
+from engine.runner.batch import kept
 from engine.runner.graphs import Capture, StepGraphs
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
@@ -37,6 +38,7 @@ class DeviceRunner:
     """One device, one model, one pool. Every method must be called from one thread.
 
     capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
+    trim_last_layer lets the last layer give each line's last token alone.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class DeviceRunner:
         device: torch.device,
         capture: Capture | None = None,
         watch: CompileWatch | None = None,
+        trim_last_layer: bool = True,
     ) -> None:
         self._watch = watch
+        self._trims = trim_last_layer
         self._decoder = decoder
         self._caches = caches
         self._info = info
@@ -86,8 +90,9 @@ class DeviceRunner:
         for start in plan.starts:
             self._start(start)
         wishes, wanted = self._wishes(plan)
+        whole = self._owes_prompt_logprobs(plan)
         padded = self._graphs.fit(plan) if self._graphs is not None and wishes.plain else None
-        if padded is not None and padded.lines != padded.num_single and not self._explained.isdisjoint(plan.rows):
+        if padded is not None and padded.lines != padded.num_single and whole:
             padded = None
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
@@ -95,12 +100,11 @@ class DeviceRunner:
             x, drawn = self._graphs.run(padded)
             if wishes.num_logprobs is not None:
                 # A graph that kept its logits would hold memory for every shape: the last product is done again.
-                logits = self._decoder.logits(self._inputs.last(x, padded))
-                drawn = self._sampler.explain(logits, drawn, wishes.num_logprobs)
+                drawn = self._sampler.explain(self._decoder.logits(x), drawn, wishes.num_logprobs)
         else:
             lengths = [a + b for a, b in zip(plan.first, plan.count, strict=True)]
-            x, drawn = self.compute(shape, wishes, lengths)
-        parts, prompts = self._prompt_logprobs(plan, x)
+            x, drawn = self.compute(shape, wishes, lengths, whole=whole)
+        parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
         outputs = [drawn.tokens, *(drawn.logprobs or ()), *parts]
         at = None if padded is None else places(plan, padded)
         return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts, at)
@@ -111,22 +115,28 @@ class DeviceRunner:
         wishes: Wishes = PLAIN,
         host_lengths: list[int] | None = None,
         only: Sequence[int] | None = None,
+        whole: bool = False,
     ) -> tuple[torch.Tensor, Drawn]:
         """The staged step from token ids to new token ids, on the device alone when `wishes` is plain. `only`: the
         layers to run.
 
-        Returns the residual stream [T, hidden] and what was drawn; drawn tokens are in the token table already.
+        Returns the residual stream of the lines' last tokens [B, hidden], or with `whole` of all [T, hidden], and what
+        was drawn; drawn tokens are in the token table already.
         """
         batch, lines = self._inputs.batch(shape)
         # beside the layers, in a graph: what no layer reads
         with branch(self._device) as join:
             params = LineParams.gather(self._tables.params, lines.rows)
-        x = self._decoder(batch, self._caches.layers, only)
-        logits = self._decoder.logits(self._inputs.last(x, shape))
+        ends = self._inputs.ends(shape)
+        trimmed = self._trims and not whole
+        x = self._decoder(batch, self._caches.layers, only, ends if trimmed else None)
+        last = x if trimmed else kept(x, ends)
+        logits = self._decoder.logits(last)
         join()
         tokens = self._tables.tokens
         drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes, host_lengths or [])
-        return x, replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
+        drawn = replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
+        return (x if whole else last), drawn
 
     @property
     def graphs(self) -> StepGraphs | None:
@@ -201,10 +211,15 @@ class DeviceRunner:
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
         return Wishes(edits, penalties, most), wanted
 
+    def _owes_prompt_logprobs(self, plan: StepPlan) -> bool:
+        """Whether a line computes tokens in front of some whose log-probabilities it asked for."""
+        if self._explained.isdisjoint(plan.rows):
+            return False
+        lines = zip(plan.rows, plan.first, strict=True)
+        return any(row in self._explained and first + 1 < self._num_prompt[row] for row, first in lines)
+
     def _prompt_logprobs(self, plan: StepPlan, x: torch.Tensor) -> tuple[list[torch.Tensor], list[PromptLogprobs]]:
         """Log-probabilities of the prompt tokens that follow the computed ones, for the lines that asked for them."""
-        if self._explained.isdisjoint(plan.rows):
-            return [], []
         asked, places, targets = [], [], []
         start, total = 0, 0
         for line, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
@@ -216,8 +231,6 @@ class DeviceRunner:
                 targets.append(self._tables.tokens[row, first + 1 : first + 1 + entries])
                 total += entries
             start += count
-        if not asked:
-            return [], []
         most = min(logprobs_bucket(max(a.count for a in asked)), self._info.vocab_size)
         chunks = [
             self._ops.logprobs(self._decoder.logits(rows), tokens.long(), most)
