@@ -65,6 +65,8 @@ class AsyncClient:
         self, prompts: Iterable[Prompt], params: SamplingParams = _DEFAULTS, at_once: int = 64
     ) -> list[Completion]:
         """The answers to all prompts, in their order, `at_once` requests at a time. One failure cancels the others."""
+        if at_once < 1:
+            raise ValueError(f"at_once must be at least 1, not {at_once}")
         gate = asyncio.Semaphore(at_once)
 
         async def one(prompt: Prompt) -> Completion:

@@ -33,7 +33,8 @@ class ServerError(Exception):
 class Chunk(msgspec.Struct, frozen=True):
     """One response of a stream. finish_reason: "stop" or "length", on the last chunk only.
 
-    logprobs: a token each, when asked for: {token id: {"logprob", "rank", "decoded_token"}}.
+    logprobs: a token each, when asked for: {token id: {"logprob", "rank", "decoded_token"}}. prompt_logprobs: the
+    same for the prompt's tokens, on the first chunk; the prompt's first token has none.
     """
 
     text: str
@@ -42,6 +43,7 @@ class Chunk(msgspec.Struct, frozen=True):
     num_input_tokens: int = 0
     cumulative_logprob: float = 0.0
     logprobs: list[dict[str, Any]] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -53,10 +55,11 @@ class Completion(msgspec.Struct, frozen=True):
     num_input_tokens: int
     cumulative_logprob: float
     logprobs: list[dict[str, Any]] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 def generation_inputs(prompt: Prompt, params: SamplingParams, stream: bool) -> list[InferInput]:
-    """The tensors of one request to an LLM model."""
+    """The tensors of one request to an LLM model. Raises ValueError on ids that are no 32-bit integers."""
     inputs = [_text("text_input", prompt)] if isinstance(prompt, str) else [_ids("input_ids", prompt)]
     inputs.append(_flag("stream", stream))
     inputs.append(_flag("exclude_input_in_output", True))
@@ -64,8 +67,7 @@ def generation_inputs(prompt: Prompt, params: SamplingParams, stream: bool) -> l
     # `error`: a failure comes as an output with its code. Streamed gRPC errors have none, and the header that would add
     # one, triton_grpc_error, crashes tritonserver 2.51 when many requests fail at once.
     flags = ["finish_reason", "num_input_tokens", "cumulative_logprob", "error"]
-    if params.logprobs is not None:
-        flags.append("logprobs")
+    flags += [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None]
     return inputs + [_flag(f"return_{name}", True) for name in flags]
 
 
@@ -95,14 +97,14 @@ def chunk_of(result: InferResult) -> Chunk | None:
         return None
     reason = _one(result, "finish_reason", _NOT_FINISHED)
     ids = result.as_numpy("token_ids")
-    raw = _one(result, "logprobs", "null")
     return Chunk(
         text="".join([part.decode() for part in text.reshape(-1)]),
         token_ids=[] if ids is None else [int(i) for i in ids.reshape(-1)],
         finish_reason=None if reason == _NOT_FINISHED else reason,
         num_input_tokens=int(_one(result, "num_input_tokens", 0)),
         cumulative_logprob=float(_one(result, "cumulative_logprob", 0.0)),
-        logprobs=json.loads(raw),
+        logprobs=json.loads(_one(result, "logprobs", "null")),
+        prompt_logprobs=json.loads(_one(result, "prompt_logprobs", "null")),
     )
 
 
@@ -126,6 +128,7 @@ def joined(chunks: Sequence[Chunk]) -> Completion:
         num_input_tokens=last.num_input_tokens,
         cumulative_logprob=last.cumulative_logprob,
         logprobs=logprobs if last.logprobs is not None else None,
+        prompt_logprobs=chunks[0].prompt_logprobs,
     )
 
 
@@ -155,6 +158,9 @@ def _flag(name: str, value: bool) -> InferInput:
 
 
 def _ids(name: str, ids: Sequence[int]) -> InferInput:
+    values = np.asarray(ids)
+    if values.size and (values.dtype.kind not in "iu" or values.min() < -(2**31) or values.max() >= 2**31):
+        raise ValueError(f"{name} must hold 32-bit integers")  # numpy would wrap them round or cut them off
     tensor = InferInput(name, [len(ids)], "INT32")
-    tensor.set_data_from_numpy(np.array(ids, dtype=np.int32))
+    tensor.set_data_from_numpy(values.astype(np.int32))
     return tensor

@@ -43,6 +43,27 @@ def test_logprobs_come_a_token_each(client: Client) -> None:
     assert answer.cumulative_logprob == pytest.approx(sum(chosen), abs=1e-4)
 
 
+def test_prompt_logprobs_come_a_prompt_token_each(client: Client) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=0)
+    ids = client.tokenize(PROMPT)
+    values = client.complete(PROMPT, params).prompt_logprobs
+    assert values is not None
+    assert [entry and list(entry) for entry in values] == [None, *([str(i)] for i in ids[1:])]
+    streamed = [chunk.prompt_logprobs for chunk in client.stream(PROMPT, params)]
+    assert streamed == [values, *([None] * (len(streamed) - 1))]
+
+
+@pytest.mark.parametrize("ids", [[2**31], [2**40], [5, 1.5], ["5"], [True]])
+def test_ids_that_are_no_32_bit_integers_are_refused(client: Client, ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="32-bit integers"):
+        client.complete(ids, GREEDY)
+
+
+def test_a_batch_without_a_place_to_run_in_is_refused(client: Client) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        client.batch([PROMPT], GREEDY, at_once=0)
+
+
 def test_a_batch_keeps_the_order_of_its_prompts(client: Client) -> None:
     prompts = [f"{PROMPT} {n}" for n in range(10)]
     together = client.batch(prompts, GREEDY, at_once=4)
