@@ -29,6 +29,9 @@ WAIT_SHARE = 0.25
 
 @dataclass(slots=True)
 class SchedulerStats:
+    """Totals from the start. Prompt tokens count once a request; queries and hits are tokens of first admissions that
+    were looked up in the prefix tree and found there."""
+
     preemptions: int = 0
     prompt_tokens: int = 0
     prefix_query_tokens: int = 0

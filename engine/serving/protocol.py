@@ -97,7 +97,7 @@ _TRTLLM_SAMPLING = (
     Tensor(STOP_WORDS, "STRING", (-1,)),
     Tensor("bad_words", "STRING", (-1,)),
     Tensor(END_ID, "INT32"),
-    Tensor("pad_id", "INT32"),
+    Tensor("pad_id", "INT32"),  # says nothing to an engine without padding
     Tensor("top_k", "INT32"),
     Tensor("top_p", "FP32"),
     Tensor("temperature", "FP32"),

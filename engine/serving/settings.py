@@ -46,6 +46,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ModelSettings(msgspec.Struct, frozen=True):
+    """What the parameters of one config.pbtxt say. tokenizer: the checkpoint folder to tokenize with."""
+
     engine: EngineConfig
     frontend: FrontendConfig
     tokenizer: Path

@@ -44,6 +44,7 @@ def _owner(unit, units, programs):
 
 @gluon.jit
 def activate(x, KIND: gl.constexpr):
+    """KIND of x, float32: "silu" or "gelu_tanh"."""
     if KIND == "silu":
         return x / (1.0 + gl.exp(-x))
     # gelu_tanh; tanh(z) = 2·sigmoid(2z) − 1

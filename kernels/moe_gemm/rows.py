@@ -15,6 +15,7 @@ from kernels.prefetch import prefetch
 
 @triton.jit
 def activate(g, u, limit, GELU: tl.constexpr, LIMITED: tl.constexpr):
+    """act(gate) · up; LIMITED clips the gate above and up on both sides first."""
     if LIMITED:
         g = tl.minimum(g, limit)
         u = tl.minimum(tl.maximum(u, -limit), limit)

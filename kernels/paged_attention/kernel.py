@@ -79,6 +79,7 @@ def arrivals(device: torch.device, branch: int = 0) -> torch.Tensor:
 
 
 def power_below(n: int) -> int:
+    """The largest power of two that is not above n, at least 1."""
     return 1 << (max(n, 1).bit_length() - 1)
 
 
