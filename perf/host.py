@@ -2,8 +2,8 @@
 
     python -m perf.host [--rows 1,64,256,512] [--steps 400] [--prompt 512]
 
-The runner here computes nothing, so all the time is the engine's own. Also: the cost of admitting one long prompt cold
-and with all its blocks in the prefix tree, and the way of its first token from the runner to whoever asked.
+The runner here computes nothing, so all the time is the engine's own. Also: the cost of admitting one long prompt, and
+the way of its first token from the runner to whoever asked.
 """
 
 from __future__ import annotations
@@ -119,27 +119,27 @@ def steady(rows: int, steps: int, prompt: int) -> dict[str, float]:
     return {name: statistics.median(part.times) for name, part in parts.items()}
 
 
-def admission(length: int) -> tuple[float, float, float]:
-    """Least µs, of five, of the step that admits a prompt of `length` tokens: cold, and with its blocks in the tree;
-    and from the result of the cold one to the event of its token."""
-    least = [float("inf")] * 3
+def admission(length: int) -> dict[str, float]:
+    """Least µs, of five, of the step that admits a prompt of `length` tokens: into an empty pool, with its blocks in
+    the prefix tree, and into a pool full of others' blocks; and of a first token's way from the runner to its sink."""
+    least = dict.fromkeys(("cold", "cached", "full", "token"), float("inf"))
     for _ in range(5):
-        engine = build(4, 2 * length, budget=length)
-        prompt = [1 + i % 100_000 for i in range(length)]
-        for i, name in enumerate(("cold", "warm")):
-            sink = submit(engine, name, prompt, 2)
+        engine = build(4, 2 * length, budget=length)  # a pool for eight such prompts
+        for i, way in enumerate(("cold", "cached", *["filling"] * 8, "full")):
+            first = 0 if way == "cached" else i
+            sink = submit(engine, str(i), [1 + (first + j) % 100_000 for j in range(length)], 2)
             start = time.perf_counter()
             inflight = engine._loop.iterate(None)
-            least[i] = min(least[i], (time.perf_counter() - start) * 1e6)
-            first = inflight
+            took = {way: time.perf_counter() - start}
+            assert inflight is not None
+            done = inflight.pending
+            assert isinstance(done, Done)
             while inflight is not None:
                 inflight = engine._loop.iterate(inflight)
-            assert first is not None
-            assert isinstance(first.pending, Done)
             assert sink.at is not None
-            if name == "cold":
-                least[2] = min(least[2], (sink.at - first.pending.at) * 1e6)
-    return least[0], least[1], least[2]
+            took["token"] = sink.at - done.at
+            least.update({name: min(least[name], took[name] * 1e6) for name in least.keys() & took.keys()})
+    return least
 
 
 def main() -> None:
@@ -156,10 +156,10 @@ def main() -> None:
         columns = " ".join(f"{cost[name]:9.1f}" for name in parts)
         print(f"{rows:>5} {columns} {cost['step'] / rows:9.2f}")
     for length in (1024, 16384):
-        cold, warm, token = admission(length)
+        cost = admission(length)
         print(
-            f"admitting {length} tokens: {cold:.0f} µs cold, {warm:.0f} µs with every block in the prefix tree; "
-            f"{token:.0f} µs from the first result to its event"
+            f"admitting {length} tokens: {cost['cold']:.0f} µs, {cost['cached']:.0f} with every block in the tree, "
+            f"{cost['full']:.0f} into a full pool; {cost['token']:.0f} from the first token's result to its event"
         )
 
 

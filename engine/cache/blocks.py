@@ -84,11 +84,13 @@ class BlockPool:
             raise ValueError(f"block {block} cannot be put in the prefix tree: it is free or there already")
         self._in_tree[block] = 1
 
-    def evict(self, block: int) -> None:
-        """The tree lets go of an idle block."""
-        del self.idle[block]
-        self._in_tree[block] = 0
-        self._free.append(block)
+    def evict(self, blocks: Sequence[int]) -> None:
+        """The tree lets go of these idle blocks."""
+        in_tree, idle = self._in_tree, self.idle
+        for block in blocks:
+            del idle[block]
+            in_tree[block] = 0
+        self._free += blocks
 
     def check_integrity(self, tables: dict[int, int], in_tree: set[int]) -> None:
         """Compare with what is really held: users of each block, and the tree's blocks. Raises AssertionError."""

@@ -253,17 +253,17 @@ class KVManager:
                     break
                 self._forget(g, next(iter(pool.idle)))
             else:
-                node = self._tree.evict()
-                if node is None:
+                evicted = self._tree.evict(wanted - pool.num_free)
+                if not evicted:
                     break
-                self._discard(node)
+                self._discard(evicted)
         return min(pool.num_free, wanted)
 
     def _forget(self, g: int, block: int) -> None:
         """Evict one idle block of a windowed group from its node, and the node too if nothing is left on it."""
         node = self._owners[g].pop(block)
         node.blocks[g] = 0
-        self._pools[g].evict(block)
+        self._pools[g].evict([block])
         self._prune(node)
 
     def _prune(self, node: Node | None) -> None:
@@ -274,12 +274,16 @@ class KVManager:
             self._slots.retract(node)
             node = parent
 
-    def _discard(self, node: Node) -> None:
-        for g, block in enumerate(node.blocks):
-            if block:
-                del self._owners[g][block]
-                self._pools[g].evict(block)
-        self._slots.retract(node)
+    def _discard(self, nodes: Sequence[Node]) -> None:
+        """Free what nodes hold that have left the tree."""
+        for g, owners in enumerate(self._owners):
+            blocks = [node.blocks[g] for node in nodes if node.blocks[g]]
+            for block in blocks:
+                del owners[block]
+            self._pools[g].evict(blocks)
+        if self.recurrent:
+            for node in nodes:
+                self._slots.retract(node)
 
     def _trim(self, table: KVTable, g: int, first: int) -> None:
         """Let go of the blocks that no token at `first` or later reads."""

@@ -139,26 +139,38 @@ class PrefixTree:
         node.stamp = self._clock
         self._offer(node)
 
-    def evict(self) -> Node | None:
-        """Take the least recently used leaf without a lock out of the tree, or None. The caller frees what it holds."""
-        while self._leaves:
+    def evict(self, count: int) -> list[Node]:
+        """Take leaves without a lock out of the tree, least recently used first: `count`, or as many as there are. The
+        caller frees what they hold."""
+        evicted: list[Node] = []
+        while self._leaves and len(evicted) < count:
             stamp, _, node = heapq.heappop(self._leaves)
-            if node.stamp == stamp and self._evictable(node):
-                self.remove(node)
-                return node
-        return None
+            if node.stamp != stamp or not self._evictable(node):
+                continue
+            # The blocks of one prompt leave from its last on, without a turn in the queue for each.
+            next_stamp = self._leaves[0][0] if self._leaves else stamp
+            while len(evicted) < count and node.stamp <= next_stamp and self._evictable(node):
+                evicted.append(node)
+                node = self._cut(node)
+            self._offer(node)
+        return evicted
 
     def remove(self, node: Node) -> None:
         """Take a leaf without a lock out of the tree."""
-        parent = node.parent
-        if parent is None or not self._evictable(node):
+        if not self._evictable(node):
             raise ValueError("only a leaf without a lock can leave the tree")
-        del parent.children[node.tokens]
-        node.parent = None
+        self._offer(self._cut(node))
+
+    def _cut(self, leaf: Node) -> Node:
+        """The parent of a leaf that it has no longer."""
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.tokens]
+        leaf.parent = None
         self.num_nodes -= 1
         # A parent was in use whenever its child was.
-        parent.stamp = max(parent.stamp, node.stamp)
-        self._offer(parent)
+        parent.stamp = max(parent.stamp, leaf.stamp)
+        return parent
 
     def nodes(self) -> Iterator[Node]:
         stack = [child for root in self._roots.values() for child in root.children.values()]

@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def evict(self) -> None:
         block = next(iter(self.pool.idle))
-        self.pool.evict(block)
+        self.pool.evict([block])
         self.kept.discard(block)
 
     @invariant()

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.cache.radix import Node, Prefix, PrefixTree, chain_hash
 
@@ -58,7 +60,7 @@ def test_salts_part_the_tree() -> None:
     assert matched(tree, [1, 2], b"a") == 1
     assert matched(tree, [1, 2], b"b") == 0
     assert matched(tree, [1, 2]) == 0
-    assert tree.evict() is not None
+    assert len(tree.evict(1)) == 1
     assert not tree._roots, "a root without children is kept for nobody"
 
 
@@ -123,10 +125,27 @@ def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:
         insert(tree, tokens)
     touch(tree, tree.match(prefix_of(tree, [1, 2, 3]), 3)[-1])
     order = []
-    while (node := tree.evict()) is not None:
-        order.append(int.from_bytes(node.tokens, sys.byteorder))
+    while evicted := tree.evict(1):
+        order += [int.from_bytes(node.tokens, sys.byteorder) for node in evicted]
         tree.check_integrity()
     assert order == [4, 5, 3, 2, 1]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12), st.integers(1, 9))
+def test_leaves_that_go_together_go_in_the_order_of_those_that_go_alone(prompts: list[list[int]], count: int) -> None:
+    orders = []
+    for together in (1, count):
+        tree = PrefixTree(1)
+        for tokens in prompts:
+            insert(tree, tokens)
+        order: list[tuple[int, bytes]] = []
+        while evicted := tree.evict(together):
+            assert len(evicted) == together or not tree.num_nodes
+            order += [(node.depth, node.key) for node in evicted]
+            tree.check_integrity()
+        orders.append(order)
+    assert orders[0] == orders[1]
+    assert len(orders[0]) == len({key for _, key in orders[0]})
 
 
 def test_a_lock_protects_the_path_and_nothing_else() -> None:
@@ -134,10 +153,10 @@ def test_a_lock_protects_the_path_and_nothing_else() -> None:
     insert(tree, [1, 2, 3])
     node = tree.match(prefix_of(tree, [1, 2]), 2)[-1]
     tree.lock(node)
-    assert [n.depth for n in iter(tree.evict, None)] == [3]
+    assert [n.depth for n in tree.evict(9)] == [3]
     assert matched(tree, [1, 2, 3]) == 2
     tree.unlock(node)
-    assert [n.depth for n in iter(tree.evict, None)] == [2, 1]
+    assert [n.depth for n in tree.evict(9)] == [2, 1]
     with pytest.raises(ValueError, match="more often than it was locked"):
         tree.unlock(node)
 
@@ -150,4 +169,4 @@ def test_the_queue_of_leaves_does_not_grow_with_use() -> None:
             touch(tree, node)
     assert len(tree._leaves) <= 2 * 10 + 65
     tree.check_integrity()
-    assert list(iter(tree.evict, None)) == nodes
+    assert tree.evict(10) == nodes
