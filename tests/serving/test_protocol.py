@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.serving import protocol, repository
+from engine.types import SamplingParams
 
 MODELS = Path(__file__).parents[2] / "model_repository"
+DOCUMENT = MODELS.parent / "docs" / "triton.md"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,14 @@ def test_every_tensor_of_the_llm_is_read_somewhere() -> None:
         *protocol.NEUTRAL_TENSORS,
     }
     assert {t.name for t in protocol.LLM_INPUTS} - read == {"pad_id"}
+
+
+def test_the_page_on_requests_names_every_tensor_and_sampling_field() -> None:
+    named = set(re.findall(r"`([a-z_]+)`", DOCUMENT.read_text(encoding="utf-8")))
+    tables = (protocol.LLM_INPUTS, protocol.LLM_OUTPUTS, protocol.TOKENIZER_INPUTS, protocol.TOKENIZER_OUTPUTS)
+    tensors = {tensor.name for table in (*tables, protocol.ENSEMBLE_OUTPUTS) for tensor in table}
+    fields = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert tensors | fields <= named
 
 
 def test_ensemble_hands_on_what_it_takes() -> None:
