@@ -54,7 +54,7 @@ def floor_ms(model: Path) -> float:
 
     config, _ = registry.load(model)
     cpu = torch.device("cpu")
-    decoder = Decoder(Build(select(cpu), config, getattr(torch, config.dtype), cpu, 128))
+    decoder = Decoder(Build(select(cpu), config, getattr(torch, config.dtype or "bfloat16"), cpu, 128))
     total = float(sum(parameter.nbytes for parameter in decoder.parameters()))
     for layer in decoder.layers:
         if isinstance(layer.ffn, Moe):

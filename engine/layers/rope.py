@@ -59,5 +59,5 @@ def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.rotary_dim - 1)
     index = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
-    stretched = ((index - low) / max(high - low, 1e-3)).clamp(0.0, 1.0)
+    stretched = ((index - low) / (high - low or 1e-3)).clamp(0.0, 1.0)
     return plain / config.factor * stretched + plain * (1 - stretched)

@@ -19,7 +19,7 @@ from engine.models.config import (
     NormConfig,
     RopeConfig,
 )
-from engine.models.reader import ConfigError, Reader
+from engine.models.reader import LARGEST_POSITION, ConfigError, Reader
 from engine.weights.rules import Rule, concat, shared_behind, shared_behind_concat, stack, stack_concat
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -29,27 +29,34 @@ DTYPES = ("float32", "bfloat16", "float16")
 DType = Literal["float32", "bfloat16", "float16"]
 
 
-def rope(reader: Reader, head_dim: int, *, layer_type: str | None = None, interleaved: bool = False) -> RopeConfig:
+def rope(reader: Reader, head_dim: int, *, partial: bool = False, interleaved: bool = False) -> RopeConfig:
     """Rotary embedding, from `rope_theta` + `rope_scaling` or from `rope_parameters` (transformers 5).
 
-    `layer_type` picks one entry where rope_parameters holds one a layer type.
-    Raises ConfigError for a rope type or parameter that is not implemented.
+    `partial` families may rotate a part of a head alone. Raises ConfigError for a rope type or parameter that is not
+    implemented.
     """
-    values: dict[str, Any] = {"rope_theta": reader.read(float, "rope_theta", 10000.0)}
-    values["partial_rotary_factor"] = reader.read(float, "partial_rotary_factor", 1.0)
-    where = f"{reader.where}: rope_scaling"
-    values.update(reader.optional(dict, "rope_scaling") or {})
-    parameters = reader.optional(dict, "rope_parameters") or {}
-    if parameters:
-        where = f"{reader.where}: rope_parameters"
-        if layer_type is not None and layer_type in parameters:
-            where, parameters = f"{where}: {layer_type}", parameters[layer_type]
-        values.update(parameters)
-    return scaled_rope(Reader(values, where), head_dim, reader.read(int, "max_position_embeddings"), interleaved)
+    where, given = rope_values(reader)
+    values = {"rope_theta": reader.positive("rope_theta", 10000.0), **given}
+    outer = reader.optional(float, "partial_rotary_factor")
+    if outer is not None:
+        values.setdefault("partial_rotary_factor", outer)
+    return scaled_rope(Reader(values, where), head_dim, max_position(reader), partial=partial, interleaved=interleaved)
 
 
-def scaled_rope(reader: Reader, head_dim: int, max_position: int, interleaved: bool) -> RopeConfig:
-    """Rotary embedding from one object that holds all of it."""
+def rope_values(reader: Reader) -> tuple[str, dict[str, Any]]:
+    """What `rope_scaling` or `rope_parameters` holds, and where. Raises ConfigError when both hold something else."""
+    given = {key: values for key in ("rope_scaling", "rope_parameters") if (values := reader.optional(dict, key))}
+    if len(given) == 2 and given["rope_scaling"] != given["rope_parameters"]:
+        raise ConfigError(f"{reader.where}: rope_scaling and rope_parameters say different things; keep one of them")
+    for key, values in given.items():
+        return f"{reader.where}: {key}", values
+    return reader.where, {}
+
+
+def scaled_rope(
+    reader: Reader, head_dim: int, max_position: int, *, partial: bool = False, interleaved: bool = False
+) -> RopeConfig:
+    """Rotary embedding from one object that holds all of it; `partial` as in `rope`."""
     named = {kind for key in ("rope_type", "type") if (kind := reader.optional(str, key)) is not None}
     if len(named) > 1:
         raise ConfigError(f"{reader.where} names two rope types: {', '.join(sorted(named))}; keep one")
@@ -58,18 +65,27 @@ def scaled_rope(reader: Reader, head_dim: int, max_position: int, interleaved: b
         raise ConfigError(
             f"{reader.where}: rope type {kind!r} is not implemented; implemented: {', '.join(ROPE_KINDS)}"
         )
-    theta = reader.read(float, "rope_theta")
-    rotary_dim = int(head_dim * reader.read(float, "partial_rotary_factor"))
-    factor = 1.0 if kind == "default" else reader.read(float, "factor")
+    if not partial:
+        reader.require("partial_rotary_factor", 1, default=1)
+    rotary_dim = int(head_dim * reader.positive("partial_rotary_factor", 1.0))
+    reader.check(
+        rotary_dim % 2 == 0 and 0 < rotary_dim <= head_dim,
+        f"{rotary_dim} of a head's {head_dim} channels are to be rotated, which must be an even number of them",
+    )
+    theta = reader.positive("rope_theta")
+    factor = 1.0 if kind == "default" else reader.positive("factor")
     numbers: dict[str, Any] = {}
     if kind in ("llama3", "yarn"):
-        numbers["original_max_position"] = reader.read(int, "original_max_position_embeddings", max_position)
+        length = reader.size("original_max_position_embeddings", max_position, most=LARGEST_POSITION)
+        numbers["original_max_position"] = length
     if kind == "llama3":
-        numbers["low_freq_factor"] = reader.read(float, "low_freq_factor")
-        numbers["high_freq_factor"] = reader.read(float, "high_freq_factor")
+        low, high = reader.positive("low_freq_factor"), reader.positive("high_freq_factor")
+        reader.check(low < high, f"high_freq_factor = {high} must be greater than low_freq_factor = {low}")
+        numbers |= {"low_freq_factor": low, "high_freq_factor": high}
     if kind == "yarn":
-        numbers["beta_fast"] = reader.read(float, "beta_fast", 32.0)
-        numbers["beta_slow"] = reader.read(float, "beta_slow", 1.0)
+        reader.check(theta != 1.0, "rope_theta = 1 gives every channel the same wave, which YaRN cannot stretch")
+        numbers["beta_fast"] = reader.positive("beta_fast", 32.0)
+        numbers["beta_slow"] = reader.positive("beta_slow", 1.0)
         numbers["truncate"] = reader.read(bool, "truncate", True)
         numbers["attention_factor"] = _yarn_attention_factor(reader, factor)
     # DeepSeek and Qwen repeat these beside a scaling that does not use them.
@@ -93,25 +109,34 @@ def _yarn_attention_factor(reader: Reader, factor: float) -> float:
     def scale(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    given = reader.optional(float, "attention_factor")
+    given = reader.positive("attention_factor", None)
     mscale, mscale_all_dim = reader.read(float, "mscale", 0.0), reader.read(float, "mscale_all_dim", 0.0)
     if given is not None:
         return given
     return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
-def max_position(reader: Reader, scaled: RopeConfig) -> int:
-    """Positions that the model is meant for: YaRN stretches the original range, others say it all."""
-    said = reader.read(int, "max_position_embeddings")
-    return max(said, int(scaled.original_max_position * scaled.factor)) if scaled.kind == "yarn" else said
+def max_position(reader: Reader) -> int:
+    """Positions that the model was made for."""
+    return reader.size("max_position_embeddings", most=LARGEST_POSITION)
 
 
-def dtype(reader: Reader) -> DType:
-    """The dtype the checkpoint was saved in."""
-    said = reader.optional(str, "dtype") or reader.optional(str, "torch_dtype") or "float32"
-    name = said.removeprefix("torch.")
+def reach(reader: Reader, rotary: RopeConfig | None) -> int:
+    """Positions that the model can be served with: YaRN stretches the original range, others say it all."""
+    said = max_position(reader)
+    if rotary is None or rotary.kind != "yarn":
+        return said
+    return min(max(said, int(rotary.original_max_position * rotary.factor)), LARGEST_POSITION)
+
+
+def dtype(reader: Reader) -> DType | None:
+    """The dtype the checkpoint was saved in, if the config says so."""
+    said = [name for key in ("dtype", "torch_dtype") if (name := reader.optional(str, key)) is not None]
+    if not said:
+        return None
+    name = said[0].removeprefix("torch.")
     if name not in DTYPES:
-        raise ConfigError(f"{reader.where}: dtype = {said!r} is not implemented; implemented: {', '.join(DTYPES)}")
+        raise ConfigError(f"{reader.where}: dtype = {said[0]!r} is not implemented; implemented: {', '.join(DTYPES)}")
     return cast(DType, name)
 
 
@@ -120,18 +145,30 @@ def activation(reader: Reader, key: str = "hidden_act") -> Activation:
 
 
 def attention(
-    reader: Reader, *, qk_norm: bool = False, window: int | None = None, rotary: RopeConfig | None = None
+    reader: Reader,
+    *,
+    rotary: RopeConfig | None = None,
+    partial: bool = False,
+    qk_norm: bool = False,
+    window: int | None = None,
 ) -> AttentionConfig:
-    """Grouped-query attention as Llama and its kin write it. `rotary` None reads it from the config."""
-    heads = reader.read(int, "num_attention_heads")
-    head_dim = reader.read(int, "head_dim", reader.read(int, "hidden_size") // heads)
+    """Grouped-query attention as Llama and its kin write it. `rotary` None reads it from the config, `partial` as in
+    `rope`."""
+    heads, hidden = reader.size("num_attention_heads"), reader.size("hidden_size")
+    groups = reader.size("num_key_value_heads", heads)
+    reader.check(
+        heads % groups == 0, f"num_attention_heads = {heads} must be a multiple of num_key_value_heads = {groups}"
+    )
+    whole = "head_dim" in reader or hidden % heads == 0
+    reader.check(whole, f"hidden_size = {hidden} must be a multiple of num_attention_heads = {heads}")
+    head_dim = reader.size("head_dim", hidden // heads)
     bias = reader.read(bool, "attention_bias", False)
     return AttentionConfig(
         num_heads=heads,
-        num_kv_heads=reader.read(int, "num_key_value_heads", heads),
+        num_kv_heads=groups,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        rope=rope(reader, head_dim) if rotary is None else rotary,
+        rope=rope(reader, head_dim, partial=partial) if rotary is None else rotary,
         qk_norm=qk_norm,
         bias=bias,
         output_bias=bias,
@@ -140,12 +177,34 @@ def attention(
 
 
 def mlp(reader: Reader) -> MlpConfig:
-    """Gated feed-forward part as Llama and its kin write it."""
-    return MlpConfig(
-        intermediate=reader.read(int, "intermediate_size"),
+    """Gated feed-forward part as Llama and its kin write it, without a bias."""
+    reader.refuse("mlp_bias", "feed-forward parts of this family have no bias", False)
+    return MlpConfig(intermediate=reader.size("intermediate_size"), activation=activation(reader))
+
+
+def experts(reader: Reader, **own: Any) -> MoeConfig:
+    """Routed experts. `own` are the fields of MoeConfig that a family reads by itself."""
+    counts = ("num_experts", "n_routed_experts", "num_local_experts")  # releases of transformers differ
+    said = {count for key in counts if (count := reader.size(key, None)) is not None}
+    if len(said) != 1:
+        raise ConfigError(f"{reader.where} must give one of {', '.join(counts)}; it gives {len(said)} different values")
+    made = MoeConfig(
+        num_experts=said.pop(),
+        top_k=reader.size("num_experts_per_tok"),
+        intermediate=reader.size("moe_intermediate_size"),
         activation=activation(reader),
-        bias=reader.read(bool, "mlp_bias", False),
+        **own,
     )
+    count, groups, chosen = made.num_experts, made.num_groups, made.top_groups
+    reader.check(count % groups == 0, f"{count} experts cannot be shared out among n_group = {groups}")
+    reader.check(chosen <= groups, f"topk_group = {chosen} must be at most n_group = {groups}")
+    few = made.group_score == "top2" and count < 2 * groups
+    reader.check(not few, f"a group is worth its two best experts, and n_group = {groups} of {count} have fewer")
+    most = count // groups * chosen
+    reader.check(
+        made.top_k <= most, f"num_experts_per_tok = {made.top_k} must be at most {most}, the experts to choose from"
+    )
+    return made
 
 
 def full_attention_only(reader: Reader) -> None:
@@ -156,58 +215,57 @@ def full_attention_only(reader: Reader) -> None:
         reader.skip("sliding_window")  # read by the model only when use_sliding_window is true
     else:
         reader.refuse("sliding_window", "this family is served with full attention only")
-    kinds = set(reader.read(list, "layer_types", [])) - {"full_attention"}
-    if kinds:
-        raise ConfigError(
-            f"{reader.where}: layer_types holds {', '.join(map(repr, sorted(kinds)))}, not implemented here"
-        )
+    layer_types(reader, ("full_attention",))
+
+
+def text(reader: Reader) -> Reader | None:
+    """The text model inside a larger one, or None when there is none. What the larger one says of both holds."""
+    unquantized(reader)
+    return reader.child("text_config", "dtype", "torch_dtype", "eos_token_id")
+
+
+def unquantized(reader: Reader) -> None:
+    for key in ("quantization_config", "compression_config"):
+        reader.refuse(key, "weights are read as float32, bfloat16 or float16; use an unquantized checkpoint")
 
 
 def decoder(reader: Reader, family: str, layers: tuple[LayerConfig, ...], rotary: RopeConfig | None) -> ModelConfig:
     """The whole of a plain decoder around its layers."""
-    reader.refuse(
-        "quantization_config", "weights are read as float32, bfloat16 or float16; use an unquantized checkpoint"
-    )
+    unquantized(reader)
+    vocab_size = reader.size("vocab_size", most=LARGEST_POSITION)
     return ModelConfig(
         family=family,
-        vocab_size=reader.read(int, "vocab_size"),
-        hidden=reader.read(int, "hidden_size"),
+        vocab_size=vocab_size,
+        hidden=reader.size("hidden_size"),
         layers=layers,
-        norm=NormConfig(eps=reader.read(float, "rms_norm_eps")),
-        max_position=reader.read(int, "max_position_embeddings") if rotary is None else max_position(reader, rotary),
+        norm=NormConfig(eps=reader.positive("rms_norm_eps")),
+        max_position=reach(reader, rotary),
         tied=reader.read(bool, "tie_word_embeddings", False),
         dtype=dtype(reader),
-        eos_ids=reader.ints("eos_token_id"),
+        eos_ids=reader.token_ids("eos_token_id", vocab_size),
     )
 
 
-def num_experts(reader: Reader, *keys: str) -> int:
-    """The count of routed experts, which releases of transformers keep under different keys."""
-    said = {value for key in keys if (value := reader.optional(int, key)) is not None}
-    if len(said) != 1:
-        raise ConfigError(f"{reader.where} must give one of {', '.join(keys)}; it gives {len(said)} different values")
-    return said.pop()
-
-
-def layer_types(reader: Reader, kinds: tuple[str, str], every_key: str, every: int) -> list[str]:
-    """The kind of each layer: listed, or the second kind in each `every_key`-th layer and the first elsewhere.
+def layer_types(reader: Reader, kinds: tuple[str, ...], every: int = 1) -> list[str]:
+    """The kind of each layer: listed, or the last of `kinds` in each `every`-th layer and the first elsewhere.
 
     Raises ConfigError for a kind that is none of `kinds` and for a list of another length.
     """
-    every, count = reader.read(int, every_key, every), num_layers(reader)
-    listed = reader.read(list, "layer_types", [kinds[(i + 1) % every == 0] for i in range(count)])
-    unknown = sorted(set(map(str, listed)) - set(kinds))
-    if unknown:
-        raise ConfigError(
-            f"{reader.where}: layer_types holds {', '.join(unknown)}, not implemented; implemented: {', '.join(kinds)}"
-        )
-    if len(listed) != count:
-        raise ConfigError(f"{reader.where}: layer_types holds {len(listed)} kinds for {count} layers")
+    count = num_layers(reader)
+    listed = reader.items(str, "layer_types")
+    if listed is None:
+        return [kinds[-1] if (i + 1) % every == 0 else kinds[0] for i in range(count)]
+    unknown = sorted(set(listed) - set(kinds))
+    reader.check(
+        not unknown,
+        f"layer_types holds {', '.join(unknown)}, not implemented here; implemented: {', '.join(kinds)}",
+    )
+    reader.check(len(listed) == count, f"layer_types holds {len(listed)} kinds for num_hidden_layers = {count}")
     return listed
 
 
 def num_layers(reader: Reader) -> int:
-    return reader.read(int, "num_hidden_layers")
+    return reader.size("num_hidden_layers", most=1 << 12)
 
 
 def attention_rules(config: AttentionConfig, name: str = "model.layers.{layer}.self_attn") -> list[Rule]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from engine.models import common
 from engine.models.config import IndexerConfig, RopeConfig, SparseAttentionConfig
-from engine.models.reader import ConfigError, Reader
+from engine.models.reader import LARGEST_POSITION, ConfigError, Reader, shown
 from engine.weights.rules import Rule, concat, flat
 
 KINDS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
@@ -17,17 +17,30 @@ KINDS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_comp
 
 def ropes(reader: Reader) -> tuple[RopeConfig, RopeConfig]:
     """Windows alone have a plain base; layers with entries another, stretched by YaRN without its attention factor."""
-    head_dim = reader.read(int, "head_dim")
-    part = reader.optional(float, "partial_rotary_factor") or reader.read(int, "qk_rope_head_dim") / head_dim
+    head_dim, length = reader.size("head_dim"), common.max_position(reader)
+    given = reader.positive("partial_rotary_factor", None)
+    if given is None:
+        given = reader.size("qk_rope_head_dim") / head_dim
     reader.skip("qk_rope_head_dim")
-    nested = reader.optional(dict, "rope_parameters") or {}
-    scaling = nested.get("compress") or reader.optional(dict, "rope_scaling") or {}
-    theta, length = reader.read(float, "compress_rope_theta"), reader.read(int, "max_position_embeddings")
-    values = {"rope_theta": theta, "partial_rotary_factor": part, **scaling}
-    if "yarn" in (values.get("rope_type"), values.get("type")):
-        values.setdefault("attention_factor", 1.0)
-    compressed = common.scaled_rope(Reader(values, f"{reader.where}: rope of entries"), head_dim, length, True)
-    return RopeConfig(reader.read(float, "rope_theta"), compressed.rotary_dim, interleaved=True), compressed
+    part = {"partial_rotary_factor": given}
+    plain, theta = reader.positive("rope_theta"), reader.positive("compress_rope_theta")
+    where, values = common.rope_values(reader)
+    nested = Reader(values, where)
+    if "main" in nested and "compress" in nested:
+        main, entries = ({**part, **(nested.optional(dict, key) or {})} for key in ("main", "compress"))
+        nested.finish()
+    else:
+        same = values.get("rope_theta", plain) == plain
+        reader.check(same, "rope_theta and that of rope_parameters say different things; keep one of them")
+        main, entries = {"rope_theta": plain, **part}, {**part, **values, "rope_theta": theta}
+        if "yarn" in (entries.get("rope_type"), entries.get("type")):
+            entries.setdefault("attention_factor", 1.0)
+    both = Reader(main, f"{where} of windows"), Reader(entries, f"{where} of entries")
+    for part_of in both:
+        part_of.require("truncate", True, default=True)  # transformers overlooks it where there are two
+    one, other = (common.scaled_rope(r, head_dim, length, partial=True, interleaved=True) for r in both)
+    reader.check(one.rotary_dim == other.rotary_dim, "windows and entries must rotate the same part of a head")
+    return one, other
 
 
 def mixers(reader: Reader, main: RopeConfig, compressed: RopeConfig) -> dict[int, SparseAttentionConfig]:
@@ -36,22 +49,24 @@ def mixers(reader: Reader, main: RopeConfig, compressed: RopeConfig) -> dict[int
     reader.require("attention_bias", False, default=False)
     rates = {kind: ratio for kind, ratio in KINDS.items() if ratio}
     reader.require("compress_rates", rates, default=rates)
-    head_dim = reader.read(int, "head_dim")
+    head_dim, heads, groups = (reader.size(key) for key in ("head_dim", "num_attention_heads", "o_groups"))
+    reader.check(heads % groups == 0, f"num_attention_heads = {heads} must be a multiple of o_groups = {groups}")
     alone = SparseAttentionConfig(
-        num_heads=reader.read(int, "num_attention_heads"),
+        num_heads=heads,
         head_dim=head_dim,
-        q_rank=reader.read(int, "q_lora_rank"),
+        q_rank=reader.size("q_lora_rank"),
         scale=head_dim**-0.5,
         rope=main,
-        window=reader.read(int, "sliding_window"),
-        out_groups=reader.read(int, "o_groups"),
-        out_rank=reader.read(int, "o_lora_rank"),
+        window=reader.size("sliding_window", most=LARGEST_POSITION),
+        out_groups=groups,
+        out_rank=reader.size("o_lora_rank"),
     )
-    indexer = IndexerConfig(
-        reader.read(int, "index_n_heads"), reader.read(int, "index_head_dim"), reader.read(int, "index_topk")
+    indexer = IndexerConfig(reader.size("index_n_heads"), reader.size("index_head_dim"), reader.size("index_topk"))
+    rotary = compressed.rotary_dim
+    reader.check(indexer.head_dim != head_dim, f"index_head_dim = {head_dim} equals head_dim, which is not implemented")
+    reader.check(
+        indexer.head_dim >= rotary, f"index_head_dim = {indexer.head_dim} has no room for {rotary} rotated channels"
     )
-    if indexer.head_dim == head_dim:
-        raise ConfigError(f"{reader.where}: index_head_dim = {head_dim} equals head_dim, which is not implemented")
     return {
         0: alone,
         4: replace(alone, rope=compressed, ratio=4, overlap=True, indexer=indexer),
@@ -61,16 +76,18 @@ def mixers(reader: Reader, main: RopeConfig, compressed: RopeConfig) -> dict[int
 
 def ratios(reader: Reader, count: int) -> list[int]:
     """The compress ratio of each layer; a checkpoint's list may go on with the layers that predict further tokens."""
-    given = reader.optional(list, "compress_ratios")
-    listed = given or [KINDS.get(kind, kind) for kind in reader.read(list, "layer_types")]
-    unknown = [ratio for ratio in listed if ratio not in KINDS.values()]
-    if unknown or len(listed) < count:
-        raise ConfigError(
-            f"{reader.where}: {len(listed)} layer kinds, {unknown} among them, do not describe {count} layers; "
-            f"implemented kinds and their compress ratios: {KINDS}"
-        )
-    reader.skip("layer_types")
-    return listed[:count]
+    kinds, listed = reader.items(str, "layer_types"), reader.items(int, "compress_ratios")
+    if kinds is None and listed is None:
+        raise ConfigError(f"{reader.where} lacks compress_ratios or layer_types, which this model needs")
+    named = [KINDS.get(kind, -1) for kind in kinds or ()] or listed or []
+    fits = len(named) >= count and set(named) <= set(KINDS.values())
+    same = kinds is None or listed is None or named[:count] == listed[:count]
+    reader.check(
+        fits and same,
+        f"layer_types = {shown(kinds)} and compress_ratios = {shown(listed)} must describe num_hidden_layers = {count} "
+        f"layers, alike where both do; implemented kinds and their compress ratios: {KINDS}",
+    )
+    return named[:count]
 
 
 def attention_rules(config: SparseAttentionConfig) -> list[Rule]:

@@ -186,7 +186,9 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: embedding, layers, final norm, head. `prefix` is where the checkpoint keeps all but the head."""
+    """A decoder: embedding, layers, final norm, head. `prefix` is where the checkpoint keeps all but the head, and
+    `num_ahead` the layers behind the last that it may hold: they predict further tokens at once, and are not served.
+    `dtype` None is that of the checkpoint's tensors."""
 
     family: str
     vocab_size: int
@@ -198,9 +200,10 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
     hyper: HyperConfig | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
     eos_ids: tuple[int, ...] = ()
     prefix: str = "model"
+    num_ahead: int = 0
 
     @property
     def block_multiple(self) -> int:

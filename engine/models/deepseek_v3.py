@@ -3,46 +3,46 @@ scores with a correction that balances their load."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.models import common, latent
-from engine.models.config import ModelConfig, MoeConfig
+from engine.models.config import ModelConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule
 
 
 def parse(reader: Reader) -> ModelConfig:
-    text = reader.child("text_config")
+    text = common.text(reader)
     if text is None:
         return _text(reader)
     # Kimi-K2.5 wraps the text model; what it sees pictures with is not served.
     reader.skip("vision_config", "projection_hidden_size", "projection_layer_norm_eps", "ignore_index")
     reader.skip("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    reader.skip("media_placeholder_token_id", "use_unified_vision_chunk", "video_placeholder", "tie_word_embeddings")
-    reader.refuse("quantization_config", "weights are read as float32, bfloat16 or float16")
+    reader.skip("media_placeholder_token_id", "use_unified_vision_chunk", "video_placeholder")
+    text.require("model_type", "kimi_k2", "deepseek_v3", default="deepseek_v3")
     config = _text(text)
     text.finish()
-    return config
+    return replace(config, tied=reader.read(bool, "tie_word_embeddings", config.tied))
 
 
 def _text(reader: Reader) -> ModelConfig:
     mixer = latent.attention(reader, interleaved=reader.read(bool, "rope_interleave", True))
     reader.require("scoring_func", "sigmoid", default="sigmoid")
     reader.require("topk_method", "noaux_tc", default="noaux_tc")
-    reader.skip("num_nextn_predict_layers")
-    experts = MoeConfig(
-        num_experts=common.num_experts(reader, "n_routed_experts", "num_local_experts"),
-        top_k=reader.read(int, "num_experts_per_tok"),
-        intermediate=reader.read(int, "moe_intermediate_size"),
+    reader.assume(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
+    experts = common.experts(
+        reader,
         score="sigmoid",
         correction_bias=True,
-        num_groups=reader.read(int, "n_group"),
-        top_groups=reader.read(int, "topk_group"),
+        num_groups=reader.size("n_group"),
+        top_groups=reader.size("topk_group"),
         group_score="top2",
         renormalize=reader.read(bool, "norm_topk_prob", True),
-        scale=reader.read(float, "routed_scaling_factor"),
-        num_shared=reader.optional(int, "n_shared_experts") or 0,
-        activation=common.activation(reader),
+        scale=reader.positive("routed_scaling_factor"),
+        num_shared=reader.size("n_shared_experts", 0, least=0),
     )
-    return common.decoder(reader, "deepseek_v3", latent.layers(reader, mixer, experts), mixer.rope)
+    config = common.decoder(reader, "deepseek_v3", latent.layers(reader, mixer, experts), mixer.rope)
+    return replace(config, num_ahead=reader.size("num_nextn_predict_layers", 0, least=0))
 
 
 def rules(config: ModelConfig) -> list[Rule]:
@@ -51,7 +51,8 @@ def rules(config: ModelConfig) -> list[Rule]:
 
 def unused(config: ModelConfig) -> tuple[str, ...]:
     """Layers behind the last one predict further tokens at once, a tower sees pictures: text does without them."""
-    return (f"model.layers.{len(config.layers)}.*", "*vision_tower.*", "*mm_projector.*", "*multi_modal_projector.*")
+    ahead = tuple(f"model.layers.{len(config.layers) + i}.*" for i in range(config.num_ahead))
+    return (*ahead, "*vision_tower.*", "*mm_projector.*", "*multi_modal_projector.*")
 
 
 def rename(name: str) -> str:

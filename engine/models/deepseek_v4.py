@@ -14,7 +14,7 @@ from engine.models.config import (
     MoeConfig,
     SparseAttentionConfig,
 )
-from engine.models.reader import ConfigError, Reader
+from engine.models.reader import Reader, shown
 from engine.weights.rules import Rule
 
 FFN_KINDS = ("hash_moe", "moe")
@@ -24,13 +24,13 @@ def parse(reader: Reader) -> ModelConfig:
     alone, stretched = compressed.ropes(reader)
     mixers, experts = compressed.mixers(reader, alone, stretched), _experts(reader)
     count = common.num_layers(reader)
-    routed = reader.optional(list, "mlp_layer_types")
+    routed = reader.items(str, "mlp_layer_types")
     if routed is None:
-        hashed = reader.read(int, "num_hash_layers")
+        hashed = reader.size("num_hash_layers", least=0)
         routed = [FFN_KINDS[i >= hashed] for i in range(count)]
     reader.skip("num_hash_layers")
-    if set(routed) - set(FFN_KINDS) or len(routed) < count:
-        raise ConfigError(f"{reader.where}: mlp_layer_types = {routed!r} is not implemented for {count} layers")
+    fits = len(routed) >= count and set(routed) <= set(FFN_KINDS)
+    reader.check(fits, f"mlp_layer_types = {shown(routed)} must name {count} layers' kinds, of {', '.join(FFN_KINDS)}")
     by_id = replace(experts, hashed=True, correction_bias=False)
     layers = tuple(
         LayerConfig(mixers[ratio], by_id if kind == "hash_moe" else experts)
@@ -38,7 +38,7 @@ def parse(reader: Reader) -> ModelConfig:
     )
     reader.skip("num_nextn_predict_layers", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
     hyper = HyperConfig(
-        reader.read(int, "hc_mult"), reader.read(int, "hc_sinkhorn_iters"), reader.read(float, "hc_eps")
+        reader.size("hc_mult", most=64), reader.size("hc_sinkhorn_iters", most=1000), reader.positive("hc_eps")
     )
     return replace(common.decoder(reader, "deepseek_v4", layers, stretched), hyper=hyper)
 
@@ -47,16 +47,13 @@ def _experts(reader: Reader) -> MoeConfig:
     reader.require("topk_method", "noaux_tc", default="noaux_tc")
     reader.require("norm_topk_prob", True, default=True)
     reader.require("mlp_bias", False, default=False)
-    return MoeConfig(
-        num_experts=common.num_experts(reader, "n_routed_experts", "num_local_experts"),
-        top_k=reader.read(int, "num_experts_per_tok"),
-        intermediate=reader.read(int, "moe_intermediate_size"),
+    return common.experts(
+        reader,
         score=reader.require("scoring_func", "sqrtsoftplus", "sigmoid"),
         correction_bias=True,
-        scale=reader.read(float, "routed_scaling_factor"),
-        num_shared=reader.read(int, "n_shared_experts"),
-        activation=common.activation(reader),
-        limit=reader.read(float, "swiglu_limit"),
+        scale=reader.positive("routed_scaling_factor"),
+        num_shared=reader.require("n_shared_experts", 1),
+        limit=reader.positive("swiglu_limit"),
     )
 
 

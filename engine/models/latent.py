@@ -6,34 +6,34 @@ import math
 
 from engine.models import common
 from engine.models.config import LatentAttentionConfig, LayerConfig, ModelConfig, MoeConfig
-from engine.models.reader import ConfigError, Reader
+from engine.models.reader import Reader
 from engine.weights.rules import Rule, concat, flat
 
 
 def attention(reader: Reader, interleaved: bool) -> LatentAttentionConfig:
     """Latent attention; YaRN with `mscale_all_dim` also scales the scores (DeepSeek-V2 2024, arXiv:2405.04434)."""
-    nope, rope_dim = reader.read(int, "qk_nope_head_dim"), reader.read(int, "qk_rope_head_dim")
-    heads = reader.read(int, "num_attention_heads")
+    reader.assume(q_lora_rank=1536)
+    nope, rope_dim = reader.size("qk_nope_head_dim"), reader.size("qk_rope_head_dim")
+    heads = reader.size("num_attention_heads")
     reader.require("num_key_value_heads", heads, default=heads)
     reader.skip("head_dim", "qk_head_dim")  # both follow from the parts
-    q_rank, bias = reader.optional(int, "q_lora_rank"), reader.read(bool, "attention_bias", False)
-    if bias and q_rank is None:
-        raise ConfigError(
-            f"{reader.where}: attention_bias = True is not implemented without q_lora_rank: queries have no bias then, "
-            "and the latents that stand in the same product have one"
-        )
-    scaling = reader.optional(dict, "rope_parameters") or reader.optional(dict, "rope_scaling") or {}
-    all_dim, factor = scaling.get("mscale_all_dim") or 0.0, scaling.get("factor") or 1.0
-    mscale = 0.1 * all_dim * math.log(factor) + 1.0 if all_dim and factor > 1 else 1.0
+    rope = common.rope(reader, rope_dim, interleaved=interleaved)
+    all_dim = Reader(common.rope_values(reader)[1]).read(float, "mscale_all_dim", 0.0)
+    mscale = 0.1 * all_dim * math.log(rope.factor) + 1.0 if all_dim and rope.factor > 1 else 1.0
+    q_rank, bias = reader.size("q_lora_rank", None), reader.read(bool, "attention_bias", False)
+    reader.check(
+        not (bias and q_rank is None),
+        "attention_bias = True is not implemented without q_lora_rank: queries have no bias then",
+    )
     return LatentAttentionConfig(
         num_heads=heads,
         q_rank=q_rank,
-        kv_rank=reader.read(int, "kv_lora_rank"),
+        kv_rank=reader.size("kv_lora_rank"),
         nope_dim=nope,
         rope_dim=rope_dim,
-        value_dim=reader.read(int, "v_head_dim"),
+        value_dim=reader.size("v_head_dim"),
         scale=(nope + rope_dim) ** -0.5 * mscale * mscale,
-        rope=common.rope(reader, rope_dim, interleaved=interleaved),
+        rope=rope,
         bias=bias,
     )
 
@@ -42,7 +42,7 @@ def layers(reader: Reader, mixer: LatentAttentionConfig, experts: MoeConfig) -> 
     """The first layers are dense, the others routed."""
     reader.require("moe_layer_freq", 1, default=1)
     reader.skip("aux_loss_alpha", "seq_aux", "ep_size", "router_aux_loss_coef", "output_router_logits")
-    dense, mlp = reader.read(int, "first_k_dense_replace"), common.mlp(reader)
+    dense, mlp = reader.size("first_k_dense_replace", least=0), common.mlp(reader)
     return tuple(LayerConfig(mixer, mlp if i < dense else experts) for i in range(common.num_layers(reader)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.models import common
-from engine.models.config import LayerConfig, ModelConfig
+from engine.models.config import LayerConfig, MlpConfig, ModelConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule
 
@@ -11,7 +11,8 @@ from engine.weights.rules import Rule
 def parse(reader: Reader) -> ModelConfig:
     common.full_attention_only(reader)
     mixer = common.attention(reader)
-    layers = (LayerConfig(mixer, common.mlp(reader)),) * common.num_layers(reader)
+    mlp = MlpConfig(reader.size("intermediate_size"), common.activation(reader), reader.read(bool, "mlp_bias", False))
+    layers = (LayerConfig(mixer, mlp),) * common.num_layers(reader)
     return common.decoder(reader, "llama", layers, mixer.rope)
 
 

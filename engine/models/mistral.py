@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from engine.models import common
 from engine.models.config import LayerConfig, ModelConfig
-from engine.models.reader import Reader
+from engine.models.reader import LARGEST_POSITION, Reader
 from engine.weights.rules import Rule
 
 
 def parse(reader: Reader) -> ModelConfig:
-    mixer = common.attention(reader, window=reader.optional(int, "sliding_window"))
+    reader.refuse("attention_bias", "projections of this family have no bias", False)
+    reader.assume(num_key_value_heads=8, sliding_window=4096)
+    mixer = common.attention(reader, window=reader.size("sliding_window", None, most=LARGEST_POSITION))
     layers = (LayerConfig(mixer, common.mlp(reader)),) * common.num_layers(reader)
     return common.decoder(reader, "mistral", layers, mixer.rope)
 

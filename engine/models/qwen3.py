@@ -10,6 +10,7 @@ from engine.weights.rules import Rule
 
 def parse(reader: Reader) -> ModelConfig:
     common.full_attention_only(reader)
+    reader.assume(head_dim=128, num_key_value_heads=32)
     mixer = common.attention(reader, qk_norm=True)
     layers = (LayerConfig(mixer, common.mlp(reader)),) * common.num_layers(reader)
     return common.decoder(reader, "qwen3", layers, mixer.rope)

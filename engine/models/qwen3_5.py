@@ -19,7 +19,7 @@ KINDS = ("linear_attention", "full_attention")
 
 
 def parse(reader: Reader) -> ModelConfig:
-    text = reader.child("text_config")
+    text = common.text(reader)
     if text is None:
         return _text(reader, "model")
     reader.skip("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -30,20 +30,25 @@ def parse(reader: Reader) -> ModelConfig:
 
 
 def _text(reader: Reader, prefix: str) -> ModelConfig:
-    reader.assume(partial_rotary_factor=0.25, head_dim=256)
     reader.require("attn_output_gate", True, default=True)
     reader.require("mamba_ssm_dtype", "float32", default="float32")
     reader.require("hidden_act", "silu")
     reader.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    attention = replace(common.attention(reader, qk_norm=True), gated=True)
-    linear = GatedDeltaConfig(
-        num_key_heads=reader.read(int, "linear_num_key_heads"),
-        num_value_heads=reader.read(int, "linear_num_value_heads"),
-        key_dim=reader.read(int, "linear_key_head_dim"),
-        value_dim=reader.read(int, "linear_value_head_dim"),
-        conv_width=reader.read(int, "linear_conv_kernel_dim"),
+    reader.require("mlp_only_layers", [], default=[])
+    reader.assume(head_dim=256, num_key_value_heads=4, partial_rotary_factor=0.25)
+    attention = replace(common.attention(reader, qk_norm=True, partial=True), gated=True)
+    keys, values = reader.size("linear_num_key_heads"), reader.size("linear_num_value_heads")
+    reader.check(
+        values % keys == 0, f"linear_num_value_heads = {values} must be a multiple of linear_num_key_heads = {keys}"
     )
-    kinds = common.layer_types(reader, KINDS, "full_attention_interval", 4)
+    linear = GatedDeltaConfig(
+        num_key_heads=keys,
+        num_value_heads=values,
+        key_dim=reader.size("linear_key_head_dim"),
+        value_dim=reader.size("linear_value_head_dim"),
+        conv_width=reader.size("linear_conv_kernel_dim"),
+    )
+    kinds = common.layer_types(reader, KINDS, reader.size("full_attention_interval", 4))
     mlp = common.mlp(reader)
     layers = tuple(LayerConfig(attention if kind == "full_attention" else linear, mlp) for kind in kinds)
     config = common.decoder(reader, "qwen3_5", layers, attention.rope)

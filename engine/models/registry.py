@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from engine.models.config import ModelConfig
-from engine.models.reader import ConfigError, Reader
+from engine.models.reader import ConfigError, Reader, shown
 from engine.weights.rules import Rule
 
 # architecture in config.json → module of engine.models
@@ -29,6 +29,13 @@ FAMILIES: dict[str, str] = {
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
 }
 
+# module of engine.models → what config.json may call it as model_type; transformers goes by that name alone
+MODEL_TYPES: dict[str, tuple[str, ...]] = {
+    "deepseek_v3": ("deepseek_v3", "kimi_k2", "kimi_k25"),
+    "gemma3": ("gemma3", "gemma3_text"),
+    "qwen3_5": ("qwen3_5", "qwen3_5_text"),
+}
+
 
 class Family(Protocol):
     """What a family module provides. `unused` and `rename` may be left out."""
@@ -45,7 +52,12 @@ class Family(Protocol):
 def unused(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """Name patterns of tensors that a checkpoint may hold and serving text does without."""
     extra: Callable[[ModelConfig], tuple[str, ...]] = getattr(family, "unused", lambda _: ())
-    return (*extra(config), "lm_head.weight") if config.tied else extra(config)
+    return extra(config)
+
+
+def copies(config: ModelConfig) -> dict[str, str]:
+    """Tensors that a checkpoint may hold beside those of the same values: a tied head."""
+    return {"lm_head.weight": f"{config.prefix}.embed_tokens.weight"} if config.tied else {}
 
 
 def rename(family: Family) -> Callable[[str], str]:
@@ -55,15 +67,18 @@ def rename(family: Family) -> Callable[[str], str]:
 
 
 def family_of(values: dict[str, Any]) -> Family:
-    """The family of a config.json. Raises ConfigError with the list of known architectures."""
+    """The family of a config.json. Raises ConfigError with the list of known architectures, or of the model types that
+    go with the one it names."""
     named = values.get("architectures") or []
-    known = [FAMILIES[name] for name in named if name in FAMILIES]
+    known = [FAMILIES[name] for name in named if str(name) in FAMILIES] if isinstance(named, list) else []
     if not known:
-        said = ", ".join(map(str, named)) or "none"
+        said = ", ".join(map(str, named)) or "none" if isinstance(named, list) else shown(named)
         raise ConfigError(
             f"config.json names the architecture {said}, which is not implemented; "
             f"implemented: {', '.join(sorted(FAMILIES))}"
         )
+    types = MODEL_TYPES.get(known[0], (known[0],))
+    Reader(values).require("model_type", *types, default=types[0])
     return cast(Family, importlib.import_module(f"engine.models.{known[0]}"))
 
 
@@ -84,7 +99,8 @@ def load(folder: str | Path) -> tuple[ModelConfig, Family]:
     config = parse(values)
     generation = Path(folder) / "generation_config.json"
     if generation.exists():
-        more = Reader(_json(generation), "generation_config.json").ints("eos_token_id")
+        reader = Reader(_json(generation), generation.name)
+        more = reader.token_ids("eos_token_id", config.vocab_size)
         config = replace(config, eos_ids=tuple(dict.fromkeys(config.eos_ids + more)))
     return config, family_of(values)
 
@@ -94,7 +110,7 @@ def _json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: a model is a folder with config.json and *.safetensors") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(values).__name__}")

@@ -46,7 +46,6 @@ def build_runner(
         progress("model", 0, 0)
     model, family = registry.load(config.model)
     device = _device(config)
-    dtype = getattr(torch, model.dtype if config.runtime.dtype == "auto" else config.runtime.dtype)
     if config.runtime.deterministic and not all(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
         raise ConfigError(
             "runtime.deterministic is implemented for grouped-query attention alone, and this model has layers of "
@@ -56,18 +55,25 @@ def build_runner(
     runtime = config.runtime
     ops = select(device, runtime.kernels, runtime.dependent_launch, runtime.chosen_products)
     length = _max_model_len(config, model)
+    checkpoint = None
+    if config.load_format != "dummy":
+        checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
+    dtype = _dtype(config, model, checkpoint)
     build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention)
     decoder = Decoder(build)
+    rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
+    if checkpoint is not None:
+        # What does not fit is named before memory is asked for.
+        loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, copies)
     decoder.materialize(device)
 
     def fill() -> None:
         parameters = dict(decoder.named_parameters())
-        if config.load_format == "dummy":
+        if checkpoint is None:
             dummy.fill(parameters, model.hidden, model.norm.offset)
             return
         report = None if progress is None else lambda done, total: progress("weights", done, total)
-        checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
-        loader.load(parameters, checkpoint, family.rules(model), registry.unused(family, model), report)
+        loader.load(parameters, checkpoint, rules, unused, copies, report)
 
     if device.type == "cuda":
         runner = _on_gpu(config, build, decoder, fill, watch, progress, elsewhere)
@@ -169,6 +175,14 @@ def _device(config: EngineConfig) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.device is cuda and this machine has no usable CUDA device: use auto or cpu")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint | None) -> torch.dtype:
+    named = model.dtype if config.runtime.dtype == "auto" else config.runtime.dtype
+    if named is None:
+        return torch.bfloat16 if checkpoint is None else checkpoint.dtype
+    dtype: torch.dtype = getattr(torch, named)
+    return dtype
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -5,6 +5,7 @@ Only headers are read when it is opened (safetensors: 8 bytes of length, a JSON 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +33,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+RUN_IN = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEADER_BYTES = 100 << 20
 
 
@@ -68,13 +71,13 @@ class Checkpoint:
         folder = Path(folder)
         index = folder / "model.safetensors.index.json"
         if index.exists():
-            placed: dict[str, str] = _parse(index.read_bytes(), index).get("weight_map", {})
+            placed = _placed(index)
             files = [folder / name for name in sorted(set(placed.values()))]
         else:
             placed, single = {}, folder / "model.safetensors"
             files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
         if not files:
-            raise WeightsError(f"{folder} holds no *.safetensors file: nothing to load weights from")
+            raise WeightsError(f"{folder} holds no *.safetensors file, the one format that weights are read from")
         entries: dict[str, Entry] = {}
         for file in files:
             for entry in _header(file):
@@ -94,6 +97,12 @@ class Checkpoint:
             if other is not entry:
                 raise WeightsError(f"tensors {other.name} and {name} are two names of the same weights; remove one")
         return Checkpoint(entries)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the first tensor, by name, that has one that models run in; else float32."""
+        kinds = (self.entries[name].dtype for name in sorted(self.entries))
+        return next((kind for kind in kinds if kind in RUN_IN), torch.float32)
 
     @property
     def num_bytes(self) -> int:
@@ -128,6 +137,17 @@ class Files:
             done += count
 
 
+def _placed(index: Path) -> dict[str, str]:
+    """Each tensor's file, as the index says."""
+    try:
+        placed = _parse(index.read_bytes(), index).get("weight_map")
+    except OSError as error:
+        raise WeightsError(f"{index} cannot be read: {error.strerror}") from None
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise WeightsError(f"{index} must hold weight_map, an object of a file name for each tensor")
+    return placed
+
+
 def _header(file: Path) -> list[Entry]:
     try:
         size = file.stat().st_size
@@ -144,29 +164,45 @@ def _header(file: Path) -> list[Entry]:
         if name == "__metadata__":
             continue
         try:
-            dtype, shape, (start, end) = about["dtype"], tuple(about["shape"]), about["data_offsets"]
+            dtype, shape, (start, end) = str(about["dtype"]), tuple(about["shape"]), about["data_offsets"]
+            if any(type(number) is not int or number < 0 for number in (*shape, start, end)):
+                raise ValueError
         except (KeyError, TypeError, ValueError):
             raise WeightsError(f"{file}: the header's entry for {name} is broken") from None
         if dtype not in DTYPES:
-            raise WeightsError(f"{file}: tensor {name} has dtype {dtype}, which is not implemented")
+            raise WeightsError(
+                f"{file}: tensor {name} has dtype {dtype}, which is not implemented; use an unquantized checkpoint"
+            )
         entry = Entry(name, file, 8 + length + start, DTYPES[dtype], shape)
         if entry.num_bytes != end - start or entry.start + entry.num_bytes > size:
             raise WeightsError(f"{file}: the bytes of tensor {name} are missing, the file is cut short or broken")
         entries.append(entry)
+    for before, entry in itertools.pairwise(sorted(entries, key=lambda e: (e.start, e.num_bytes))):
+        if entry.start < before.start + before.num_bytes:
+            raise WeightsError(f"{file}: tensors {before.name} and {entry.name} lie in the same bytes, it is broken")
     return entries
 
 
 def _parse(text: bytes, file: Path) -> dict:
     try:
-        value = json.loads(text)
-    except ValueError as error:
+        value = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, file))
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file} holds no readable JSON: {error}") from None
     if not isinstance(value, dict):
         raise WeightsError(f"{file} must hold a JSON object, not {type(value).__name__}")
     return value
 
 
-def listed(names: list[str], most: int = 8) -> str:
+def _once(pairs: list[tuple[str, Any]], file: Path) -> dict[str, Any]:
+    """A JSON object, whose names must differ."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise WeightsError(f"{file} names {listed(sorted({n for n in names if names.count(n) > 1}))} more than once")
+    return made
+
+
+def listed(names: list[str], most: int = 8, separator: str = ", ") -> str:
     """Names for a message: the first few, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return separator.join(names[:most]) + more

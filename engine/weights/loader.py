@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock
+from types import MappingProxyType
 
 import torch
 
@@ -44,23 +45,42 @@ def load(
     checkpoint: Checkpoint,
     rules: Sequence[Rule],
     unused: Iterable[str] = (),
+    copies: Mapping[str, str] = MappingProxyType({}),
     progress: Progress | None = None,
 ) -> None:
-    """Fill `parameters` in place. `unused` are name patterns of tensors that this model does not need.
+    """Fill `parameters` in place. `unused` are name patterns of tensors that this model does not need, and `copies`
+    names of tensors that may be there if they equal another, whose name stands behind.
 
     Raises WeightsError that names every missing, extra, misshapen and wrong-dtype tensor; parameters are then
     untouched, since everything is checked before the first byte is read.
     """
     with torch.no_grad():
-        pieces = plan(parameters, checkpoint, rules, (*DERIVED, *unused))
+        pieces = plan(parameters, checkpoint, rules, unused, copies)
+        for name, other in copies.items():
+            if name in checkpoint.entries and not _equal(checkpoint.entries[name], checkpoint.entries[other]):
+                raise WeightsError(
+                    f"config.json says that {name} is {other} (tie_word_embeddings), and the checkpoint holds another "
+                    "tensor there: set tie_word_embeddings to false, or remove the tensor"
+                )
         copy(pieces, progress)
+        for name, parameter in parameters.items():
+            below = getattr(parameter, "below", None)
+            if below is not None and not bool(((parameter >= 0) & (parameter < below)).all()):
+                raise WeightsError(f"the tensor of {name} holds ids outside of 0 to {below - 1}")
 
 
 def plan(
-    parameters: Mapping[str, torch.Tensor], checkpoint: Checkpoint, rules: Sequence[Rule], unused: Sequence[str] = ()
+    parameters: Mapping[str, torch.Tensor],
+    checkpoint: Checkpoint,
+    rules: Sequence[Rule],
+    unused: Iterable[str] = (),
+    copies: Iterable[str] = (),
 ) -> list[Piece]:
-    """Match rules with both sides. Raises WeightsError with all that is wrong."""
+    """Match rules with both sides, which needs no memory behind `parameters`. Raises WeightsError with all that is
+    wrong."""
     entries, wrong, pieces = checkpoint.entries, [], []
+    lacking: list[str] = []
+    patterns = (*DERIVED, *unused, *copies)
     targets: set[str] = set()
     sources: set[str] = set()
     for rule in rules:
@@ -72,7 +92,7 @@ def plan(
         sources.update(rule.sources)
         missing = [name for name in rule.sources if name not in entries]
         if missing:
-            wrong.append(f"missing: {listed(missing)}")
+            lacking += missing
             continue
         made, problems = _pieces(rule, parameters[rule.target], [entries[name] for name in rule.sources])
         pieces += made
@@ -80,17 +100,22 @@ def plan(
     unfilled = sorted(set(parameters) - targets)
     if unfilled:
         raise WeightsError(f"no rule fills the parameters {listed(unfilled)}")
+    if lacking:
+        wrong.append(f"missing: {listed(lacking)}")
     extra = sorted(
-        name for name in set(entries) - sources if not any(fnmatch.fnmatchcase(name, pattern) for pattern in unused)
+        name for name in set(entries) - sources if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     )
     if extra:
         wrong.append(f"not part of this model: {listed(extra)}")
     if wrong:
-        raise WeightsError("the checkpoint's tensors do not fit its config.json; " + "; ".join(wrong))
+        raise WeightsError("the checkpoint's tensors do not fit its config.json; " + listed(wrong, separator="; "))
     return pieces
 
 
 def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[list[Piece], list[str]]:
+    scalars = [entry.name for entry in entries if not entry.shape]
+    if scalars and target.dim():
+        return [], [f"misshapen: {listed(scalars)}, each a single number"]
     try:
         views = rule.combine(target, [entry.shape for entry in entries])
     except ValueError as error:
@@ -100,7 +125,8 @@ def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[lis
         if tuple(view.shape) != entry.shape:
             wrong.append(f"misshapen: {_shaped(entry)}, needed {list(view.shape)}")
         elif entry.dtype != view.dtype and not any({entry.dtype, view.dtype} <= kinds for kinds in (FLOATS, INTS)):
-            wrong.append(f"wrong dtype: {entry.name} is {entry.dtype}, needed {view.dtype}".replace("torch.", ""))
+            found, needed = (str(dtype).removeprefix("torch.") for dtype in (entry.dtype, view.dtype))
+            wrong.append(f"wrong dtype: {entry.name} is {found}, needed {needed} (quantized weights are not read)")
         else:
             pieces.append(Piece(entry, view))
     return pieces, wrong
@@ -113,11 +139,15 @@ def _parts(
     dimension more has its rows cut."""
     for entry, view in zip(entries, views, strict=True):
         if isinstance(view, torch.Tensor):
-            if view.dim() == 3 and entry.shape == (len(view), view.shape[1] * view.shape[2]):
-                entry = Entry(entry.name, entry.file, entry.start, entry.dtype, tuple(view.shape))
+            if view.dim() == 3 and len(entry.shape) == 2:
+                rows = (len(view), view.shape[1] * view.shape[2])
+                if entry.shape == rows:
+                    entry = Entry(entry.name, entry.file, entry.start, entry.dtype, tuple(view.shape))
+                else:
+                    view = torch.empty(rows, dtype=view.dtype, device="meta")  # for the message
             yield entry, view
-        elif sum(len(part) for part in view) != entry.shape[0]:
-            yield entry, view[0]
+        elif (needed := (sum(len(part) for part in view), *view[0].shape[1:])) != entry.shape:
+            yield entry, torch.empty(needed, dtype=view[0].dtype, device="meta")
         else:
             row_bytes, start = entry.num_bytes // entry.shape[0], entry.start
             for part in view:
@@ -128,6 +158,22 @@ def _parts(
 
 def _shaped(entry: Entry) -> str:
     return f"{entry.name} {list(entry.shape)}"
+
+
+def _equal(one: Entry, other: Entry) -> bool:
+    """Whether two tensors hold the same bytes."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    buffers = bytearray(BUFFER_BYTES), bytearray(BUFFER_BYTES)
+    with Files() as files:
+        for at in range(0, one.num_bytes, BUFFER_BYTES):
+            size = min(BUFFER_BYTES, one.num_bytes - at)
+            for entry, buffer in zip((one, other), buffers, strict=True):
+                files.open(entry.file)
+                files.read_into(entry.file, entry.start + at, memoryview(buffer)[:size])
+            if buffers[0][:size] != buffers[1][:size]:
+                return False
+    return True
 
 
 def copy(pieces: Sequence[Piece], progress: Progress | None = None) -> None:

@@ -24,6 +24,12 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 2048},
     "yarn, not truncated": {"factor": 8.0, "original_max_position_embeddings": 4096, "truncate": False},
+    "yarn, betas the wrong way round": {
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 1,
+        "beta_slow": 4,
+    },
     "yarn, one beta": {"factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 1.0, "beta_slow": 1.0},
 }
 

@@ -104,6 +104,71 @@ def test_the_text_model_of_kimi_k2_5_is_that_of_kimi_k2() -> None:
     assert rename("model.norm.weight") == "model.norm.weight"
 
 
+def test_what_gemma_leaves_out_is_what_transformers_takes_for_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.Gemma3Config(**values("gemma3-4b")).text_config
+    ours = parse("gemma3-4b")
+    mixers = [layer.mixer for layer in ours.layers]
+    for mixer, kind in zip(mixers, theirs.layer_types, strict=True):
+        assert isinstance(mixer, AttentionConfig)
+        assert mixer.rope is not None
+        assert mixer.window == (theirs.sliding_window if kind == "sliding_attention" else None)
+        assert mixer.rope.theta == theirs.rope_parameters[kind]["rope_theta"]
+        assert mixer.rope.factor == theirs.rope_parameters[kind].get("factor", 1.0)
+        assert (mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (8, theirs.num_key_value_heads, theirs.head_dim)
+        assert mixer.scale == theirs.query_pre_attn_scalar**-0.5
+    assert (ours.vocab_size, ours.max_position) == (theirs.vocab_size, theirs.max_position_embeddings)
+    assert (ours.tied, ours.dtype, ours.eos_ids) == (True, "bfloat16", (1, 106))
+
+
+@pytest.mark.parametrize("wrapped", ["qwen3.5-4b", "gemma3-4b"])
+def test_what_only_the_larger_model_says_holds_for_its_text_model(wrapped: str) -> None:
+    config = values(wrapped)
+    config["text_config"] = {k: v for k, v in config["text_config"].items() if k not in ("dtype", "eos_token_id")}
+    config |= {"dtype": "float16", "eos_token_id": [3, 5]}
+    assert registry.parse(config).dtype == "float16"
+    assert registry.parse(config).eos_ids == (3, 5)
+    with pytest.raises(ConfigError, match="quantization_config"):
+        registry.parse({**config, "quantization_config": {"quant_method": "fp8"}})
+
+
+def test_absent_keys_mean_what_transformers_takes_for_them() -> None:
+    def without(name: str, *keys: str) -> ModelConfig:
+        return registry.parse({key: value for key, value in values(name).items() if key not in keys})
+
+    for name, keys in {
+        "mistral-7b-v0.1": ("sliding_window", "num_key_value_heads"),
+        "qwen3-4b": ("head_dim",),
+        "qwen3-30b-a3b": ("num_key_value_heads",),
+        "gemma3-1b": ("rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "head_dim"),
+    }.items():
+        assert without(name, *keys) == parse(name)
+    experts = without("kimi-k2-instruct-as-deepseek_v3", "n_group", "topk_group", "routed_scaling_factor").layers[1].ffn
+    assert isinstance(experts, MoeConfig)
+    assert (experts.num_groups, experts.top_groups, experts.scale) == (8, 4, 2.5)
+
+
+def test_entries_are_stretched_however_the_config_spells_it() -> None:
+    config = values("deepseek-v4-flash-bf16")
+    scaling = config.pop("rope_scaling")
+    flat = {**config, "rope_parameters": scaling}
+    assert registry.parse(flat) == parse("deepseek-v4-flash-bf16")
+    main = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.125}
+    nested = {"main": main, "compress": {**scaling, "rope_theta": 160000, "attention_factor": 1.0}}
+    mixers = [layer.mixer for layer in registry.parse({**config, "rope_parameters": nested}).layers]
+    assert isinstance(mixers[0], SparseAttentionConfig)
+    assert mixers[0].rope.theta == 500.0
+    assert mixers[2] == parse("deepseek-v4-flash-bf16").layers[2].mixer
+
+
+def test_layers_that_predict_ahead_are_left_out_as_many_as_there_are() -> None:
+    name = "kimi-k2-instruct-as-deepseek_v3"
+    family = registry.family_of(values(name))
+    assert "model.layers.61.*" in registry.unused(family, parse(name, num_nextn_predict_layers=1))
+    fewer = registry.unused(family, parse(name, num_hidden_layers=60))
+    assert not any(pattern.startswith("model.layers") for pattern in fewer)
+
+
 def test_gemma_has_a_window_and_a_rotary_base_of_its_own_in_five_layers_of_six() -> None:
     mixers = [layer.mixer for layer in parse("gemma3-1b").layers]
     kinds = [(m.window, m.rope.theta) for m in mixers if isinstance(m, AttentionConfig) and m.rope]
@@ -194,6 +259,24 @@ def test_a_token_costs_what_it_should(name: str) -> None:
         ("qwen3-30b-a3b", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size = 512"),
         ("gemma3-1b", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ("gemma3-1b", {"layer_types": ["chunked_attention"] * 26}, "chunked_attention"),
+        ("gemma3-1b", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ("gemma3-1b", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters holds values"),
+        ("gemma3-1b", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "type = 'linear'"),
+        ("gemma3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        ("mistral-7b-v0.1", {"sliding_window": 0}, "sliding_window = 0"),
+        ("mistral-7b-v0.1", {"attention_bias": True}, "attention_bias = True"),
+        ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [48]}, "mlp_only_layers = [48]"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": ["0"]}, "mlp_only_layers holds '0'"),
+        ("qwen3-30b-a3b", {"num_experts_per_tok": 129}, "num_experts_per_tok = 129 must be at most 128"),
+        ("qwen3.5-4b-text", {"linear_num_value_heads": 24}, "linear_num_value_heads = 24 must be a multiple"),
+        ("deepseek-v2-lite", {"rope_scaling": {"type": "yarn", "factor": "40"}}, "factor = '40'"),
+        ("kimi-k2-instruct-as-deepseek_v3", {"n_group": 7}, "n_group = 7"),
+        ("kimi-k2-instruct-as-deepseek_v3", {"n_group": 4, "topk_group": 8}, "topk_group = 8 must be at most n_group"),
+        ("deepseek-v4-flash-bf16", {"compress_ratios": [[0]] * 43}, "compress_ratios holds [0]"),
+        ("deepseek-v4-flash-bf16", {"layer_types": ["sliding_attention"] * 43}, "alike where both do"),
+        ("deepseek-v4-flash-bf16", {"o_groups": 7}, "num_attention_heads = 64 must be a multiple of o_groups = 7"),
+        ("deepseek-v4-flash-bf16", {"n_shared_experts": 2}, "n_shared_experts = 2"),
         ("qwen3.5-4b-text", {"attn_output_gate": False}, "attn_output_gate = False"),
         ("qwen3.5-4b-text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype = 'bfloat16'"),
         ("deepseek-v2-lite", {"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),

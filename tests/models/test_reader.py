@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from engine.models import common, registry
-from engine.models.config import RopeConfig
 from engine.models.reader import ConfigError, Reader
 
 QWEN3 = {
@@ -69,6 +68,34 @@ def test_what_nobody_read_is_refused_by_name_and_value() -> None:
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*implemented:.*LlamaForCausalLM.*Qwen3ForCausalLM"),
         ({"architectures": None}, "architecture none"),
+        ({"architectures": 7}, "architecture 7"),
+        ({"architectures": [["Qwen3ForCausalLM"]]}, "Qwen3ForCausalLM.*not implemented"),
+        ({"model_type": "mixtral"}, "model_type = 'mixtral' is not implemented; implemented: 'qwen3'"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0 must be an integer from 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000 must be an integer from 1 to 4096"),
+        ({"hidden_size": -64}, "hidden_size = -64 must be"),
+        ({"num_key_value_heads": 3}, "num_attention_heads = 4 must be a multiple of num_key_value_heads = 3"),
+        ({"head_dim": 31}, "31 of a head's 31 channels are to be rotated"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan must be a finite number"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps = -1e-06 must be greater than 0"),
+        ({"rope_theta": 10**400}, "rope_theta = 1000.*must be a finite number"),
+        ({"rope_theta": 0}, "rope_theta = 0.0 must be greater than 0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not implemented"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "rope_scaling: factor = '4' must be a finite number"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 1.0}},
+            "rope_scaling and rope_parameters say different things",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1}},
+            "high_freq_factor = 1.0 must be greater than low_freq_factor = 4.0",
+        ),
+        ({"layer_types": ["full_attention"]}, "layer_types holds 1 kinds for num_hidden_layers = 2"),
+        ({"layer_types": [["full_attention"]]}, "layer_types holds .* must be of type str"),
+        ({"mlp_bias": True}, "mlp_bias = True is not implemented"),
+        ({"eos_token_id": 320}, "eos_token_id = 320 must be a token id below 320"),
+        ({"torch_dtype": ""}, "dtype = ''"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder = True is not implemented"),
     ],
 )
 def test_refusals(change: dict[str, object], said: str) -> None:
@@ -82,6 +109,12 @@ def test_both_spellings_of_rope_are_the_same_rope() -> None:
     new = {k: v for k, v in QWEN3.items() if k != "rope_theta"}
     assert registry.parse({**new, "rope_parameters": {**scaling, "rope_theta": 1e6}}) == old
     assert old.max_position == 4096
+
+
+def test_defaults_of_generation_are_not_values_of_the_model() -> None:
+    # A config that was written whole, as the text model inside a larger one often is.
+    whole = {"do_sample": False, "max_length": 20, "temperature": 1.0, "pruned_heads": {}, "is_encoder_decoder": False}
+    assert registry.parse({**QWEN3, **whole}) == registry.parse(QWEN3)
 
 
 def test_yarn_extends_the_context() -> None:
@@ -100,18 +133,14 @@ def test_yarn_attention_factor() -> None:
     assert factor(mscale=1.0, mscale_all_dim=0.5) == pytest.approx(1.3688879 / 1.1844440)
 
 
-def test_rope_of_a_layer_type() -> None:
-    parameters = {"full": {"rope_type": "default", "rope_theta": 1e6}, "local": {"rope_theta": 1e4}}
-    values = {"rope_parameters": parameters, "max_position_embeddings": 4096}
-    assert common.rope(Reader(values), 64, layer_type="local") == RopeConfig(theta=1e4, rotary_dim=64)
-    assert common.rope(Reader(values), 64, layer_type="full") == RopeConfig(theta=1e6, rotary_dim=64)
-
-
 def test_end_ids_come_from_both_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "eos_token_id": 5}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5], "temperature": 0.6}))
     config, _ = registry.load(tmp_path)
     assert config.eos_ids == (5, 7)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1 << 40}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id = 1099511627776 must be"):
+        registry.load(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "does not exist"), ("{", "cannot be read"), ("[]", "JSON object")])

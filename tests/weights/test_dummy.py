@@ -44,6 +44,7 @@ def test_norms_act_as_one_whatever_they_are_stored_around() -> None:
         num_hidden_layers=2,
         layer_types=["linear_attention", "full_attention"],
         vocab_size=16,
+        eos_token_id=None,
         hidden_size=32,
         intermediate_size=16,
     )

@@ -70,6 +70,12 @@ def test_one_file(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> N
     check(params, values)
 
 
+def test_a_checkpoint_has_the_dtype_of_its_floats(tmp_path: Path) -> None:
+    values = {"a.ids": torch.zeros(2, dtype=torch.int64), "b": torch.zeros(2, dtype=torch.float16)}
+    save_file(values, tmp_path / "model.safetensors")
+    assert Checkpoint.open(tmp_path).dtype == torch.float16
+
+
 def test_shards_by_their_index(tmp_path: Path) -> None:
     values = tensors()
     names = sorted(values)
@@ -108,6 +114,7 @@ def test_tensors_larger_than_a_buffer_are_cut_and_all_of_it_is_reported(
         ({"model.embed": torch.zeros(6, 10)}, r"misshapen: model\.embed \[6, 10\], needed \[10, 6\]"),
         ({"q": torch.zeros(4, 6, dtype=torch.int8)}, r"wrong dtype: q is int8, needed float32"),
         ({"q": torch.zeros(4, 6, dtype=torch.float8_e4m3fn)}, r"wrong dtype: q is float8_e4m3fn"),
+        ({"k": torch.tensor(1.0)}, r"misshapen: k, each a single number"),
         ({"e1.down": torch.zeros(3, 6)}, r"misshapen: e1\.down \[3, 6\], needed \[6, 3\]"),
     ],
 )
@@ -142,6 +149,54 @@ def test_a_parameter_without_a_rule_is_a_fault_of_the_family(tmp_path: Path) -> 
     save_file(tensors(), tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="no rule fills the parameters bias"):
         load(tmp_path, {**parameters(), "bias": torch.zeros(2)})
+
+
+def test_a_tied_head_may_be_stored_again_and_must_then_be_the_same(tmp_path: Path) -> None:
+    same = {**tensors(), "lm_head": tensors()["model.embed"]}
+    save_file(same, tmp_path / "model.safetensors")
+    params, copies = parameters(), {"lm_head": "model.embed"}
+    loader.load(params, Checkpoint.open(tmp_path), RULES, copies=copies)
+    check(params, tensors())
+    save_file({**same, "lm_head": same["lm_head"] + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"lm_head is model\.embed .*set tie_word_embeddings to false"):
+        loader.load(parameters(), Checkpoint.open(tmp_path), RULES, copies=copies)
+
+
+def test_ids_out_of_their_range_are_refused(tmp_path: Path) -> None:
+    save_file({"table": torch.tensor([[0, 3], [4, 1]])}, tmp_path / "model.safetensors")
+    table = torch.zeros(2, 2, dtype=torch.int32)
+    table.below = 4  # type: ignore[attr-defined]
+    with pytest.raises(WeightsError, match="table holds ids outside of 0 to 3"):
+        loader.load({"table": table}, Checkpoint.open(tmp_path), [Rule("table", ("table",))])
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('"q": {"dtype": "F32", "shape": ["2"], "data_offsets": [0, 8]}', "entry for q is broken"),
+        ('"q": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]}', "entry for q is broken"),
+        ('"q": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}', "entry for q is broken"),
+        ('"q": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}', "dtype F4, which is not implemented; use an"),
+        ('"q": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, "q": {}', "names q more than once"),
+        (
+            '"q": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}, '
+            '"k": {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]}',
+            "tensors q and k lie in the same bytes",
+        ),
+    ],
+)
+def test_a_header_that_lies(tmp_path: Path, entry: str, said: str) -> None:
+    header = b"{" + entry.encode() + b"}"
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    with pytest.raises(WeightsError, match=said):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": ["a"]}', '{"weight_map": {"q": 5}}', "[" * 100000])
+def test_an_index_that_is_none(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightsError, match=r"index\.json"):
+        Checkpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [4, 100, -7])
@@ -202,5 +257,5 @@ def test_shared_experts_stand_behind_the_others_in_parts(tmp_path: Path) -> None
 def test_shared_experts_of_another_width_are_named(tmp_path: Path) -> None:
     save_file({"e.down": torch.zeros(6, 3), "s.down": torch.zeros(6, 5)}, tmp_path / "model.safetensors")
     filled = {"down": torch.zeros(3, 6, 3)}
-    with pytest.raises(WeightsError, match=r"misshapen: s.down \[6, 5\]"):
+    with pytest.raises(WeightsError, match=r"misshapen: s.down \[6, 5\], needed \[6, 6\]"):
         loader.load(filled, Checkpoint.open(tmp_path), [Rule("down", ("e.down", "s.down"), shared_behind)])
