@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -160,7 +161,7 @@ def _token_times(request: Mapping[str, Any]) -> list[float]:
 
 def table(profiles: Sequence[Profile]) -> Table:
     heads = ("streams", "requests", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "latency p50", "tokens/s")
-    out = Table(*heads, title="perf_analyzer", caption="times in ms")
+    out = Table(*heads, box=SIMPLE, padding=0, show_edge=False, title="perf_analyzer", caption="times in ms")
     for profile in profiles:
         spans = (profile.ttft, 50), (profile.ttft, 99), (profile.itl, 50), (profile.itl, 99)
         times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v, p in (*spans, (profile.latency, 50))]

@@ -1,7 +1,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const history = [];
+let history = []; // "Clear" begins another; an answer under way still belongs to its own
 let running = null; // the AbortController of the answer that is being written
 let lastCount = null; // {time, tokens} of the gauge reading before
 
@@ -76,11 +76,12 @@ function addReasoning(box, text) {
   details.lastChild.data += text;
 }
 
-function addToken(what, entry) {
+// decoder: puts characters together that several tokens share; the last of them shows it.
+function addToken(what, entry, decoder) {
   const probability = Math.exp(entry.logprob);
   const span = document.createElement("span");
   span.className = "token";
-  span.textContent = entry.token;
+  span.textContent = entry.bytes ? decoder.decode(new Uint8Array(entry.bytes), { stream: true }) : entry.token;
   span.dataset.probability = probability.toFixed(4);
   span.style.background = `hsl(${Math.round(120 * probability)} 60% var(--token-light))`;
   const others = entry.top_logprobs.map((top) => `${JSON.stringify(top.token)} ${(100 * Math.exp(top.logprob)).toFixed(1)} %`);
@@ -128,7 +129,9 @@ async function* events(response) {
 async function answer() {
   const box = addMessage("assistant");
   const what = box.querySelector(".what");
+  const conversation = history;
   const coloured = $("logprobs").checked;
+  const decoder = new TextDecoder();
   const started = performance.now();
   let first = null, last = started, text = "", usage = null, finish = null;
   running = new AbortController();
@@ -150,7 +153,7 @@ async function answer() {
         text += choice.delta.content;
         if (!coloured) what.append(choice.delta.content);
       }
-      if (coloured && choice.logprobs) choice.logprobs.content.forEach((entry) => addToken(what, entry));
+      if (coloured && choice.logprobs) choice.logprobs.content.forEach((entry) => addToken(what, entry, decoder));
       if (choice.finish_reason) finish = choice.finish_reason;
       scrollDown(false);
     }
@@ -160,8 +163,12 @@ async function answer() {
   }
   running = null;
   setRunning(false);
-  if (text) history.push({ role: "assistant", content: text });
-  if (first === null) return;
+  if (text) conversation.push({ role: "assistant", content: text });
+  if (first === null) {
+    const refused = conversation.pop(); // else every later message would be refused with it
+    if (conversation === history && !$("text").value) $("text").value = refused.content;
+    return;
+  }
   const facts = [`first token ${(first - started).toFixed(0)} ms`];
   if (usage) {
     const seconds = (last - first) / 1000;
@@ -199,7 +206,7 @@ $("stop-button").addEventListener("click", () => running && running.abort());
 
 $("clear").addEventListener("click", () => {
   if (running) running.abort();
-  history.length = 0;
+  history = [];
   $("log").replaceChildren();
 });
 

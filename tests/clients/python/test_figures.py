@@ -9,6 +9,7 @@ from rich.console import Console
 
 from clients.python import bench, top
 from clients.python.timing import Timing, percentile
+from perf import perf_analyzer
 
 PAGE = """\
 # HELP vllm:num_requests_running Requests that the engine computes
@@ -43,7 +44,8 @@ def test_the_tables_fit_into_a_terminal_of_80_characters() -> None:
     sample = top.parse(PAGE.format(tokens=100_000, count=5, total=0.9).replace("demo", "qwen3-30b-a3b"), at=10.0)
     work = bench.Work(streams=256, requests=2, num_input=16384, num_output=1024)
     row = bench.Figures(work=work, seconds=9.0, num_tokens=524_288, ttft=[12.3], gaps=[0.5])
-    for table in (top.table(sample, sample), bench.table([row])):
+    profile = perf_analyzer.Profile(256, 2048, 131_072, 9.0, ttft=[12.3], itl=[0.5], latency=[123.4])
+    for table in (top.table(sample, sample), bench.table([row]), perf_analyzer.table([profile])):
         out = io.StringIO()
         Console(file=out, width=80).print(table)
         assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()  # something is cut off

@@ -67,6 +67,26 @@ def test_tokens_are_coloured_by_probability(page: Page, shim: Shim) -> None:
     assert tokens.nth(0).evaluate("e => getComputedStyle(e).backgroundColor") != "rgba(0, 0, 0, 0)"
 
 
+def test_a_character_of_several_tokens_is_coloured_as_one(page: Page, shim: Shim) -> None:
+    open_chat(page, shim)
+    page.check("#logprobs")
+    say(page, "h")
+    expect(page.locator(".message.assistant .what")).to_contain_text(HELLO)
+
+
+def test_a_conversation_that_was_cleared_does_not_come_back(page: Page, shim: Shim) -> None:
+    open_chat(page, shim, "demo")
+    page.fill("#max_tokens", "6000")
+    say(page, "Tell me a long story.")
+    expect(page.locator(".message.assistant .what")).to_have_text(re.compile(".{5}"))
+    page.click("#clear")
+    expect(page.locator("#send")).to_be_enabled()
+    page.fill("#max_tokens", "2")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "Again.")
+    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "Again."}]
+
+
 def test_the_stop_button_stops_the_engine(page: Page, shim: Shim, server: LocalServer) -> None:
     open_chat(page, shim, "demo")
     page.fill("#max_tokens", "6000")
@@ -100,6 +120,12 @@ def test_an_error_is_shown_as_a_sentence(browser_page: Page, shim: Shim) -> None
     browser_page.fill("#temperature", "3")
     say(browser_page, "h")
     expect(browser_page.locator(".message .error")).to_contain_text("temperature")
+    # What was refused can be sent again, and is not sent twice.
+    expect(browser_page.locator("#text")).to_have_value("h")
+    browser_page.fill("#temperature", "0")
+    with browser_page.expect_request("**/v1/chat/completions") as sent:
+        browser_page.press("#text", "Enter")
+    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "h"}]
 
 
 def test_what_a_model_writes_is_text_not_html(page: Page, shim: Shim) -> None:
