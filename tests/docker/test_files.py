@@ -31,6 +31,7 @@ def manifests() -> list[dict[str, Any]]:
 def known_metrics() -> set[str]:
     """Every name that the engine and the shim export."""
     engine = {f"vllm:{name}" for table in TABLES for name in table} | {"vllm:request_success_total"}
+    engine |= {f"nereid:{name}" for name in engine_metrics._OWN_COUNTERS}
     shim = {s.name for family in ShimMetrics().registry.collect() for s in family.samples}
     shim |= {
         family.name + suffix for family in ShimMetrics().registry.collect() for suffix in ("", "_total", "_bucket")
@@ -54,7 +55,7 @@ def expressions() -> list[str]:
 
 
 def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
-    asked = {name for text in expressions() for name in re.findall(r"\b(?:vllm:|nereid_)\w+", text)}
+    asked = {name for text in expressions() for name in re.findall(r"\b(?:vllm:|nereid:|nereid_)\w+", text)}
     assert asked
     assert asked <= known_metrics(), asked - known_metrics()
 
