@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from clients.openai.answers import ERRORS, STREAMED, ChatAnswer, CompletionAnswer, ModelCard, ModelList, Tokens, Words
@@ -69,7 +70,8 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
     _service(app, shim, stats, probe)
     if config.web:
         _web(app)
-    gate: ASGIApp = Gate(app, config, metrics)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    gate: ASGIApp = Gate(app, paths, config, metrics)
     if config.cors_origins:
         gate = CORSMiddleware(
             gate,

@@ -11,7 +11,8 @@ import logging
 import re
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from urllib.parse import quote
 
 import anyio
 from starlette.datastructures import Headers
@@ -54,8 +55,11 @@ class Keys:
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, config: ShimConfig, metrics: ShimMetrics) -> None:
+    """paths: those that the application serves. Any other counts as "unknown": labels for made-up ones would pile up."""
+
+    def __init__(self, app: ASGIApp, paths: Collection[str], config: ShimConfig, metrics: ShimMetrics) -> None:
         self._app = app
+        self._paths = frozenset(paths)
         self._config = config
         self._metrics = metrics
         self._keys = Keys(config.api_keys)
@@ -154,7 +158,8 @@ class Gate:
 
     def _finish(self, method: str, scope: Scope, trace: Trace, status: int) -> None:
         route = scope.get("route")
-        path = getattr(route, "path", None) or ("unknown" if status == 404 else scope["path"])
+        path = getattr(route, "path", scope["path"])
+        path = path if path in self._paths else "unknown"
         self._metrics.requests.labels(path, str(status)).inc()
         if status == CLIENT_CLOSED:
             self._metrics.disconnects.inc()
@@ -167,7 +172,7 @@ class Gate:
             logging.INFO if status < 500 or status == CLIENT_CLOSED else logging.WARNING,
             "%s %s %d %.1fms id=%s caller=%s model=%s user=%r prompt=%d generated=%d ttft=%s",
             method,
-            scope["path"],
+            quote(scope["path"]),  # a line break in it must not break the line
             status,
             trace.seconds * 1000,
             trace.request_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,13 @@ def test_the_request_id_comes_back_unless_it_could_break_a_log_line() -> None:
     assert len(made) == 32
 
 
+def test_a_path_cannot_break_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nereid.openai.access")
+    asker()("GET", "/a%0Ab")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "nereid.openai.access"]
+    assert line.startswith("GET /a%0Ab 404 ")
+
+
 def test_the_pages_load_nothing_from_elsewhere() -> None:
     ask = asker()
     for path in ("/", "/docs"):
@@ -136,6 +144,17 @@ def test_the_pages_load_nothing_from_elsewhere() -> None:
         assert "https://" not in response.text
     off = asker(web=False)
     assert off("GET", "/").status_code == 404
+
+
+def test_paths_that_clients_make_up_are_counted_as_one() -> None:
+    ask = asker(api_keys=("first",))
+    for path in ("/made/up", "/web/made-up/", "/v1/models/made-up"):
+        ask("GET", path)
+    ask("POST", "/v1/completions", json=BODY)
+    page = ask("GET", "/metrics").text
+    assert "made" not in page
+    assert 'nereid_openai_requests_total{path="unknown",status="401"} 2.0' in page
+    assert 'nereid_openai_requests_total{path="/v1/completions",status="401"} 1.0' in page
 
 
 def test_every_answer_is_counted() -> None:
