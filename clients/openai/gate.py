@@ -55,7 +55,7 @@ class Keys:
 
 
 class Gate:
-    """paths: those that the application serves. Any other counts as "unknown": labels for made-up ones would pile up."""
+    """paths: those that the application serves; others count as "unknown", or labels for made-up ones would pile up."""
 
     def __init__(self, app: ASGIApp, paths: Collection[str], config: ShimConfig, metrics: ShimMetrics) -> None:
         self._app = app
