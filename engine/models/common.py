@@ -225,7 +225,7 @@ def text(reader: Reader) -> Reader | None:
 
 
 def unquantized(reader: Reader) -> None:
-    for key in ("quantization_config", "compression_config"):
+    for key in ("quantization_config", "quantization", "compression_config"):
         reader.refuse(key, "weights are read as float32, bfloat16 or float16; use an unquantized checkpoint")
 
 
@@ -272,12 +272,13 @@ def attention_rules(config: AttentionConfig, name: str = "model.layers.{layer}.s
     """q, k and v become one matrix; `{layer}` is filled in later."""
     at = "layers.{layer}.mixer"
     projections = tuple(f"{name}.{part}_proj" for part in "qkv")
+    heads = concat(*(count * config.head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)))
     rules = [
-        Rule(f"{at}.qkv.weight", tuple(f"{p}.weight" for p in projections), concat),
+        Rule(f"{at}.qkv.weight", tuple(f"{p}.weight" for p in projections), heads),
         Rule(f"{at}.out.weight", (f"{name}.o_proj.weight",)),
     ]
     if config.bias:
-        rules.append(Rule(f"{at}.qkv.bias", tuple(f"{p}.bias" for p in projections), concat))
+        rules.append(Rule(f"{at}.qkv.bias", tuple(f"{p}.bias" for p in projections), heads))
     if config.output_bias:
         rules.append(Rule(f"{at}.out.bias", (f"{name}.o_proj.bias",)))
     if config.qk_norm:
@@ -288,9 +289,9 @@ def attention_rules(config: AttentionConfig, name: str = "model.layers.{layer}.s
 def mlp_rules(config: MlpConfig, name: str = "model.layers.{layer}.mlp") -> list[Rule]:
     """gate and up become one matrix."""
     at = "layers.{layer}.ffn"
-    kinds = ("weight", "bias") if config.bias else ("weight",)
+    kinds, both = ("weight", "bias") if config.bias else ("weight",), concat(config.intermediate, config.intermediate)
     rules = [
-        Rule(f"{at}.gate_up.{kind}", (f"{name}.gate_proj.{kind}", f"{name}.up_proj.{kind}"), concat) for kind in kinds
+        Rule(f"{at}.gate_up.{kind}", (f"{name}.gate_proj.{kind}", f"{name}.up_proj.{kind}"), both) for kind in kinds
     ]
     return rules + [Rule(f"{at}.down.{kind}", (f"{name}.down_proj.{kind}",)) for kind in kinds]
 

@@ -91,23 +91,27 @@ def ratios(reader: Reader, count: int) -> list[int]:
 
 
 def attention_rules(config: SparseAttentionConfig) -> list[Rule]:
-    at, name = "layers.{layer}.mixer", "model.layers.{layer}.attn"
-    down, q_up = ["wq_a", "wkv"], ["wq_b"]
+    at, name, index = "layers.{layer}.mixer", "model.layers.{layer}.attn", config.indexer
+    # A source and how many rows it has.
+    down, q_up = {"wq_a": config.q_rank, "wkv": config.head_dim}, {"wq_b": config.num_heads * config.head_dim}
     made = []
-    for ours, theirs in (("compressor", "compressor"), ("index_compressor", "indexer.compressor")):
-        if config.ratio and (ours == "compressor" or config.indexer is not None):
-            down += [f"{theirs}.wkv", f"{theirs}.wgate"]
+    for ours, theirs, dim in (
+        ("compressor", "compressor", config.head_dim if config.ratio else 0),
+        ("index_compressor", "indexer.compressor", 0 if index is None else index.head_dim),
+    ):
+        if dim:
+            down |= {f"{theirs}.{part}": (1 + config.overlap) * dim for part in ("wkv", "wgate")}
             made += [
                 Rule(f"{at}.{ours}.bias", (f"{name}.{theirs}.ape",)),
                 Rule(f"{at}.{ours}.norm", (f"{name}.{theirs}.norm.weight",)),
             ]
-    if config.indexer is not None:
-        down.append("indexer.weights_proj")
-        q_up.append("indexer.wq_b")
+    if index is not None:
+        down["indexer.weights_proj"] = index.num_heads
+        q_up["indexer.wq_b"] = index.num_heads * index.head_dim
     return [
         *made,
-        Rule(f"{at}.down.weight", tuple(f"{name}.{part}.weight" for part in down), concat),
-        Rule(f"{at}.q_up.weight", tuple(f"{name}.{part}.weight" for part in q_up), concat),
+        Rule(f"{at}.down.weight", tuple(f"{name}.{part}.weight" for part in down), concat(*down.values())),
+        Rule(f"{at}.q_up.weight", tuple(f"{name}.{part}.weight" for part in q_up), concat(*q_up.values())),
         Rule(f"{at}.q_norm.weight", (f"{name}.q_norm.weight",)),
         Rule(f"{at}.kv_norm", (f"{name}.norm.weight",)),
         Rule(f"{at}.sinks", (f"{name}.attn_sink",)),

@@ -54,7 +54,9 @@ def attention_rules(config: LatentAttentionConfig, name: str) -> list[Rule]:
     at = "layers.{layer}.mixer"
     first = "q_proj" if config.q_rank is None else "q_a_proj"
     kinds = ("weight", "bias") if config.bias else ("weight",)
-    made = [Rule(f"{at}.down.{k}", (f"{name}.{first}.{k}", f"{name}.kv_a_proj_with_mqa.{k}"), concat) for k in kinds]
+    queries = config.q_rank or config.num_heads * (config.nope_dim + config.rope_dim)
+    both = concat(queries, config.kv_rank + config.rope_dim)
+    made = [Rule(f"{at}.down.{k}", (f"{name}.{first}.{k}", f"{name}.kv_a_proj_with_mqa.{k}"), both) for k in kinds]
     made += [Rule(f"{at}.out.{k}", (f"{name}.o_proj.{k}",)) for k in kinds]
     made += [
         Rule(f"{at}.kv_norm", (f"{name}.kv_a_layernorm.weight",)),

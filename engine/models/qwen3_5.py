@@ -71,12 +71,15 @@ def _mixer_rules(config: AttentionConfig | GatedDeltaConfig, name: str) -> list[
             pairs = zip(q.split(d), gate.split(d), strict=True)
             return [[rows for pair in pairs for rows in pair], k, v]
 
-        parts = common.attention_rules(config, name)
-        return [replace(rule, combine=query_and_gate) if ".qkv." in rule.target else rule for rule in parts]
+        rules = common.attention_rules(config, name)
+        return [replace(rule, combine=query_and_gate) if ".qkv." in rule.target else rule for rule in rules]
     name = f"{name}linear_attn"
     projections = tuple(f"{name}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
+    values = config.num_value_heads * config.value_dim
+    channels = 2 * config.num_key_heads * config.key_dim + values
+    parts = concat(channels, values, config.num_value_heads, config.num_value_heads)
     return [
-        Rule(f"{at}.project.weight", projections, concat),
+        Rule(f"{at}.project.weight", projections, parts),
         Rule(f"{at}.conv", (f"{name}.conv1d.weight",)),
         Rule(f"{at}.a_log", (f"{name}.A_log",)),
         Rule(f"{at}.dt_bias", (f"{name}.dt_bias",)),

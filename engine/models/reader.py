@@ -54,6 +54,7 @@ GENERATION = frozenset(
 METADATA = GENERATION | frozenset(
     {
         "_attn_implementation_autoset",
+        "_commit_hash",
         "_name_or_path",
         "architectures",
         "attention_dropout",
@@ -64,6 +65,7 @@ METADATA = GENERATION | frozenset(
         "eos_token_id",
         "finetuning_task",
         "id2label",
+        "is_decoder",
         "initializer_range",
         "keys_to_ignore_at_inference",
         "label2id",

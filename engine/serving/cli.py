@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from engine.serving import doctor as checks
 from engine.serving import launcher, repository, serve_loop
-from engine.text import ChatTemplate, Tokenizer
+from engine.text import ChatTemplate
 from engine.types import RequestError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
@@ -75,7 +76,6 @@ def add(
             ensemble=ensemble,
             frontends=frontends or launcher.default_frontends(),
         )
-        Tokenizer.from_folder(checkpoint)
         if ChatTemplate.from_folder(checkpoint) is None:
             console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")
     except (repository.AddError, RequestError) as error:
@@ -112,7 +112,7 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 
 def _failure(sentence: str) -> typer.Exit:
-    console.print(f"[red]error:[/] {sentence}", highlight=False)
+    console.print(f"[red]error:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
     return typer.Exit(1)
 
 

@@ -13,6 +13,8 @@ from engine.models.reader import ConfigError
 from engine.serving import protocol
 from engine.serving.protocol import Tensor
 from engine.serving.settings import SettingsError, parse
+from engine.text import ChatTemplate, Tokenizer
+from engine.types import RequestError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -94,7 +96,8 @@ def add(
 ) -> list[Path]:
     """Write the entries NAME, NAME_tokenizer and NAME_ensemble for a checkpoint folder; returns their folders.
 
-    A model that is not implemented, or a value of its config that is not, is refused here and not at start.
+    A model that is not implemented, a value of its config that is not, or a tokenizer or chat template that cannot be
+    read is refused here and not at start.
     Raises AddError, and then nothing has been written.
     """
     if not NAME.fullmatch(name):
@@ -111,7 +114,9 @@ def add(
         model, _ = registry.load(folder)
         parameters = {"model": str(folder), **_needed(model), **settings}
         parse(parameters, repository / name)
-    except (ConfigError, SettingsError) as error:
+        Tokenizer.from_folder(folder)
+        ChatTemplate.from_folder(folder)
+    except (ConfigError, SettingsError, RequestError) as error:
         raise AddError(str(error)) from None
     written = [write_llm(repository, name, parameters, frontends)]
     if tokenizer:

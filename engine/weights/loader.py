@@ -113,13 +113,7 @@ def plan(
 
 
 def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[list[Piece], list[str]]:
-    scalars = [entry.name for entry in entries if not entry.shape]
-    if scalars and target.dim():
-        return [], [f"misshapen: {listed(scalars)}, each a single number"]
-    try:
-        views = rule.combine(target, [entry.shape for entry in entries])
-    except ValueError as error:
-        return [], [f"misshapen: {listed([_shaped(entry) for entry in entries])}: {error}"]
+    views = rule.combine(target, [entry.shape for entry in entries])
     pieces, wrong = [], []
     for entry, view in _parts(entries, views):
         if tuple(view.shape) != entry.shape:

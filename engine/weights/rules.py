@@ -24,15 +24,13 @@ def whole(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     return [target] * len(shapes)
 
 
-def concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Sources stand one after another along the first dimension."""
-    views, start = [], 0
-    for shape in shapes:
-        views.append(target[start : start + shape[0]])
-        start += shape[0]
-    if start != target.shape[0]:
-        raise ValueError(f"they hold {start} rows together and {target.shape[0]} are needed")
-    return views
+def concat(*rows: int) -> Combine:
+    """Sources stand one after another along the first dimension, each of as many rows as the model says."""
+
+    def cut(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        return list(target.split(rows))
+
+    return cut
 
 
 def stack(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
@@ -41,9 +39,10 @@ def stack(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
 
 
 def stack_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Sources come in runs, one run an entry of the target's first dimension; a run is concatenated (gate, up)."""
+    """Sources come in runs, one run an entry of the target's first dimension; a run is concatenated (gate, up) in
+    equal parts."""
     run = len(shapes) // target.shape[0]
-    return [view for i, entry in enumerate(target) for view in concat(entry, shapes[i * run : (i + 1) * run])]
+    return [view for entry in target for view in entry.chunk(run)]
 
 
 def shared_behind_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor | list[Tensor]]:

@@ -113,7 +113,7 @@ def test_both_spellings_of_rope_are_the_same_rope() -> None:
 
 def test_defaults_of_generation_are_not_values_of_the_model() -> None:
     # A config that was written whole, as the text model inside a larger one often is.
-    whole = {"do_sample": False, "max_length": 20, "temperature": 1.0, "pruned_heads": {}, "is_encoder_decoder": False}
+    whole = {"do_sample": False, "max_length": 20, "temperature": 1.0, "pruned_heads": {}, "is_decoder": False}
     assert registry.parse({**QWEN3, **whole}) == registry.parse(QWEN3)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,27 @@ def test_add_refuses_with_a_sentence_and_writes_nothing(
     assert sentence in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_add_writes_nothing_for_a_checkpoint_whose_text_cannot_be_read(
+    checkpoint: Path, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c", ignore=shutil.ignore_patterns(file))
+    (tmp_path / "c" / file).write_text("{")
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert file in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+
+
+def test_add_says_a_value_as_it_stands(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "c" / "config.json").write_text(json.dumps({**config, "hidden_act": "[/red]"}))
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    assert "hidden_act = '[/red]' is not implemented" in " ".join(CliRunner().invoke(app, words).output.split())
 
 
 def test_add_refuses_a_folder_without_config(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from engine.weights.rules import Rule, concat, shared_behind, shared_behind_conc
 
 RULES = [
     Rule("embed", ("model.embed",)),
-    Rule("qkv", ("q", "k", "v"), concat),
+    Rule("qkv", ("q", "k", "v"), concat(4, 2, 2)),
     Rule("experts", ("e0.gate", "e0.up", "e1.gate", "e1.up"), stack_concat),
     Rule("down", ("e0.down", "e1.down"), stack),
 ]
@@ -109,12 +109,14 @@ def test_tensors_larger_than_a_buffer_are_cut_and_all_of_it_is_reported(
     [
         ({"k": None}, r"missing: k"),
         ({"extra.weight": torch.zeros(2)}, r"not part of this model: extra\.weight"),
-        ({"v": torch.zeros(3, 6)}, r"misshapen: q \[4, 6\], k \[2, 6\], v \[3, 6\]: they hold 9 rows .* 8 are needed"),
+        ({"v": torch.zeros(3, 6)}, r"misshapen: v \[3, 6\], needed \[2, 6\]"),
+        ({"k": torch.zeros(3, 6), "v": torch.zeros(1, 6)}, r"misshapen: k \[3, 6\], needed \[2, 6\]; misshapen: v"),
+        ({"e0.gate": torch.zeros(4, 6), "e0.up": torch.zeros(2, 6)}, r"misshapen: e0\.gate \[4, 6\], needed \[3, 6\]"),
         ({"v": torch.zeros(2, 5)}, r"misshapen: v \[2, 5\], needed \[2, 6\]"),
         ({"model.embed": torch.zeros(6, 10)}, r"misshapen: model\.embed \[6, 10\], needed \[10, 6\]"),
         ({"q": torch.zeros(4, 6, dtype=torch.int8)}, r"wrong dtype: q is int8, needed float32"),
         ({"q": torch.zeros(4, 6, dtype=torch.float8_e4m3fn)}, r"wrong dtype: q is float8_e4m3fn"),
-        ({"k": torch.tensor(1.0)}, r"misshapen: k, each a single number"),
+        ({"k": torch.tensor(1.0)}, r"misshapen: k \[\], needed \[2, 6\]"),
         ({"e1.down": torch.zeros(3, 6)}, r"misshapen: e1\.down \[3, 6\], needed \[6, 3\]"),
     ],
 )
