@@ -32,6 +32,8 @@ class Replica(msgspec.Struct, frozen=True):
         if match is None:
             raise ValueError(f"{text!r} is not HOST:GRPC_PORT or HOST:GRPC_PORT:METRICS_PORT")
         host, metrics = match["host"], match["metrics"] or "8002"
+        if not all(0 < int(port) <= 65535 for port in (match["grpc"], metrics)):
+            raise ValueError(f"{text!r} holds a port that is not between 1 and 65535")
         url = f"http://{host}:{metrics}/metrics"
         return cls(grpc=f"{host}:{match['grpc']}", metrics_url=url, every_address=match["dns"] is not None)
 
@@ -67,7 +69,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
     max_concurrency_per_key: Annotated[int, Meta(ge=0)] = 0
     max_choices: Annotated[int, Meta(ge=1)] = 256
-    request_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    request_timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None

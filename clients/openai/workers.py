@@ -26,7 +26,9 @@ _DRAIN_S = 30
 
 
 def serve(config: ShimConfig, log_level: str = "info") -> None:
-    """Serve until SIGTERM or SIGINT, then let open requests end. Raises OSError when the port is taken."""
+    """Serve until SIGTERM or SIGINT, then let open requests end. Raises OSError when the port is taken, ValueError when
+    the files for TLS cannot be used."""
+    _check_tls(config)
     if config.workers == 1:
         _work(config, log_level, None)
         return
@@ -38,6 +40,24 @@ def serve(config: ShimConfig, log_level: str = "info") -> None:
         _supervise(config, log_level, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_tls(config: ShimConfig) -> None:
+    """Here, before workers fail on it one after the other."""
+    if config.tls_certificate is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.tls_certificate, config.tls_key)
+    except ssl.SSLError as error:
+        raise ValueError(
+            f"{config.tls_certificate} and {config.tls_key} are not a certificate and its key in PEM form ({error})"
+        ) from None
+    if config.tls_client_ca is not None:
+        try:
+            context.load_verify_locations(config.tls_client_ca)
+        except ssl.SSLError as error:
+            raise ValueError(f"{config.tls_client_ca} holds no certificate in PEM form ({error})") from None
 
 
 def _bind(config: ShimConfig, shared: bool) -> socket.socket:

@@ -131,6 +131,9 @@ def test_workers_share_the_port_and_their_counts_and_end_in_good_order(triton: s
     ("flags", "says"),
     [
         (["--triton", "nowhere"], "HOST:GRPC_PORT"),
+        (["--triton", "localhost:80010"], "80010"),
+        (["--request-timeout", "inf"], "request_timeout_s"),
+        (["--workers", "2", "--tls-certificate", __file__, "--tls-key", __file__], "not a certificate and its key"),
         (["--tls-key", "missing.pem"], "missing.pem"),
         (["--tool-parser", "xml"], "tool_parser"),
         (["--workers", "0"], "workers"),
