@@ -266,6 +266,7 @@ def test_a_token_costs_what_it_should(name: str) -> None:
         ("mistral-7b-v0.1", {"sliding_window": 0}, "sliding_window = 0"),
         ("mistral-7b-v0.1", {"attention_bias": True}, "attention_bias = True"),
         ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+        ("qwen3-30b-a3b", {"num_experts": 10**6}, "num_experts = 1000000 must be an integer from 1 to 4096"),
         ("qwen3-30b-a3b", {"mlp_only_layers": [48]}, "mlp_only_layers = [48]"),
         ("qwen3-30b-a3b", {"mlp_only_layers": ["0"]}, "mlp_only_layers holds '0'"),
         ("qwen3-30b-a3b", {"num_experts_per_tok": 129}, "num_experts_per_tok = 129 must be at most 128"),
