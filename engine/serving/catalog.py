@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import re
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def entries(repository: Path) -> list[Entry]:
     """All entries, by name. One waits when its parameter `model` names a place inside it that is empty; a path to
     somewhere else that leads nowhere is a mistake, which the load reports."""
     return [_entry(config) for config in sorted(repository.glob("*/config.pbtxt"))]
+
+
+def compile_ahead(model_py: Path) -> None:
+    """Write the bytecode of a model.py, where its folder can be written. Else a stub does during the first load, the
+    server takes that for a change of the model, and the next load starts all of it anew."""
+    compileall.compile_file(model_py, quiet=2)
 
 
 def _entry(config: Path) -> Entry:

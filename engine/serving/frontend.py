@@ -157,8 +157,7 @@ class Frontend:
                 self._queue(stream)
 
     def on_stats(self, stats: Stats) -> None:
-        if self._leading():
-            self._metrics.engine(stats)
+        self._metrics.engine(stats, self._leading())
 
     def on_down(self) -> None:
         with self._lock:

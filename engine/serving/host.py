@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nereid.host")
 
 _STATS_S = 0.1
+_LONELY_S = 30.0  # without a frontend: long enough for one to be started in place of the last
 _BACKLOG = 64
 _UNITS = {"weights": "bytes"}
 
@@ -78,17 +79,25 @@ class ProgressReport(Protocol):
 
 class Host:
     """Serves one engine to the frontends that say hello. The engine loads on a thread of its own, so that the death
-    of the server is noticed during a long load too."""
+    of the server is noticed during a long load too.
 
-    def __init__(self, folder: RunFolder, epoch: int, model_name: str, factory: EngineFactory) -> None:
+    lonely_s: an engine without frontends ends after so long, for nobody else would end it.
+    """
+
+    def __init__(
+        self, folder: RunFolder, epoch: int, model_name: str, factory: EngineFactory, lonely_s: float = _LONELY_S
+    ) -> None:
         self._folder = folder
         self._epoch = epoch
         self._model_name = model_name
         self._factory = factory
+        self._lonely_s = lonely_s
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._poller = select.poll()
         self._pipes: dict[int, Pipe] = {}  # by file descriptor
         self._frontends: dict[str, Frontend] = {}
+        self._lost = 0  # frontends that went without a word
+        self._accompanied = time.monotonic()  # when a frontend was last connected
         self._engine: Engine | None = None
         self._failure: str | None = None
         self._loaded = threading.Event()
@@ -114,7 +123,7 @@ class Host:
                 if self._loaded.is_set() and self._failure is None and not self._announced:
                     self._announced = True
                     for frontend in self._frontends.values():
-                        frontend.send(self._ready())
+                        self._welcome(frontend)
                 if self._failure is not None:
                     self._folder.write_failure(self._epoch, self._failure)
                     return 1
@@ -123,6 +132,9 @@ class Host:
                     return 0
                 if self._engine_failed():
                     return 1  # the next engine process goes on with what this one ran
+                if self._alone():
+                    logger.warning("every frontend has died and none has come in their place: the engine process ends")
+                    return 0
             return 0
         finally:
             if self._engine is not None and not self._server.dead():
@@ -152,6 +164,7 @@ class Host:
             self._handle(data, pipe)
         if pipe.ended:
             for frontend in [f for f in self._frontends.values() if f.pipe is pipe]:
+                self._lost += 1
                 logger.warning("frontend %s is gone: its %d requests are aborted", frontend.name, len(frontend.live))
                 self._drop(frontend)
             self._poller.unregister(pipe)
@@ -170,13 +183,15 @@ class Host:
             frontend = Frontend(message.frontend, pipe, self._engine_failed)
             self._frontends[message.frontend] = frontend
             if self._announced:
-                frontend.send(self._ready())
+                self._welcome(frontend)
         elif isinstance(message, Bye) and message.frontend in self._frontends:
             self._drop(self._frontends[message.frontend])
 
-    def _ready(self) -> Ready:
+    def _welcome(self, frontend: Frontend) -> None:
+        """The engine takes its requests from now on. Figures first: it counts from where they stand."""
         assert self._engine is not None
-        return Ready(self._engine.context)
+        frontend.send(self._stats(self._engine))
+        frontend.send(Ready(self._engine.context))
 
     def _submit(self, message: Submit) -> None:
         frontend = self._frontends.get(message.frontend)
@@ -195,11 +210,24 @@ class Host:
             for request_id in list(frontend.live):
                 self._engine.abort(request_id)
 
+    def _alone(self) -> bool:
+        """Whether frontends have been missing for long and none is about to come. The folder is gone then."""
+        if self._frontends:
+            self._accompanied = time.monotonic()
+        if time.monotonic() - self._accompanied < self._lonely_s:
+            return False
+        with self._folder.leave() as last:
+            return last
+
     def _report(self) -> None:
-        if self._engine is None:
-            return
-        now = self._engine.stats()
-        stats = Stats(
+        if self._engine is not None:
+            stats = self._stats(self._engine)
+            for frontend in self._frontends.values():
+                frontend.send(stats)
+
+    def _stats(self, engine: Engine) -> Stats:
+        now = engine.stats()
+        return Stats(
             running=now.running,
             waiting=now.waiting,
             blocks_used=sum(group.used for group in now.groups),
@@ -210,9 +238,9 @@ class Host:
             prompt_tokens=now.prompt_tokens,
             generated_tokens=now.generated_tokens,
             late_compiles=now.late_compiles,
+            frontends=len(self._frontends),
+            frontends_lost=self._lost,
         )
-        for frontend in self._frontends.values():
-            frontend.send(stats)
 
     def _load(self) -> None:
         try:

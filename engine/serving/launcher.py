@@ -200,6 +200,8 @@ def start(options: Options, progress: str | None = None, **popen: object) -> sub
     """Start the server; it is the caller's child. Raises LaunchError when there is nothing to start."""
     check_models(options)
     check_ports(options)
+    for model_py in options.repository.glob("*/*/model.py"):
+        catalog.compile_ahead(model_py)
     server = find_server()
     argv: Sequence[str] = command(server, options)
     package = Path(__file__).resolve().parents[2]  # stubs look for `engine` in the folder they start in

@@ -38,9 +38,9 @@ class TritonPythonModel:
         except SettingsError as error:
             raise pb.TritonModelException(str(error)) from None
         name, version = args["model_name"], args["model_version"]
-        stamp = os.stat(folder / "config.pbtxt").st_mtime_ns if (folder / "config.pbtxt").exists() else 0
-        key = model_key(name, version, args["model_config"], str(stamp))
+        key = model_key(name, version, config, Path(settings.engine.model))
         self._name = name
+        label = f"{args['model_instance_name']}.{os.getpid()}"  # one that takes a dead one's place has its name
         self._drain_s = settings.frontend.drain_s
         self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
         try:
@@ -74,7 +74,7 @@ class TritonPythonModel:
         self._metrics = Metrics(pb, name, version)
         scheduler = settings.engine.scheduler
         self._frontend = Frontend(
-            args["model_instance_name"],
+            label,
             name,
             tokenizer,
             settings.frontend,
@@ -83,7 +83,7 @@ class TritonPythonModel:
             metrics=self._metrics,
             leading=lambda: self._supervisor.leading,
         )
-        self._link = Link(self._folder, args["model_instance_name"], self._frontend)
+        self._link = Link(self._folder, label, self._frontend)
         self._linked = True
         heap.freeze()
         self._frontend.attach(self._link)

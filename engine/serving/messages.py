@@ -60,18 +60,20 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """State of the engine, a few times a second; also the sign that it lives. The last six only grow."""
+    """State of the engine, a few times a second; also the sign that it lives. Totals only grow."""
 
     running: int = 0
     waiting: int = 0
     blocks_used: int = 0
     blocks_total: int = 0
+    frontends: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     late_compiles: int = 0
+    frontends_lost: int = 0
 
 
 ToFrontend = Ready | Events | Stats

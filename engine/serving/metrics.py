@@ -37,7 +37,12 @@ _GAUGES = {
     "kv_cache_blocks_used": "KV blocks in use by requests",
     "kv_cache_blocks_total": "KV blocks in the pool",
 }
-# vLLM has no such figures: they have our own prefix.
+# vLLM has no such figures: they have our own prefix. `frontends_lost` is a gauge because a frontend that comes when all
+# others have died has to write it.
+_OWN_GAUGES = {
+    "frontends": "Frontends that the engine process is connected to",
+    "frontends_lost": "Frontends that died since the engine process started",
+}
 _OWN_COUNTERS = {
     "late_compiles_total": "Kernels compiled after the engine was ready: each held up every request",
 }
@@ -74,6 +79,8 @@ class Metrics:
             self._add(name, text, counter)
         for name, text in _OWN_COUNTERS.items():
             self._add(name, text, counter, prefix="nereid")
+        for name, text in _OWN_GAUGES.items():
+            self._add(name, text, gauge, prefix="nereid")
         for name, (text, buckets) in _HISTOGRAMS.items():
             self._add(name, text, histogram, buckets=buckets)
         for reason in FinishReason:
@@ -81,7 +88,9 @@ class Metrics:
         self._observations: deque[tuple[str, float]] = deque()
         self._counts: deque[tuple[str, int]] = deque()
         self._stats: Stats | None = None
-        self._written = Stats()
+        self._written: Stats | None = None
+        self._counted: Stats | None = None
+        self._leading = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nereid-metrics", daemon=True)
 
@@ -106,9 +115,12 @@ class Metrics:
         self._counts.append((f"request_success_total:{reason.value}", 1))
         self._observations.append(("e2e_request_latency_seconds", seconds))
 
-    def engine(self, stats: Stats) -> None:
-        """The engine's state; called by the leading frontend only. A restarted engine counts from 0 again."""
-        self._stats = stats
+    def engine(self, stats: Stats, leading: bool) -> None:
+        """The engine's state. The frontend that leads writes it; the others know from where to go on when they lead.
+        What an engine counted before this frontend came, others have written. A restarted one counts from 0 again."""
+        if self._counted is None:
+            self._counted = stats
+        self._stats, self._leading = stats, leading
 
     def _run(self) -> None:
         while not self._closing.wait(_FLUSH_S):
@@ -132,17 +144,22 @@ class Metrics:
             for value in random.sample(values, _MOST_OBSERVED) if len(values) > _MOST_OBSERVED else values:
                 self._metrics[name].observe(value)
         stats, self._stats = self._stats, None
-        if stats is not None and stats != self._written:
-            self._write_engine(stats)
+        if stats is not None and self._counted is not None:
+            if self._leading and stats != self._written:
+                self._write_engine(stats, self._counted)
+                self._written = stats
+            self._counted = stats
 
-    def _write_engine(self, stats: Stats) -> None:
+    def _write_engine(self, stats: Stats, before: Stats) -> None:
         self._metrics["num_requests_running"].set(stats.running)
         self._metrics["num_requests_waiting"].set(stats.waiting)
         self._metrics["kv_cache_blocks_used"].set(stats.blocks_used)
         self._metrics["kv_cache_blocks_total"].set(stats.blocks_total)
         self._metrics["kv_cache_usage_perc"].set(stats.blocks_used / max(1, stats.blocks_total))
-        restarted = stats.prompt_tokens < self._written.prompt_tokens
-        before = Stats() if restarted else self._written
+        self._metrics["frontends"].set(stats.frontends)
+        self._metrics["frontends_lost"].set(stats.frontends_lost)
+        if stats.prompt_tokens < before.prompt_tokens:
+            before = Stats()
         for name, grown in (
             ("prefix_cache_queries", stats.prefix_queries - before.prefix_queries),
             ("prefix_cache_hits", stats.prefix_hits - before.prefix_hits),
@@ -151,7 +168,6 @@ class Metrics:
         ):
             if grown > 0:
                 self._metrics[name].increment(grown)
-        self._written = stats
 
     def _add(
         self,

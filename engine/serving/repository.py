@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.models import registry
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError
-from engine.serving import protocol
+from engine.serving import catalog, protocol
 from engine.serving.protocol import Tensor
 from engine.serving.settings import SettingsError, parse
 from engine.text import ChatTemplate, Tokenizer
@@ -36,11 +36,13 @@ __all__ = ["TritonPythonModel"]
 
 
 def llm_config(name: str, parameters: Mapping[str, str], frontends: int = 2) -> str:
-    """config.pbtxt of an LLM model with `frontends` instances over one engine process."""
+    """config.pbtxt of an LLM model with `frontends` instances over one engine process, each a group of its own: the
+    server can then replace one that died (`replacement`). Groups that are equal are one to it, so their host policies
+    differ; a policy that the server was not told of does nothing."""
     return (
         _head(name, 0)
         + "model_transaction_policy { decoupled: true }\n"
-        + f"instance_group [ {{ count: {frontends} kind: KIND_MODEL }} ]\n"
+        + _frontends(frontends)
         + _parameters(parameters)
         + _tensors("input", protocol.LLM_INPUTS)
         + _tensors("output", protocol.LLM_OUTPUTS)
@@ -154,11 +156,17 @@ def _write(folder: Path, config: str, model_py: str | None) -> Path:
         (version / ".gitkeep").touch()  # the server wants a version folder even where there is nothing to put in it
     else:
         (version / "model.py").write_text(model_py)
+        catalog.compile_ahead(version / "model.py")
     return folder
 
 
 def _head(name: str, max_batch_size: int, platform: str = 'backend: "python"') -> str:
     return f'{_GENERATED}name: "{name}"\n{platform}\nmax_batch_size: {max_batch_size}\n'
+
+
+def _frontends(count: int) -> str:
+    groups = [f'  {{ kind: KIND_MODEL host_policy: "frontend-{number}" }}' for number in range(count)]
+    return "instance_group [\n" + ",\n".join(groups) + "\n]\n"
 
 
 def _parameters(parameters: Mapping[str, str]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -58,6 +60,8 @@ class RunFolder:
                 raise RunFolderError(f"{self._root} belongs to the user {owner}: {remedy}")
             with self._lock():
                 sweep(self._root)
+                if not self._others() and not self._engine_lives():
+                    shutil.rmtree(self.path, ignore_errors=True)  # of frontends and an engine that were killed together
                 self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._mark.touch()
         except OSError as error:
@@ -132,14 +136,25 @@ class RunFolder:
         pids = [int(mark.name.partition("-")[2]) for mark in self.path.glob("frontend-*")]
         return any(start_time(pid) is not None for pid in pids if pid != os.getpid())
 
+    def _engine_lives(self) -> bool:
+        state = self.read_state()
+        return state is not None and state.failed is None and start_time(state.pid) is not None
+
     def _replace(self, name: str, data: bytes) -> None:
         staged = self.path / f".{name}.{os.getpid()}"
         staged.write_bytes(data)
         staged.replace(self.path / name)
 
 
-def model_key(*parts: str) -> str:
-    """A short folder name for a model: its name, version, configuration, whatever tells two of them apart."""
+def model_key(name: str, version: str, config: Mapping[str, Any], checkpoint: Path) -> str:
+    """A short folder name for all frontends that can share an engine process: those of one model, version,
+    configuration and state of the checkpoint's files.
+
+    config: as Triton gives it to an instance. Its instance groups do not count: frontends come and go beside others.
+    """
+    lasting = {key: value for key, value in config.items() if key != "instance_group"}
+    changed = max((file.stat().st_mtime_ns for file in checkpoint.glob("*") if file.is_file()), default=0)
+    parts = (name, version, json.dumps(lasting, sort_keys=True), str(changed))  # the server orders its maps by chance
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import select
 import shutil
@@ -23,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine.serving import catalog, launcher, messages
+from engine.serving.replacement import Replacement, Repository
 
 _LOOK_S = 0.25
 _REPORT_BYTES = 1 << 16
@@ -52,14 +54,19 @@ def serve(options: launcher.Options, console: Console) -> int:
         process = launcher.start(
             options, progress=address, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
-        _pass_signals(process)
+        replacement = Replacement(
+            process.pid, Repository(options.http_port), functools.partial(console.print, markup=False, highlight=False)
+        )
+        _pass_signals(process, replacement)
         log = _Log(process, console)
         if not options.models:
             _name_waiting(options.repository, console)
         bars.show(process, options.http_port)
         if process.poll() is None:
             _greet(options, console)
+        replacement.start()
         status = process.wait()
+        replacement.close()
         log.join()
         if status != 0:
             log.explain(console)
@@ -177,8 +184,9 @@ def load_failures(lines: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _pass_signals(process: subprocess.Popen[str]) -> None:
+def _pass_signals(process: subprocess.Popen[str], replacement: Replacement) -> None:
     def forward(number: int, frame: FrameType | None) -> None:
+        replacement.close()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
 

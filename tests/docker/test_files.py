@@ -31,7 +31,9 @@ def manifests() -> list[dict[str, Any]]:
 def known_metrics() -> set[str]:
     """Every name that the engine and the shim export."""
     engine = {f"vllm:{name}" for table in TABLES for name in table} | {"vllm:request_success_total"}
-    engine |= {f"nereid:{name}" for name in engine_metrics._OWN_COUNTERS}
+    engine |= {
+        f"nereid:{name}" for table in (engine_metrics._OWN_COUNTERS, engine_metrics._OWN_GAUGES) for name in table
+    }
     shim = {s.name for family in ShimMetrics().registry.collect() for s in family.samples}
     shim |= {
         family.name + suffix for family in ShimMetrics().registry.collect() for suffix in ("", "_total", "_bucket")

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from engine.serving import repository
 from engine.serving.process_watch import start_time
+from engine.serving.replacement import Replacement, Repository
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import Call, Server, text_of, tokens_of, wait_until
 
@@ -99,31 +101,64 @@ def test_engine_that_cannot_come_back_ends_streams_and_the_model(
     assert text_of(Call(server, **long_request(7, 4)).all())
 
 
-def test_a_dead_frontend_frees_what_it_held(models: Path, tmp_path: Path) -> None:
-    """The engine aborts the requests of a frontend that was killed and goes on with the others'; one of those takes
-    over the supervision of the engine. On a server of its own: 2.51 never ends a dead stub's request, nor itself then.
-    The engine stands still while the frontend is killed: 2.51 aborts when a stub dies in the middle of a response.
-    """
-    running = Server(models, tmp_path / "log", models=("demo",)).wait_ready()
+@pytest.fixture
+def tended(models: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server of its own whose dead instances are replaced, as `nereid serve` does. 2.51 never ends a request that ran
+    in a dead stub, nor itself then."""
+    running = Server(models, tmp_path / "log", models=("demo", "tokenizer", "ensemble")).wait_ready()
+    sentences: list[str] = []
+    replacement = Replacement(running.process.pid, Repository(running.http_port), sentences.append)
+    replacement.start()
     try:
-        calls = [Call(running, **long_request(seed, 300)) for seed in range(2)]
-        firsts = [call.next() for call in calls]
-        wait_until(lambda: running.metric(RUNNING, model="demo") == 2, "both run")
-        (engine,) = running.engine_pids("demo")
-        os.kill(engine, signal.SIGSTOP)
-        wait_until(lambda: silent_for(calls, 0.5), "no response is on its way")
-        os.kill(leader(running.stub_pids("demo")), signal.SIGKILL)
-        os.kill(engine, signal.SIGCONT)
-        wait_until(lambda: running.metric(RUNNING, model="demo") == 1, "the dead frontend's request is gone")
-        os.kill(engine, signal.SIGKILL)
-        lengths = [len(tokens_of([first, *what_comes(call)])) for first, call in zip(firsts, calls, strict=True)]
-        assert max(lengths) == 300, "the other frontend's request goes on, in the next engine process"
-        assert min(lengths) < 300
-        assert running.engine_pids("demo") not in ([], [engine])
-        assert any(answered(running, "demo") for _ in range(4)), "the other frontend serves"
+        yield running
     finally:
+        replacement.close()
         running.process.kill()
         running.process.wait()
+
+
+def test_a_dead_frontend_is_replaced_and_the_others_streams_go_on(tended: Server) -> None:
+    """The engine aborts the requests of a frontend that was killed and goes on with the others'; one of those takes
+    over the supervision of the engine, whose death here meets the replacement. The engine stands still while the
+    frontend is killed: 2.51 aborts when a stub dies in the middle of a response.
+    """
+    most = 600
+    calls = [Call(tended, **long_request(seed, most)) for seed in range(2)]
+    firsts = [call.next() for call in calls]
+    wait_until(lambda: tended.metric(RUNNING, model="demo") == 2, "both run")
+    before = set(tended.stub_pids("demo"))
+    (engine,) = tended.engine_pids("demo")
+    os.kill(engine, signal.SIGSTOP)
+    wait_until(lambda: silent_for(calls, 0.5), "no response is on its way")
+    dead = leader(tended.stub_pids("demo"))
+    os.kill(dead, signal.SIGKILL)
+    os.kill(engine, signal.SIGCONT)
+    wait_until(lambda: tended.metric("nereid:frontends_lost", model="demo") == 1, "its death is counted")
+    wait_until(lambda: tended.metric(RUNNING, model="demo") == 1, "the dead frontend's request is gone")
+    os.kill(engine, signal.SIGKILL)
+    lengths = [len(tokens_of([first, *what_comes(call)])) for first, call in zip(firsts, calls, strict=True)]
+    assert max(lengths) == most, "the other frontend's request goes on, in the next engine process"
+    assert min(lengths) < most
+    wait_until(lambda: tended.metric("nereid:frontends", model="demo") == 2, "another has taken its place")
+    after = set(tended.stub_pids("demo"))
+    assert len(after) == 2
+    assert after & before == before - {dead}, "the other one lives on"
+    assert len(tended.engine_pids("demo")) == 1
+    assert all(answered(tended, "demo") for _ in range(4))
+
+
+def test_when_all_instances_die_new_ones_find_the_engine(tended: Server) -> None:
+    """Of a model with an engine process and of one without; the ensemble over both is whole again too."""
+    (engine,) = tended.engine_pids("demo")
+    old = [*tended.stub_pids("demo"), *tended.stub_pids("tokenizer")]
+    for pid in old:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(tended.stub_pids("demo")) == 2 and tended.stub_pids("tokenizer"), "others are there")
+    ask = json.dumps({"text_input": PROMPT, "max_tokens": 4}).encode()
+    wait_until(lambda: tended.post("/v2/models/ensemble/generate", ask)[0] == 200, "they answer")
+    assert not {*tended.stub_pids("demo"), *tended.stub_pids("tokenizer")} & set(old)
+    assert tended.engine_pids("demo") == [engine]
+    wait_until(lambda: tended.metric("nereid:frontends_lost", model="demo") == 2, "the deaths are counted")
 
 
 def test_load_and_unload_leave_nothing_behind(server: Server, models: Path, checkpoint: Path) -> None:

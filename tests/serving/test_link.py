@@ -9,16 +9,19 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
 from engine.demo.make import make
 from engine.serving.frontend import Frontend
+from engine.serving.host import Host
 from engine.serving.link import Link
 from engine.serving.metrics import Metrics
 from engine.serving.process_watch import start_time
@@ -27,7 +30,7 @@ from engine.serving.run_folder import RunFolder
 from engine.serving.settings import FrontendConfig
 from engine.serving.supervisor import Supervisor
 from engine.text import Tokenizer
-from tests.serving import stub
+from tests.serving import scripted_host, stub
 from tests.serving.stub import Request, tokens_of
 
 LONG = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
@@ -287,3 +290,18 @@ def outcome(request: Request) -> int | str:
         return len(tokens_of(request.all()))
     except stub.Error as error:
         return str(error)
+
+
+def test_an_engine_process_whose_frontends_have_all_died_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, os.getpid(), "model")
+    folder.path.mkdir(parents=True)
+    folder.config_file().write_bytes(msgspec.json.encode(EngineConfig(model="fine")))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (folder.path / f"frontend-{gone.pid}").touch()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert Host(folder, 1, "m", scripted_host.build, lonely_s=0.3).run() == 0
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert not folder.path.exists()

@@ -1,15 +1,57 @@
-"""Where frontends and engine meet: what cannot serve as that is refused with a way out."""
+"""Where frontends and engine meet: which share an engine process, what the killed leave behind, what cannot serve."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from engine.serving.run_folder import RunFolder, RunFolderError
+from engine.serving.run_folder import EngineState, RunFolder, RunFolderError, model_key
 
 REMEDY = "set NEREID_RUN_DIR to a short path of a folder of your own"
+CONFIG = {"name": "m", "parameters": {"a": 1, "b": 2}, "instance_group": [{"count": 2}]}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_neither_instance_groups_nor_the_order_of_fields_tell_two_engines_apart(checkpoint: Path) -> None:
+    other = {"instance_group": [{"count": 3}], "parameters": {"b": 2, "a": 1}, "name": "m"}
+    assert model_key("m", "1", CONFIG, checkpoint) == model_key("m", "1", other, checkpoint)
+
+
+def test_settings_and_the_checkpoints_files_do(checkpoint: Path) -> None:
+    before = model_key("m", "1", CONFIG, checkpoint)
+    assert model_key("m", "1", {**CONFIG, "parameters": {"a": 1, "b": 3}}, checkpoint) != before
+    assert model_key("m", "2", CONFIG, checkpoint) != before
+    os.utime(checkpoint / "config.json", ns=(0, 2**61))
+    assert model_key("m", "1", CONFIG, checkpoint) != before
+
+
+def test_a_folder_whose_frontends_and_engine_are_all_dead_is_begun_anew(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    folder = RunFolder(tmp_path, os.getpid(), "m")
+    folder.path.mkdir(parents=True)
+    (folder.path / f"frontend-{gone.pid}").touch()
+    folder.write_state(EngineState(1, gone.pid))
+    folder.enter()
+    assert folder.read_state() is None
+
+
+def test_an_engine_that_lives_is_found_by_frontends_that_come_after_all_have_died(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, os.getpid(), "m")
+    folder.path.mkdir(parents=True)
+    folder.write_state(EngineState(3, os.getpid()))
+    folder.enter()
+    assert folder.read_state() == EngineState(3, os.getpid())
 
 
 def test_a_folder_that_nobody_made_is_made_for_its_user_alone(tmp_path: Path) -> None:
