@@ -37,6 +37,7 @@ def parse(reader: Reader) -> ModelConfig:
         return _text(reader, "model")
     reader.skip("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
     reader.skip("image_token_id", "boi_token_id", "eoi_token_id")
+    text.refuse("final_logit_softcapping", "transformers leaves logits as they are where a vision tower stands beside")
     config = _text(text, "model.language_model")
     text.finish()
     return replace(config, tied=reader.read(bool, "tie_word_embeddings", config.tied))
@@ -99,6 +100,7 @@ def rename(name: str) -> str:
     """Checkpoints of the hub put the text model elsewhere than transformers 5 does."""
     for old, new in (
         ("language_model.model.", "model.language_model."),
+        ("language_model.lm_head.", "lm_head."),
         ("vision_tower.", "model.vision_tower."),
         ("multi_modal_projector.", "model.multi_modal_projector."),
     ):

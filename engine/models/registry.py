@@ -21,6 +21,7 @@ FAMILIES: dict[str, str] = {
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen3ForCausalLM": "qwen3",

@@ -86,10 +86,11 @@ def test_a_text_config_inside_a_larger_one_is_the_same_model() -> None:
     assert (inner.prefix, outer.prefix) == ("model", "model.language_model")
 
 
-def test_the_text_model_of_kimi_k2_5_is_that_of_kimi_k2() -> None:
+@pytest.mark.parametrize("name", ["KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"])
+def test_the_text_model_of_kimi_k2_5_is_that_of_kimi_k2(name: str) -> None:
     inner = {**values("kimi-k2-instruct-as-deepseek_v3"), "model_type": "kimi_k2", "rms_norm_eps": 1e-5}
     outer = {
-        "architectures": ["KimiK25ForConditionalGeneration"],
+        "architectures": [name],
         "model_type": "kimi_k25",
         "text_config": inner,
         "vision_config": {"hidden_size": 1152},
@@ -119,6 +120,16 @@ def test_what_gemma_leaves_out_is_what_transformers_takes_for_it() -> None:
         assert mixer.scale == theirs.query_pre_attn_scalar**-0.5
     assert (ours.vocab_size, ours.max_position) == (theirs.vocab_size, theirs.max_position_embeddings)
     assert (ours.tied, ours.dtype, ours.eos_ids) == (True, "bfloat16", (1, 106))
+
+
+def test_a_gemma_with_a_vision_tower_has_a_head_of_its_own_when_it_says_so() -> None:
+    config = {**values("gemma3-4b"), "tie_word_embeddings": False}
+    assert not registry.parse(config).tied
+    rename = registry.rename(registry.family_of(config))
+    assert rename("language_model.lm_head.weight") == "lm_head.weight"
+    config["text_config"]["final_logit_softcapping"] = 30.0  # which transformers passes over in this class alone
+    with pytest.raises(ConfigError, match=r"final_logit_softcapping = 30\.0"):
+        registry.parse(config)
 
 
 @pytest.mark.parametrize("wrapped", ["qwen3.5-4b", "gemma3-4b"])
