@@ -50,7 +50,17 @@ _ENGINE_FIELDS = {
     "bad_word_ids": "bad_words",
 }
 _REQUEST_FIELDS = frozenset(
-    {"max_tokens", "min_tokens", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "stop", "seed"}
+    {
+        "max_tokens",
+        "min_tokens",
+        "stop_token_ids",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+        "stop",
+        "seed",
+        "tools",
+    }
 )
 
 

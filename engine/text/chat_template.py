@@ -39,6 +39,7 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template is not valid Jinja (line {error.lineno}): {error.message}"
             ) from error
+        self._with_tools = {name for name, source in templates.items() if _names(environment, source, "tools")}
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
@@ -108,6 +109,11 @@ class ChatTemplate:
         if template is None:
             names = ", ".join(sorted(self._templates))
             raise RequestError(f"this model has no default chat template, only: {names}", ErrorCode.UNSUPPORTED)
+        if with_tools and name not in self._with_tools:
+            raise RequestError(
+                "tools would not reach this model: its chat template has no place for them; describe them in a message",
+                ErrorCode.UNSUPPORTED,
+            )
         return template
 
     @staticmethod
@@ -118,6 +124,11 @@ class ChatTemplate:
             raise RequestError(f"the chat template refused these messages: {error}") from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise RequestError(f"the chat template cannot render these messages: {error}") from error
+
+
+def _names(environment: jinja2.Environment, source: str, variable: str) -> bool:
+    """Whether a template reads or sets a variable anywhere."""
+    return any(node.name == variable for node in environment.parse(source).find_all(nodes.Name))
 
 
 def _checked_message(message: Message, number: int) -> dict[str, Any]:

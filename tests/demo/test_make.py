@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from engine.demo.make import learn_merges, make, weights
+from engine.models import registry
 from engine.text import ChatTemplate, Tokenizer
 
-DIGEST = "52db721f624123e86cb36ecca8123831c1d5af412d697f1787123a56cc4bcbeb"
+DIGEST = "5bb518bcbcba9fda4f24c5b252cec03cbd226079eb50638d5a52351e2dfb37db"
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +35,18 @@ def test_transformers_reads_it(checkpoint: Path) -> None:
     text = "The people who were reading: 12 wörds, 你好 🙂\n\n  and <|im_end|> x"
     ours = Tokenizer.from_folder(checkpoint)
     assert ours.encode(text) == theirs(text)["input_ids"]
-    assert ours.eos_ids == {0, 2}
+    assert set(registry.load(checkpoint)[0].eos_ids) == {0, 2}
     chat = [{"role": "user", "content": "Hello"}]
     template = ChatTemplate.from_folder(checkpoint)
     assert template is not None
     assert template.render(chat) == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    chat += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    shown = template.render(chat, tools=tools)
+    assert shown == theirs.apply_chat_template(chat, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert '{"name": "f"}' in shown
+    assert '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>' in shown
 
 
 def test_its_distributions_are_not_flat(checkpoint: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.models import registry
 from engine.text import ChatTemplate, Tokenizer
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -18,7 +19,9 @@ def test_every_model_names_a_checkpoint_that_is_there(name: str) -> None:
     found = re.search(r'key: "model" value { string_value: "([^"]+)" }', config)
     assert found is not None
     assert (REPOSITORY / name / found[1]).resolve() == REPOSITORY / "demo" / "checkpoint"
-    assert Tokenizer.from_folder(REPOSITORY / name / found[1]).eos_ids == {0, 2}
+    config, _ = registry.load(REPOSITORY / name / found[1])
+    assert set(config.eos_ids) == {0, 2}
+    assert Tokenizer.from_folder(REPOSITORY / name / found[1]).vocab_size == config.vocab_size
 
 
 def test_the_draft_shares_the_tokenizer() -> None:

@@ -33,7 +33,8 @@ QWEN_LIKE = """{%- if tools %}
 {%- endif %}
 """
 TRIMMING = (
-    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} {{ eos_token }}{% endfor %}"
+    "{{ bos_token }}{{ (tools or []) | tojson }}"
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} {{ eos_token }}{% endfor %}"
 )
 
 CHAT: list[dict[str, Any]] = [
@@ -85,6 +86,13 @@ def test_equal_to_transformers(folder: Path, source: str, how: dict[str, Any]) -
     )
 
 
+def test_tools_that_a_template_would_drop_are_refused(folder: Path) -> None:
+    template = of(write(folder, "{% for message in messages %}{{ message.content }}{% endfor %}"))
+    assert template.render(CHAT, tools=[]) == template.render(CHAT)
+    with pytest.raises(RequestError, match="tools would not reach this model"):
+        template.render(CHAT, tools=[TOOL])
+
+
 def test_a_template_file_comes_before_the_config(folder: Path) -> None:
     write(folder, "from config")
     (folder / "chat_template.jinja").write_text("from file")
@@ -92,9 +100,11 @@ def test_a_template_file_comes_before_the_config(folder: Path) -> None:
 
 
 def test_named_templates_serve_chats_with_and_without_tools(folder: Path) -> None:
-    write(folder, [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}])
+    write(
+        folder, [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools[0].type }}"}]
+    )
     assert of(folder).render(CHAT) == "plain"
-    assert of(folder).render(CHAT, tools=[TOOL]) == "with tools"
+    assert of(folder).render(CHAT, tools=[TOOL]) == "with function"
 
 
 def test_a_folder_without_a_template_has_none(folder: Path) -> None:
