@@ -166,7 +166,11 @@ class Replacement:
     def _mourn(self, dead: Stub) -> None:
         """Have the dead stub's group taken out, and settle when to put it back."""
         self._find()
-        config = self._config(dead.model)
+        try:
+            config = self._repository.config(dead.model)
+        except RepositoryError as error:
+            self._fail(dead.model, error)
+            return
         if config is None or dead.group not in names(config["instance_group"]):
             return  # the server says itself that the model did not load, or the model is being unloaded
         living = self._living(dead.model)
@@ -195,7 +199,12 @@ class Replacement:
 
     def _put_back(self, model: str, loss: _Loss, whole: Config) -> None:
         """Start what is missing."""
-        config = self._config(model)
+        try:
+            config = self._repository.config(model)
+        except RepositoryError as error:
+            self._fail(model, error)
+            self._put_off(model, loss)
+            return
         if config is None or without_groups(config) != without_groups(whole):
             loss.whole = None  # somebody has unloaded the model, or loaded another configuration
             return
@@ -207,7 +216,7 @@ class Replacement:
         self._find()
         if loaded and names(groups) <= self._living(model):
             loss.whole = None
-            self._say(f"{model}: its {len(groups)} instance groups are complete again")
+            self._say(f"{model}: its instances are complete again")
         else:
             self._put_off(model, loss)
 
@@ -222,13 +231,6 @@ class Replacement:
                 f"{model}: instances died {loss.deaths} times in a row, so they are not replaced any more. When the "
                 "cause is found, unload the model and load it"
             )
-
-    def _config(self, model: str) -> Config | None:
-        try:
-            return self._repository.config(model)
-        except RepositoryError as error:
-            self._fail(model, error)
-            return None
 
     def _load(self, model: str, config: Config) -> bool:
         try:

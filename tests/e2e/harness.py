@@ -46,7 +46,7 @@ class Server:
 
     def wait_ready(self) -> Server:
         deadline = time.monotonic() + WAIT_S
-        while not serve_loop.is_ready(self.http_port):
+        while not (serve_loop.is_ready(self.http_port) and listens(self.metrics_port)):  # which is opened last
             assert self.process.poll() is None, f"the server ended:\n{self.log.read_text()[-4000:]}"
             assert time.monotonic() < deadline, f"the server is not ready:\n{self.log.read_text()[-4000:]}"
             time.sleep(0.05)
@@ -214,6 +214,11 @@ def free_ports(count: int) -> list[int]:
     for item in sockets:
         item.close()
     return ports
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(condition: Any, what: str, timeout_s: float = WAIT_S) -> float:

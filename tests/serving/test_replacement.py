@@ -32,9 +32,13 @@ class Server(Repository):
         self.stubs: dict[str, list[subprocess.Popen[bytes]]] = {}
         self.loads: list[Config] = []
         self.failures = 0
+        self.silences = 0  # calls of `config` that are not answered, once a load was
         self._arrange(groups_)
 
     def config(self, model: str) -> Config | None:
+        if self.loads and self.silences > 0:
+            self.silences -= 1
+            raise RepositoryError("timed out")
         return self.current
 
     def load(self, model: str, config: Config) -> None:
@@ -162,6 +166,15 @@ def test_a_start_that_fails_is_tried_again_and_too_many_are_the_end(
     kill(server.stubs["g1"][0])
     wait_until(lambda: "not replaced any more" in sentences[-1])
     wait_until(lambda: server.groups_of_loads()[3:] == [["g0"]])
+
+
+def test_a_server_that_does_not_answer_is_asked_again(tend: Callable[..., tuple[Server, list[str]]]) -> None:
+    server, sentences = tend(2)
+    server.silences = 1
+    kill(server.stubs["g1"][0])
+    wait_until(lambda: any("complete" in sentence for sentence in sentences))
+    assert server.groups_of_loads() == [["g0"], ["g0", "g1"]]
+    assert any("timed out" in sentence for sentence in sentences)
 
 
 def test_another_configuration_is_left_alone(tend: Callable[..., tuple[Server, list[str]]]) -> None:
