@@ -124,7 +124,8 @@ class Reader:
         self._used.add(key)
         if key not in self._values:
             if default is _MISSING:
-                raise ConfigError(f"{self.where} lacks {key}, which this model needs ({kind.__name__})")
+                of_kind = "" if kind is object else f" ({kind.__name__})"
+                raise ConfigError(f"{self.where} lacks {key}, which this model needs{of_kind}")
             return default
         value = self._values[key]
         if kind is float:
