@@ -1,6 +1,7 @@
-"""Is this tritonserver of use? Ready, and the model named by HEALTH_MODEL generates tokens. Exit status 0 or 1.
+"""Is this tritonserver of use? The model named by HEALTH_MODEL generates tokens and is ready. Exit status 0 or 1.
 
-It asks for one token, ahead of the queue. A server that has no time for it, but gives tokens to others meanwhile, is
+It asks for one token, ahead of the queue, and for the readiness of this model alone: the server's own ends with the
+first load of any model that fails. A server that has no time for the token, but gives tokens to others meanwhile, is
 busy and not stuck: to restart it would only make things worse. Standard library only: it runs in any image that has a
 Python.
 """
@@ -32,16 +33,16 @@ def main() -> int:
 
 
 def ask() -> str | None:
-    """Why no token came; None when one did."""
+    """What is wrong; None when a token came and the model says that it is ready."""
     wanted = {"max_tokens": 1, "timeout_s": TIMEOUT_S, "priority": -(2**31)}
     body = {"text_input": "a", "sampling_parameters": json.dumps(wanted)}
     request = urllib.request.Request(
         f"{URL}/models/{MODEL}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        urllib.request.urlopen(f"{URL}/health/ready", timeout=TIMEOUT_S).close()
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             told = json.load(answer)
+        urllib.request.urlopen(f"{URL}/models/{MODEL}/ready", timeout=TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
         return f"{error}: {error.read(400).decode(errors='replace')}"
     except (OSError, ValueError) as error:

@@ -230,10 +230,9 @@ class Router:
 
     async def _check_one(self, replica: ReplicaState) -> None:
         healthy = False
-        if await replica.server.ready():
-            with contextlib.suppress(BackendError):
-                replica.models = await replica.server.models()
-                healthy = True
+        with contextlib.suppress(BackendError):
+            replica.models = await replica.server.models()
+            healthy = bool(replica.models)
         if healthy != replica.healthy:
             log.warning("replica %s is %s", replica.name, "ready" if healthy else "not ready")
             if healthy:

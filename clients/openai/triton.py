@@ -44,17 +44,13 @@ class TritonReplica:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def ready(self, timeout_s: float = 2.0) -> bool:
-        try:
-            answer = await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout_s)
-            return bool(answer.ready)
-        except grpc.RpcError:
-            return False
-
     async def models(self) -> dict[str, ModelInfo]:
-        """The LLM models that are ready, by name. Raises BackendError when the server does not answer."""
+        """The LLM models that are ready, by name. Raises BackendError when the server does not answer.
+
+        The server's own readiness is not asked for: it ends for all models when the load of any one fails.
+        """
         try:
-            index = await self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=5.0)
+            index = await self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=2.0)
             names = [entry.name for entry in index.models if entry.state == "READY"]
             configs = [await self._config(name) for name in names]
         except grpc.RpcError as error:

@@ -5,7 +5,9 @@ Both replicas are the same real server behind two TCP relays, so that a connecti
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import select
 import socket
 import threading
@@ -170,3 +172,19 @@ def test_a_replica_that_is_gone_is_left_out_and_without_any_the_answer_is_503(
             time.sleep(0.1)
     finally:
         shim.stop()
+
+
+def test_a_model_that_cannot_be_loaded_takes_no_other_out_of_service(server: LocalServer, shim: Shim) -> None:
+    """tritonserver's own readiness is that of all models: it ends with the first load that fails."""
+    config = {"backend": "python", "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}]}
+    broken = base64.b64encode(b"raise ValueError('no model')").decode()
+    parameters = {"config": json.dumps(config), "file:1/model.py": broken}
+    loaded = httpx.post(
+        f"http://{server.http}/v2/repository/models/broken/load", json={"parameters": parameters}, timeout=60
+    )
+    assert loaded.status_code == 400
+    assert httpx.get(f"http://{server.http}/v2/health/ready").status_code == 400
+    looked = metric(shim, "nereid_openai_replica_up")
+    time.sleep(1.0)  # three health checks
+    assert metric(shim, "nereid_openai_replica_up") == looked == 1
+    assert complete(shim).status_code == 200
