@@ -128,6 +128,7 @@ class Host:
                     self._folder.write_failure(self._epoch, self._failure)
                     return 1
                 if self._server.dead():
+                    self._end_frontends()
                     self._folder.remove_all()
                     return 0
                 if self._engine_failed():
@@ -209,6 +210,13 @@ class Host:
         if self._engine is not None:
             for request_id in list(frontend.live):
                 self._engine.abort(request_id)
+
+    def _end_frontends(self) -> None:
+        """A frontend ends by itself when its server has died, but for one that was just setting a gauge: the Python
+        backend holds the interpreter's lock until the server answers."""
+        for pipe in self._pipes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pipe.peer, signal.SIGKILL)
 
     def _alone(self) -> bool:
         """Whether frontends have been missing for long and none is about to come. The folder is gone then."""

@@ -14,6 +14,7 @@ import time
 from collections import deque
 
 _LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _READ_BYTES = 1 << 16
 _LOOK_MS = 50
 
@@ -36,6 +37,13 @@ class Pipe:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    @property
+    def peer(self) -> int:
+        """The pid of the process that made the other end (SO_PEERCRED, unix(7))."""
+        held = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid: int = _CREDENTIALS.unpack(held)[0]
+        return pid
 
     def send(self, message: bytes) -> None:
         """Hand a message over. One to a side that is gone is dropped."""

@@ -187,9 +187,12 @@ def test_sigterm_drains_and_leaves_nothing_behind(models: Path, checkpoint: Path
     assert not running.run_folder().exists()
 
 
-def test_the_engine_dies_with_a_server_that_is_killed(models: Path, tmp_path: Path) -> None:
+def test_the_engine_and_frontends_that_are_stuck_die_with_a_server_that_is_killed(models: Path, tmp_path: Path) -> None:
+    """One that sets a gauge while the server dies waits for its answer with the interpreter's lock held: it cannot do
+    more for its end than one that stands still."""
     running = Server(models, tmp_path / "log", models=("demo",)).wait_ready()
     (engine,) = running.engine_pids("demo")
+    os.kill(running.stub_pids("demo")[0], signal.SIGSTOP)
     running.process.kill()
     running.process.wait()
     wait_until(lambda: start_time(engine) is None, "the engine process is gone", 5.0)
