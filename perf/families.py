@@ -55,7 +55,7 @@ def floor_ms(model: Path) -> float:
     config, _ = registry.load(model)
     cpu = torch.device("cpu")
     decoder = Decoder(Build(select(cpu), config, getattr(torch, config.dtype or "bfloat16"), cpu, 128))
-    total = float(sum(parameter.nbytes for parameter in decoder.parameters()))
+    total = float(decoder.num_bytes)
     for layer in decoder.layers:
         if isinstance(layer.ffn, Moe):
             total -= layer.ffn.idle * layer.ffn.down.element_size()

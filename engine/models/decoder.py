@@ -139,6 +139,11 @@ class Decoder(nn.Module):
         return [layer.specs for layer in self.layers]  # type: ignore[misc]
 
     @property
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        return sum(parameter.nbytes for parameter in self.parameters())
+
+    @property
     def active(self) -> float:
         """The part of its weights that a token is multiplied by: less than 1 with experts."""
         total = sum(parameter.numel() for layer in self.layers for parameter in layer.parameters())

@@ -27,6 +27,9 @@ from engine.weights.checkpoint import Checkpoint
 from kernels import select
 from kernels.compiles import Compiler, CompileWatch, Elsewhere
 
+# Weights up to which one thread of a CPU is as fast as four or faster, and does not wait for others where other work
+# takes their cores (four threads took 4.1 times as long for 8 MB, 1.3 times for 92, as long for 436 and 1,300).
+ONE_THREAD_BYTES = 1 << 30
 # Compilations at once: each holds 100 MB.
 MOST_COMPILERS = 32
 
@@ -78,6 +81,8 @@ def build_runner(
     if device.type == "cuda":
         runner = _on_gpu(config, build, decoder, fill, watch, progress, elsewhere)
     else:
+        if "OMP_NUM_THREADS" not in os.environ and decoder.num_bytes <= ONE_THREAD_BYTES:
+            torch.set_num_threads(1)
         fill()
         room = free_bytes(device, config.cache, 0)
         pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)

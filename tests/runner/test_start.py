@@ -1,10 +1,13 @@
-"""Getting an engine ready imports nothing that takes long and is not used."""
+"""Getting an engine ready imports nothing that takes long and is not used, and takes no more threads than help."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 PROGRAM = """
 import sys
@@ -18,3 +21,25 @@ print([name for name in ("sympy", "torch._dynamo", "torch._inductor", "transform
 def test_a_runner_is_built_without_torchs_compilers(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+THREADS = """
+import sys
+from pathlib import Path
+import torch
+from tests.runner.tiny import make
+make(Path(sys.argv[1]))
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize(("wanted", "taken"), [(None, "1"), ("2", "2")])
+def test_a_small_model_takes_one_thread_of_a_cpu_unless_told_otherwise(
+    tmp_path: Path, wanted: str | None, taken: str
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    told = kept if wanted is None else {**kept, "OMP_NUM_THREADS": wanted}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, str(tmp_path)], capture_output=True, text=True, check=True, env=told
+    )
+    assert done.stdout.strip() == taken

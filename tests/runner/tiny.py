@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-
 from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan, StepResult
@@ -41,7 +39,6 @@ def write(folder: Path, **config: object) -> Path:
 
 def make(folder: Path, max_rows: int = 4, **config: object) -> DeviceRunner:
     """A runner with 15 blocks a row."""
-    torch.set_num_threads(1)
     write(folder, **config)
     return build_runner(
         EngineConfig(
