@@ -14,6 +14,7 @@ PYTHON = "NEREID_PYTHON"
 RUN_DIR = "NEREID_RUN_DIR"
 CACHE_DIR = "NEREID_CACHE_DIR"
 PROGRESS = "NEREID_PROGRESS"
+THREADS = "OMP_NUM_THREADS"
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -23,12 +24,14 @@ class Environment(msgspec.Struct, frozen=True):
     run_dir: sockets and locks of running models; short, because a socket's path has at most 107 bytes.
     cache_dir: the assembled server and other things that can be made again.
     progress: socket address that an engine process reports its loading to; None when nobody watches.
+    threads: of torch on a CPU, which reads the variable itself; None leaves their number to the runner.
     """
 
     python: Path
     run_dir: Path
     cache_dir: Path
     progress: str | None
+    threads: str | None
 
 
 def read(variables: Mapping[str, str] | None = None) -> Environment:
@@ -40,6 +43,7 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
         run_dir=Path(env.get(RUN_DIR) or Path(tempfile.gettempdir()) / f"nereid-{os.getuid()}"),
         cache_dir=Path(env.get(CACHE_DIR) or home_cache / "nereid"),
         progress=env.get(PROGRESS) or None,
+        threads=env.get(THREADS) or None,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from msgspec.structs import replace
 
+from engine import env
 from engine.cache.spec import PoolSpec
 from engine.cache.tensors import CacheTensors
 from engine.config import EngineConfig
@@ -81,7 +82,7 @@ def build_runner(
     if device.type == "cuda":
         runner = _on_gpu(config, build, decoder, fill, watch, progress, elsewhere)
     else:
-        if "OMP_NUM_THREADS" not in os.environ and decoder.num_bytes <= ONE_THREAD_BYTES:
+        if env.read().threads is None and decoder.num_bytes <= ONE_THREAD_BYTES:
             torch.set_num_threads(1)
         fill()
         room = free_bytes(device, config.cache, 0)
