@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -137,10 +137,9 @@ class Router:
             )
         return self.model(next(iter(self.models), "") if name is None else name)
 
-    def pick(self, model: str, key: bytes, without: Iterable[str] = ()) -> ReplicaState:
+    def pick(self, model: str, key: bytes, without: Collection[str] = ()) -> ReplicaState:
         """The replica for a prompt. Raises BackendError UNAVAILABLE when none is left."""
-        excluded = set(without)
-        able = [r for r in self.replicas if r.healthy and model in r.models and r.name not in excluded]
+        able = self._able(model, without)
         if not able:
             raise BackendError("UNAVAILABLE", f"No replica can serve the model `{model}` now; try again in a moment.")
         best = min(able, key=lambda r: r.open_requests)
@@ -185,7 +184,7 @@ class Router:
         attempts = 0
         while True:
             attempts += 1
-            able = [r for r in self.replicas if r.healthy and model in r.models and r.name not in tried]
+            able = self._able(model, tried)
             if not able:
                 raise BackendError("UNAVAILABLE", f"No replica can serve the model `{model}` now.")
             replica = min(able, key=lambda r: r.open_requests)
@@ -196,9 +195,13 @@ class Router:
                 if not self._goes_on(model, tried, error, attempts):
                     raise
 
+    def _able(self, model: str, without: Collection[str]) -> list[ReplicaState]:
+        """Replicas that serve the model now, but for those of these names."""
+        return [r for r in self.replicas if r.healthy and model in r.models and r.name not in without]
+
     def _goes_on(self, model: str, tried: list[str], error: BackendError, attempts: int) -> bool:
         """Whether a replica is left to try after an error. All are when only an instance of the last one has died."""
-        if any(r.healthy and model in r.models and r.name not in tried for r in self.replicas):
+        if self._able(model, tried):
             return error.retryable
         if error.again and attempts < _ATTEMPTS:
             tried.clear()

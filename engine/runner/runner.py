@@ -90,7 +90,7 @@ class DeviceRunner:
         for start in plan.starts:
             self._start(start)
         wishes, wanted = self._wishes(plan)
-        whole = self._owes_prompt_logprobs(plan)
+        whole = not self._explained.isdisjoint(plan.rows) and any(map(self._owes, plan.rows, plan.first))
         padded = self._graphs.fit(plan) if self._graphs is not None and wishes.plain else None
         if padded is not None and padded.lines != padded.num_single and whole:
             padded = None
@@ -211,12 +211,9 @@ class DeviceRunner:
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
         return Wishes(edits, penalties, most), wanted
 
-    def _owes_prompt_logprobs(self, plan: StepPlan) -> bool:
-        """Whether a line computes tokens in front of some whose log-probabilities it asked for."""
-        if self._explained.isdisjoint(plan.rows):
-            return False
-        lines = zip(plan.rows, plan.first, strict=True)
-        return any(row in self._explained and first + 1 < self._num_prompt[row] for row, first in lines)
+    def _owes(self, row: int, first: int) -> bool:
+        """Whether a line that begins at `first` computes tokens in front of some whose log-probabilities it owes."""
+        return row in self._explained and first + 1 < self._num_prompt[row]
 
     def _prompt_logprobs(self, plan: StepPlan, x: torch.Tensor) -> tuple[list[torch.Tensor], list[PromptLogprobs]]:
         """Log-probabilities of the prompt tokens that follow the computed ones, for the lines that asked for them."""
@@ -224,8 +221,8 @@ class DeviceRunner:
         start, total = 0, 0
         for line, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
             k = self._params[row].prompt_logprobs
-            entries = min(count, self._num_prompt[row] - 1 - first)
-            if k is not None and entries > 0:
+            if k is not None and self._owes(row, first):
+                entries = min(count, self._num_prompt[row] - 1 - first)
                 asked.append(PromptLogprobs(line, total, total + entries, min(k, self._info.vocab_size)))
                 places.append(x[start : start + entries])
                 targets.append(self._tables.tokens[row, first + 1 : first + 1 + entries])

@@ -85,9 +85,19 @@ def start_time(pid: int) -> str | None:
 
     With the pid it names a process for good. Source: proc(5), fields 3 and 22 of /proc/PID/stat.
     """
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in ("Z", "X") else fields[19]
+
+
+def parent(pid: int) -> int | None:
+    """The parent of a process, dead or alive; None when it is gone. Source: proc(5), field 4 of /proc/PID/stat."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[1])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the third on; before it stands a name that may hold anything."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else fields[19]

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.serving.process_watch import ProcessWatch
+from engine.serving.process_watch import ProcessWatch, parent
+from engine.serving.run_folder import without_groups
 
 _STUB = "triton_python_backend_stub"
 _LOOK_S = 0.5  # between looks for stubs that are new
@@ -249,22 +250,10 @@ def names(groups: Iterable[Config]) -> set[str]:
     return {str(group["name"]) for group in groups}
 
 
-def without_groups(config: Config) -> Config:
-    return {key: value for key, value in config.items() if key != "instance_group"}
-
-
 def renewed(group: Config) -> Config:
     """The same group under another host policy, so that the server makes its instances anew; twice gives it back."""
     policy = str(group.get("host_policy", ""))
     return {**group, "host_policy": policy.removesuffix("+") if policy.endswith("+") else policy + "+"}
-
-
-def parent(pid: int) -> int | None:
-    """The parent of a process, dead or alive; None when it is gone. Source: proc(5), field 4 of /proc/PID/stat."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
 
 
 def read_stub(pid: int) -> Stub | None:

@@ -146,13 +146,19 @@ class RunFolder:
         staged.replace(self.path / name)
 
 
+def without_groups(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a model's configuration all its instances have in common, also those of a load that changes their
+    number."""
+    return {key: value for key, value in config.items() if key != "instance_group"}
+
+
 def model_key(name: str, version: str, config: Mapping[str, Any], checkpoint: Path) -> str:
     """A short folder name for all frontends that can share an engine process: those of one model, version,
     configuration and state of the checkpoint's files.
 
     config: as Triton gives it to an instance. Its instance groups do not count: frontends come and go beside others.
     """
-    lasting = {key: value for key, value in config.items() if key != "instance_group"}
+    lasting = without_groups(config)
     changed = max((file.stat().st_mtime_ns for file in checkpoint.glob("*") if file.is_file()), default=0)
     parts = (name, version, json.dumps(lasting, sort_keys=True), str(changed))  # the server orders its maps by chance
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.spec import Group, LatentKV, LayerSpec, PagedKV, PoolSpec, Recurrent
+from engine.cache.spec import Group, LatentKV, LayerSpec, PagedKV, PoolSpec, Recurrent, window_of
 from engine.core.plan import NO_SHAPES, MixedShapes, Pending, RowStart, RunnerInfo, StepPlan, StepResult
 from engine.types import TokenLogprobs
 
@@ -58,7 +58,7 @@ def expected_next(tokens: Sequence[int], spec: PoolSpec, vocab_size: int) -> int
                 state = roll(state, token)
             parts.append(state)
         else:
-            window = getattr(group.spec, "window", None)
+            window = window_of(group.spec)
             parts.append(list(tokens[-window:] if window else tokens))
     return draw(parts, vocab_size)
 
@@ -195,7 +195,7 @@ class ScriptedRunner:
             if isinstance(group.spec, Recurrent):
                 parts.append(self._states[row.state_slot])
                 continue
-            window = getattr(group.spec, "window", None)
+            window = window_of(group.spec)
             read = []
             for p in range(max(0, length - window) if window else 0, length):
                 block = row.tables[g][p // spec.block_size]

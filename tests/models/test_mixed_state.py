@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.cache.manager import KVManager
-from engine.cache.spec import PoolSpec, Recurrent, group_layers
+from engine.cache.spec import PoolSpec, Recurrent, group_layers, window_of
 from engine.config import CacheConfig, SchedulerConfig
 from engine.runner.memory import size_pools
 from tests.models.test_published import decoder, parse
@@ -44,7 +44,7 @@ def test_a_long_request_keeps_whole_groups_windows_and_one_state(name: str) -> N
 
     paged = [group.spec for group in groups if not isinstance(group.spec, Recurrent)]
     for spec, use in zip(paged, kv.use(), strict=True):
-        window = getattr(spec, "window", None)
+        window = window_of(spec)
         # A window of w tokens behind the next one reaches into at most w / size blocks and one more.
         kept = LENGTH // size if window is None else -(-(window - 1) // size)
         assert use.used == kept, spec

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cache.spec import Recurrent, group_layers
+from engine.cache.spec import Recurrent, group_layers, window_of
 from engine.layers.build import Build
 from engine.models import registry
 from engine.models.config import (
@@ -254,7 +254,7 @@ def test_a_token_costs_what_it_should(name: str) -> None:
     for group in group_layers(decoder(parse(name)).specs):
         if isinstance(group.spec, Recurrent):
             state += group.spec.bytes_per_request * len(group.layers)
-        elif getattr(group.spec, "window", None) is not None:
+        elif window_of(group.spec) is not None:
             windowed += group.block_bytes(size)
         else:
             kept += group.block_bytes(size)
