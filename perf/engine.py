@@ -109,6 +109,18 @@ def measure(engine: Engine, spec: Spec, low: int, high: int, apart: float = 0.0)
     return summary(spec, answers) | {"cpu_s": round(time.process_time() - before, 2)}, answers
 
 
+def choose_alike(engine: Engine) -> None:
+    """Let every token choose the same experts, by routers of zeros: what a peer measures whose routing ties."""
+    from engine.layers.moe import Moe
+    from engine.runner.runner import DeviceRunner
+
+    runner = engine._runner
+    assert isinstance(runner, DeviceRunner)
+    for layer in runner._decoder.layers:
+        if isinstance(layer.ffn, Moe):
+            layer.ffn.router.zero_()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="checkpoint folder")
@@ -120,11 +132,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", help="append the results to this file")
     parser.add_argument("--ids", metavar="FILE", help="write every answer's token ids to this file")
+    parser.add_argument("--same-experts", action="store_true", help="all tokens choose the same experts")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds to wait before the first spec")
     args = parser.parse_args()
     began = time.perf_counter()
     engine = Engine.from_config(config_from(args.model, args.set)).start()
     print(f"engine ready after {time.perf_counter() - began:.1f} s", file=sys.stderr)
+    if args.same_experts:
+        choose_alike(engine)
     time.sleep(args.settle)
     gc.collect()
     gc.freeze()
@@ -132,7 +147,13 @@ def main() -> None:
     for i, text in enumerate(args.specs):
         spec = parse(text, args.seed + i)
         figures, answers = measure(engine, spec, args.low, args.high)
-        publish({"label": args.label, "via": "in process", **figures}, spec, answers, args.json, args.ids)
+        publish(
+            {"label": args.label, "via": "in process", "same_experts": args.same_experts, **figures},
+            spec,
+            answers,
+            args.json,
+            args.ids,
+        )
         failed += figures["failed"]
     engine.close()
     sys.exit(1 if failed else 0)
