@@ -19,6 +19,10 @@ def rank(request: Request) -> tuple[int, int]:
     return request.order
 
 
+# Tokens that a shape must leave prompts for each of its rows: with less, larger steps without a shape are cheaper.
+ROOM = 10
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How many prompt tokens a step takes beside decoding rows.
@@ -27,9 +31,9 @@ class Pace:
     (13 µs for 4 billion parameters on an H200). So small shares hold up decoding rows less, and make prompts wait
     longer by the other costs of more steps; and tokens of a shape that stay empty cost as much as others.
 
-    A step takes what fills the largest shape of at most `fill` tokens beside its rows; where the runner has none,
-    `least` tokens, or `per_row` for each row. A crowd goes at once, as far as the budget allows: `crowd` tokens and
-    `crowd_per_row` for each row, unless both are 0.
+    A step takes what fills the largest shape of at most `fill` tokens beside its rows; where the runner has none, or
+    rows leave less than `ROOM` tokens each of it, `least` tokens, or `per_row` for each row. A crowd goes at once, as
+    far as the budget allows: `crowd` tokens and `crowd_per_row` for each row, unless both are 0.
     """
 
     least: int
@@ -43,7 +47,8 @@ class Pace:
         as many as the step may take."""
         if 0 < self.enough(rows) <= backlog:
             return None
-        return shapes.room(rows, self.fill) or max(self.least, self.per_row * rows)
+        room = shapes.room(rows, self.fill)
+        return room if room and room >= ROOM * rows else max(self.least, self.per_row * rows)
 
     def enough(self, rows: int) -> int:
         """Prompt tokens that are a crowd beside so many rows; 0 when none are."""

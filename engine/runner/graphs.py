@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.core.plan import MixedShapes, StepPlan
+from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
 from engine.runner.inputs import DUMMY_LINES, StepShape
 from engine.sampling.sampler import Drawn
 
@@ -32,7 +32,7 @@ LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
 # Tokens of a lone prompt. Its launches one by one take the host 20 to 25 ms: as long as the GPU takes for 1,500 tokens.
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # Decode lines that share a step with chunks of prompts, and all tokens of such a step.
-MIXED_LINES = (8, 16, 32, 64, 128, 256)
+MIXED_LINES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 2176)
 # Lines behind them: chunks, and at least one dummy line.
 LONGER = DUMMY_LINES
@@ -51,8 +51,15 @@ Capture = Callable[[Compute, StepShape], Replay]
 
 def mixed_shapes(max_lines: int, max_tokens: int) -> MixedShapes:
     """What steps with chunks of prompts are padded to, in an engine of these limits."""
-    lines = tuple(n for n in MIXED_LINES if n < max_lines)
-    return MixedShapes(lines, tuple(n for n in MIXED_TOKENS if n <= max_tokens), LONGER - 1)
+    if max_lines == 1:
+        return NO_SHAPES
+    return MixedShapes(_up_to(max_lines, MIXED_LINES), tuple(n for n in MIXED_TOKENS if n <= max_tokens), LONGER - 1)
+
+
+def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes below `most` and itself, or all of them where it is beyond the largest."""
+    last = min(most, sizes[-1])
+    return (*(n for n in sizes if n < last), last)
 
 
 class CudaCapture:
@@ -105,7 +112,7 @@ class StepGraphs:
         self._compute = compute
         self._capture = capture
         self._max_context = max_context
-        self._lines = sorted({*(n for n in LINES if n < max_lines), min(max_lines, LINES[-1])})
+        self._lines = _up_to(max_lines, LINES)
         self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_lines > 1 else []
         self.mixed_shapes = mixed_shapes(max_lines, min(max_tokens, max_context))
         self._replays: dict[StepShape, Replay] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.runner.inputs import DUMMY_LINES
 from engine.sampling.sampler import PLAIN, Wishes
 from engine.types import MAX_LOGPROBS
 
@@ -43,8 +44,11 @@ def logprobs_bucket(count: int) -> int:
 def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Rehearsal]:
     """What to play, for an engine of these limits."""
     contexts = (0, 100, 2048)
+    most = max_rows + DUMMY_LINES  # of a padded step
     made = [
-        Rehearsal(lines, 0, first, 0) for lines in (1, 2, 5, 9, 17, 33, 49, 65, 97, 129, max_rows) for first in contexts
+        Rehearsal(lines, 0, first, 0)
+        for lines in (1, 2, 5, 9, 17, 33, 49, 65, 97, 129, max_rows, most)
+        for first in contexts
     ]
     for wishes in (Wishes(penalties=True), *(Wishes(num_logprobs=count) for count in LOGPROBS)):
         made += [Rehearsal(lines, 0, 40, 0, wishes) for lines in (1, 16)]
@@ -58,7 +62,7 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
         step
         for step in dict.fromkeys(made)
         if step.count != 1
-        and step.singles + step.longer <= max_rows
+        and step.singles + step.longer <= most
         and step.tokens <= token_budget
         and step.first + max(step.count, 1) <= max_model_len
     ]

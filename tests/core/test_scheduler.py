@@ -131,6 +131,13 @@ def test_a_share_fills_the_shape_that_the_step_is_padded_to() -> None:
     assert pace.share(9, 3000, MixedShapes()) == 256
 
 
+def test_rows_that_leave_little_of_a_shape_take_no_share_that_fills_it() -> None:
+    shapes = MixedShapes(rows=(64, 128), tokens=(1024,), chunks=7)
+    pace = Pace(least=256, per_row=12, fill=1536)
+    assert pace.share(64, 3000, shapes) == 1024 - 64 - 6
+    assert pace.share(100, 3000, shapes) == 1200
+
+
 def test_the_engine_asks_its_runner_for_shapes() -> None:
     runner = ScriptedRunner(pool(4000), mixed=MixedShapes(rows=(4,), tokens=(512, 1200, 1600), chunks=3))
     harness = Harness(runner, make_config(token_budget=6000))

@@ -16,7 +16,7 @@ from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
-from engine.runner.graphs import LONGER, PAST, Compute, Outcome, Replay, StepGraphs
+from engine.runner.graphs import LONGER, PAST, Compute, Outcome, Replay, StepGraphs, mixed_shapes
 from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
@@ -183,6 +183,14 @@ def test_a_bound_on_entries_holds_all_that_longer_lines_have() -> None:
     assert graphs.fit(StepPlan(0, [0], [9], [1], [True])) == graphs.decode(1)
 
 
+@pytest.mark.parametrize(("rows", "largest"), [(1, 0), (2, 2), (16, 16), (40, 40), (256, 256), (900, 512)])
+def test_any_number_of_decoding_rows_has_a_shape_beside_prompts(rows: int, largest: int) -> None:
+    shapes = mixed_shapes(rows, 8192)
+    assert max(shapes.rows, default=0) == largest
+    assert list(shapes.rows) == sorted(set(shapes.rows))
+    assert all(shapes.fit(decoding, 300, 1) for decoding in range(1, min(rows, largest)))
+
+
 def test_a_step_that_edits_logits_is_not_replayed(checkpoint: Path) -> None:
     recorder = Recorder()
     runner = make_runner(checkpoint, recorder)
@@ -209,7 +217,7 @@ def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
     assert len(recorder.captured) == len(set(recorder.captured))
     assert set(runner.graphs.first) <= set(recorder.captured)
     assert {s.lines for s in recorder.captured if s.lines == s.num_single} == {1, 2, 4, 8, 16}
-    assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.lines} == {8}
+    assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.lines} == {8, 16}
 
 
 @pytest.mark.parametrize("lengths", [[2, 3], [40, 17, 5], [30] * 7])
@@ -240,9 +248,11 @@ def start_plan(step: int, given: list[list[int]]) -> StepPlan:
     )
 
 
-@pytest.mark.parametrize("decoding", [1, 5, 8])
+@pytest.mark.parametrize(("decoding", "lines"), [(1, 8), (5, 8), (8, 8), (10, 16)])
 @pytest.mark.parametrize("tokens", [2, 40, 100])
-def test_a_prompt_beside_decode_lines_draws_the_same_tokens(checkpoint: Path, decoding: int, tokens: int) -> None:
+def test_a_prompt_beside_decode_lines_draws_the_same_tokens(
+    checkpoint: Path, decoding: int, lines: int, tokens: int
+) -> None:
     given = prompts(decoding, torch.Generator().manual_seed(decoding))
     late = torch.randint(0, 320, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist()
     drawn = []
@@ -268,7 +278,7 @@ def test_a_prompt_beside_decode_lines_draws_the_same_tokens(checkpoint: Path, de
         )
         drawn.append((tokens_so_far, both, runner.launch(after).wait().tokens))
     assert drawn[0] == drawn[1]
-    assert any(0 < shape.num_single < shape.lines for shape in recorder.captured)
+    assert lines in {shape.num_single for shape in recorder.captured if shape.num_single < shape.lines}
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:

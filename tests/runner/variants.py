@@ -32,7 +32,7 @@ from engine.types import SamplingParams
 from kernels.compiles import zeroed
 from kernels.registry import registry
 
-ROWS, BUDGET, CONTEXT = 160, 2048, 4096
+ROWS, BUDGET, CONTEXT = 256, 2048, 4096
 BLOCK = 128
 HOPPER = make_backend(GPUTarget("cuda", 90, 32))
 
@@ -80,7 +80,7 @@ def make(folder: str) -> DeviceRunner:
 
 def plan(draw: random.Random, step: int, keeps_state: bool) -> StepPlan:
     """Random lines of random rows: their content does not matter."""
-    singles = draw.choice((0, 0, 1, 2, 5, 30, draw.randint(0, 120)))
+    singles = draw.choice((0, 0, 1, 2, 5, 30, draw.randint(0, ROWS - 30)))
     longer = (
         draw.choice((0, 0, 1, 1, 2, draw.randint(1, 30))) if singles else draw.choice((1, 1, 2, draw.randint(1, 30)))
     )
