@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,8 +38,9 @@ MODELS: dict[str, int | None] = {
     "kimi-k2-instruct-as-deepseek_v3": 4,
     "deepseek-v4-flash-bf16": 8,
 }
-# vLLM 0.26.0 on such a machine, the same client: TPOT of one stream in ms, tokens/s of 64 streams.
-PEER = {"llama-3.1-8b": (4.90, 3271), "qwen3-30b-a3b": (4.11, 1979), "deepseek-v2-lite": (3.29, 4967)}
+# vLLM 0.26.0 on such a machine, the same client: TPOT of one stream in ms, tokens/s of 64 streams. DeepSeek-V2-Lite with
+# experts drawn evenly (vllm-deepseek-v2-lite.jsonl): by its dummy weights all tokens choose the same six.
+PEER = {"llama-3.1-8b": (4.90, 3271), "qwen3-30b-a3b": (4.11, 1979), "deepseek-v2-lite": (3.06, 3532)}
 
 
 def floor_ms(model: Path) -> float:
@@ -79,8 +81,13 @@ def measure(configs: Path, names: list[str], results: Path) -> None:
             model = shapes.write(Path(scratch), source, layers)
             command = [sys.executable, "-m", "perf.suite", "nereid", scratch, model.name, "--json", str(results)]
             command += ["--settle", "4", "--set", "load_format=dummy", "--set", "max_model_len=8192"]
-            done = subprocess.run([*command, "--rows", *ROWS], check=False)
-            if done.returncode:
+            with subprocess.Popen([*command, "--rows", *ROWS]) as suite:
+                try:
+                    failed = suite.wait()
+                except SystemExit:
+                    suite.terminate()  # it ends its server
+                    raise
+            if failed:
                 print(f"{name} failed", flush=True)
 
 
@@ -130,7 +137,7 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
             f"{many['itl_ms']['p50']:.1f}, {many['ttft_ms']['p50']:.0f} ms" if many else "-",
             peer,
             f"{rows['start']['ready_s']:.1f} s" if "start" in rows else "-",
-            next((row["commit"][:7] for row in (many, one) if row), "-"),
+            ", ".join(dict.fromkeys(row["commit"][:7] for row in (one, prompt, many) if row)) or "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", "Each figure is the median of one run."])
@@ -149,6 +156,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="results; measured rows are appended")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if args.configs is not None:
         measure(args.configs, args.models, args.json)
         add_floors(args.configs, args.json)

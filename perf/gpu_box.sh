@@ -10,8 +10,10 @@ if [ ! -e "$site_folder/.done" ] || ! python3 -c "import msgspec" 2>/dev/null; t
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir "$2"/*.whl || pip install -q --no-index --no-deps --no-cache-dir "$2"/*.whl
     # The 2.51 stub misreads strings under numpy 2, and the environment's numpy wins over PYTHONPATH inside the stub.
     packages=$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+    # The one that was there stays for a peer that wants it: PYTHONPATH=SITE/peer.
     if ! ls "$packages"/numpy-1.26.4.dist-info >/dev/null 2>&1; then
-        rm -rf "$packages"/numpy "$packages"/numpy.libs "$packages"/numpy-*.dist-info
+        mkdir -p "$site_folder"/peer
+        mv "$packages"/numpy "$packages"/numpy.libs "$packages"/numpy-*.dist-info "$site_folder"/peer/
         cp -r "$site_folder"/numpy "$site_folder"/numpy.libs "$site_folder"/numpy-1.26.4.dist-info "$packages"/
     fi
     touch "$site_folder/.done"

@@ -3,6 +3,9 @@
     python -m perf.suite nereid FOLDER_OF_MODELS qwen3-4b --json results.jsonl [--rows 1x128 8x1024] [--set KEY=VALUE]
     python -m perf.suite vllm   FOLDER_OF_MODELS qwen3-4b --json results.jsonl --env "source SITE/_vb/env.sh"
 
+Where `gpu_box.sh` was sourced, the peer finds the numpy that was there before by another line in --env:
+`export PYTHONPATH=/tmp/nereid-site/peer:\$PYTHONPATH`.
+
 `--repeat N` runs each row that takes less than `--longest` seconds N times, with prompts of its own each time (the same
 for every server), and writes medians with their range.
 
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--longest", type=float, default=20.0, help="a row that takes more seconds is run once")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds to wait before the first row")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server is ended too
     model, log = args.models / args.model, args.json.with_suffix(f".{args.server}.log")
     high = min(args.high, json.loads((model / "config.json").read_text())["vocab_size"])
     transport: Transport
