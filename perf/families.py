@@ -38,8 +38,8 @@ MODELS: dict[str, int | None] = {
     "kimi-k2-instruct-as-deepseek_v3": 4,
     "deepseek-v4-flash-bf16": 8,
 }
-# vLLM 0.26.0 on such a machine, the same client: TPOT of one stream in ms, tokens/s of 64 streams. DeepSeek-V2-Lite with
-# experts drawn evenly (vllm-deepseek-v2-lite.jsonl): by its dummy weights all tokens choose the same six.
+# vLLM 0.26.0 on such a machine, the same client: TPOT of one stream in ms, tokens/s of 64 streams. DeepSeek-V2-Lite
+# with experts drawn evenly (vllm-deepseek-v2-lite.jsonl): by its dummy weights all tokens choose the same six.
 PEER = {"llama-3.1-8b": (4.90, 3271), "qwen3-30b-a3b": (4.11, 1979), "deepseek-v2-lite": (3.06, 3532)}
 
 

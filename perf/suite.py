@@ -4,7 +4,7 @@
     python -m perf.suite vllm   FOLDER_OF_MODELS qwen3-4b --json results.jsonl --env "source SITE/_vb/env.sh"
 
 Where `gpu_box.sh` was sourced, the peer finds the numpy that was there before by another line in --env:
-`export PYTHONPATH=/tmp/nereid-site/peer:\$PYTHONPATH`.
+`export PYTHONPATH=/tmp/nereid-site/peer:$PYTHONPATH`.
 
 `--repeat N` runs each row that takes less than `--longest` seconds N times, with prompts of its own each time (the same
 for every server), and writes medians with their range.
