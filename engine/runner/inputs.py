@@ -135,7 +135,7 @@ class Inputs:
         sizes = _sizes(shape.lines, shape.tokens)
         layout = _layout(shape.lines, shape.tokens)
         parts = [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
-        query_start, context_len, rows, out_rows, _, positions, lines = parts
+        query_start, context_len, rows, _, _, positions, lines = parts
         size = self._pool.block_size
         token_ids, tables, slots = None, [], []
         none = self._words[:0].long()
@@ -164,7 +164,13 @@ class Inputs:
             max_context=shape.max_context,
             max_entries=shape.max_entries,
         )
-        return batch, Lines(rows, out_rows, context_len)
+        return batch, self.lines(shape)
+
+    def lines(self, shape: StepShape) -> Lines:
+        """What sampling needs of the staged step."""
+        layout = _layout(shape.lines, shape.tokens)
+        lengths, rows, out_rows = (self._words[part.start : part.start + shape.lines] for part in layout[1:4])
+        return Lines(rows, out_rows, lengths)
 
     def ends(self, shape: StepShape) -> LineEnds | None:
         """The staged step's last token of each line; None when no line has two."""

@@ -18,11 +18,11 @@ from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.runner.batch import kept
 from engine.runner.graphs import Capture, StepGraphs
-from engine.runner.inputs import Inputs, StepShape, places
+from engine.runner.inputs import Inputs, Lines, StepShape, places
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
 from engine.runner.rehearsal import Rehearsal, logprobs_bucket
 from engine.runner.tables import RowTables
-from engine.sampling.logits import RowEdits
+from engine.sampling.logits import LineEdits, RowEdits
 from engine.sampling.params import LineParams
 from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
@@ -89,31 +89,31 @@ class DeviceRunner:
         """Enqueue a step. The plan's lines must fit the engine's max_rows and token_budget."""
         for start in plan.starts:
             self._start(start)
-        wishes, wanted = self._wishes(plan)
         whole = not self._explained.isdisjoint(plan.rows) and any(map(self._owes, plan.rows, plan.first))
-        padded = self._graphs.fit(plan) if self._graphs is not None and wishes.plain else None
+        padded = self._graphs.fit(plan) if self._graphs is not None else None
         if padded is not None and padded.lines != padded.num_single and whole:
             padded = None
+        at = None if padded is None else places(plan, padded)
+        wishes, wanted = self._wishes(plan, at)
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
             x, drawn = self._graphs.run(padded)
-            if wishes.num_logprobs is not None:
-                # A graph that kept its logits would hold memory for every shape: the last product is done again.
+            # A graph that kept its logits would hold memory for every shape: the last product is done again.
+            if not wishes.plain:
+                drawn = self._draw(self._decoder.logits(x), self._inputs.lines(shape), wishes)
+            elif wishes.num_logprobs is not None:
                 drawn = self._sampler.explain(self._decoder.logits(x), drawn, wishes.num_logprobs)
         else:
-            lengths = [a + b for a, b in zip(plan.first, plan.count, strict=True)]
-            x, drawn = self.compute(shape, wishes, lengths, whole=whole)
+            x, drawn = self.compute(shape, wishes, whole=whole)
         parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
         outputs = [drawn.tokens, *(drawn.logprobs or ()), *parts]
-        at = None if padded is None else places(plan, padded)
         return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts, at)
 
     def compute(
         self,
         shape: StepShape,
         wishes: Wishes = PLAIN,
-        host_lengths: list[int] | None = None,
         only: Sequence[int] | None = None,
         whole: bool = False,
     ) -> tuple[torch.Tensor, Drawn]:
@@ -133,10 +133,7 @@ class DeviceRunner:
         last = x if trimmed else kept(x, ends)
         logits = self._decoder.logits(last)
         join()
-        tokens = self._tables.tokens
-        drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes, host_lengths or [])
-        drawn = replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
-        return (x if whole else last), drawn
+        return (x if whole else last), self._draw(logits, lines, wishes, params)
 
     @property
     def graphs(self) -> StepGraphs | None:
@@ -157,7 +154,7 @@ class DeviceRunner:
         dummy, lines = self._tables.dummy, step.singles + step.longer
         counts = [1] * step.singles + [step.count] * step.longer
         shape = self._inputs.stage(StepPlan(0, [dummy] * lines, [step.first] * lines, counts, [False] * lines))
-        self.compute(shape, step.wishes, [step.first + count for count in counts], self._decoder.kinds)
+        self.compute(shape, step.wishes, self._decoder.kinds)
 
     @torch.inference_mode()
     def warm(self, shape: StepShape) -> None:
@@ -194,8 +191,15 @@ class DeviceRunner:
         if params.prompt_logprobs is not None:
             self._explained.add(row)
 
-    def _wishes(self, plan: StepPlan) -> tuple[Wishes, dict[int, int]]:
-        """What the sampling lines ask for, and how many log-probabilities each."""
+    def _draw(self, logits: torch.Tensor, lines: Lines, wishes: Wishes, params: LineParams | None = None) -> Drawn:
+        """Tokens of the staged step's lines, logits [B, V], which go into the token table."""
+        params = LineParams.gather(self._tables.params, lines.rows) if params is None else params
+        tokens = self._tables.tokens
+        drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes)
+        return replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
+
+    def _wishes(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[Wishes, dict[int, int]]:
+        """What the sampling lines ask for, and how many log-probabilities each. at: lines' places in a padded step."""
         if self._wishing.isdisjoint(plan.rows):
             return PLAIN, {}
         edits, wanted, penalties = [], {}, False
@@ -206,7 +210,10 @@ class DeviceRunner:
             if params.logprobs is not None:
                 wanted[line] = min(params.logprobs, self._info.vocab_size)
             if row in self._edits:
-                edits.append((line, self._edits[row], self._tables.tokens[row]))
+                length = plan.first[line] + plan.count[line]
+                edits.append(
+                    LineEdits(line if at is None else at[line], length, self._edits[row], self._tables.tokens[row])
+                )
             penalties |= (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
         return Wishes(edits, penalties, most), wanted

@@ -70,20 +70,28 @@ class BadWords:
         logits.index_add_(0, self.last, torch.where(complete, BANNED, 0.0))
 
 
-def edit(logits: torch.Tensor, edits: Sequence[tuple[int, RowEdits, torch.Tensor]], lengths: Sequence[int]) -> None:
-    """Apply edits to logits [B, V] float32 in place.
+@dataclass(frozen=True, slots=True)
+class LineEdits:
+    """The edits of a step's line that holds `length` tokens. tokens [L] int32 are those of its row."""
 
-    edits holds (line, its row's edits, its row's tokens [L] int32); lengths[line] counts the tokens it holds.
-    """
+    line: int
+    length: int
+    row: RowEdits
+    tokens: torch.Tensor
+
+
+def edit(logits: torch.Tensor, edits: Sequence[LineEdits]) -> None:
+    """Apply edits to logits [B, V] float32 in place."""
     lines, ids, values = [], [], []
-    for line, row, tokens in edits:
+    for of in edits:
+        line, row = of.line, of.row
         if row.allowed is not None:
             kept = logits[line, row.allowed]
             logits[line] = BANNED
             logits[line, row.allowed] = kept
         if row.words is not None:
-            row.words.ban(logits[line], tokens, row.num_prompt, lengths[line])
-        more_ids, more_values = row.biases(lengths[line])
+            row.words.ban(logits[line], of.tokens, row.num_prompt, of.length)
+        more_ids, more_values = row.biases(of.length)
         lines.append(np.full(len(more_ids), line, np.int64))
         ids.append(more_ids)
         values.append(more_values)

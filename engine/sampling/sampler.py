@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.sampling.logits import RowEdits, edit
+from engine.sampling.logits import LineEdits, edit
 from engine.sampling.params import LineParams
 from kernels import Ops
 
@@ -16,10 +16,10 @@ from kernels import Ops
 class Wishes:
     """What a step's lines ask for beyond a draw. `plain` ones leave the draw to the device alone.
 
-    edits: (line, its row's edits, its row's tokens [L]). num_logprobs: the most that a line asked for, or None.
+    num_logprobs: the most that a line asked for, or None.
     """
 
-    edits: Sequence[tuple[int, RowEdits, torch.Tensor]] = ()
+    edits: Sequence[LineEdits] = ()
     penalties: bool = False
     num_logprobs: int | None = None
 
@@ -56,9 +56,8 @@ class Sampler:
         lengths: torch.Tensor,
         token_table: torch.Tensor,
         wishes: Wishes,
-        host_lengths: Sequence[int] = (),
     ) -> Drawn:
-        """logits [B, V]; rows, lengths [B] int32; token_table [R, L] int32. host_lengths serve the edits.
+        """logits [B, V]; rows, lengths [B] int32; token_table [R, L] int32.
 
         As in vLLM, edits come before penalties, penalties before temperature, and logprobs see none of them.
         """
@@ -66,7 +65,7 @@ class Sampler:
         if wishes.edits or wishes.penalties:
             final = logits.to(torch.float32, copy=True)
         if wishes.edits:
-            edit(final, wishes.edits, host_lengths)
+            edit(final, wishes.edits)
         if wishes.penalties:
             self._ops.penalties(
                 final,

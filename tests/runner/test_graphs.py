@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -191,21 +191,58 @@ def test_any_number_of_decoding_rows_has_a_shape_beside_prompts(rows: int, large
     assert all(shapes.fit(decoding, 300, 1) for decoding in range(1, min(rows, largest)))
 
 
-def test_a_step_that_edits_logits_is_not_replayed(checkpoint: Path) -> None:
+WISHES = {
+    "bias": {"logit_bias": {7: 100.0}},
+    "banned at first": {"min_tokens": 3, "stop_token_ids": tuple(range(0, 320, 2))},
+    "allowed": {"allowed_token_ids": (11, 12, 13)},
+    "repetition": {"repetition_penalty": 1.8},
+    "presence and logprobs": {"presence_penalty": 2.0, "repetition_penalty": 1.3, "logprobs": 2},
+    "frequency, sampled": {"frequency_penalty": 0.7, "temperature": 0.9, "seed": 5},
+    "nothing": {},
+}
+
+
+def wishful(runner: DeviceRunner, wishes: list[dict[str, Any]], steps: int) -> list[list[int]]:
+    """The tokens of each step by row: rows that wish something each, of which the last joins in the second step."""
+    given = prompts(len(wishes), torch.Generator().manual_seed(7))
+    starts = [
+        RowStart(row, prompt, len(prompt), SamplingParams(**{"temperature": 0.0, "max_tokens": 64, **wish}))
+        for row, (prompt, wish) in enumerate(zip(given, wishes, strict=True))
+    ]
+    blocks = [list(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW)) for row in range(len(given))]
+    writes = [BlockWrite(0, row, 0, own) for row, own in enumerate(blocks)]
+    held = [0] * len(given)
+    told = []
+    for step in range(steps):
+        rows = sorted(range(len(given) - (step == 0)), key=lambda row: held[row] == 0)
+        counts = [1 if held[row] else len(given[row]) for row in rows]
+        first = [held[row] for row in rows]
+        new = [starts[row] for row in rows if not held[row]]
+        plan = StepPlan(step, rows, first, counts, [True] * len(rows), new, [] if step else writes)
+        drawn = dict(zip(rows, runner.launch(plan).wait().tokens, strict=True))
+        told.append([drawn[row] for row in sorted(rows)])
+        for row, count in zip(rows, counts, strict=True):
+            held[row] += count
+    return told
+
+
+@pytest.mark.parametrize("name", WISHES)
+def test_replayed_steps_grant_what_their_lines_wish(checkpoint: Path, name: str) -> None:
+    wishes = [WISHES[name], {}, {}, WISHES[name], {}, {}]
     recorder = Recorder()
-    runner = make_runner(checkpoint, recorder)
-    params = msgspec.structs.replace(SamplingParams(temperature=0.0), logit_bias={7: 100.0})
-    plan = StepPlan(
-        0,
-        [0],
-        [0],
-        [1],
-        [True],
-        starts=[RowStart(0, [3], 1, params)],
-        block_writes=[BlockWrite(0, 0, 0, [1])],
-    )
-    assert runner.launch(plan).wait().tokens == [7]
-    assert recorder.captured == []
+    padded = wishful(make_runner(checkpoint, recorder), wishes, steps=6)
+    assert padded == wishful(make_runner(checkpoint, None), wishes, steps=6)
+    assert len(recorder.replayed) >= 3
+    plain = wishful(make_runner(checkpoint, None), [{}] * 6, steps=6)
+    assert (padded == plain) == (name == "nothing")
+
+
+def test_lines_of_one_step_each_get_their_own_wish(checkpoint: Path) -> None:
+    wishes = list(WISHES.values())
+    padded = wishful(make_runner(checkpoint, Recorder()), wishes, steps=6)
+    assert padded == wishful(make_runner(checkpoint, None), wishes, steps=6)
+    assert {step[0] for step in padded} == {7}
+    assert {step[2] for step in padded} <= {11, 12, 13}
 
 
 def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:

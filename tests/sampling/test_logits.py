@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.core.plan import RowStart
-from engine.sampling.logits import RowEdits, edit
+from engine.sampling.logits import LineEdits, RowEdits, edit
 from engine.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def edited(
     logits = torch.arange(2 * VOCAB, dtype=torch.float32).view(2, VOCAB)
     before = logits.clone()
     table = torch.tensor(tokens + [0] * 8, dtype=torch.int32)
-    edit(logits, [(1, RowEdits(start, CPU), table)], [9, len(tokens)])
+    edit(logits, [LineEdits(1, len(tokens), RowEdits(start, CPU), table)])
     assert torch.equal(logits[0], before[0])
     return logits[1] - before[1]
 
