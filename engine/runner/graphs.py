@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
-from engine.runner.inputs import DUMMY_LINES, StepShape
+from engine.runner.inputs import LONGER, StepShape
 from engine.sampling.sampler import Drawn
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 # Decode lines that share a step with chunks of prompts, and all tokens of such a step.
 MIXED_LINES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 2176)
-# Lines behind them: chunks, and at least one dummy line.
-LONGER = DUMMY_LINES
 # What longer lines may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 PAST, SHORT = 2048, 256

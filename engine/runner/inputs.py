@@ -24,8 +24,8 @@ from kernels import Ops
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
-# Most lines that a padded step has beside those of its decode shape.
-DUMMY_LINES = 8
+# Lines of a padded step behind those of one token: chunks of prompts, and at least one dummy line.
+LONGER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Inputs:
         self._cuda = device.type == "cuda"
         self._device = device
         # the dummy lines that pad a prompt or a mixed step are beyond max_lines
-        size = _layout(max_lines + DUMMY_LINES, max_tokens)[-1].stop + CHANGE_WORDS
+        size = _layout(max_lines + LONGER, max_tokens)[-1].stop + CHANGE_WORDS
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(1 + self._cuda)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
         self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
-        self._starts = torch.arange(max_lines + DUMMY_LINES + 1, dtype=torch.int32, device=device)
+        self._starts = torch.arange(max_lines + LONGER + 1, dtype=torch.int32, device=device)
 
     def stage(self, plan: StepPlan, padded: StepShape | None = None) -> StepShape:
         """Send a plan's numbers and its changes of the tables to the device.

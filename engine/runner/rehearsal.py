@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.runner.inputs import DUMMY_LINES
+from engine.runner.inputs import LONGER
 from engine.sampling.sampler import PLAIN, Wishes
 from engine.types import MAX_LOGPROBS
 
@@ -44,7 +44,7 @@ def logprobs_bucket(count: int) -> int:
 def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Rehearsal]:
     """What to play, for an engine of these limits."""
     contexts = (0, 100, 2048)
-    most = max_rows + DUMMY_LINES  # of a padded step
+    most = max_rows + LONGER  # of a padded step
     made = [
         Rehearsal(lines, 0, first, 0)
         for lines in (1, 2, 5, 9, 17, 33, 49, 65, 97, 129, max_rows, most)

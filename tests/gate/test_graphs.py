@@ -10,8 +10,8 @@ import pytest
 from engine.cache.spec import LatentKV
 from engine.config import EngineConfig
 from engine.runner.build import build_runner
-from engine.runner.graphs import LONGER, StepGraphs
-from engine.runner.inputs import StepShape
+from engine.runner.graphs import StepGraphs
+from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from tests.gate.conftest import Record
 from tests.gate.oracle import FORCED, Golden

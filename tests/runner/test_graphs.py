@@ -16,8 +16,8 @@ from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
-from engine.runner.graphs import LONGER, PAST, Compute, Outcome, Replay, StepGraphs, mixed_shapes
-from engine.runner.inputs import StepShape
+from engine.runner.graphs import PAST, Compute, Outcome, Replay, StepGraphs, mixed_shapes
+from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from engine.runner.inputs import DUMMY_LINES
+from engine.runner.inputs import LONGER
 from engine.runner.rehearsal import LOGPROBS, logprobs_bucket, rehearsals
 from kernels.compiles import CompileWatch
 from tests.compiled import environment
@@ -66,7 +66,7 @@ def test_rehearsals_stay_within_the_limits_of_the_engine() -> None:
         steps = rehearsals(rows, budget, context)
         assert steps
         for step in steps:
-            assert 1 <= step.singles + step.longer <= rows + DUMMY_LINES
+            assert 1 <= step.singles + step.longer <= rows + LONGER
             assert step.tokens <= budget
             assert step.first + max(step.count, 1) <= context
 
