@@ -184,7 +184,7 @@ class DeviceRunner:
         self._explained.discard(row)
         if not params.plain:
             edits = RowEdits(start, self._device)
-            if edits.any:
+            if edits.touch(start.num_prompt):
                 self._edits[row] = edits
         if not params.plain or params.logprobs is not None:
             self._wishing.add(row)
@@ -209,11 +209,9 @@ class DeviceRunner:
             params = self._params[row]
             if params.logprobs is not None:
                 wanted[line] = min(params.logprobs, self._info.vocab_size)
-            if row in self._edits:
-                length = plan.first[line] + plan.count[line]
-                edits.append(
-                    LineEdits(line if at is None else at[line], length, self._edits[row], self._tables.tokens[row])
-                )
+            of, length = self._edits.get(row), plan.first[line] + plan.count[line]
+            if of is not None and of.touch(length):
+                edits.append(LineEdits(line if at is None else at[line], length, of, self._tables.tokens[row]))
             penalties |= (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
         return Wishes(edits, penalties, most), wanted

@@ -14,7 +14,7 @@ BANNED = float("-inf")
 
 
 class RowEdits:
-    """The edits of one row, made when it starts. `any` is false when the row needs none."""
+    """The edits of one row, made when it starts."""
 
     def __init__(self, start: RowStart, device: torch.device) -> None:
         params = start.params
@@ -27,9 +27,10 @@ class RowEdits:
         self.allowed = torch.tensor(allowed, dtype=torch.int64, device=device) if allowed else None
         self.words = BadWords.of(start.bad_word_ids, device)
 
-    @property
-    def any(self) -> bool:
-        return bool(len(self.bias_ids) or self.min_tokens or self.allowed is not None or self.words is not None)
+    def touch(self, length: int) -> bool:
+        """Whether they change anything for a row that holds `length` tokens. Once they do not, they never do again."""
+        fixed = len(self.bias_ids) or self.allowed is not None or self.words is not None
+        return bool(fixed) or length - self.num_prompt < self.min_tokens
 
     def biases(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Token ids and what is added to their logits, for a row that holds `length` tokens."""

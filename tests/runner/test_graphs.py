@@ -226,6 +226,19 @@ def wishful(runner: DeviceRunner, wishes: list[dict[str, Any]], steps: int) -> l
     return told
 
 
+def test_a_step_is_drawn_once_more_only_while_a_line_wishes_something(checkpoint: Path) -> None:
+    runner = make_runner(checkpoint, Recorder())
+    draw, behind = runner._draw, []
+
+    def counted(*arguments: Any) -> Any:
+        behind.append(len(arguments) == 3)  # a graph's own draw has gathered its parameters before
+        return draw(*arguments)
+
+    runner._draw = counted  # type: ignore[method-assign]
+    wishful(runner, [{"min_tokens": 2, "stop_token_ids": (5,)}, {}], steps=6)
+    assert sum(behind) == 2
+
+
 @pytest.mark.parametrize("name", WISHES)
 def test_replayed_steps_grant_what_their_lines_wish(checkpoint: Path, name: str) -> None:
     wishes = [WISHES[name], {}, {}, WISHES[name], {}, {}]

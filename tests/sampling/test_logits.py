@@ -76,4 +76,10 @@ def test_bad_words_look_at_what_was_generated_only() -> None:
 
 def test_a_plain_row_needs_no_edits() -> None:
     start = RowStart(0, PROMPT, 3, SamplingParams(temperature=0.7, top_k=5, repetition_penalty=1.2))
-    assert not RowEdits(start, CPU).any
+    assert not RowEdits(start, CPU).touch(len(PROMPT))
+
+
+def test_a_row_that_has_its_least_tokens_needs_no_edits_any_more() -> None:
+    for more, ever in (({}, False), ({"logit_bias": {4: 1.0}}, True), ({"allowed_token_ids": (4,)}, True)):
+        edits = RowEdits(RowStart(0, PROMPT, len(PROMPT), SamplingParams(min_tokens=2, max_tokens=5, **more)), CPU)
+        assert [edits.touch(len(PROMPT) + generated) for generated in range(4)] == [True, True, ever, ever]
