@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 # Lines of a decode step: dense, because a padded line costs its share of the step.
 LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
 # Tokens of a lone prompt. Its launches one by one take the host 20 to 25 ms: as long as the GPU takes for 1,500 tokens.
-TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Tokens that fill a shape up cost as much as others.
+TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
 # Decode lines that share a step with chunks of prompts, and all tokens of such a step.
 MIXED_LINES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 2176)
