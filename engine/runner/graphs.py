@@ -34,7 +34,7 @@ LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
 # Decode lines that share a step with chunks of prompts, and all tokens of such a step.
 MIXED_LINES = (8, 16, 32, 64, 128, 256, 512)
-MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 2176)
+MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792, 2176)
 # What longer lines may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 PAST, SHORT = 2048, 256
