@@ -130,8 +130,8 @@ class Inputs:
         np.add(np.arange(shape.tokens), (first - start[:-1])[lines], out=positions, casting="same_kind")
         return step, shape
 
-    def batch(self, shape: StepShape) -> tuple[DeviceBatch, Lines]:
-        """The staged step as the decoder and the sampler see it: gathers on the device, no copy from the host."""
+    def batch(self, shape: StepShape) -> DeviceBatch:
+        """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
         sizes = _sizes(shape.lines, shape.tokens)
         layout = _layout(shape.lines, shape.tokens)
         parts = [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
@@ -150,7 +150,7 @@ class Inputs:
             slots.append(places)
         if token_ids is None:
             token_ids = self._tables.tokens[rows[lines], positions]
-        batch = DeviceBatch(
+        return DeviceBatch(
             token_ids=token_ids,
             positions=positions,
             lines=lines,
@@ -164,10 +164,9 @@ class Inputs:
             max_context=shape.max_context,
             max_entries=shape.max_entries,
         )
-        return batch, self.lines(shape)
 
     def lines(self, shape: StepShape) -> Lines:
-        """What sampling needs of the staged step."""
+        """The staged step as the sampler sees it."""
         layout = _layout(shape.lines, shape.tokens)
         lengths, rows, out_rows = (self._words[part.start : part.start + shape.lines] for part in layout[1:4])
         return Lines(rows, out_rows, lengths)

@@ -69,11 +69,10 @@ class DeviceRunner:
         self._edits: dict[int, RowEdits] = {}
         self._wishing: set[int] = set()  # rows whose drawing takes more than their parameters on the device
         self._explained: set[int] = set()  # rows that asked for log-probabilities of their prompt
+        self._limits = (max_rows, token_budget, info.max_model_len)
         self._graphs: StepGraphs | None = None
         if capture is not None:
-            latents = any(isinstance(group.spec, LatentKV) for group in info.pool.groups)
-            self._graphs = StepGraphs(self.compute, capture, max_rows, token_budget, info.max_model_len, latents)
-            self._info = replace(info, mixed=self._graphs.mixed_shapes)
+            self.use_graphs(capture)
 
     @property
     def info(self) -> RunnerInfo:
@@ -123,7 +122,7 @@ class DeviceRunner:
         Returns the residual stream of the lines' last tokens [B, hidden], or with `whole` of all [T, hidden], and what
         was drawn; drawn tokens are in the token table already.
         """
-        batch, lines = self._inputs.batch(shape)
+        batch, lines = self._inputs.batch(shape), self._inputs.lines(shape)
         # beside the layers, in a graph: what no layer reads
         with branch(self._device) as join:
             params = LineParams.gather(self._tables.params, lines.rows)
@@ -134,6 +133,12 @@ class DeviceRunner:
         logits = self._decoder.logits(last)
         join()
         return (x if whole else last), self._draw(logits, lines, wishes, params)
+
+    def use_graphs(self, capture: Capture) -> None:
+        """Pad steps from now on, and replay what `capture` makes of them."""
+        latents = any(isinstance(group.spec, LatentKV) for group in self._info.pool.groups)
+        self._graphs = StepGraphs(self.compute, capture, *self._limits, latents)
+        self._info = replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property
     def graphs(self) -> StepGraphs | None:

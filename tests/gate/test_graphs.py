@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cache.spec import LatentKV
 from engine.config import EngineConfig
 from engine.runner.build import build_runner
-from engine.runner.graphs import StepGraphs
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from tests.gate.conftest import Record
@@ -28,10 +26,7 @@ class Replayed:
     def __init__(self, config: EngineConfig) -> None:
         self.runner: DeviceRunner = build_runner(config)
         if self.runner.graphs is None:
-            rows, budget = config.scheduler.max_rows, config.scheduler.token_budget
-            info = self.runner.info
-            latents = any(isinstance(group.spec, LatentKV) for group in info.pool.groups)
-            self.runner._graphs = StepGraphs(self.runner.compute, Recorder(), rows, budget, info.max_model_len, latents)
+            self.runner.use_graphs(Recorder())
         graphs = self.runner.graphs
         assert graphs is not None
         self.graphs = graphs

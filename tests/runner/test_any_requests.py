@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.commit import InFlight
 from engine.runner.build import build_runner
-from engine.runner.graphs import StepGraphs
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from tests.runner.test_graphs import TINY, Recorder, checkpoint
 
@@ -59,18 +57,16 @@ def request(draw: random.Random, name: str) -> RequestInput:
 def play(folder: Path, seed: int, recorder: Recorder | None) -> dict[str, list[Any]]:
     """Requests that come at random to an engine of random limits; its steps are padded where there is a recorder."""
     draw = random.Random(seed)
-    max_rows, budget = draw.choice((5, 12, 17)), draw.choice((128, 300))
     config = EngineConfig(
         model=str(folder),
         load_format="dummy",
-        scheduler=SchedulerConfig(max_rows=max_rows, token_budget=budget),
+        scheduler=SchedulerConfig(max_rows=draw.choice((5, 12, 17)), token_budget=draw.choice((128, 300))),
         cache=CacheConfig(num_blocks=draw.choice((60, 200))),
         runtime=RuntimeConfig(device="cpu"),
     )
     runner = build_runner(config)
     if recorder is not None:
-        runner._graphs = StepGraphs(runner.compute, recorder, max_rows, budget, runner.info.max_model_len)
-        runner._info = replace(runner.info, mixed=runner._graphs.mixed_shapes)
+        runner.use_graphs(recorder)
     engine, heard = Engine(runner, config), Heard()
     waiting = [request(draw, str(i)) for i in range(REQUESTS)]
     inflight: InFlight | None = None

@@ -16,7 +16,7 @@ from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
-from engine.runner.graphs import PAST, Compute, Outcome, Replay, StepGraphs, mixed_shapes
+from engine.runner.graphs import PAST, Capture, Compute, Outcome, Replay, StepGraphs, mixed_shapes
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
@@ -66,7 +66,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_runner(checkpoint: Path, recorder: Recorder | None, max_rows: int = 16) -> DeviceRunner:
+def make_runner(checkpoint: Path, capture: Capture | None, max_rows: int = 16) -> DeviceRunner:
     config = EngineConfig(
         model=str(checkpoint),
         load_format="dummy",
@@ -75,9 +75,13 @@ def make_runner(checkpoint: Path, recorder: Recorder | None, max_rows: int = 16)
         runtime=RuntimeConfig(device="cpu"),
     )
     runner = build.build_runner(config)
-    if recorder is not None:
-        runner._graphs = StepGraphs(runner.compute, recorder, max_rows, 512, runner.info.max_model_len)
+    if capture is not None:
+        runner.use_graphs(capture)
     return runner
+
+
+def own_blocks(row: int) -> BlockWrite:
+    return BlockWrite(0, row, 0, list(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW)))
 
 
 def greedy(
@@ -88,7 +92,6 @@ def greedy(
     params = SamplingParams(temperature=0.0, max_tokens=64, logprobs=None if heard is None else 3)
     tokens = []
     for row, prompt in enumerate(prompts):
-        blocks = tuple(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW))
         plan = StepPlan(
             row,
             [row],
@@ -96,7 +99,7 @@ def greedy(
             [len(prompt)],
             [True],
             starts=[RowStart(row, prompt, len(prompt), params)],
-            block_writes=[BlockWrite(0, row, 0, blocks)],
+            block_writes=[own_blocks(row)],
         )
         result = runner.launch(plan).wait()
         tokens.append(list(result.tokens))
@@ -209,8 +212,7 @@ def wishful(runner: DeviceRunner, wishes: list[dict[str, Any]], steps: int) -> l
         RowStart(row, prompt, len(prompt), SamplingParams(**{"temperature": 0.0, "max_tokens": 64, **wish}))
         for row, (prompt, wish) in enumerate(zip(given, wishes, strict=True))
     ]
-    blocks = [list(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW)) for row in range(len(given))]
-    writes = [BlockWrite(0, row, 0, own) for row, own in enumerate(blocks)]
+    writes = [own_blocks(row) for row in range(len(given))]
     held = [0] * len(given)
     told = []
     for step in range(steps):
@@ -294,7 +296,7 @@ def start_plan(step: int, given: list[list[int]]) -> StepPlan:
         [len(prompt) for prompt in given],
         [True for _ in rows],
         [RowStart(row, given[row], len(given[row]), params) for row in rows],
-        [BlockWrite(0, row, 0, list(range(1 + row * BLOCKS_A_ROW, 1 + (row + 1) * BLOCKS_A_ROW))) for row in rows],
+        [own_blocks(row) for row in rows],
     )
 
 
@@ -311,7 +313,6 @@ def test_a_prompt_beside_decode_lines_draws_the_same_tokens(
         tokens_so_far = greedy(runner, given, steps=2)
         rows = list(range(decoding))
         first = [len(prompt) + 2 for prompt in given]
-        blocks = list(range(1 + 15 * BLOCKS_A_ROW, 1 + 16 * BLOCKS_A_ROW))
         start = RowStart(15, late, len(late), SamplingParams(temperature=0.0, max_tokens=9))
         plan = StepPlan(
             50,
@@ -320,7 +321,7 @@ def test_a_prompt_beside_decode_lines_draws_the_same_tokens(
             [*[1] * decoding, tokens],
             [True] * (decoding + 1),
             starts=[start],
-            block_writes=[BlockWrite(0, 15, 0, blocks)],
+            block_writes=[own_blocks(15)],
         )
         both = runner.launch(plan).wait().tokens
         after = StepPlan(
@@ -338,7 +339,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(checkpoint: Path, caplog: 
     given = prompts(3, torch.Generator().manual_seed(3))
     runner = make_runner(checkpoint, None)
     want = greedy(runner, given, steps=3)
-    runner._graphs = StepGraphs(runner.compute, refuse, 16, 512, runner.info.max_model_len)
+    runner.use_graphs(refuse)
     assert greedy(runner, given, steps=3) == want
     assert caplog.text.count("graphs are off") == 1
     assert not runner.idle()

@@ -19,12 +19,11 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import kernels.hardware
-from engine.cache.spec import LatentKV
 from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
-from engine.runner.graphs import Compute, Outcome, Replay, StepGraphs
+from engine.runner.graphs import Compute, Outcome, Replay
 from engine.runner.inputs import StepShape
 from engine.runner.rehearsal import rehearsals
 from engine.runner.runner import DeviceRunner
@@ -126,8 +125,7 @@ def main() -> None:
 
             return replay
 
-        latents = any(isinstance(group.spec, LatentKV) for group in runner.info.pool.groups)
-        runner._graphs = StepGraphs(runner.compute, capture, ROWS, BUDGET, CONTEXT, latents)
+        runner.use_graphs(capture)
         late: dict[tuple[str, str], str] = {}
         graphs = 0
         while (shape := runner.graphs and runner.graphs.missing) is not None:
