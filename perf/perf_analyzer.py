@@ -83,6 +83,7 @@ def run(
             try:
                 export = json.loads((folder / "export.json").read_text())
             except ValueError as error:
+                (folder / "export.json").unlink()  # perf_analyzer does not start where one stands
                 failure = f"perf_analyzer's export is not JSON ({error}):\n{done.stdout[-3000:]}"
             else:
                 return read_export(export, max_tokens)

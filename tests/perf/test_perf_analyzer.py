@@ -69,12 +69,14 @@ def test_the_binary_runs_with_the_lent_libraries(tmp_path: Path) -> None:
 
 
 def test_an_export_that_was_cut_short_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in its place whose first export ends in the middle, as the 2.50.0 binary's sometimes does."""
+    """A program in its place whose first export ends in the middle, as the 2.50.0 binary's sometimes does, and which
+    refuses an export that is there already, as that one does."""
     whole = json.dumps(export((0, [(10, 1), (20, 1)])))
     program = tmp_path / "perf_analyzer"
     program.write_text(
         "#!/bin/sh\n"
         'for word in "$@"; do case "$word" in --profile-export-file=*) out="${word#*=}";; esac; done\n'
+        'if [ -e "$out" ]; then exit 99; fi\n'
         f"if [ -e {tmp_path}/ran ]; then printf '%s' '{whole}' > \"$out\"\n"
         f"else touch {tmp_path}/ran; printf '%.40s' '{whole}' > \"$out\"; fi\n"
     )
