@@ -23,6 +23,7 @@ import torch
 import triton
 
 from kernels.moe_gemm import kernel, reference
+from kernels.moe_gemm.grouped import PAIRS, grouped_moe
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
@@ -40,16 +41,19 @@ Tables = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Variant:
-    """rows of pairs a tile, 0 for row by row; the cut of both products; which of the two is being varied."""
+    """rows of pairs a tile, 0 for row by row; the cut of both products, None for the kernels of many pairs on Hopper;
+    which of the two is being varied."""
 
     rows: int
-    up: RowTile | PairTile
-    down: RowTile | PairTile
+    up: RowTile | PairTile | None
+    down: RowTile | PairTile | None
     varied: str
     shared: int = 0
 
     def run(self, x: torch.Tensor, table: Tables, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         gate_up, down = table
+        if self.up is None:
+            return grouped_moe(x, gate_up, down, weights, experts, x, False, None, True)
         if isinstance(self.up, RowTile) and isinstance(self.down, RowTile):
             return rows_moe(x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down, True)
         assert isinstance(self.up, PairTile)
@@ -139,6 +143,7 @@ def variants(shape: str, tokens: int) -> Iterator[Variant]:
         for rows in (16,) if tokens < 64 else (16, 32):
             yield from step_variants(rows)
     if tokens > 256:
+        yield Variant(PAIRS, None, None, "grouped")
         for rows in (64, 128):
             yield from prompt_variants(rows)
 
@@ -228,7 +233,7 @@ def route_time(shape: str, tokens: int) -> float:
 
 def shown(figures: dict[str, Any]) -> str:
     tile = figures["up"] if figures["varied"] != "down" else figures["down"]
-    cut = " ".join(str(int(value)) for value in tile.values())
+    cut = " ".join(str(int(value)) for value in (tile or {}).values())
     speed = f"{figures['us']:8.1f} us {figures['gb_per_s']:5} GB/s {figures['tflop_per_s']:6} TFLOP/s"
     return f"  {speed} error {figures['error']:.4f} {figures['varied']:4} rows {figures['rows']} {cut}"
 
@@ -253,7 +258,7 @@ def main() -> None:
         print(f"{shape}, {tokens} tokens: route {route_time(shape, tokens) * 1e6:.1f} us")
         found = measure(shape, tokens, args.layers, made)
         every += found
-        for varied in ("base", "up", "down"):
+        for varied in ("grouped", "base", "up", "down"):
             best = sorted((f for f in found if f["varied"] == varied), key=lambda f: f["us"])[: args.shown]
             for figures in best:
                 print(shown(figures))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,17 @@ def box(*shape: int) -> str:
     return f"tensordesc<bf16{list(shape)},{layout!r}>"
 
 
-def for_hopper(kernel: Any, constants: dict[str, Any], kind: Callable[[str], str], **options: int) -> Any:
-    """A Gluon kernel compiled; `kind` names the type of an argument that is no constant."""
+def for_hopper(
+    kernel: Any, constants: dict[str, Any], kind: Callable[[str], str], aligned: Sequence[str] = (), **options: int
+) -> Any:
+    """A Gluon kernel compiled; `kind` names the type of an argument that is no constant, `aligned` those that are
+    multiples of 16."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile
     from triton.experimental.gluon._runtime import GluonASTSource
 
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else kind(name) for name in names}
-    source = GluonASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items()})
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = GluonASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})

@@ -41,7 +41,7 @@ def case(
 
 
 def cases() -> list[Case]:
-    f32, bf16 = torch.float32, torch.bfloat16
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
     lite: dict[str, Any] = {"small": False, "residual": True}
     return [
         case("one token", f32, 1, 40, 24, 8, 3),
@@ -56,6 +56,9 @@ def cases() -> list[Case]:
         case("tiles, pairs ordered by several programs", f32, 600, 16, 16, 3, 2, residual=True),
         case("tiles, an expert that nobody chose", bf16, 24, 32, 16, 40, 1),
         case("tiles of 128", bf16, 150, 64, 128, 2, 2, residual=True),
+        case("many pairs, short tiles and whole ones", bf16, 300, 64, 192, 5, 3, residual=True),
+        case("many pairs, clipped, some of experts that live elsewhere", bf16, 260, 128, 64, 4, 2, absent=3, limit=0.5),
+        case("many pairs, gelu", f16, 90, 64, 128, 2, 2, activation="gelu_tanh"),
         case("batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
         case("no tokens", f32, 0, 32, 16, 4, 2),
         *(

@@ -9,10 +9,13 @@ import torch
 import triton
 
 from kernels.hardware import bulk_copies, dependent_launch
+from kernels.moe_gemm.grouped import grouped_fits, grouped_moe
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 
 FEW_TOKENS = 4
+# Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
+GROUPED_PAIRS = 32
 # From tiles of so many pairs on, summands are rounded to the dtype of x: they are most of what moves beside weights.
 EXACT_ROWS = 64
 
@@ -38,6 +41,8 @@ def moe_gemm(
     inter = gate_up.shape[1] // 2
     if len(x) <= FEW_TOKENS or deterministic:
         return rows_moe(*inputs, num_shared, *row_tiles(inter), pdl)
+    if experts.numel() > GROUPED_PAIRS * gate_up.shape[0] and grouped_fits(x, gate_up):
+        return grouped_moe(*inputs, pdl)
     bulk = bulk_copies(x.device) and all(size * x.element_size() % 16 == 0 for size in (x.shape[1], inter))
     rows, up, down_tile = pair_tiles(experts.numel(), gate_up.shape[0], x.dtype, bulk)
     return tiles_moe(*inputs, rows, up, down_tile, rows < EXACT_ROWS, pdl)

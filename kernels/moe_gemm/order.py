@@ -74,6 +74,37 @@ def _place(experts, rank, order, offsets, pairs, num_experts, CHUNK: tl.constexp
     tl.store(order + first + tl.load(rank + pair, mask=there, other=0), pair, mask=there)
 
 
+@triton.jit(do_not_specialize=["pairs"])
+def _place_in_tiles(
+    experts,
+    rank,
+    offsets,
+    ends,
+    rows,
+    tokens,
+    tile_expert,
+    tile_pairs,
+    pairs,
+    num_experts,
+    K: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """A pair's row stands in one of its expert's tiles; the tile's first pair writes down what the tile is."""
+    pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    expert = tl.load(experts + pair, mask=pair < pairs, other=-1)
+    there = (expert >= 0) & (expert < num_experts)
+    place = tl.load(rank + pair, mask=there, other=0)
+    count = tl.load(offsets + expert + 1, mask=there, other=0) - tl.load(offsets + expert, mask=there, other=0)
+    tile = tl.load(ends + expert, mask=there, other=0) - (count + ROWS - 1) // ROWS + place // ROWS
+    row = tile * ROWS + place % ROWS
+    tl.store(rows + pair, tl.where(there, row, -1), mask=pair < pairs)
+    tl.store(tokens + row, pair // K, mask=there)
+    leads = there & (place % ROWS == 0)
+    tl.store(tile_expert + tile, expert, mask=leads)
+    tl.store(tile_pairs + tile, tl.minimum(count - place, ROWS), mask=leads)
+
+
 @lru_cache(maxsize=64)
 def _counts(device: torch.device, num_experts: int) -> torch.Tensor:
     """Zeros that every launch leaves zero; made by the eager call before any capture."""
@@ -94,21 +125,63 @@ class Order:
     tiles: int
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Pairs by expert in whole tiles, all int32: a pair's row (−1: its expert is none of these), the token of a row,
+    the expert of a tile and its number of pairs; expert e's tiles end at ends[e].
+
+    What lies behind the last tile, or behind a tile's pairs, is arbitrary. tiles bounds the number of tiles, which only
+    the device knows.
+    """
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    tile_expert: torch.Tensor
+    tile_pairs: torch.Tensor
+    ends: torch.Tensor
+    tiles: int
+
+
 def ordered(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Order:
     """experts [T, K] int32, contiguous; pairs of experts outside of [0, num_experts) are left out. Calls on a device
     share their counters: they must run in one stream order."""
     pairs = experts.numel()
-    device = experts.device
-    order = torch.empty(pairs, dtype=torch.int32, device=device)
+    order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
+    rank, offsets, ends = _counted(experts, num_experts, rows, order if pairs <= CHUNK else None, pdl)
+    if pairs > CHUNK:
+        _place[(triton.cdiv(pairs, CHUNK),)](experts, rank, order, offsets, pairs, num_experts, CHUNK=CHUNK)
+    return Order(order, offsets, ends, rows, _most_tiles(pairs, num_experts, rows))
+
+
+def placed(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Places:
+    """As `ordered`, with `rows` rows for each tile."""
+    pairs, k = experts.numel(), experts.shape[1]
+    tiles = _most_tiles(pairs, num_experts, rows)
+    rank, offsets, ends = _counted(experts, num_experts, rows, None, pdl)
+    row, token, tile_expert, tile_pairs = (experts.new_empty(n) for n in (pairs, tiles * rows, tiles, tiles))
+    _place_in_tiles[(triton.cdiv(pairs, CHUNK),)](
+        experts, rank, offsets, ends, row, token, tile_expert, tile_pairs, pairs, num_experts,
+        K=k, CHUNK=CHUNK, ROWS=rows,
+    )  # fmt: skip
+    return Places(row, token, tile_expert, tile_pairs, ends, tiles)
+
+
+def _most_tiles(pairs: int, num_experts: int, rows: int) -> int:
+    return min(pairs, triton.cdiv(pairs, rows) + num_experts)
+
+
+def _counted(
+    experts: torch.Tensor, num_experts: int, rows: int, order: torch.Tensor | None, pdl: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A pair's place among those of its expert, where each expert's begin, and where its tiles end. Writes the order as
+    well where it is given, for up to CHUNK pairs."""
+    pairs, device = experts.numel(), experts.device
     offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
     ends = torch.empty(num_experts, dtype=torch.int32, device=device)
-    alone = pairs <= CHUNK
+    rank = torch.empty(pairs, dtype=torch.int32, device=device) if order is None else order
     chunk = FEW if pairs <= FEW else CHUNK
-    rank = order if alone else torch.empty_like(order)
     _count[(triton.cdiv(pairs, chunk),)](
-        experts, _counts(device, num_experts), rank, order, offsets, ends, pairs, num_experts, CHUNK=chunk, ROWS=rows,
-        BLOCK_E=triton.next_power_of_2(num_experts + 1), ALONE=alone, PDL=pdl, launch_pdl=pdl, num_warps=4,
+        experts, _counts(device, num_experts), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk, ROWS=rows,
+        BLOCK_E=triton.next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
-    if not alone:
-        _place[(triton.cdiv(pairs, chunk),)](experts, rank, order, offsets, pairs, num_experts, CHUNK=chunk)
-    return Order(order, offsets, ends, rows, min(pairs, triton.cdiv(pairs, rows) + num_experts))
+    return rank, offsets, ends

@@ -175,17 +175,21 @@ def tiles_down(
 @triton.jit
 def combine(
     y,
+    rows,
     experts,
+    weights,
     residual,
     out,
     num_experts,
     hidden,
     K: tl.constexpr,
+    PLACED: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[t] = residual[t] + Σ y of its pairs, in turn."""
+    """out[t] = residual[t] + Σ y of its pairs, in turn. PLACED: a pair stands in its row (−1: nowhere) and has yet to
+    be weighed, else it stands at its own number, if its expert is one of these."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -193,12 +197,41 @@ def combine(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
     for k in tl.static_range(K):
-        expert = tl.load(experts + t * K + k)
-        width = tl.where((expert >= 0) & (expert < num_experts), hidden, 0)
-        total += tl.load(y + (t * K + k) * hidden + n, mask=n < width, other=0.0).to(tl.float32)
+        pair = t * K + k
+        if PLACED:
+            row = tl.load(rows + pair).to(tl.int64)
+            width = tl.where(row >= 0, hidden, 0)
+            part = tl.load(y + row * hidden + n, mask=n < width, other=0.0).to(tl.float32)
+            total += part * tl.load(weights + pair)
+        else:
+            expert = tl.load(experts + pair)
+            width = tl.where((expert >= 0) & (expert < num_experts), hidden, 0)
+            total += tl.load(y + pair * hidden + n, mask=n < width, other=0.0).to(tl.float32)
     if RESIDUAL:
         total += tl.load(residual + t * hidden + n, mask=n < hidden, other=0.0).to(tl.float32)
     tl.store(out + t * hidden + n, total.to(out.dtype.element_ty), mask=n < hidden)
+
+
+def combined(
+    y: torch.Tensor,
+    rows: torch.Tensor | None,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    residual: torch.Tensor | None,
+    num_experts: int,
+    dtype: torch.dtype,
+    pdl: bool,
+) -> torch.Tensor:
+    """[T, hidden] from the pairs' summands y, weighed already unless `rows` says where they stand."""
+    (t, k), hidden = experts.shape, y.shape[1]
+    out = torch.empty(t, hidden, dtype=dtype, device=y.device)
+    width = 256 if t <= 256 else 1024
+    combine[(t, triton.cdiv(hidden, width))](
+        y, experts if rows is None else rows, experts, weights, residual, out, num_experts, hidden, K=k,
+        PLACED=rows is not None, RESIDUAL=residual is not None, BLOCK_N=width, PDL=pdl, launch_pdl=pdl,
+        num_warps=width // 128,
+    )  # fmt: skip
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +278,6 @@ def tiles_moe(
     k = experts.shape[1]
     places = ordered(experts, e, rows, pdl)
     lists = (places.order, places.offsets, places.ends)
-    out = torch.empty_like(x)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=torch.float32 if exact else x.dtype, device=x.device)
     same: dict[str, Any] = {
@@ -269,9 +301,4 @@ def tiles_moe(
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
-    width = 256 if t <= 256 else 1024
-    combine[(t, triton.cdiv(hidden, width))](
-        y, experts, residual, out, e, hidden, K=k, RESIDUAL=residual is not None, BLOCK_N=width, PDL=pdl,
-        launch_pdl=pdl, num_warps=width // 128,
-    )  # fmt: skip
-    return out
+    return combined(y, None, experts, weights, residual, e, x.dtype, pdl)

@@ -1,0 +1,312 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Products of many pairs with their experts' matrices on Hopper, in Gluon: a group of warps reads, two multiply.
+
+A tile is up to 128 pairs that share an expert, by 256 rows of its matrix. The pairs of a tile stand together and tiles
+one after another (`order.placed`), so that between the two products, and behind them, whole tiles are written and read
+by the bulk copy engine (TMA); only the first product fetches its inputs row by row from where the tokens stand. Copies
+run ahead across the border of tiles, as far as the ring in shared memory allows.
+
+Each group of four warps multiplies 64 pairs by all 256 rows. A tile of 64 pairs or fewer takes half of the time: there
+each group takes half of the rows. Bound by arithmetic from about a hundred pairs an expert on, by reading the matrices
+below.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import group_products, multiprocessors
+from kernels.hopper import boxes, load_box, load_pointers, store_box, sync
+from kernels.linear.stream import activate
+from kernels.moe_gemm.order import placed
+from kernels.moe_gemm.tiles import combined
+
+# Pairs of a tile, inputs of a slice; every box of the copy engine is 64 × 64. Slices that shared memory holds.
+PAIRS, BOX = 128, 64
+STAGES, DOWN_STAGES = 4, 3
+# Registers of a thread before they are dealt out anew: 65,536 over three groups of warps, in steps of 8.
+REGISTERS = 168
+
+
+@gluon.jit
+def _step(stage, phase, STAGES: gl.constexpr):
+    """The stage after, and the parity of its barriers."""
+    stage += 1
+    phase = gl.where(stage == STAGES, phase ^ 1, phase)
+    return gl.where(stage == STAGES, 0, stage), phase
+
+
+@gluon.jit
+def _feed(
+    x, x_desc, w_desc, tokens, tile_expert, tile_pairs, x_ring, w_ring, full, empty, works, tiles, columns, slices,
+    hidden, expert_rows, up_row,
+    GATHER: gl.constexpr, GATED: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fills the ring: a stage holds two boxes of pairs and four of the matrix (of gate and of up in turn, when GATED).
+    GATHER: pairs come from their tokens' rows of x, one copy for 16 bytes. What a tile is, is read while the one before
+    it is fetched."""
+    W_BYTES: gl.constexpr = 4 * 64 * 64 * 2
+    BOX_BYTES: gl.constexpr = 64 * 64 * 2
+    ROWS: gl.constexpr = 128 if GATED else 256
+    spread: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    stage = program * 0
+    phase = stage + 1
+    following = gl.minimum(program // columns, tiles - 1)
+    next_pairs = gl.load(tile_pairs + following)
+    next_expert = gl.load(tile_expert + following)
+    if GATHER:
+        place = gl.arange(0, 64, gl.SliceLayout(1, spread))
+        channel = gl.arange(0, 64, gl.SliceLayout(0, spread))[None, :]
+        next_lower = gl.load(tokens + following * 128 + place)
+        next_upper = gl.load(tokens + following * 128 + 64 + place)
+    for work in range(program, works, programs):
+        tile = work // columns
+        pairs = next_pairs
+        row = next_expert * expert_rows + work % columns * ROWS
+        if GATHER:
+            # rows without a pair read the first token's
+            lower = x + (gl.where(place < pairs, next_lower, 0).to(gl.int64) * hidden)[:, None] + channel
+            upper = x + (gl.where(place + 64 < pairs, next_upper, 0).to(gl.int64) * hidden)[:, None] + channel
+        following = gl.minimum((work + programs) // columns, tiles - 1)
+        next_pairs = gl.load(tile_pairs + following)
+        next_expert = gl.load(tile_expert + following)
+        if GATHER:
+            next_lower = gl.load(tokens + following * 128 + place)
+            next_upper = gl.load(tokens + following * 128 + 64 + place)
+        for slice_ in range(slices):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            at = slice_ * 64
+            if GATHER:
+                mbarrier.expect(bar, W_BYTES)
+            elif pairs > 64:
+                mbarrier.expect(bar, W_BYTES + 2 * BOX_BYTES)
+            else:
+                mbarrier.expect(bar, W_BYTES + BOX_BYTES)
+            w = w_ring.index(stage)
+            for part in gl.static_range(4):
+                if GATED:
+                    load_box(w_desc, [row + part // 2 * 64 + part % 2 * up_row, at], bar, w.slice(part * 64, 64))
+                else:
+                    load_box(w_desc, [row + part * 64, at], bar, w.slice(part * 64, 64))
+            if GATHER:
+                load_pointers(x_ring.index(stage * 2), lower + at)
+                if pairs > 64:
+                    load_pointers(x_ring.index(stage * 2 + 1), upper + at)
+                async_copy.mbarrier_arrive(bar, increment_count=False)
+            else:
+                load_box(x_desc, [tile * 128, at], bar, x_ring.index(stage * 2))
+                if pairs > 64:
+                    load_box(x_desc, [tile * 128 + 64, at], bar, x_ring.index(stage * 2 + 1))
+            stage, phase = _step(stage, phase, STAGES)
+
+
+@gluon.jit
+def _product(
+    x_ring, w_ring, full, empty, stage, phase, slices,
+    HALF: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Pairs of box HALF by ROWS rows of the matrix from FIRST on: [64, ROWS], and where the ring stands then."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    acc = gl.zeros((64, ROWS), gl.float32, mma)
+    for _ in range(slices):
+        mbarrier.wait(full.index(stage), phase)
+        if GATHER:
+            # copies of single threads are seen by the matrix unit behind a fence
+            fence_async_shared()
+        w = w_ring.index(stage).slice(FIRST, ROWS)
+        token = warpgroup_mma(x_ring.index(stage * 2 + HALF), w.permute((1, 0)), acc, is_async=True)
+        # the other group's products fill the matrix unit while this one waits for its own
+        acc = warpgroup_mma_wait(0, deps=[token])
+        mbarrier.arrive(empty.index(stage))
+        stage, phase = _step(stage, phase, STAGES)
+    return acc, stage, phase
+
+
+@gluon.jit
+def _halves(acc, N: gl.constexpr):
+    """[64, 2N] as its first and its last N columns."""
+    return gl.split(gl.permute(gl.reshape(acc, (64, 2, N)), (0, 2, 1)))
+
+
+@gluon.jit
+def _gated(acc, limit, ACT: gl.constexpr, LIMITED: gl.constexpr):
+    """act(gate) ∘ up of [64, 128]: 64 columns of gate, 64 of up."""
+    gate, up = _halves(acc, 64)
+    if LIMITED:
+        gate = gl.minimum(gate, limit)
+        up = gl.minimum(gl.maximum(up, -limit), limit)
+    return activate(gate, ACT) * up
+
+
+@gluon.jit
+def _emit(y_desc, out, first, row, column, boxes):
+    """Writes tensors of [64, 64] side by side, through places of shared memory from `first` on. What was written before
+    has been read by the copy engine first."""
+    tma.store_wait(0)
+    sync()
+    for i in gl.static_range(len(boxes)):
+        out.index(first + i).store(boxes[i].to(y_desc.dtype))
+    fence_async_shared()
+    sync()
+    for i in gl.static_range(len(boxes)):
+        store_box(y_desc, [row, column + 64 * i], out.index(first + i))
+
+
+@gluon.jit
+def _whole(
+    y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
+    ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
+):  # fmt: skip
+    """64 pairs of a tile of more by all rows of the matrix."""
+    row = tile * 128 + TEAM * 64
+    acc, stage, phase = _product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, GATHER, STAGES)
+    left, right = _halves(acc, 128)
+    if ACT is not None:
+        y = _gated(left, limit, ACT, LIMITED)
+        z = _gated(right, limit, ACT, LIMITED)
+        _emit(y_desc, out, 2 * TEAM, row, column * 128, (y, z))
+    else:
+        a, b = _halves(left, 64)
+        c, d = _halves(right, 64)
+        _emit(y_desc, out, 4 * TEAM, row, column * 256, (a, b, c, d))
+    return stage, phase
+
+
+@gluon.jit
+def _short(
+    y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
+    ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
+):  # fmt: skip
+    """A tile of up to 64 pairs by half of the rows of the matrix."""
+    row = tile * 128
+    acc, stage, phase = _product(x_ring, w_ring, full, empty, stage, phase, slices, 0, TEAM * 128, 128, GATHER, STAGES)
+    if ACT is not None:
+        _emit(y_desc, out, 2 * TEAM, row, column * 128 + TEAM * 64, (_gated(acc, limit, ACT, LIMITED),))
+    else:
+        a, b = _halves(acc, 64)
+        _emit(y_desc, out, 4 * TEAM, row, column * 256 + TEAM * 128, (a, b))
+    return stage, phase
+
+
+@gluon.jit
+def _multiply(
+    y_desc, tile_pairs, x_ring, w_ring, out, full, empty, works, tiles, columns, slices, limit,
+    ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
+):  # fmt: skip
+    """One group of warps: its part of every tile of its program."""
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    stage = program * 0
+    phase = stage
+    ahead = gl.load(tile_pairs + gl.minimum(program // columns, tiles - 1))
+    for work in range(program, works, programs):
+        tile = work // columns
+        column = work % columns
+        pairs = ahead
+        ahead = gl.load(tile_pairs + gl.minimum((work + programs) // columns, tiles - 1))
+        if pairs > 64:
+            stage, phase = _whole(
+                y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
+                ACT, LIMITED, GATHER, STAGES, TEAM,
+            )  # fmt: skip
+        else:
+            stage, phase = _short(
+                y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
+                ACT, LIMITED, GATHER, STAGES, TEAM,
+            )  # fmt: skip
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["num_experts", "tiles", "columns", "slices", "expert_rows", "up_row"])
+def grouped_kernel(
+    x, x_desc, w_desc, y_desc, tokens, tile_expert, tile_pairs, ends, num_experts, tiles, columns, slices, hidden,
+    expert_rows, up_row, limit,
+    GATHER: gl.constexpr, ACT: gl.constexpr, LIMITED: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """y[place] = act(x · gate) ∘ (x · up), or x · matrix without ACT, for `columns` columns of tiles.
+
+    An expert has expert_rows rows of the matrix, those of up begin up_row behind those of gate. GATHER: x [T, hidden]
+    is read at the place's token, else x_desc at the place. `tiles` bounds the number of tiles.
+    """
+    x_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 64, 64], w_desc.layout)
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 256, 64], w_desc.layout)
+    out = gl.allocate_shared_memory(y_desc.dtype, [4 if ACT is not None else 8, 64, 64], y_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ARRIVALS: gl.constexpr = 129 if GATHER else 1
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=ARRIVALS)
+        mbarrier.init(empty.index(stage), count=2)
+    fence_async_shared()
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    works = gl.load(ends + num_experts - 1) * columns
+    gl.warp_specialize(
+        [
+            (_multiply, (y_desc, tile_pairs, x_ring, w_ring, out, full, empty, works, tiles, columns, slices, limit,
+                         ACT, LIMITED, GATHER, STAGES, 0)),
+            (_multiply, (y_desc, tile_pairs, x_ring, w_ring, out, full, empty, works, tiles, columns, slices, limit,
+                         ACT, LIMITED, GATHER, STAGES, 1)),
+            (_feed, (x, x_desc, w_desc, tokens, tile_expert, tile_pairs, x_ring, w_ring, full, empty, works, tiles,
+                     columns, slices, hidden, expert_rows, up_row, GATHER, ACT is not None, STAGES)),
+        ],
+        [4, 4] if GATHER else [4, 1],
+        [232, 40] if GATHER else [240, 24],
+    )  # fmt: skip
+
+
+def grouped_fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
+    """Whether the copy engine can read and write all of it, in whole slices of inputs."""
+    sizes = x.shape[1], gate_up.shape[1] // 2
+    return group_products(x.device) and x.element_size() == 2 and all(size % BOX == 0 for size in sizes)
+
+
+def grouped_moe(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    residual: torch.Tensor | None,
+    gelu: bool,
+    limit: float | None,
+    pdl: bool,
+) -> torch.Tensor:
+    """`moe_gemm` for many pairs of each expert, where `grouped_fits`. Every shape that a launch depends on is known to
+    the host, so that graphs can hold it."""
+    hidden, inter, e = x.shape[1], gate_up.shape[1] // 2, gate_up.shape[0]
+    places = placed(experts, e, PAIRS, pdl)
+    rows = places.tiles * PAIRS
+    h = torch.empty(rows, inter, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)
+    lists = (places.tokens, places.tile_expert, places.tile_pairs, places.ends, e, places.tiles)
+
+    def product(source: torch.Tensor, table: torch.Tensor, target: torch.Tensor, act: str | None) -> None:
+        matrix, size = table.flatten(0, 1), table.shape[2]
+        columns = triton.cdiv(target.shape[1], 256 if act is None else 128)
+        grouped_kernel[(min(multiprocessors(x.device), places.tiles * columns),)](
+            source, boxes(source, BOX, BOX), boxes(matrix, BOX, BOX), boxes(target, BOX, BOX), *lists,
+            columns, size // BOX, size, table.shape[1], inter, 0.0 if limit is None else limit,
+            GATHER=act is not None, ACT=act, LIMITED=limit is not None, STAGES=DOWN_STAGES if act is None else STAGES,
+            PDL=pdl, num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+        )  # fmt: skip
+
+    product(x, gate_up, h, "gelu_tanh" if gelu else "silu")
+    product(h, down, y, None)
+    return combined(y, places.rows, experts, weights, residual, e, x.dtype, pdl)

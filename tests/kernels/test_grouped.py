@@ -1,0 +1,66 @@
+"""The Gluon products of many pairs: when they are taken, and that they compile for Hopper where there is no GPU to run
+them.
+
+Their results are held by the cases of `moe_gemm` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compiled import SHARED_BYTES, run
+
+COMPILE = """
+from kernels.moe_gemm.grouped import BOX, DOWN_STAGES, REGISTERS, STAGES, grouped_kernel
+from tests.compiled import box, for_hopper
+
+lists = {name: "*i32" for name in ("tokens", "tile_expert", "tile_pairs", "ends")}
+kinds = {"x": "*bf16", "limit": "fp32", **lists, **{name: box(BOX, BOX) for name in ("x_desc", "w_desc", "y_desc")}}
+for act, stages in (("silu", STAGES), (None, DOWN_STAGES)):
+    constants = {"GATHER": act is not None, "ACT": act, "LIMITED": act is not None, "STAGES": stages, "PDL": True}
+    aligned = ("x", "hidden", "tokens")
+    made = for_hopper(grouped_kernel, constants, lambda name: kinds.get(name, "i32"), aligned, maxnreg=REGISTERS)
+    ptx = made.asm["ptx"]
+    assert ptx.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 4, "two groups, four products a slice"
+    assert ptx.count("wgmma.mma_async.sync.aligned.m64n128k16") == 2 * 4, "the same for a short tile"
+    assert (ptx.count("cp.async.cg") == 8) == (act is not None), "a tile's rows, 16 bytes a copy"
+    assert "st.local" not in ptx
+    print(made.metadata.shared)
+"""
+
+
+@pytest.mark.slow
+def test_compiles_for_hopper(tmp_path: Path) -> None:
+    sizes = [int(size) for size in run(COMPILE, tmp_path).split()]
+    assert len(sizes) == 2
+    assert all(0 < size <= SHARED_BYTES for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "inter", "dtype", "taken"),
+    [
+        (33, 128, 64, torch.bfloat16, True),
+        (33, 128, 64, torch.float16, True),
+        (32, 128, 64, torch.bfloat16, False),
+        (33, 128, 64, torch.float32, False),
+        (33, 96, 64, torch.bfloat16, False),
+        (33, 128, 96, torch.bfloat16, False),
+    ],
+)
+def test_it_is_taken_for_many_pairs_in_whole_boxes(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, inter: int, dtype: torch.dtype, taken: bool
+) -> None:
+    from kernels.moe_gemm import grouped, kernel
+
+    asked: list[Any] = []
+    monkeypatch.setattr(grouped, "group_products", lambda device: True)
+    monkeypatch.setattr(kernel, "grouped_moe", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(kernel, "tiles_moe", lambda *inputs: None)
+    experts = torch.zeros(tokens, 1, dtype=torch.int32)
+    gate_up, down = torch.empty(1, 2 * inter, hidden, dtype=dtype), torch.empty(1, hidden, inter, dtype=dtype)
+    kernel.moe_gemm(torch.empty(tokens, hidden, dtype=dtype), gate_up, down, torch.ones(tokens, 1), experts)
+    assert bool(asked) == taken
