@@ -42,6 +42,7 @@ OPS = (
     "hyper_merge",
     "moe_route",
     "moe_gemm",
+    "moe",
     "penalties",
     "sample",
     "keep_tokens",

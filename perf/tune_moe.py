@@ -24,6 +24,7 @@ import triton
 
 from kernels.moe_gemm import kernel, reference
 from kernels.moe_gemm.grouped import PAIRS, grouped_moe
+from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
@@ -59,7 +60,8 @@ class Variant:
         assert isinstance(self.up, PairTile)
         assert isinstance(self.down, PairTile)
         exact = self.rows < kernel.EXACT_ROWS
-        return tiles_moe(x, gate_up, down, weights, experts, x, False, None, self.rows, self.up, self.down, exact, True)
+        places = ordered(experts, gate_up.shape[0], self.rows, True)
+        return tiles_moe(x, gate_up, down, weights, experts, x, False, None, places, self.up, self.down, exact, True)
 
 
 # A few tokens, the up product: outputs, inputs, warps, stages.

@@ -42,9 +42,11 @@ class Moe(nn.Module):
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]."""
         config = self.config
-        h, weights, experts = self._ops.moe_route(
+        return self._ops.moe(
             x,
             self.router,
+            self.gate_up,
+            self.down,
             config.top_k,
             norm_weight=norm.weight,
             eps=norm.eps,
@@ -59,17 +61,8 @@ class Moe(nn.Module):
             num_shared=config.num_shared,
             table=self.table,
             token_ids=token_ids,
-            deterministic=self._deterministic,
-        )
-        return self._ops.moe_gemm(
-            h,
-            self.gate_up,
-            self.down,
-            weights,
-            experts,
             residual=residual,
             activation=config.activation,
             limit=config.limit,
-            num_shared=config.num_shared,
             deterministic=self._deterministic,
         )

@@ -10,6 +10,7 @@ import triton
 
 from kernels.hardware import bulk_copies, dependent_launch
 from kernels.moe_gemm.grouped import grouped_fits, grouped_moe
+from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 
@@ -43,9 +44,13 @@ def moe_gemm(
         return rows_moe(*inputs, num_shared, *row_tiles(inter), pdl)
     if experts.numel() > GROUPED_PAIRS * gate_up.shape[0] and grouped_fits(x, gate_up):
         return grouped_moe(*inputs, pdl)
-    bulk = bulk_copies(x.device) and all(size * x.element_size() % 16 == 0 for size in (x.shape[1], inter))
-    rows, up, down_tile = pair_tiles(experts.numel(), gate_up.shape[0], x.dtype, bulk)
-    return tiles_moe(*inputs, rows, up, down_tile, rows < EXACT_ROWS, pdl)
+    rows, up, down_tile = pair_tiles(experts.numel(), gate_up.shape[0], x.dtype, bulk_rows(x, inter))
+    return tiles_moe(*inputs, ordered(experts, gate_up.shape[0], rows, pdl), up, down_tile, rows < EXACT_ROWS, pdl)
+
+
+def bulk_rows(x: torch.Tensor, inter: int) -> bool:
+    """Whether the bulk copy engine can read rows of matrices for x and for `inter` inner channels."""
+    return bulk_copies(x.device) and all(size * x.element_size() % 16 == 0 for size in (x.shape[1], inter))
 
 
 def row_tiles(inter: int) -> tuple[RowTile, RowTile]:

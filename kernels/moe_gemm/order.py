@@ -106,7 +106,7 @@ def _place_in_tiles(
 
 
 @lru_cache(maxsize=64)
-def _counts(device: torch.device, num_experts: int) -> torch.Tensor:
+def counters(device: torch.device, num_experts: int) -> torch.Tensor:
     """Zeros that every launch leaves zero; made by the eager call before any capture."""
     return torch.zeros(triton.next_power_of_2(num_experts + 1), dtype=torch.int32, device=device)
 
@@ -181,7 +181,7 @@ def _counted(
     rank = torch.empty(pairs, dtype=torch.int32, device=device) if order is None else order
     chunk = FEW if pairs <= FEW else CHUNK
     _count[(triton.cdiv(pairs, chunk),)](
-        experts, _counts(device, num_experts), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk, ROWS=rows,
+        experts, counters(device, num_experts), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk, ROWS=rows,
         BLOCK_E=triton.next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
     return rank, offsets, ends

@@ -154,13 +154,14 @@ def rows_down(
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """How a product of `rows_up` or `rows_down` is cut: outputs and inputs a tile, warps, and the up product's
-    pipeline depth."""
+    """How a product of `rows_up` or `rows_down` is cut: outputs and inputs a tile, warps, the up product's pipeline
+    depth, and the most registers a thread may have, so that more programs fit a multiprocessor."""
 
     outputs: int
     inputs: int
     warps: int
     stages: int = 1
+    registers: int | None = None
 
 
 def rows_moe(
@@ -188,11 +189,11 @@ def rows_moe(
         K=k, SHARED=num_shared, GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs,
         LINES=triton.next_power_of_2(triton.cdiv(hidden, 64)), STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
-        PDL=pdl, launch_pdl=pdl, num_warps=up_tile.warps,
+        PDL=pdl, launch_pdl=pdl, num_warps=up_tile.warps, maxnreg=up_tile.registers,
     )  # fmt: skip
     rows_down[(triton.cdiv(hidden, down_tile.outputs), t)](
         h, down, weights, experts, residual, out, e, hidden, inter, K=k, RESIDUAL=residual is not None,
         CHUNKS=triton.cdiv(inter, down_tile.inputs), BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
-        PDL=pdl, launch_pdl=pdl, num_warps=down_tile.warps,
+        PDL=pdl, launch_pdl=pdl, num_warps=down_tile.warps, maxnreg=down_tile.registers,
     )  # fmt: skip
     return out

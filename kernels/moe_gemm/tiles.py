@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.order import Order
 from kernels.moe_gemm.rows import activate
 
 
@@ -263,25 +263,24 @@ def tiles_moe(
     residual: torch.Tensor | None,
     gelu: bool,
     limit: float | None,
-    rows: int,
+    places: Order,
     up_tile: PairTile,
     down_tile: PairTile,
     exact: bool,
     pdl: bool,
 ) -> torch.Tensor:
-    """`moe_gemm` by tiles of `rows` pairs. exact keeps the summands in float32.
+    """`moe_gemm` by the tiles of `places`. exact keeps the summands in float32.
 
     Every shape that a launch depends on is known to the host, so that graphs can hold it.
     """
     t, hidden = x.shape
     e, inter = gate_up.shape[0], gate_up.shape[1] // 2
     k = experts.shape[1]
-    places = ordered(experts, e, rows, pdl)
     lists = (places.order, places.offsets, places.ends)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=torch.float32 if exact else x.dtype, device=x.device)
     same: dict[str, Any] = {
-        "ROWS": rows,
+        "ROWS": places.rows,
         "BLOCK_E": triton.next_power_of_2(e),
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
         "PDL": pdl,

@@ -8,6 +8,15 @@ import triton.language as tl
 
 
 @triton.jit
+def score(x, SCORE: tl.constexpr):
+    """ "sigmoid" or "sqrtsoftplus" of logits."""
+    if SCORE == "sigmoid":
+        return 1.0 / (1.0 + tl.exp(-x))
+    # log(1 + eˣ) without overflow; eˣ itself where 1 + eˣ rounds to 1.
+    return tl.sqrt(tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
+
+
+@triton.jit
 def choose(
     x,
     token,
@@ -33,17 +42,15 @@ def choose(
     BLOCK_E: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """x [BLOCK_T, BLOCK_E] are the logits, −∞ past the last expert; token [BLOCK_T] says whose they are."""
+    """x [BLOCK_T, BLOCK_E] are the logits, −∞ past the last expert; token [BLOCK_T] says whose they are. Gives the
+    experts that it stores, [BLOCK_T, BLOCK_K]."""
     e = tl.arange(0, BLOCK_E)[None, :]
     live = e < num_experts
     if SCORE == "softmax":
         s = tl.exp(x - tl.max(x, 1)[:, None])
         s = s / tl.sum(s, 1)[:, None]
-    elif SCORE == "sigmoid":
-        s = 1.0 / (1.0 + tl.exp(-x))
     else:
-        # log(1 + eˣ) without overflow; eˣ itself where 1 + eˣ rounds to 1.
-        s = tl.sqrt(tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
+        s = score(x, SCORE)
 
     width: tl.constexpr = K + SHARED
     k = tl.arange(0, BLOCK_K)[None, :]
@@ -103,3 +110,4 @@ def choose(
     stored = (k < width) & live_token[:, None]
     tl.store(weights + out, value, mask=stored)
     tl.store(experts + out, picked, mask=stored)
+    return picked

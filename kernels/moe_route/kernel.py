@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 from kernels.moe_route.choose import choose
+from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
 
 FEW_TOKENS = 16
@@ -62,27 +63,9 @@ def _few(
     BLOCK_G: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (i, t) gives BLOCK_N scores of token t; BLOCK_M holds a row."""
-    if PDL:
-        gdc_launch_dependents()
+    """`row_scores`; a token's last program to arrive chooses."""
+    row_scores(x, norm, router, h, logits, num_experts, hidden, x_stride, eps, offset, NORM, BLOCK_N, BLOCK_M, PDL)
     t = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)
-    inside = m < hidden
-    rows = router + n.to(tl.int64)[:, None] * hidden + m[None, :]
-    w = tl.load(rows, mask=(n < num_experts)[:, None] & inside[None, :], other=0.0)
-    if NORM:
-        g = tl.load(norm + m, mask=inside, other=0.0).to(tl.float32) + offset
-    if PDL:
-        gdc_wait()
-    v = tl.load(x + t * x_stride + m, mask=inside, other=0.0)
-    if NORM:
-        f = v.to(tl.float32)
-        v = (f * tl.rsqrt(tl.sum(f * f, 0) / hidden + eps) * g).to(v.dtype)
-        if tl.program_id(0) == 0:
-            tl.store(h + t * hidden + m, v, mask=inside)
-    score = tl.sum(w * v.to(tl.float32)[None, :], 1)
-    tl.store(logits + t * num_experts + n, score, mask=n < num_experts)
     tl.debug_barrier()
     if tl.atomic_add(arrived + t, 1, sem="acq_rel", scope="gpu") < tl.num_programs(0) - 1:
         return
@@ -298,22 +281,9 @@ def moe_route(
     if not t:
         return x, weights, experts
     pdl = dependent_launch(x.device)
-    how: dict[str, Any] = {
-        "SCORE": score,
-        "HAS_BIAS": bias is not None,
-        "HASHED": table is not None,
-        "GROUPS": num_groups,
-        "TOP_GROUPS": top_groups,
-        "TOP2": group_score == "top2",
-        "RENORMALIZE": renormalize,
-        "K": top_k,
-        "SHARED": num_shared,
-        "BLOCK_K": triton.next_power_of_2(width),
-        "BLOCK_E": triton.next_power_of_2(e),
-        "BLOCK_G": triton.next_power_of_2(num_groups),
-        "PDL": pdl,
-        "launch_pdl": pdl,
-    }
+    how = choice(
+        e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
+    )  # fmt: skip
     if t <= FEW_TOKENS or deterministic:
         block_m = triton.next_power_of_2(hidden)
         block_n = max(1, min(_VALUES // block_m, triton.next_power_of_2(e)))
@@ -327,17 +297,49 @@ def moe_route(
         )  # fmt: skip
         return h, weights, experts
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
-    parts, splits = _logits(h, router, pdl)
+    parts = logit_parts(h, router, pdl)
     each = 1 if t <= 1024 else 4
     _choose[(triton.cdiv(t, each),)](
-        parts, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=splits, BLOCK_T=each,
+        parts, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=len(parts), BLOCK_T=each,
         num_warps=4 if each == 1 or e > 128 else 1, **how,
     )  # fmt: skip
     return h, weights, experts
 
 
-def _logits(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> tuple[torch.Tensor, int]:
-    """h · routerᵀ in float32 as [splits, T, E] to be summed, and how many there are."""
+def choice(
+    num_experts: int,
+    top_k: int,
+    score: str,
+    bias: torch.Tensor | None,
+    table: torch.Tensor | None,
+    num_groups: int,
+    top_groups: int,
+    group_score: str,
+    renormalize: bool,
+    num_shared: int,
+    pdl: bool,
+) -> dict[str, Any]:
+    """The constants of a kernel that chooses."""
+    return {
+        "SCORE": score,
+        "HAS_BIAS": bias is not None,
+        "HASHED": table is not None,
+        "GROUPS": num_groups,
+        "TOP_GROUPS": top_groups,
+        "TOP2": group_score == "top2",
+        "RENORMALIZE": renormalize,
+        "K": top_k,
+        "SHARED": num_shared,
+        "BLOCK_K": triton.next_power_of_2(top_k + num_shared),
+        "BLOCK_E": triton.next_power_of_2(num_experts),
+        "BLOCK_G": triton.next_power_of_2(num_groups),
+        "PDL": pdl,
+        "launch_pdl": pdl,
+    }
+
+
+def logit_parts(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> torch.Tensor:
+    """h · routerᵀ in float32 as [splits, T, E] to be summed."""
     (t, hidden), e = h.shape, router.shape[0]
     if t >= MANY_TOKENS and h.dtype == torch.bfloat16:
         thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
@@ -348,7 +350,7 @@ def _logits(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> tuple[torch.Ten
             h, thirds, logits, t, e, hidden, h.stride(0), BLOCK_T=64, BLOCK_N=block_n, BLOCK_M=64, num_warps=4,
             num_stages=3,
         )  # fmt: skip
-        return logits, 1
+        return logits
     # Two cuts, not one for each number of tokens: each is compiled.
     block_t, block_n, block_m, splits = (16, 64, 64, 8) if t <= 256 else (64, 64, 32, 2)
     parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
@@ -356,4 +358,4 @@ def _logits(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> tuple[torch.Ten
         h, router, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,
         PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return parts, splits
+    return parts

@@ -61,3 +61,18 @@ def test_nothing_is_scored_when_no_line_can_have_more_entries_than_places(
         launched.clear()
         run("index_topk", case("", torch.bfloat16, decoding(2), 2, 16, 4, top_k, 16), device)
         assert launched == kernels
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kernels"),
+    [
+        (1, ["scores", "up", "down"]),
+        (8, ["_few", "_count", "tiles_up", "tiles_down", "combine"]),
+        (64, ["_norm", "_scores", "choose_and_order", "tiles_up", "tiles_down", "combine"]),
+    ],
+)
+def test_experts_are_chosen_where_they_are_needed(
+    tokens: int, kernels: list[str], launched: list[str], device: torch.device
+) -> None:
+    run("moe", steps()["moe"]["tokens"](tokens), device)
+    assert launched == kernels

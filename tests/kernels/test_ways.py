@@ -11,8 +11,12 @@ import torch
 from kernels.latent_attention.cases import case as attention_case
 from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write.reference import latent_write
+from kernels.moe import kernel as experts
+from kernels.moe.cases import case as layer_case
+from kernels.moe.rows import RowCut
 from kernels.moe_gemm import kernel as moe
 from kernels.moe_gemm.cases import case as experts_case
+from kernels.moe_gemm.rows import RowTile
 from kernels.moe_route import kernel as route
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
@@ -64,3 +68,21 @@ def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, mo
         assert torch.equal(h, few[0])
         assert torch.equal(experts, few[2])
         assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        RowCut(4, RowTile(4, 32, 4, 3), 1, RowTile(8, 32, 4)),
+        RowCut(1, RowTile(4, 32, 4, 3), 3, RowTile(8, 16, 4, 3)),
+        RowCut(2, RowTile(2, 64, 2, 2), 4, RowTile(4, 32, 4, 4)),
+    ],
+)
+def test_experts_chosen_in_the_products_are_those_chosen_before(
+    cut: RowCut, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = made(layer_case("", torch.float32, 3, 72, 44, 12, 3, norm=True, num_shared=2, renormalize=False), device)
+    monkeypatch.setattr(experts, "row_cut", lambda inter, pairs: cut)
+    got = experts.moe(**inputs)
+    monkeypatch.setattr(experts, "chooses_in_products", lambda *_: False)
+    assert_close("chosen in the products", got, experts.moe(**inputs), TOLERANCES[torch.float32])

@@ -1,0 +1,82 @@
+"""Routed experts with fewer launches than choice and products have by themselves, where that is faster."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.hardware import dependent_launch
+from kernels.moe.order import MOST_PAIRS, chosen_in_order
+from kernels.moe.rows import RowCut, rows_moe
+from kernels.moe_gemm.kernel import EXACT_ROWS, bulk_rows, moe_gemm, pair_tiles
+from kernels.moe_gemm.kernel import FEW_TOKENS as ROW_TOKENS
+from kernels.moe_gemm.rows import RowTile
+from kernels.moe_gemm.tiles import tiles_moe
+from kernels.moe_route.kernel import FEW_TOKENS, choice, logit_parts, moe_route
+from kernels.rms_norm.kernel import rms_norm
+
+
+def chooses_in_products(tokens: int, num_groups: int, score: str, biased: bool) -> bool:
+    """Whether the products find their experts by themselves: for a few tokens, where the experts' ranks hang on no sum
+    and take one pass (no groups)."""
+    return tokens <= ROW_TOKENS and num_groups == 1 and not (score == "softmax" and biased)
+
+
+def chooses_in_order(tokens: int, pairs: int) -> bool:
+    """Whether one launch chooses and orders."""
+    return tokens > FEW_TOKENS and pairs <= MOST_PAIRS
+
+
+def row_cut(inter: int, pairs: int) -> RowCut:
+    """The cut of a few tokens' launches for `inter` inner channels."""
+    inputs = min(1024, max(32, triton.next_power_of_2(inter)))
+    return RowCut(4, RowTile(4, 256, 4, 5), 1, RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4))
+
+
+def moe(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    score: str = "softmax",
+    bias: torch.Tensor | None = None,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "max",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    num_shared: int = 0,
+    table: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str = "silu",
+    limit: float | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """See the reference. Calls on a device share their counters: they must run in one stream order."""
+    tokens, inter = len(x), gate_up.shape[1] // 2
+    pairs = tokens * (top_k + num_shared)
+    gelu, pdl = activation != "silu", dependent_launch(x.device)
+    alone = deterministic or not tokens
+    if not alone and chooses_in_products(tokens, num_groups, score, bias is not None):
+        return rows_moe(
+            x, router, gate_up, down, norm_weight, eps, offset, bias, table, token_ids, residual, score, top_k,
+            num_shared, renormalize, scale, gelu, limit, row_cut(inter, pairs), pdl,
+        )  # fmt: skip
+    how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
+    if not alone and chooses_in_order(tokens, pairs):
+        h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
+        rows, up_tile, down_tile = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
+        constants = choice(
+            len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
+        )
+        parts = logit_parts(h, router, pdl)
+        weights, experts, places = chosen_in_order(parts, bias, table, token_ids, rows, scale, constants)
+        inputs = (h.contiguous(), gate_up, down, weights, experts, residual, gelu, limit)
+        return tiles_moe(*inputs, places, up_tile, down_tile, rows < EXACT_ROWS, pdl)
+    h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
+    return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)
