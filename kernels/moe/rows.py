@@ -144,6 +144,7 @@ def down(
     num_experts,
     hidden,
     inter,
+    top_k,
     scale,
     SCORE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -183,8 +184,10 @@ def down(
         rank = ranks(own, bias, num_experts, SCORE, HAS_BIAS, WARPS, BLOCK_E)
         expert = place(rank, 0, BLOCK_E).to(tl.int64)
     ahead = tl.load(rows + expert * matrix, mask=live & (m < inter)[None], other=0.0)
+    # Keeps the compiler from asking only when the tile is needed.
+    tl.debug_barrier()
     if not HASHED:
-        picked = places(rank, K, BLOCK_K, WARPS, BLOCK_E)
+        picked = places(rank, top_k, BLOCK_K, WARPS, BLOCK_E)
     weight = shares(own, picked, num_experts, scale, SCORE, RENORMALIZE, K, BLOCK_K, BLOCK_E)
     picked = tl.where(k < K, picked, num_experts + k - K)
     if PDL:
@@ -288,7 +291,7 @@ def rows_moe(
     )  # fmt: skip
     tile = cut.down
     down[(triton.cdiv(hidden, tile.outputs), t)](
-        inner, matrices, logits, bias, table, token_ids, residual, out, e, hidden, inter, scale,
+        inner, matrices, logits, bias, table, token_ids, residual, out, e, hidden, inter, top_k, scale,
         RENORMALIZE=renormalize, BLOCK_K=triton.next_power_of_2(width), RESIDUAL=residual is not None,
         CHUNKS=triton.cdiv(inter, tile.inputs), BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         WARPS=tile.warps, num_warps=tile.warps, maxnreg=tile.registers, **chosen,

@@ -52,11 +52,12 @@ def place(rank, k, E: tl.constexpr):
 
 
 @triton.jit
-def places(rank, K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, E: tl.constexpr):
-    """The experts of the first K places, [BLOCK_K]."""
+def places(rank, count, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, E: tl.constexpr):
+    """The experts of the first `count` places, [BLOCK_K]. A count that the compiler does not know keeps it a loop:
+    unrolled, it is brought before loads that are asked for first."""
     k = tl.arange(0, BLOCK_K)[None, :]
     picked = tl.zeros((ROWS, BLOCK_K), tl.int32)
-    for i in tl.static_range(K):
+    for i in range(count):
         expert, rank = _best(rank, E)
         picked = tl.where(k == i, expert, picked)
     return tl.max(picked, 0)
