@@ -15,11 +15,15 @@ from kernels.moe_gemm.tiles import tiles_moe
 from kernels.moe_route.kernel import FEW_TOKENS, choice, logit_parts, moe_route
 from kernels.rms_norm.kernel import rms_norm
 
+# Experts whose ranks a warp holds, a few a thread.
+MOST_EXPERTS = 128
 
-def chooses_in_products(tokens: int, num_groups: int, score: str, biased: bool) -> bool:
-    """Whether the products find their experts by themselves: for a few tokens, where the experts' ranks hang on no sum
-    and take one pass (no groups)."""
-    return tokens <= ROW_TOKENS and num_groups == 1 and not (score == "softmax" and biased)
+
+def chooses_in_products(tokens: int, experts: int, num_groups: int, score: str, biased: bool) -> bool:
+    """Whether the products find their experts by themselves: for a few tokens, where that takes a program few steps (no
+    groups) and the experts' ranks hang on no sum."""
+    simple = experts <= MOST_EXPERTS and num_groups == 1 and not (score == "softmax" and biased)
+    return tokens <= ROW_TOKENS and simple
 
 
 def chooses_in_order(tokens: int, pairs: int) -> bool:
@@ -62,7 +66,7 @@ def moe(
     pairs = tokens * (top_k + num_shared)
     gelu, pdl = activation != "silu", dependent_launch(x.device)
     alone = deterministic or not tokens
-    if not alone and chooses_in_products(tokens, num_groups, score, bias is not None):
+    if not alone and chooses_in_products(tokens, len(router), num_groups, score, bias is not None):
         return rows_moe(
             x, router, gate_up, down, norm_weight, eps, offset, bias, table, token_ids, residual, score, top_k,
             num_shared, renormalize, scale, gelu, limit, row_cut(inter, pairs), pdl,

@@ -62,16 +62,17 @@ def choose_and_order(
         gdc_wait()
     width: tl.constexpr = K + SHARED
     t = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK_E)
-    live = e < num_experts
-    x = tl.load(parts + t * num_experts + e, mask=live, other=float("-inf"))
+    token = t + tl.arange(0, 1)
+    e = tl.arange(0, BLOCK_E)[None, :]
+    own = token[:, None] * num_experts + e
+    live = (token < tokens)[:, None] & (e < num_experts)
+    x = tl.load(parts + own, mask=live, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        x += tl.load(parts + (split * tokens.to(tl.int64) + t) * num_experts + e, mask=live, other=0.0)
-    one = tl.arange(0, 1)
+        x += tl.load(parts + split * tokens.to(tl.int64) * num_experts + own, mask=live, other=0.0)
     picked = choose(
-        x[None, :],
-        t + one,
-        one == 0,
+        tl.where(e < num_experts, x, float("-inf")),
+        token,
+        token < tokens,
         bias,
         table,
         token_ids,
