@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from kernels.hardware import dependent_launch
 from kernels.moe.order import MOST_PAIRS, chosen_in_order
-from kernels.moe.rows import RowCut, rows_moe
-from kernels.moe_gemm.kernel import EXACT_ROWS, bulk_rows, moe_gemm, pair_tiles
+from kernels.moe.rows import rows_moe
+from kernels.moe_gemm.kernel import EXACT_ROWS, GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
 from kernels.moe_gemm.kernel import FEW_TOKENS as ROW_TOKENS
-from kernels.moe_gemm.rows import RowTile
 from kernels.moe_gemm.tiles import tiles_moe
 from kernels.moe_route.kernel import FEW_TOKENS, choice, logit_parts, moe_route
 from kernels.rms_norm.kernel import rms_norm
 
 # Experts whose ranks a warp holds, a few a thread.
 MOST_EXPERTS = 128
+# Inner channels of an expert that a few tokens' products find by themselves; of larger ones they gain nothing by it.
+SMALL_EXPERT = 1024
 
 
-def chooses_in_products(tokens: int, experts: int, num_groups: int, score: str, biased: bool) -> bool:
-    """Whether the products find their experts by themselves: for a few tokens, where that takes a program few steps (no
-    groups) and the experts' ranks hang on no sum."""
-    simple = experts <= MOST_EXPERTS and num_groups == 1 and not (score == "softmax" and biased)
-    return tokens <= ROW_TOKENS and simple
+def chooses_in_products(tokens: int, inter: int, experts: int, plain: bool) -> bool:
+    """Whether the products find their experts by themselves: for a few tokens and small experts, where the choice is
+    `plain`, that is the highest of the scores."""
+    return tokens <= ROW_TOKENS and inter <= SMALL_EXPERT and experts <= MOST_EXPERTS and plain
 
 
-def chooses_in_order(tokens: int, pairs: int) -> bool:
-    """Whether one launch chooses and orders."""
-    return tokens > FEW_TOKENS and pairs <= MOST_PAIRS
-
-
-def row_cut(inter: int, pairs: int) -> RowCut:
-    """The cut of a few tokens' launches for `inter` inner channels."""
-    inputs = min(1024, max(32, triton.next_power_of_2(inter)))
-    return RowCut(4, RowTile(4, 256, 4, 5), 1, RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4))
+def chooses_in_order(tokens: int, pairs: int, experts: int) -> bool:
+    """Whether one launch chooses and orders, which it does for tiles of a decode step."""
+    return tokens > FEW_TOKENS and pairs <= min(MOST_PAIRS, GROUPED_PAIRS * experts)
 
 
 def moe(
@@ -66,13 +59,14 @@ def moe(
     pairs = tokens * (top_k + num_shared)
     gelu, pdl = activation != "silu", dependent_launch(x.device)
     alone = deterministic or not tokens
-    if not alone and chooses_in_products(tokens, len(router), num_groups, score, bias is not None):
+    plain = score == "softmax" and bias is None and table is None and num_groups == 1 and not num_shared
+    if not alone and chooses_in_products(tokens, inter, len(router), plain):
         return rows_moe(
-            x, router, gate_up, down, norm_weight, eps, offset, bias, table, token_ids, residual, score, top_k,
-            num_shared, renormalize, scale, gelu, limit, row_cut(inter, pairs), pdl,
+            x, router, gate_up, down, top_k, norm_weight, eps, offset, renormalize, scale, residual, gelu, limit,
+            *row_tiles(inter), pdl,
         )  # fmt: skip
     how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
-    if not alone and chooses_in_order(tokens, pairs):
+    if not alone and chooses_in_order(tokens, pairs, len(gate_up)):
         h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
         rows, up_tile, down_tile = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
         constants = choice(

@@ -5,7 +5,6 @@ products finds its experts from the scores, which costs less than for all to wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,31 +12,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.moe_gemm.rows import RowTile, activate
+from kernels.moe_gemm.rows import RowTile, expert_up
 from kernels.moe_route.places import place, places, ranks, shares
 from kernels.moe_route.scores import row_scores
-from kernels.prefetch import prefetch
 
-
-@triton.jit
-def scores(
-    x,
-    norm,
-    router,
-    h,
-    logits,
-    num_experts,
-    hidden,
-    x_stride,
-    eps,
-    offset,
-    NORM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Program (i, t) gives BLOCK_N logits of token t, and the first its normed row h; BLOCK_M holds a row."""
-    row_scores(x, norm, router, h, logits, num_experts, hidden, x_stride, eps, offset, NORM, BLOCK_N, BLOCK_M, PDL)
+# Experts that a program of the scores takes.
+_EXPERTS = 4
 
 
 @triton.jit
@@ -45,90 +25,35 @@ def up(
     x,
     gate_up,
     logits,
-    bias,
-    table,
-    token_ids,
     h,
     num_experts,
     hidden,
     inter,
     limit,
-    SCORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HASHED: tl.constexpr,
     K: tl.constexpr,
-    SHARED: tl.constexpr,
     BLOCK_E: tl.constexpr,
     GELU: tl.constexpr,
     LIMITED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    TURNS: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
     EVEN: tl.constexpr,
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """h[pair, n] = act(g) ∘ u for TURNS tiles of BLOCK_N inner channels, one after another in one pipeline; a row of
-    the expert's matrix is CHUNKS tiles of BLOCK_M. LINES of 64 values hold an input."""
-    width: tl.constexpr = K + SHARED
-    # A token's last experts come first: those every token takes are known before the choice.
-    k = width - 1 - tl.program_id(1) % width
-    t = tl.program_id(1).to(tl.int64) // width
-    first_n = tl.program_id(0) * (BLOCK_N * TURNS)
-    n = first_n + tl.arange(0, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)
-    expert = num_experts + k - K
+    """h[pair, n] = act(g) ∘ u for BLOCK_N inner channels of the pair's expert."""
+    # A token's last experts, which take the most rounds to find, come first.
+    k = K - 1 - tl.program_id(1) % K
+    t = tl.program_id(1).to(tl.int64) // K
     if PDL:
-        if SHARED > 0:  # noqa: SIM102 (known when it is compiled)
-            if k >= K:
-                known = expert.to(tl.int64) * 2 * inter + tl.minimum(n, inter - 1)
-                line = tl.minimum(tl.arange(0, LINES) * 64, hidden - 1)
-                prefetch(gate_up + known[:, None] * hidden + line[None])
-                prefetch(gate_up + (known + inter)[:, None] * hidden + line[None])
         # Behind the wait: the next kernel may then read the scores before it waits itself.
         gdc_wait()
         gdc_launch_dependents()
-    if k < K:
-        if HASHED:
-            expert = tl.load(table + tl.load(token_ids + t).to(tl.int64) * K + k).to(tl.int32)
-        else:
-            rank = ranks(logits + t * num_experts, bias, num_experts, SCORE, HAS_BIAS, WARPS, BLOCK_E)
-            expert = place(rank, k, BLOCK_E)
-    row = x + t * hidden + m
-    gate_rows = gate_up + (expert.to(tl.int64) * 2 * inter + n[:, None]) * hidden + m[None]
-    up_rows = gate_rows + inter.to(tl.int64) * hidden
-    out = h + (t * width + k) * inter + n
-    g = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    u = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    # a bound that the compiler does not know: unrolled, the loop takes more registers
-    for i in tl.range(0, TURNS * tl.cdiv(hidden, BLOCK_M), num_stages=STAGES):
-        first = i % CHUNKS * BLOCK_M
-        done = i // CHUNKS * BLOCK_N
-        at = done * hidden + first
-        if EVEN:
-            v = tl.load(row + first)
-            a = tl.load(gate_rows + at)
-            b = tl.load(up_rows + at)
-        else:
-            inside = (done + n[:, None] < inter) & (first + m[None] < hidden)
-            v = tl.load(row + first, mask=first + m < hidden, other=0.0)
-            a = tl.load(gate_rows + at, mask=inside, other=0.0)
-            b = tl.load(up_rows + at, mask=inside, other=0.0)
-        v = v.to(tl.float32)[None]
-        g += a.to(tl.float32) * v
-        u += b.to(tl.float32) * v
-        if TURNS > 1:  # noqa: SIM102 (known when it is compiled)
-            if i % CHUNKS == CHUNKS - 1:
-                y = activate(tl.sum(g, 1), tl.sum(u, 1), limit, GELU, LIMITED)
-                tl.store(out + done, y.to(h.dtype.element_ty), mask=done + n < inter)
-                g = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-                u = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    if TURNS == 1:
-        y = activate(tl.sum(g, 1), tl.sum(u, 1), limit, GELU, LIMITED)
-        tl.store(out, y.to(h.dtype.element_ty), mask=n < inter)
+    expert = place(ranks(logits + t * num_experts, num_experts, WARPS, BLOCK_E), k, BLOCK_E).to(tl.int64)
+    expert_up(
+        x + t * hidden, gate_up, expert, h + (t * K + k) * inter, hidden, inter, limit,
+        GELU, LIMITED, BLOCK_N, BLOCK_M, STAGES, EVEN,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -136,9 +61,6 @@ def down(
     h,
     matrices,
     logits,
-    bias,
-    table,
-    token_ids,
     residual,
     out,
     num_experts,
@@ -146,94 +68,50 @@ def down(
     inter,
     top_k,
     scale,
-    SCORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HASHED: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     K: tl.constexpr,
-    SHARED: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    CHUNKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    STAGES: tl.constexpr,
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[t, n] over all of the token's experts in turn; an expert's row is CHUNKS tiles of BLOCK_M. STAGES of 1 has
-    one tile on its way, in registers; more have a pipeline behind the first."""
-    width: tl.constexpr = K + SHARED
+    """out[t, n] over all of the token's experts in turn; BLOCK_M holds an expert's row."""
     t = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
-    live = (n < hidden)[:, None]
+    inside = (n < hidden)[:, None] & (m < inter)[None]
     if PDL:
         gdc_launch_dependents()
     # Before the wait: the scores were complete before the kernel before this one let it start.
-    # The first expert's tile is asked for before the others are found.
+    # The first expert's tile is asked for before the others are found; from then on one is always on its way.
     own = logits + t * num_experts
     rows = matrices + n[:, None].to(tl.int64) * inter + m[None]
     matrix = hidden.to(tl.int64) * inter
-    if HASHED:
-        picked = tl.load(table + tl.load(token_ids + t).to(tl.int64) * K + k, mask=k < K, other=0).to(tl.int32)
-        expert = tl.sum(tl.where(k == 0, picked, 0), 0).to(tl.int64)
-    else:
-        rank = ranks(own, bias, num_experts, SCORE, HAS_BIAS, WARPS, BLOCK_E)
-        expert = place(rank, 0, BLOCK_E).to(tl.int64)
-    ahead = tl.load(rows + expert * matrix, mask=live & (m < inter)[None], other=0.0)
+    rank = ranks(own, num_experts, WARPS, BLOCK_E)
+    ahead = tl.load(rows + place(rank, 0, BLOCK_E).to(tl.int64) * matrix, mask=inside, other=0.0)
     # Keeps the compiler from asking only when the tile is needed.
     tl.debug_barrier()
-    if not HASHED:
-        picked = places(rank, top_k, BLOCK_K, WARPS, BLOCK_E)
-    weight = shares(own, picked, num_experts, scale, SCORE, RENORMALIZE, K, BLOCK_K, BLOCK_E)
-    picked = tl.where(k < K, picked, num_experts + k - K)
+    picked = places(rank, top_k, BLOCK_K, WARPS, BLOCK_E)
+    weight = shares(own, picked, num_experts, scale, RENORMALIZE, K, BLOCK_K, BLOCK_E)
     if PDL:
         gdc_wait()
-    pair = h + t * width * inter
+    pair = h + t * K * inter + m
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    if STAGES == 1:
-        for i in tl.range(width, num_stages=1):
-            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for c in tl.static_range(CHUNKS):
-                now = ahead
-                if c + 1 < CHUNKS:
-                    col = (c + 1) * BLOCK_M
-                else:
-                    # behind the last expert its last tile is loaded once more and left unused
-                    col = 0
-                    expert = tl.sum(tl.where(k == tl.minimum(i + 1, width - 1), picked, 0), 0).to(tl.int64)
-                ahead = tl.load(rows + expert * matrix + col, mask=live & (col + m < inter)[None], other=0.0)
-                at = c * BLOCK_M + m
-                v = tl.load(pair + i * inter + at, mask=at < inter, other=0.0).to(tl.float32)
-                acc += now.to(tl.float32) * v[None]
-            total += acc * tl.sum(tl.where(k == i, weight, 0.0), 0)
-    else:
-        v = tl.load(pair + m, mask=m < inter, other=0.0).to(tl.float32) * tl.sum(tl.where(k == 0, weight, 0.0), 0)
-        total += ahead.to(tl.float32) * v[None]
-        for i in tl.range(1, width * CHUNKS, num_stages=STAGES):
-            turn = i // CHUNKS
-            col = i % CHUNKS * BLOCK_M + m
-            expert = tl.sum(tl.where(k == turn, picked, 0), 0).to(tl.int64)
-            w = tl.load(rows + expert * matrix + i % CHUNKS * BLOCK_M, mask=live & (col < inter)[None], other=0.0)
-            v = tl.load(pair + turn * inter + col, mask=col < inter, other=0.0).to(tl.float32)
-            total += w.to(tl.float32) * (v * tl.sum(tl.where(k == turn, weight, 0.0), 0))[None]
+    for i in tl.range(K, num_stages=1):
+        now = ahead
+        # behind the last expert its tile is loaded once more and left unused
+        expert = tl.sum(tl.where(k == tl.minimum(i + 1, K - 1), picked, 0), 0).to(tl.int64)
+        ahead = tl.load(rows + expert * matrix, mask=inside, other=0.0)
+        v = tl.load(pair + i * inter, mask=m < inter, other=0.0).to(tl.float32)
+        total += now.to(tl.float32) * v[None] * tl.sum(tl.where(k == i, weight, 0.0), 0)
     y = tl.sum(total, 1)
     if RESIDUAL:
         y += tl.load(residual + t * hidden + n, mask=n < hidden, other=0.0).to(tl.float32)
     tl.store(out + t * hidden + n, y.to(out.dtype.element_ty), mask=n < hidden)
-
-
-@dataclass(frozen=True, slots=True)
-class RowCut:
-    """Experts a program of the scores; the cut of both products; tiles that a program of the up product walks."""
-
-    experts: int
-    up: RowTile
-    turns: int
-    down: RowTile
 
 
 def rows_moe(
@@ -241,59 +119,43 @@ def rows_moe(
     router: torch.Tensor,
     gate_up: torch.Tensor,
     matrices: torch.Tensor,
+    top_k: int,
     norm_weight: torch.Tensor | None,
     eps: float,
     offset: float,
-    bias: torch.Tensor | None,
-    table: torch.Tensor | None,
-    token_ids: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    score: str,
-    top_k: int,
-    num_shared: int,
     renormalize: bool,
     scale: float,
+    residual: torch.Tensor | None,
     gelu: bool,
     limit: float | None,
-    cut: RowCut,
+    up_tile: RowTile,
+    down_tile: RowTile,
     pdl: bool,
 ) -> torch.Tensor:
-    """`moe` without groups of experts. A token's sums are taken in one order, whatever stands beside it."""
+    """`moe` of a softmax without correction, groups or shared experts. `down_tile` holds all inner channels. A token's
+    sums are taken in one order, whatever stands beside it."""
     (t, hidden), e = x.shape, router.shape[0]
-    inter, width = gate_up.shape[1] // 2, top_k + num_shared
+    inter = gate_up.shape[1] // 2
     block_m = triton.next_power_of_2(hidden)
     h = x.contiguous() if norm_weight is None else torch.empty(t, hidden, dtype=x.dtype, device=x.device)
     logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-    inner = torch.empty(t * width, inter, dtype=x.dtype, device=x.device)
+    inner = torch.empty(t * top_k, inter, dtype=x.dtype, device=x.device)
     out = torch.empty(t, hidden, dtype=x.dtype, device=x.device)
     launch: dict[str, Any] = {"PDL": pdl, "launch_pdl": pdl}
-    chosen: dict[str, Any] = {
-        "SCORE": score,
-        "HAS_BIAS": bias is not None,
-        "HASHED": table is not None,
-        "K": top_k,
-        "SHARED": num_shared,
-        "BLOCK_E": triton.next_power_of_2(e),
-        **launch,
-    }
-    scores[(triton.cdiv(e, cut.experts), t)](
+    chosen: dict[str, Any] = {"K": top_k, "BLOCK_E": triton.next_power_of_2(e), **launch}
+    row_scores[(triton.cdiv(e, _EXPERTS), t)](
         x, norm_weight, router, h, logits, e, hidden, x.stride(0), eps, offset, NORM=norm_weight is not None,
-        BLOCK_N=cut.experts, BLOCK_M=block_m, num_warps=4 if cut.experts * block_m <= 16384 else 16, **launch,
+        BLOCK_N=_EXPERTS, BLOCK_M=block_m, num_warps=4 if _EXPERTS * block_m <= 16384 else 16, **launch,
     )  # fmt: skip
-    tile = cut.up
-    up[(triton.cdiv(inter, tile.outputs * cut.turns), t * width)](
-        h, gate_up, logits, bias, table, token_ids, inner, e, hidden, inter, limit or 0.0,
-        GELU=gelu, LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs,
-        CHUNKS=triton.cdiv(hidden, tile.inputs), TURNS=cut.turns, STAGES=tile.stages,
-        LINES=triton.next_power_of_2(triton.cdiv(hidden, 64)),
-        EVEN=inter % (tile.outputs * cut.turns) == 0 and hidden % tile.inputs == 0,
-        WARPS=tile.warps, num_warps=tile.warps, maxnreg=tile.registers, **chosen,
+    up[(triton.cdiv(inter, up_tile.outputs), t * top_k)](
+        h, gate_up, logits, inner, e, hidden, inter, limit or 0.0,
+        GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs, STAGES=up_tile.stages,
+        EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
+        WARPS=up_tile.warps, num_warps=up_tile.warps, **chosen,
     )  # fmt: skip
-    tile = cut.down
-    down[(triton.cdiv(hidden, tile.outputs), t)](
-        inner, matrices, logits, bias, table, token_ids, residual, out, e, hidden, inter, top_k, scale,
-        RENORMALIZE=renormalize, BLOCK_K=triton.next_power_of_2(width), RESIDUAL=residual is not None,
-        CHUNKS=triton.cdiv(inter, tile.inputs), BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
-        WARPS=tile.warps, num_warps=tile.warps, maxnreg=tile.registers, **chosen,
+    down[(triton.cdiv(hidden, down_tile.outputs), t)](
+        inner, matrices, logits, residual, out, e, hidden, inter, top_k, scale,
+        RENORMALIZE=renormalize, BLOCK_K=triton.next_power_of_2(top_k), RESIDUAL=residual is not None,
+        BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs, WARPS=down_tile.warps, num_warps=down_tile.warps, **chosen,
     )  # fmt: skip
     return out

@@ -27,6 +27,46 @@ def activate(g, u, limit, GELU: tl.constexpr, LIMITED: tl.constexpr):
 
 
 @triton.jit
+def expert_up(
+    row,
+    gate_up,
+    expert,
+    out,
+    hidden,
+    inter,
+    limit,
+    GELU: tl.constexpr,
+    LIMITED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """out[n] = act(g) ∘ u of a row for the program's BLOCK_N of the expert's inner channels."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    gate_rows = gate_up + (expert * 2 * inter + n[:, None]) * hidden + m[None]
+    up_rows = gate_rows + inter.to(tl.int64) * hidden
+    g = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    u = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for first in tl.range(0, hidden, BLOCK_M, num_stages=STAGES):
+        if EVEN:
+            v = tl.load(row + first + m)
+            a = tl.load(gate_rows + first)
+            b = tl.load(up_rows + first)
+        else:
+            inside = (n[:, None] < inter) & (first + m[None] < hidden)
+            v = tl.load(row + first + m, mask=first + m < hidden, other=0.0)
+            a = tl.load(gate_rows + first, mask=inside, other=0.0)
+            b = tl.load(up_rows + first, mask=inside, other=0.0)
+        v = v.to(tl.float32)[None]
+        g += a.to(tl.float32) * v
+        u += b.to(tl.float32) * v
+    y = activate(tl.sum(g, 1), tl.sum(u, 1), limit, GELU, LIMITED)
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=n < inter)
+
+
+@triton.jit
 def rows_up(
     x,
     gate_up,
@@ -52,7 +92,6 @@ def rows_up(
     k = K - 1 - tl.program_id(1) % K
     pair = tl.program_id(1).to(tl.int64) // K * K + k
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)
     if PDL:
         if SHARED > 0:  # noqa: SIM102 (known when it is compiled)
             if k >= K - SHARED:
@@ -66,26 +105,10 @@ def rows_up(
     expert = tl.load(experts + pair).to(tl.int64)
     if (expert < 0) | (expert >= num_experts):
         return
-    row = x + pair // K * hidden
-    gate_rows = gate_up + (expert * 2 * inter + n[:, None]) * hidden + m[None]
-    up_rows = gate_rows + inter.to(tl.int64) * hidden
-    g = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    u = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for first in tl.range(0, hidden, BLOCK_M, num_stages=STAGES):
-        if EVEN:
-            v = tl.load(row + first + m)
-            a = tl.load(gate_rows + first)
-            b = tl.load(up_rows + first)
-        else:
-            inside = (n[:, None] < inter) & (first + m[None] < hidden)
-            v = tl.load(row + first + m, mask=first + m < hidden, other=0.0)
-            a = tl.load(gate_rows + first, mask=inside, other=0.0)
-            b = tl.load(up_rows + first, mask=inside, other=0.0)
-        v = v.to(tl.float32)[None]
-        g += a.to(tl.float32) * v
-        u += b.to(tl.float32) * v
-    y = activate(tl.sum(g, 1), tl.sum(u, 1), limit, GELU, LIMITED)
-    tl.store(h + pair * inter + n, y.to(h.dtype.element_ty), mask=n < inter)
+    expert_up(
+        x + pair // K * hidden, gate_up, expert, h + pair * inter, hidden, inter, limit,
+        GELU, LIMITED, BLOCK_N, BLOCK_M, STAGES, EVEN,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -154,14 +177,13 @@ def rows_down(
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """How a product of `rows_up` or `rows_down` is cut: outputs and inputs a tile, warps, the up product's pipeline
-    depth, and the most registers a thread may have, so that more programs fit a multiprocessor."""
+    """How a product of `rows_up` or `rows_down` is cut: outputs and inputs a tile, warps, and the up product's
+    pipeline depth."""
 
     outputs: int
     inputs: int
     warps: int
     stages: int = 1
-    registers: int | None = None
 
 
 def rows_moe(
@@ -189,11 +211,11 @@ def rows_moe(
         K=k, SHARED=num_shared, GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs,
         LINES=triton.next_power_of_2(triton.cdiv(hidden, 64)), STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
-        PDL=pdl, launch_pdl=pdl, num_warps=up_tile.warps, maxnreg=up_tile.registers,
+        PDL=pdl, launch_pdl=pdl, num_warps=up_tile.warps,
     )  # fmt: skip
     rows_down[(triton.cdiv(hidden, down_tile.outputs), t)](
         h, down, weights, experts, residual, out, e, hidden, inter, K=k, RESIDUAL=residual is not None,
         CHUNKS=triton.cdiv(inter, down_tile.inputs), BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
-        PDL=pdl, launch_pdl=pdl, num_warps=down_tile.warps, maxnreg=down_tile.registers,
+        PDL=pdl, launch_pdl=pdl, num_warps=down_tile.warps,
     )  # fmt: skip
     return out

@@ -23,6 +23,8 @@ from kernels.rms_norm.kernel import rms_norm
 FEW_TOKENS = 16
 # From here on the scores are exact products of bfloat16 on tensor cores.
 MANY_TOKENS = 1024
+# Below, the inputs of such products are split over programs, so that they fill a GPU.
+FULL_TOKENS = 4096
 # Router values that a program of `_few` holds in registers.
 _VALUES = 8192
 
@@ -154,33 +156,37 @@ def _thirds(router, parts, size, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def _many_scores(
     h,
+    thirds,
     parts,
-    logits,
     tokens,
     num_experts,
     hidden,
     h_stride,
+    SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """logits = h · (sum of parts)ᵀ, exact products of bfloat16 values summed in float32."""
+    """parts[split] = h · (sum of thirds)ᵀ over the split's share of the inputs: exact products of bfloat16
+    values, summed in float32."""
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
-    rows = parts + tl.minimum(n, num_experts - 1).to(tl.int64)[:, None] * hidden
+    rows = thirds + tl.minimum(n, num_experts - 1).to(tl.int64)[:, None] * hidden
     third = num_experts.to(tl.int64) * hidden
     own = h + tl.minimum(t, tokens - 1)[:, None] * h_stride
+    share = tl.cdiv(tl.cdiv(hidden, SPLITS), BLOCK_M) * BLOCK_M
+    start = tl.program_id(2) * share
     acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
-    for first in range(0, hidden, BLOCK_M):
+    for first in range(start, tl.minimum(start + share, hidden), BLOCK_M):
         col = (first + m)[None, :]
         inside = col < hidden
         a = tl.load(own + col, mask=inside, other=0.0)
         acc = tl.dot(a, tl.trans(tl.load(rows + col, mask=inside, other=0.0)), acc)
         acc = tl.dot(a, tl.trans(tl.load(rows + third + col, mask=inside, other=0.0)), acc)
         acc = tl.dot(a, tl.trans(tl.load(rows + 2 * third + col, mask=inside, other=0.0)), acc)
-    place = t[:, None] * num_experts + n[None, :]
-    tl.store(logits + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
+    place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
+    tl.store(parts + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -281,9 +287,7 @@ def moe_route(
     if not t:
         return x, weights, experts
     pdl = dependent_launch(x.device)
-    how = choice(
-        e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
-    )  # fmt: skip
+    how = choice(e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl)
     if t <= FEW_TOKENS or deterministic:
         block_m = triton.next_power_of_2(hidden)
         block_n = max(1, min(_VALUES // block_m, triton.next_power_of_2(e)))
@@ -344,13 +348,13 @@ def logit_parts(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> torch.Tenso
     if t >= MANY_TOKENS and h.dtype == torch.bfloat16:
         thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
         _thirds[(triton.cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
-        logits = torch.empty(1, t, e, dtype=torch.float32, device=h.device)
-        block_n = 128 if e > 64 else 64
-        _many_scores[(triton.cdiv(t, 64), triton.cdiv(e, block_n))](
-            h, thirds, logits, t, e, hidden, h.stride(0), BLOCK_T=64, BLOCK_N=block_n, BLOCK_M=64, num_warps=4,
-            num_stages=3,
+        block_n, splits = 128 if e > 64 else 64, 4 if t < FULL_TOKENS else 1
+        parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
+        _many_scores[(triton.cdiv(t, 64), triton.cdiv(e, block_n), splits)](
+            h, thirds, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=64, BLOCK_N=block_n, BLOCK_M=64,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
-        return logits
+        return parts
     # Two cuts, not one for each number of tokens: each is compiled.
     block_t, block_n, block_m, splits = (16, 64, 64, 8) if t <= 256 else (64, 64, 32, 2)
     parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)

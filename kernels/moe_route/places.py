@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
 """The choice of a token's experts within a program that goes on with them: the same in every program that makes it.
 
-Experts are ranked by integers, made of each expert's logit alone: no sum over experts, which programs of other sizes
-would round otherwise, decides who comes first. A row of them for each warp keeps each round within a warp.
+Experts are ranked by integers made of each expert's logit alone, which a softmax keeps in order: no sum over experts,
+which programs of other sizes would round otherwise, decides who comes first. A row of them for each warp keeps each
+round within a warp.
 """
 
 from __future__ import annotations
@@ -10,27 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.moe_route.choose import score
-
 
 @triton.jit
-def ranks(logits, bias, num_experts, SCORE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, E: tl.constexpr):
-    """[ROWS, E] int32, all rows alike, in the order of the experts' ranks; padding is below all, then missing values.
-
-    softmax takes no bias here: its scores are in the order of the logits.
-    """
-    tl.static_assert(SCORE != "softmax" or not HAS_BIAS)
+def ranks(logits, num_experts, ROWS: tl.constexpr, E: tl.constexpr):
+    """[ROWS, E] int32, all rows alike, in the order of the logits; padding is below all, then missing values."""
     e = tl.arange(0, E)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     live = e < num_experts
     # .cg: another kernel's memory, perhaps read before this one's wait
-    rank = tl.load(logits + e, mask=live, other=0.0, cache_modifier=".cg")
-    if SCORE != "softmax":
-        rank = score(rank, SCORE)
-    if HAS_BIAS:
-        rank += tl.load(bias + e, mask=live, other=0.0).to(tl.float32)
-    bits = tl.where(rank == 0.0, 0.0, rank).to(tl.int32, bitcast=True)
+    x = tl.load(logits + e, mask=live, other=0.0, cache_modifier=".cg")
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return tl.where(live, tl.where(rank == rank, ordered, -0x7FFFFFFE), -0x7FFFFFFF)
+    return tl.where(live, tl.where(x == x, ordered, -0x7FFFFFFE), -0x7FFFFFFF)
 
 
 @triton.jit
@@ -69,22 +60,18 @@ def shares(
     picked,
     num_experts,
     scale,
-    SCORE: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     E: tl.constexpr,
 ):
-    """The weights of the picked experts, [BLOCK_K]; 1 behind the first K."""
-    k = tl.arange(0, BLOCK_K)
-    own = tl.load(logits + picked, mask=k < K, other=float("-inf"), cache_modifier=".cg")
-    if SCORE == "softmax":
-        e = tl.arange(0, E)
-        x = tl.load(logits + e, mask=e < num_experts, other=float("-inf"), cache_modifier=".cg")
-        top = tl.max(x, 0)
-        value = tl.exp(own - top) / tl.sum(tl.exp(x - top), 0)
-    else:
-        value = tl.where(k < K, score(own, SCORE), 0.0)
+    """The weights of the K picked experts, [BLOCK_K]: their part of a softmax over all."""
+    e = tl.arange(0, E)
+    x = tl.load(logits + e, mask=e < num_experts, other=float("-inf"), cache_modifier=".cg")
+    chosen = tl.arange(0, BLOCK_K) < K
+    own = tl.load(logits + picked, mask=chosen, other=float("-inf"), cache_modifier=".cg")
+    top = tl.max(x, 0)
+    value = tl.exp(own - top) / tl.sum(tl.exp(x - top), 0)
     if RENORMALIZE:
         value = value / (tl.sum(value, 0) + 1e-20)
-    return tl.where(k < K, value * scale, 1.0)
+    return value * scale

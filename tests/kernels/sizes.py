@@ -85,7 +85,7 @@ def steps() -> dict[str, dict[str, Step]]:
         "moe_route": {"tokens": _of_tokens("moe_route", 64, 32, 4, norm=True)},
         "moe_gemm": {"tokens": _of_tokens("moe_gemm", 64, 32, 16, 4)},
         "moe": {
-            "tokens": _of_tokens("moe", 64, 32, 16, 4, norm=True, num_shared=1),
+            "tokens": _of_tokens("moe", 64, 32, 16, 4, norm=True),
             "groups": _of_tokens("moe", 64, 32, 16, 4, num_groups=4, top_groups=2),
         },
         "penalties": {"lines": lambda n: _made("penalties", "", F32, 320, [(10, LONGEST, 1.1, 0.1, 0.1)] * n)},

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.moe import kernel as experts
 from kernels.registry import Case, Op
 from kernels.testing import seeded
 from tests.kernels.sizes import decoding, steps
@@ -66,7 +67,7 @@ def test_nothing_is_scored_when_no_line_can_have_more_entries_than_places(
 @pytest.mark.parametrize(
     ("tokens", "kernels"),
     [
-        (1, ["scores", "up", "down"]),
+        (1, ["row_scores", "up", "down"]),
         (8, ["_few", "_count", "tiles_up", "tiles_down", "combine"]),
         (64, ["_norm", "_scores", "choose_and_order", "tiles_up", "tiles_down", "combine"]),
     ],
@@ -76,3 +77,11 @@ def test_experts_are_chosen_where_they_are_needed(
 ) -> None:
     run("moe", steps()["moe"]["tokens"](tokens), device)
     assert launched == kernels
+
+
+def test_larger_experts_are_chosen_before_their_products(
+    launched: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "SMALL_EXPERT", 8)
+    run("moe", steps()["moe"]["tokens"](1), device)
+    assert launched == ["_few", "rows_up", "rows_down"]

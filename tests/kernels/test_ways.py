@@ -13,10 +13,8 @@ from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write.reference import latent_write
 from kernels.moe import kernel as experts
 from kernels.moe.cases import case as layer_case
-from kernels.moe.rows import RowCut
 from kernels.moe_gemm import kernel as moe
 from kernels.moe_gemm.cases import case as experts_case
-from kernels.moe_gemm.rows import RowTile
 from kernels.moe_route import kernel as route
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
@@ -62,7 +60,7 @@ def test_shared_experts_known_before_the_choice_change_nothing(device: torch.dev
 def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = made(route_case("", torch.bfloat16, 12, 96, 40, 5, norm=True), device)
     few = route.moe_route(**inputs)
-    for name, border in (("FEW_TOKENS", 0), ("MANY_TOKENS", 1)):
+    for name, border in (("FEW_TOKENS", 0), ("MANY_TOKENS", 1), ("FULL_TOKENS", 1)):
         monkeypatch.setattr(route, name, border)
         h, weights, experts = route.moe_route(**inputs)
         assert torch.equal(h, few[0])
@@ -70,19 +68,12 @@ def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, mo
         assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize(
-    "cut",
-    [
-        RowCut(4, RowTile(4, 32, 4, 3), 1, RowTile(8, 32, 4)),
-        RowCut(1, RowTile(4, 32, 4, 3), 3, RowTile(8, 16, 4, 3)),
-        RowCut(2, RowTile(2, 64, 2, 2), 4, RowTile(4, 32, 4, 4)),
-    ],
-)
-def test_experts_chosen_in_the_products_are_those_chosen_before(
-    cut: RowCut, device: torch.device, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tokens", "rule"), [(3, "chooses_in_products"), (20, "chooses_in_order")])
+def test_experts_chosen_within_another_launch_are_those_chosen_before(
+    tokens: int, rule: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = made(layer_case("", torch.float32, 3, 72, 44, 12, 3, norm=True, num_shared=2, renormalize=False), device)
-    monkeypatch.setattr(experts, "row_cut", lambda inter, pairs: cut)
+    case = layer_case("", torch.float32, tokens, 72, 44, 12, 3, norm=True, renormalize=False, scale=1.5)
+    inputs = made(case, device)
     got = experts.moe(**inputs)
-    monkeypatch.setattr(experts, "chooses_in_products", lambda *_: False)
-    assert_close("chosen in the products", got, experts.moe(**inputs), TOLERANCES[torch.float32])
+    monkeypatch.setattr(experts, rule, lambda *_: False)
+    assert_close(rule, got, experts.moe(**inputs), TOLERANCES[torch.float32])
