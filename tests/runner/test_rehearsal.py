@@ -49,7 +49,7 @@ LATENT_EXPERTS = {
 
 @pytest.mark.parametrize("config", [DENSE, LATENT_EXPERTS], ids=["dense", "latents and experts"])
 def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(tmp_path: Path, config: dict[str, Any]) -> None:
-    config = {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 4096}
+    config = {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = [sys.executable, "-m", "tests.runner.variants", str(tmp_path), "100", "3"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path))

@@ -31,7 +31,7 @@ from engine.types import SamplingParams
 from kernels.compiles import zeroed
 from kernels.registry import registry
 
-ROWS, BUDGET, CONTEXT = 256, 2048, 4096
+ROWS, BUDGET, CONTEXT = 256, 5120, 8192
 BLOCK = 128
 HOPPER = make_backend(GPUTarget("cuda", 90, 32))
 
@@ -87,7 +87,7 @@ def plan(draw: random.Random, step: int, keeps_state: bool) -> StepPlan:
     left = BUDGET - singles
     count, first = [1] * singles, []
     for i in range(longer):
-        most = max(2, min(left - 2 * (longer - i), draw.choice((6, 40, 700, 2048))))
+        most = max(2, min(left - 2 * (longer - i), draw.choice((6, 40, 700, 2048, 5120))))
         count.append(draw.randint(2, most))
         left -= count[-1]
     deepest = draw.choice((30, 300, CONTEXT))
