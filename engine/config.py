@@ -19,8 +19,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     chunk_size: most prompt tokens of one request in one step; 0 means the whole budget.
     mixed_budget: most prompt tokens, of all requests together, in a step that also holds decoding rows; None goes by
     how many rows decode and how much waits (`engine.core.policy.Pace`).
-    preference: "throughput" takes prompts in fast enough to keep all rows busy; "latency" keeps steps that hold
-    decoding rows short, at the price of a longer wait for the first token under load.
+    preference: "balanced" takes prompts in fast enough to keep all rows busy, in shares that hold decoding rows up
+    little; "latency" keeps steps that hold decoding rows shorter still, at the price of a longer wait for the first
+    token under load; "throughput" takes in what waits at once, at the price of long gaps between tokens.
     """
 
     max_rows: Positive = 256
@@ -28,7 +29,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     token_budget: Positive = 8192
     chunk_size: Annotated[int, Meta(ge=0)] = 0
     mixed_budget: Positive | None = None
-    preference: Literal["latency", "throughput"] = "throughput"
+    preference: Literal["latency", "balanced", "throughput"] = "balanced"
 
     def __post_init__(self) -> None:
         if self.token_budget < self.max_rows:

@@ -26,6 +26,7 @@ def switches() -> Iterator[tuple[str, str, object]]:
     yield "scheduler", "chunk_size", 5
     yield "scheduler", "mixed_budget", 3
     yield "scheduler", "preference", "latency"
+    yield "scheduler", "preference", "throughput"
     yield "scheduler", "max_rows", 3
     yield "cache", "block_size", 32
     yield "cache", "num_blocks", 20

@@ -84,7 +84,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         token_budget=draw(st.integers(rows, 40)),
         chunk_size=draw(st.sampled_from([0, 1, 3, 7])),
         mixed_budget=draw(st.sampled_from([None, 1, 4])),
-        preference=draw(st.sampled_from(["latency", "throughput"])),
+        preference=draw(st.sampled_from(["latency", "balanced", "throughput"])),
     )
 
 
