@@ -11,7 +11,7 @@ import torch
 from kernels.hardware import branch, dependent_launch
 from kernels.latent_attention.chunks import attend_chunks
 from kernels.latent_attention.expand import Tile, UpTile, attend_expanded
-from kernels.latent_attention.steps import StepCut, attend_steps
+from kernels.latent_attention.steps import FEW_LINES, StepCut, attend_steps
 
 
 def latent_attention(
@@ -55,13 +55,14 @@ def latent_attention(
 
 
 def step_cut(dtype: torch.dtype, heads: int, lines: int) -> StepCut:
-    """The cut of lines of one query. Two programs on a multiprocessor fill each other's gaps, where a program's heads
-    fit four warps (measured on an H200 at 64 lines)."""
+    """The cut of lines of one query (measured on an H200 at 16 heads). Two programs on a multiprocessor fill each
+    other's gaps, where a program's heads fit four warps and lines are many; some lines want twice the entries on
+    their way, for which there is room beside so few heads."""
     if dtype == torch.float32:
         return StepCut(32, 1, 4)
-    if lines > 32 and heads <= 16:
+    if heads <= 16 and lines > 32:
         return StepCut(32, 3, 4, programs=2, values=64)
-    return StepCut(32, 3, 8)
+    return StepCut(64 if heads <= 16 and lines > FEW_LINES else 32, 3, 8)
 
 
 def expanded_tiles(dtype: torch.dtype) -> tuple[UpTile, Tile]:

@@ -106,6 +106,16 @@ def cases() -> list[Case]:
             case("1 single 4/2x64", dtype, [(1, 1)], 4, 2, 64),
             case("singles, one padding, 8/2x64", dtype, [(1, 65), (1, 0), (1, 200)], 8, 2, 64, bound=1000),
             case("1 single split 32/8x128", dtype, [(1, 700)], 32, 8, 128, strided=True),
+            case(
+                "singles of very different length, window",
+                dtype,
+                [(1, 900), (1, 3), (1, 0), (1, 70), (1, 410)],
+                8,
+                2,
+                64,
+                window=610,
+                bound=20000,
+            ),
             case("mixed, 3 heads a group, x80", dtype, [(1, 33), (3, 3), (40, 100), (7, 0)], 6, 2, 80),
             case(
                 "mixed, window, softcap, sinks, block 32",

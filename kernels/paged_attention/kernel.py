@@ -20,6 +20,9 @@ LEAST_LINES = 128
 # Programs that a grid of decode lines may hold for each that would do: lines of very different length still spread.
 SPARE = 8
 
+# Multiprocessors of an H200: so many kv heads of decode lines are a wave with one program each.
+_WAVE = 132
+
 # Queries from which on prompts take their own kernel: fewer do where nobody has many keys, else splitting the keys pays
 # (measured on an H200).
 _PROMPT_TOKENS, _SHORT_TOKENS, _SHORT_CONTEXT = 256, 64, 4096
@@ -30,6 +33,7 @@ class Tile:
     """How the work is cut: rows (queries × heads of a group) and keys a tile, warps, pipeline depth.
 
     programs: on each multiprocessor, that keys are split for when there are few tiles. least: keys worth a split.
+    rounded: whether equal decode lines get a whole number of those programs each (`dealt_to`).
     """
 
     rows: int
@@ -38,6 +42,7 @@ class Tile:
     stages: int
     programs: int = 2
     least: int = 64
+    rounded: bool = False
 
 
 # Every line through one tile, keys from the first on: a query's result does not depend on what stands beside it.
@@ -47,26 +52,53 @@ INVARIANT = Tile(64, 32, warps=4, stages=2)
 def tile_for(
     dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, lines: int, kv_heads: int
 ) -> Tile:
-    """The tile for `lines` lines of up to `queries` queries; `channels` is the wider of key and value, a power of two.
-
-    Those of single queries were measured on an H200 by `perf.tune_attention` and `perf.layer`: few lines want many
-    small programs with cheap barriers, dozens want all programs to run at once, hundreds read at the memory's speed
-    anyhow.
-    """
+    """The tile for `lines` lines of up to `queries` queries, `channels` wide: of key and value the wider, padded to a
+    power of two."""
     least = triton.next_power_of_2(group)
     rows = triton.next_power_of_2(min(max(queries * group, 16), max(least, 128)))
     wide, deep = dtype == torch.float32, channels > 128
     if wide or deep:
         rows = max(min(rows, 64), least)
     if single and rows == 16 and not wide and not deep:
-        if lines <= 48:
-            return Tile(16, 32, warps=2, stages=2, programs=8 if lines <= 16 else 4)
-        if lines <= 64 and kv_heads == 4:
-            # Fewer tiles than two for each multiprocessor, so their keys are split (64 lines of 4 heads were measured).
-            return Tile(16, 32, warps=2, stages=4, programs=4)
-        return Tile(16, 32, warps=4, stages=4) if lines <= 128 else Tile(16, 64, warps=4, stages=3)
+        return _decode_tile(group, lines, lines * kv_heads)
     keys = 32 if wide or (deep and rows > 16) else 64
     return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3)
+
+
+def _decode_tile(group: int, lines: int, heads: int) -> Tile:
+    """The tile for lines of one query with `heads` kv heads in all, each shared by `group` query heads.
+
+    Measured on an H200 between the products of a layer (docs/log.md): what decides is how full the waves of programs
+    are. Where equal lines gained what others lost, and far from what was measured, tiles are those of before.
+    """
+    if lines > 128:
+        return Tile(16, 64, warps=4, stages=3)
+    if 2 * heads <= _WAVE:
+        return Tile(16, 64, warps=2, stages=2, programs=4, rounded=True)
+    if heads <= _WAVE:
+        return Tile(16, 64, warps=4, stages=3, programs=3, rounded=True)
+    # The sum of parts takes 156 registers where 4 heads share keys, 126 where 8 do: 3 programs of 4 warps fit, or 4.
+    large = group >= 8
+    if heads <= 2 * _WAVE:
+        if large and 2 * heads > 3 * _WAVE:
+            return Tile(16, 64, warps=4, stages=3, programs=2, rounded=True)
+        return Tile(16, 32, warps=2, stages=2, programs=4)
+    if heads <= 3 * _WAVE:
+        return Tile(16, 64, warps=4, stages=3, programs=3, rounded=True)
+    if heads <= 4 * _WAVE and large:
+        return Tile(16, 64, warps=4, stages=2, programs=4, rounded=True)
+    if 7 * _WAVE < 2 * heads <= 8 * _WAVE:
+        return Tile(16, 64, warps=2, stages=2)
+    return Tile(16, 32, warps=4, stages=4)
+
+
+def dealt_to(programs: int, tiles: int) -> int:
+    """Of `programs` that run at once, how many the keys of `tiles` kv heads of decode lines are dealt out to, rounded.
+
+    Lines of equal length have a whole number of shares each, or those left over would take a second wave; a quarter of
+    a share is left for longer lines, so that they are not cut for a few keys. A line much longer is cut further.
+    """
+    return programs if tiles > programs else programs // tiles * tiles - tiles // 4
 
 
 @lru_cache(maxsize=16)
@@ -198,7 +230,7 @@ def attend_into(
             first_line,
             num_lines,
             splits,
-            programs,
+            dealt_to(programs, tiles * g) if tile.rounded else programs,
             tile.least,
             H=h,
             G=g,
