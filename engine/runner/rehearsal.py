@@ -55,9 +55,9 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))
     made += [Rehearsal(0, 1, first, count) for count in counts for first in contexts]
     made += [Rehearsal(8, 1, 0, count) for count in counts]
-    # Steps of more than 4,096 tokens take the same kernels.
-    longer = -(-4096 // max_model_len)
-    made.append(Rehearsal(0, longer, 0, -(-4096 // longer)))
+    # The last border lies behind 4,096 tokens.
+    longer = -(-4097 // max_model_len)
+    made.append(Rehearsal(0, longer, 0, -(-4097 // longer)))
     # many lines of a few tokens: the rest of prompts whose beginning was cached
     made += [Rehearsal(0, lines, first, count) for lines in (4, 70, 130) for first in contexts for count in (3, 40)]
     return [

@@ -9,6 +9,7 @@ from kernels.moe.order import MOST_PAIRS, chosen_in_order
 from kernels.moe.rows import rows_moe
 from kernels.moe_gemm.kernel import EXACT_ROWS, GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
 from kernels.moe_gemm.kernel import FEW_TOKENS as ROW_TOKENS
+from kernels.moe_gemm.rows import RowTile
 from kernels.moe_gemm.tiles import tiles_moe
 from kernels.moe_route.kernel import FEW_TOKENS, choice, logit_parts, moe_route
 from kernels.rms_norm.kernel import rms_norm
@@ -23,6 +24,11 @@ def chooses_in_products(tokens: int, inter: int, experts: int, plain: bool) -> b
     """Whether the products find their experts by themselves: for a few tokens and small experts, where the choice is
     `plain`, that is the highest of the scores."""
     return tokens <= ROW_TOKENS and inter <= SMALL_EXPERT and experts <= MOST_EXPERTS and plain
+
+
+def down_tile(tokens: int, inter: int) -> RowTile:
+    """The cut of the down product: whole rows in registers for one token, a pipeline for more."""
+    return row_tiles(inter)[1] if tokens == 1 else RowTile(8, 512, 4, 5)
 
 
 def chooses_in_order(tokens: int, pairs: int, experts: int) -> bool:
@@ -63,18 +69,18 @@ def moe(
     if not alone and chooses_in_products(tokens, inter, len(router), plain):
         return rows_moe(
             x, router, gate_up, down, top_k, norm_weight, eps, offset, renormalize, scale, residual, gelu, limit,
-            *row_tiles(inter), pdl,
+            row_tiles(inter)[0], down_tile(tokens, inter), pdl,
         )  # fmt: skip
     how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
     if not alone and chooses_in_order(tokens, pairs, len(gate_up)):
         h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
-        rows, up_tile, down_tile = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
+        rows, up_cut, down_cut = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
         constants = choice(
             len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
         )
         parts = logit_parts(h, router, pdl)
         weights, experts, places = chosen_in_order(parts, bias, table, token_ids, rows, scale, constants)
         inputs = (h.contiguous(), gate_up, down, weights, experts, residual, gelu, limit)
-        return tiles_moe(*inputs, places, up_tile, down_tile, rows < EXACT_ROWS, pdl)
+        return tiles_moe(*inputs, places, up_cut, down_cut, rows < EXACT_ROWS, pdl)
     h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
     return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)

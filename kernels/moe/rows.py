@@ -75,10 +75,13 @@ def down(
     RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    STAGES: tl.constexpr,
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[t, n] over all of the token's experts in turn; BLOCK_M holds an expert's row."""
+    """out[t, n] over all of the token's experts in turn; an expert's row is CHUNKS tiles of BLOCK_M. STAGES of 1 has
+    one tile, a whole row, on its way in registers; more have a pipeline behind the first."""
     t = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
@@ -87,7 +90,7 @@ def down(
     if PDL:
         gdc_launch_dependents()
     # Before the wait: the scores were complete before the kernel before this one let it start.
-    # The first expert's tile is asked for before the others are found; from then on one is always on its way.
+    # The first expert's tile is asked for before the others are found.
     own = logits + t * num_experts
     rows = matrices + n[:, None].to(tl.int64) * inter + m[None]
     matrix = hidden.to(tl.int64) * inter
@@ -99,15 +102,28 @@ def down(
     weight = shares(own, picked, num_experts, scale, RENORMALIZE, K, BLOCK_K, BLOCK_E)
     if PDL:
         gdc_wait()
-    pair = h + t * K * inter + m
+    pair = h + t * K * inter
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for i in tl.range(K, num_stages=1):
-        now = ahead
-        # behind the last expert its tile is loaded once more and left unused
-        expert = tl.sum(tl.where(k == tl.minimum(i + 1, K - 1), picked, 0), 0).to(tl.int64)
-        ahead = tl.load(rows + expert * matrix, mask=inside, other=0.0)
-        v = tl.load(pair + i * inter, mask=m < inter, other=0.0).to(tl.float32)
-        total += now.to(tl.float32) * v[None] * tl.sum(tl.where(k == i, weight, 0.0), 0)
+    if STAGES == 1:
+        tl.static_assert(CHUNKS == 1)
+        for i in tl.range(K, num_stages=1):
+            now = ahead
+            # behind the last expert its tile is loaded once more and left unused
+            expert = tl.sum(tl.where(k == tl.minimum(i + 1, K - 1), picked, 0), 0).to(tl.int64)
+            ahead = tl.load(rows + expert * matrix, mask=inside, other=0.0)
+            v = tl.load(pair + i * inter + m, mask=m < inter, other=0.0).to(tl.float32)
+            total += now.to(tl.float32) * v[None] * tl.sum(tl.where(k == i, weight, 0.0), 0)
+    else:
+        v = tl.load(pair + m, mask=m < inter, other=0.0).to(tl.float32) * tl.sum(tl.where(k == 0, weight, 0.0), 0)
+        total += ahead.to(tl.float32) * v[None]
+        for i in tl.range(1, K * CHUNKS, num_stages=STAGES):
+            turn = i // CHUNKS
+            first = i % CHUNKS * BLOCK_M
+            there = first + m < inter
+            expert = tl.sum(tl.where(k == turn, picked, 0), 0).to(tl.int64)
+            w = tl.load(rows + expert * matrix + first, mask=(n < hidden)[:, None] & there[None], other=0.0)
+            v = tl.load(pair + turn * inter + first + m, mask=there, other=0.0).to(tl.float32)
+            total += w.to(tl.float32) * (v * tl.sum(tl.where(k == turn, weight, 0.0), 0))[None]
     y = tl.sum(total, 1)
     if RESIDUAL:
         y += tl.load(residual + t * hidden + n, mask=n < hidden, other=0.0).to(tl.float32)
@@ -132,8 +148,8 @@ def rows_moe(
     down_tile: RowTile,
     pdl: bool,
 ) -> torch.Tensor:
-    """`moe` of a softmax without correction, groups or shared experts. `down_tile` holds all inner channels. A token's
-    sums are taken in one order, whatever stands beside it."""
+    """`moe` of a softmax without correction, groups or shared experts. A `down_tile` of one stage holds all inner
+    channels. With the same tiles a token's sums are taken in one order, whatever stands beside it."""
     (t, hidden), e = x.shape, router.shape[0]
     inter = gate_up.shape[1] // 2
     block_m = triton.next_power_of_2(hidden)
@@ -156,6 +172,8 @@ def rows_moe(
     down[(triton.cdiv(hidden, down_tile.outputs), t)](
         inner, matrices, logits, residual, out, e, hidden, inter, top_k, scale,
         RENORMALIZE=renormalize, BLOCK_K=triton.next_power_of_2(top_k), RESIDUAL=residual is not None,
-        BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs, WARPS=down_tile.warps, num_warps=down_tile.warps, **chosen,
+        BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
+        CHUNKS=triton.cdiv(inter, down_tile.inputs), STAGES=down_tile.stages,
+        WARPS=down_tile.warps, num_warps=down_tile.warps, **chosen,
     )  # fmt: skip
     return out

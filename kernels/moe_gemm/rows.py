@@ -177,8 +177,8 @@ def rows_down(
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """How a product of `rows_up` or `rows_down` is cut: outputs and inputs a tile, warps, and the up product's
-    pipeline depth."""
+    """How a product of `rows_up` or `rows_down` is cut: outputs and inputs a tile, warps, and the depth of
+    its pipeline, which `rows_down` has none of."""
 
     outputs: int
     inputs: int

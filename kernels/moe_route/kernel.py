@@ -23,7 +23,7 @@ from kernels.rms_norm.kernel import rms_norm
 FEW_TOKENS = 16
 # From here on the scores are exact products of bfloat16 on tensor cores.
 MANY_TOKENS = 1024
-# Below, the inputs of such products are split over programs, so that they fill a GPU.
+# Up to here the inputs of such products are split over programs, so that they fill a GPU.
 FULL_TOKENS = 4096
 # Router values that a program of `_few` holds in registers.
 _VALUES = 8192
@@ -348,7 +348,7 @@ def logit_parts(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> torch.Tenso
     if t >= MANY_TOKENS and h.dtype == torch.bfloat16:
         thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
         _thirds[(triton.cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
-        block_n, splits = 128 if e > 64 else 64, 4 if t < FULL_TOKENS else 1
+        block_n, splits = 128 if e > 64 else 64, 4 if t <= FULL_TOKENS else 1
         parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
         _many_scores[(triton.cdiv(t, 64), triton.cdiv(e, block_n), splits)](
             h, thirds, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=64, BLOCK_N=block_n, BLOCK_M=64,

@@ -15,6 +15,7 @@ from kernels.moe import kernel as experts
 from kernels.moe.cases import case as layer_case
 from kernels.moe_gemm import kernel as moe
 from kernels.moe_gemm.cases import case as experts_case
+from kernels.moe_gemm.rows import RowTile
 from kernels.moe_route import kernel as route
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
@@ -77,3 +78,13 @@ def test_experts_chosen_within_another_launch_are_those_chosen_before(
     got = experts.moe(**inputs)
     monkeypatch.setattr(experts, rule, lambda *_: False)
     assert_close(rule, got, experts.moe(**inputs), TOLERANCES[torch.float32])
+
+
+def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = made(layer_case("", torch.float32, 3, 72, 44, 12, 3, norm=True, residual=True), device)
+    monkeypatch.setattr(experts, "down_tile", lambda *_: RowTile(8, 64, 4))
+    whole = experts.moe(**inputs)
+    monkeypatch.setattr(experts, "down_tile", lambda *_: RowTile(8, 16, 4, 5))
+    assert_close("parts", experts.moe(**inputs), whole, TOLERANCES[torch.float32])
