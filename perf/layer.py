@@ -118,9 +118,9 @@ def holding(point: Point, held: Choices) -> Iterator[None]:
     vector, stream = products_of.vector_tile, products_of.stream_tile
     parts = point.products
 
-    def vector_tile(k: int, norm: bool, activation: bool) -> Any:
+    def vector_tile(n: int, k: int, norm: bool, activation: bool) -> Any:
         slot = next(p.name for p in parts if (p.k, p.norm, p.activation is not None) == (k, norm, activation))
-        return held.get(slot) or vector(k, norm, activation)
+        return held.get(slot) or vector(n, k, norm, activation)
 
     def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> Any:
         slot = next(p.name for p in parts if (p.n, p.k, p.activation is not None) == (n, k, activation))

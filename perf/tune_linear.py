@@ -81,7 +81,17 @@ def products(shape: str) -> list[Product]:
 def vector_tiles() -> list[VectorTile]:
     """outputs × inputs a program, warps, and the pipelines that were worth it (docs/log.md)."""
     tiles = []
-    for outputs, inputs in ((1, 1024), (1, 2048), (2, 512), (2, 1024), (4, 256), (4, 512), (8, 256), (8, 512)):
+    for outputs, inputs in (
+        (1, 1024),
+        (1, 2048),
+        (2, 512),
+        (2, 1024),
+        (4, 256),
+        (4, 512),
+        (4, 1024),
+        (8, 256),
+        (8, 512),
+    ):
         for warps in (2, 4, 8):
             if 8 <= outputs * inputs // (32 * warps) <= 32:
                 tiles += [
@@ -115,7 +125,7 @@ def broad_tiles(product: Product) -> list[BroadTile]:
 def chosen(rows: int, product: Product) -> Choice:
     """What `linear` takes now."""
     if rows == 1:
-        return vector_tile(product.k, product.norm, product.activation is not None)
+        return vector_tile(product.n, product.k, product.norm, product.activation is not None)
     if rows > STREAM_ROWS:
         return broad_tile(rows, product.n, product.k, 132) if product.activation else None
     return stream_tile(rows, product.n, product.k, product.activation is not None, 132)

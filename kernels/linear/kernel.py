@@ -24,7 +24,7 @@ BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
 FEW_ROWS = 16
 TILE_ROWS = 32
 HEAD_OUTPUTS = 1 << 16
-MANY_INPUTS = 12288
+FEW_INPUTS, MANY_INPUTS = 2048, 12288
 
 
 def linear(
@@ -73,18 +73,22 @@ def linear(
     if not (narrow and fits):
         return _library(x, weight, bias, residual, activation)
     if rows == 1:
-        vector = vector_tile(weight.shape[1], norm_weight is not None, activation is not None)
+        vector = vector_tile(n, weight.shape[1], norm_weight is not None, activation is not None)
         return vector_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, vector, pdl)
     tile = _tile(rows, n, activation is not None)
     return tile_linear(x, weight, bias, None, eps, offset, residual, activation, tile, pdl)
 
 
-def vector_tile(k: int, norm: bool, activation: bool) -> VectorTile:
+def vector_tile(n: int, k: int, norm: bool, activation: bool) -> VectorTile:
     if activation:
         return VectorTile(4, 256, 4, stages=5)
+    if k >= MANY_INPUTS or n >= HEAD_OUTPUTS:
+        return VectorTile(8, 256, 4, stages=5)
     if norm:
-        return VectorTile(8, 256, 4)
-    return VectorTile(8, 256, 4, stages=5) if k >= MANY_INPUTS else VectorTile(2, 1024, 4)
+        if k > FEW_INPUTS:
+            return VectorTile(8, 256, 4)
+        return VectorTile(8, 512, 4) if n <= 4096 else VectorTile(4, 1024, 4)
+    return VectorTile(1, 2048, 4) if k in (2048, 4096) else VectorTile(2, 1024, 4)
 
 
 def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> StreamTile:
