@@ -69,7 +69,8 @@ class Point:
                 Tile(16, keys, w, s, p) for keys in (32, 64) for w, s in ((2, 2), (2, 4), (4, 4)) for p in (2, 4, 8)
             ]
         if slot == "single":
-            return [Tile(16, keys, w, 3, p, 256) for keys, p in ((128, 1), (64, 2), (64, 4)) for w in (4, 8)]
+            cuts = ((128, 1, 4, 3, 128), (128, 2, 4, 3, 256), (128, 2, 8, 3, 256), (256, 1, 8, 2, 256))
+            return [fused.LineTile(8, keys, w, s, 1, least, ahead=ahead) for keys, ahead, w, s, least in cuts]
         product = next(p for p in self.products if p.name == slot)
         return [tile for tile in choices(self.rows, product) if tile is not None]
 

@@ -1,4 +1,5 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,assignment"
+# ruff: noqa: RUF005 (Triton knows no starred tuples)
 """The Triton kernel of paged attention: tiles of queries over split keys.
 
 FlashAttention-2's tiles and online softmax (Dao 2023, arXiv:2307.08691) over a paged cache (Kwon et al. 2023,
@@ -119,6 +120,84 @@ def _keys(
 
 
 @triton.jit
+def _sum_tiles(
+    p_sums,
+    p_parts,
+    active,
+    m_value,
+    ROWS: tl.constexpr,
+    DV: tl.constexpr,
+    SPLITS: tl.constexpr,
+    MERGE: tl.constexpr,
+):
+    """The sum of `active` parts, MERGE of them a tile, with the weights of all SPLITS worked out at once."""
+    row = tl.arange(0, ROWS)
+    split = tl.arange(0, SPLITS)
+    # The first parts are on their way while the weights of all are worked out.
+    sums = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
+    part = tl.arange(0, MERGE)
+    some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
+    o = tl.load(
+        p_parts[None, :, :] + part[:, None, None] * ROWS * DV,
+        mask=(part[:, None, None] < active) & m_value[None, None, :],
+        other=0.0,
+    )
+    top = tl.max(sums, axis=0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2(sums - top[None, :]), axis=0)
+    merged = tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
+    for first in tl.range(MERGE, active, MERGE):
+        part = first + tl.arange(0, MERGE)
+        some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
+        o = tl.load(
+            p_parts[None, :, :] + part[:, None, None] * ROWS * DV,
+            mask=(part[:, None, None] < active) & m_value[None, None, :],
+            other=0.0,
+        )
+        merged += tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
+    return merged, total
+
+
+@triton.jit
+def _sum_near(
+    p_sums,
+    p_parts,
+    active,
+    m_value,
+    ROWS: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    DV: tl.constexpr,
+    MERGE: tl.constexpr,
+):
+    """The sum of `active` parts, MERGE of them on their way at once: all lie alike, so no sum crosses threads."""
+    row = tl.arange(0, ROWS)
+    top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    merged = tl.zeros([ROWS, BLOCK_DV], dtype=tl.float32)
+    for first in tl.range(0, active, MERGE):
+        sums = ()
+        parts = ()
+        for i in tl.static_range(MERGE):
+            at = first + i
+            live = row < tl.where(at < active, ROWS, 0)
+            sums = sums + (tl.load(p_sums + at * ROWS + row, mask=live, other=float("-inf")),)
+            parts = parts + (tl.load(p_parts + at * ROWS * DV, mask=live[:, None] & m_value[None, :], other=0.0),)
+        highest = top
+        for i in tl.static_range(MERGE):
+            highest = tl.maximum(highest, sums[i])
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink = tl.exp2(top - shift)
+        total = total * shrink
+        merged = merged * shrink[:, None]
+        for i in tl.static_range(MERGE):
+            weight = tl.exp2(sums[i] - shift)
+            total += weight
+            merged += parts[i] * weight[:, None]
+        top = highest
+    return merged, total
+
+
+@triton.jit
 def merge_splits(
     acc,
     lse,
@@ -137,6 +216,7 @@ def merge_splits(
     ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
     MERGE: tl.constexpr,
+    IS_NEAR: tl.constexpr,
 ):
     """Keeps a split's result, acc [BLOCK_M, BLOCK_DV] with its log-sum-exp in powers of two, of which ROWS count.
 
@@ -154,33 +234,12 @@ def merge_splits(
     if tl.atomic_add(p_arrived + i_work, 1, sem="acq_rel", scope="gpu") == active - 1:
         tl.store(p_arrived + i_work, 0)
         row = tl.arange(0, ROWS)
-        split = tl.arange(0, SPLITS)
         p_sums = p_lse + i_work * splits * ROWS
-        # The first parts are on their way while the weights of all are worked out.
-        sums = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
-        part = tl.arange(0, MERGE)
-        p_parts = p_partial + i_work * splits * ROWS * DV + row[None, :, None] * DV + value_channel[None, None, :]
-        some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
-        o = tl.load(
-            p_parts + part[:, None, None] * ROWS * DV,
-            mask=(part[:, None, None] < active) & m_value[None, None, :],
-            other=0.0,
-        )
-        top = tl.max(sums, axis=0)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.sum(tl.exp2(sums - top[None, :]), axis=0)
-        merged = tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
-        for first in tl.range(MERGE, active, MERGE):
-            part = first + tl.arange(0, MERGE)
-            some = tl.load(
-                p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf")
-            )
-            o = tl.load(
-                p_parts + part[:, None, None] * ROWS * DV,
-                mask=(part[:, None, None] < active) & m_value[None, None, :],
-                other=0.0,
-            )
-            merged += tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
+        p_parts = p_partial + (i_work * splits * ROWS + row[:, None]) * DV + value_channel[None, :]
+        if IS_NEAR:
+            merged, total = _sum_near(p_sums, p_parts, active, m_value, ROWS, BLOCK_DV, DV, MERGE)
+        else:
+            merged, total = _sum_tiles(p_sums, p_parts, active, m_value, ROWS, DV, SPLITS, MERGE)
         merged = merged / tl.where(total > 0.0, total, 1.0)[:, None]
         stored = m_row[:, None] & m_value[None, :]
         tl.store(p_rows + value_channel[None, :], merged.to(p_rows.dtype.element_ty), mask=stored)
@@ -233,6 +292,7 @@ def attend(
     ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
     MERGE: tl.constexpr,
+    IS_NEAR: tl.constexpr,
     IS_SINGLE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -395,5 +455,5 @@ def attend(
     p_rows = p_out + ((query_first + query).to(tl.int64) * H + head)[:, None] * DV
     merge_splits(
         acc, m + tl.log2(l), p_partial, p_lse, p_arrived, p_rows, m_row, i_work, i_split, splits, active,
-        DV, BLOCK_M, BLOCK_DV, ROWS, SPLITS, MERGE,
+        DV, BLOCK_M, BLOCK_DV, ROWS, SPLITS, MERGE, IS_NEAR,
     )  # fmt: skip

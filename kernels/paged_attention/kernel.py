@@ -33,7 +33,8 @@ class Tile:
     """How the work is cut: rows (queries × heads of a group) and keys a tile, warps, pipeline depth.
 
     programs: on each multiprocessor, that keys are split for when there are few tiles. least: keys worth a split.
-    rounded: whether equal decode lines get a whole number of those programs each (`dealt_to`).
+    rounded: whether equal decode lines get a whole number of those programs each (`dealt_to`). near: splits that are
+    added up at once, at most, by threads that each keep to their own channels; 0 adds up tiles of them.
     """
 
     rows: int
@@ -43,6 +44,13 @@ class Tile:
     programs: int = 2
     least: int = 64
     rounded: bool = False
+    near: int = 8
+
+    def merged(self, values: int) -> int:
+        """Splits of `values` numbers each that are added up at once; near ones in at most 64 registers of a thread."""
+        if not self.near:
+            return max(1, 4096 // values)
+        return min(self.near, max(1, 64 * 32 * self.warps // values))
 
 
 # Every line through one tile, keys from the first on: a query's result does not depend on what stands beside it.
@@ -62,7 +70,7 @@ def tile_for(
     if single and rows == 16 and not wide and not deep:
         return _decode_tile(group, lines, lines * kv_heads)
     keys = 32 if wide or (deep and rows > 16) else 64
-    return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3)
+    return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3, near=0)
 
 
 def _decode_tile(group: int, lines: int, heads: int) -> Tile:
@@ -78,6 +86,7 @@ def _decode_tile(group: int, lines: int, heads: int) -> Tile:
     if heads <= _WAVE:
         return Tile(16, 64, warps=4, stages=3, programs=3, rounded=True)
     # The sum of parts takes 156 registers where 4 heads share keys, 126 where 8 do: 3 programs of 4 warps fit, or 4.
+    # The near sum takes 154 there, so it is left out where a fourth counts.
     large = group >= 8
     if heads <= 2 * _WAVE:
         if large and 2 * heads > 3 * _WAVE:
@@ -86,7 +95,7 @@ def _decode_tile(group: int, lines: int, heads: int) -> Tile:
     if heads <= 3 * _WAVE:
         return Tile(16, 64, warps=4, stages=3, programs=3, rounded=True)
     if heads <= 4 * _WAVE and large:
-        return Tile(16, 64, warps=4, stages=2, programs=4, rounded=True)
+        return Tile(16, 64, warps=4, stages=2, programs=4, rounded=True, near=0)
     if 7 * _WAVE < 2 * heads <= 8 * _WAVE:
         return Tile(16, 64, warps=2, stages=2)
     return Tile(16, 32, warps=4, stages=4)
@@ -246,7 +255,8 @@ def attend_into(
             BLOCK_B=max(LEAST_LINES, triton.next_power_of_2(num_lines)) if single and splits > 1 else 1,
             ROWS=rows,
             SPLITS=1 if splits == 1 else MAX_SPLITS,
-            MERGE=max(1, 4096 // (rows * block_dv)),
+            MERGE=tile.merged(rows * block_dv),
+            IS_NEAR=tile.near > 0,
             IS_SINGLE=single,
             HAS_WINDOW=window is not None,
             HAS_SOFTCAP=softcap is not None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 
@@ -22,28 +24,42 @@ from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 FEW_HEADS = 32
 
 
-def fuses(lines: int, alone: bool, heads: int, wide: bool, multiprocessors: int) -> bool:
+@dataclass(frozen=True, slots=True)
+class LineTile(Tile):
+    """A tile of lines of one token: a row below the group's queries is the new key.
+
+    ahead: tiles of keys that are loaded before the wait.
+    """
+
+    near: int = 16
+    ahead: int = 1
+
+
+def fuses(lines: int, alone: bool, heads: int, wide: bool) -> bool:
     """Whether one kernel is faster than two for `lines` lines of one token with `heads` kv heads in all.
 
-    It is for one line, whatever stands beside it, and for lines `alone` in their step, with a `wide` tile: a few heads,
-    whose keys many programs share, and as many as give each its own program in one wave. In between the prologue,
-    which every share of the keys repeats, costs as much as the launch that it saves.
+    It is for one line, whatever stands beside it, and for lines `alone` in their step with few heads and a `wide` tile.
     """
-    some = heads <= FEW_HEADS or multiprocessors < 2 * heads <= 2 * multiprocessors
-    return lines == 1 or (alone and wide and some)
+    return lines == 1 or (alone and wide and heads <= FEW_HEADS)
 
 
-def tile_for(dtype: torch.dtype, group: int, channels: int, heads: int, multiprocessors: int) -> Tile:
-    """The tile for `heads` kv heads of lines, `channels` wide, a power of two; `group` query heads share one."""
-    rows = max(16, triton.next_power_of_2(group))
-    if not _wide(dtype, rows, channels):
-        return Tile(rows, 32, warps=4, stages=2)
-    return Tile(16, 128, warps=8 if 2 * heads > multiprocessors else 4, stages=3, programs=1, least=256)
+def tile_for(dtype: torch.dtype, group: int, channels: int, lines: int) -> LineTile:
+    """The tile for `lines` lines, `channels` wide, a power of two; `group` query heads share a kv head.
+
+    A share that is worth it has no more keys than are loaded before the wait. Wide tiles and those of 256 channels were
+    measured on an H200; for one line of 16 heads that share keys, four warps spill.
+    """
+    rows = max(8, triton.next_power_of_2(group + 1))
+    if not _wide(dtype, group, channels):
+        return LineTile(max(16, rows), 32, warps=8 if rows * channels > 8192 else 4, stages=2, ahead=2)
+    if lines == 1 and rows <= 16:
+        return LineTile(rows, 128, warps=4, stages=3, programs=1, least=128)
+    return LineTile(rows, 256, warps=8, stages=2, programs=1, least=256)
 
 
-def _wide(dtype: torch.dtype, rows: int, channels: int) -> bool:
+def _wide(dtype: torch.dtype, group: int, channels: int) -> bool:
     """Whether a tile of 128 keys fits."""
-    return rows <= 16 and channels <= 128 and dtype != torch.float32
+    return group <= 16 and channels <= 128 and dtype != torch.float32
 
 
 def rope_attention(
@@ -84,7 +100,7 @@ def rope_attention(
     groups = k_cache.shape[1]
     wide = _wide(qkv.dtype, num_heads // groups, triton.next_power_of_2(d))
     heads = num_single * groups
-    one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide, multiprocessors(qkv.device))
+    one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
     if deterministic or not fused or not one:
         q = rope_kv_write(qkv, positions, slots, cos_sin, k_cache, v_cache, *rope)
         lines = (block_table, query_start, context_len)
@@ -160,7 +176,8 @@ def _singles(
     _, g, block_size, _ = k_cache.shape
     group = h // g
     block_d = max(16, triton.next_power_of_2(d))
-    tile = tile_for(qkv.dtype, group, block_d, lines * g, multiprocessors(qkv.device))
+    tile = tile_for(qkv.dtype, group, block_d, lines)
+    assert tile.rows > group, "the new key is a row below the queries"
     programs = tile.programs * multiprocessors(qkv.device)
     # A program holds most of a multiprocessor's shared memory, and those without work would keep the next kernel out:
     # one wave is all there is.
@@ -208,10 +225,12 @@ def _singles(
         BLOCK_M=tile.rows,
         BLOCK_N=tile.keys,
         BLOCK_D=block_d,
-        BLOCK_B=max(LEAST_LINES, triton.next_power_of_2(lines)) if splits > 1 else 1,
+        # The keys of one line are all there are to deal out.
+        BLOCK_B=max(LEAST_LINES, triton.next_power_of_2(lines)) if splits > 1 and lines > 1 else 1,
         ROWS=rows,
         SPLITS=1 if splits == 1 else MAX_SPLITS,
-        MERGE=max(1, 4096 // (rows * block_d)),
+        MERGE=tile.merged(rows * block_d),
+        AHEAD=tile.ahead,
         HAS_Q_NORM=q_norm is not None,
         HAS_K_NORM=k_norm is not None,
         HAS_WINDOW=window is not None,

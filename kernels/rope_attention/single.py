@@ -1,9 +1,12 @@
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,assignment,misc,index"
+# ruff: noqa: RUF005 (Triton knows no starred tuples)
 """The Triton kernel for lines of one new token: norm, rotation and KV write in the prologue of attention.
 
 A program owns a kv head of a line, or a share of its keys. What the line has cached was written by earlier steps, so
-its first tile of keys and values is loaded before the wait for the kernel that computes q, k and v. The new token's own
-key and value are attended to from registers, by the program of the last share, which also writes them.
+the first AHEAD tiles of keys and values are on their way before the wait for the kernel that computes q, k and v; a
+share that they cover pays for no loop's start. The new token's key is a row of the queries' tile, below them: it is
+normed and turned with them, and no vector changes its layout through shared memory. It is attended to from registers,
+by the program of the last share, which also writes it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,51 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.paged_attention.attend import LOG2E, even_shares, fair_share, merge_splits
 
+# Keys that shares come in multiples of.
+GRAIN = tl.constexpr(32)
+
+
+@triton.jit
+def _blocks(p_blocks, first, stop, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The cache's blocks of BLOCK_N keys from position `first` on, 0 from `stop` on."""
+    key = first + tl.arange(0, BLOCK_N)
+    return tl.load(p_blocks + key // BLOCK_SIZE, mask=key < stop, other=0)
+
+
+@triton.jit
+def _tile(
+    p_k,
+    p_v,
+    blocks,
+    first,
+    stop,
+    k_block_stride,
+    k_slot_stride,
+    v_block_stride,
+    v_slot_stride,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Keys [BLOCK_D, BLOCK_N] and values [BLOCK_N, BLOCK_D] from position `first` on, zero from `stop` on."""
+    channel = tl.arange(0, BLOCK_D)
+    m_channel = channel < D
+    key = first + tl.arange(0, BLOCK_N)
+    block = blocks.to(tl.int64)
+    place = key % BLOCK_SIZE
+    k = tl.load(
+        p_k + (block * k_block_stride + place * k_slot_stride)[None, :] + channel[:, None],
+        mask=(key < stop)[None, :] & m_channel[:, None],
+        other=0.0,
+    )
+    v = tl.load(
+        p_v + (block * v_block_stride + place * v_slot_stride)[:, None] + channel[None, :],
+        mask=(key < stop)[:, None] & m_channel[None, :],
+        other=0.0,
+    )
+    return k, v
+
 
 @triton.jit
 def _fold(
@@ -23,25 +71,22 @@ def _fold(
     q,
     k,
     v,
-    key,
-    oldest,
+    first,
     stop,
     scale,
     softcap,
-    HAS_WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of cached keys. Of a tile that holds a key at all, m is finite afterwards."""
+    """One tile of cached keys. m is finite afterwards if it was before, or if the tile holds a key."""
+    key = first + tl.arange(0, BLOCK_N)
     s = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
     if HAS_SOFTCAP:
         s = softcap * LOG2E * (2.0 * tl.sigmoid(2.0 * scale / softcap * s) - 1.0)
     else:
         s = s * (scale * LOG2E)
-    if HAS_WINDOW:
-        s = tl.where(((key < stop) & (key >= oldest))[None, :], s, float("-inf"))
-    else:
-        s = tl.where((key < stop)[None, :], s, float("-inf"))
+    s = tl.where((key < stop)[None, :], s, float("-inf"))
     top = tl.maximum(m, tl.max(s, axis=1))
     weight = tl.exp2(s - top[:, None])
     shrink = tl.exp2(m - top)
@@ -99,6 +144,7 @@ def attend_single(
     ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
     MERGE: tl.constexpr,
+    AHEAD: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -113,18 +159,19 @@ def attend_single(
     i_group = tl.program_id(1)
     i_split = tl.program_id(2)
     length = tl.load(p_context + line)
+    angle = tl.load(p_positions + line).to(tl.int64)
+    slot = tl.load(p_slots + line).to(tl.int64)
     past = tl.maximum(length - 1, 0)
-    oldest = 0
     begin = 0
     if HAS_WINDOW:
-        oldest = tl.maximum(length - window, 0)
-        begin = oldest // BLOCK_N * BLOCK_N
+        begin = tl.maximum(length - window, 0)
     chunk = tl.maximum(past - begin, 1)
     active = 1
     if SPLITS > 1:
         share = (chunk + splits - 1) // splits
-        share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
-        share, active = even_shares(chunk, tl.maximum(share, least), BLOCK_N)
+        if BLOCK_B > 1:
+            share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
+        share, active = even_shares(chunk, tl.maximum(share, least), GRAIN)
         if i_split >= active:
             return
         chunk = share
@@ -132,28 +179,29 @@ def attend_single(
     stop = tl.minimum(start + chunk, past)
     last = i_split == active - 1
 
-    channel = tl.arange(0, BLOCK_D)
-    m_channel = channel < D
     p_k = p_k_cache + i_group.to(tl.int64) * k_head_stride
     p_v = p_v_cache + i_group.to(tl.int64) * v_head_stride
     p_blocks = p_table + line * table_stride
-    key = start + tl.arange(0, BLOCK_N)
-    block = tl.load(p_blocks + key // BLOCK_SIZE, mask=key < stop, other=0).to(tl.int64)
-    following = key + BLOCK_N
-    ahead = tl.load(p_blocks + following // BLOCK_SIZE, mask=following < stop, other=0)
-    place = key % BLOCK_SIZE
-    k = tl.load(
-        p_k + (block * k_block_stride + place * k_slot_stride)[None, :] + channel[:, None],
-        mask=(key < stop)[None, :] & m_channel[:, None],
-        other=0.0,
-    )
-    v = tl.load(
-        p_v + (block * v_block_stride + place * v_slot_stride)[:, None] + channel[None, :],
-        mask=(key < stop)[:, None] & m_channel[None, :],
-        other=0.0,
-    )
+    following = start + AHEAD * BLOCK_N
+    blocks = ()
+    for i in tl.static_range(AHEAD):
+        blocks = blocks + (_blocks(p_blocks, start + i * BLOCK_N, stop, BLOCK_SIZE, BLOCK_N),)
+    ahead = _blocks(p_blocks, following, stop, BLOCK_SIZE, BLOCK_N)
+    keys = ()
+    values = ()
+    for i in tl.static_range(AHEAD):
+        k, v = _tile(
+            p_k, p_v, blocks[i], start + i * BLOCK_N, stop, k_block_stride, k_slot_stride, v_block_stride,
+            v_slot_stride, D, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        keys = keys + (k,)
+        values = values + (v,)
 
-    # A channel turns with its partner: y = x·cos + partner·sin, sin negative for the first of a pair.
+    # Rows of the tile: the group's queries, then the new key. Everything of a row's channels is loaded once for each
+    # row, in the layout of the tile. A channel turns with its partner: y = x·cos + partner·sin, sin negative for the
+    # first of a pair.
+    channel = tl.arange(0, BLOCK_D)
+    rows = tl.arange(0, BLOCK_M)
     turns = channel < R
     if IS_INTERLEAVED:
         pair = channel // 2
@@ -163,49 +211,54 @@ def attend_single(
         is_first = channel < R // 2
         pair = tl.where(is_first, channel, channel - R // 2)
         partner = tl.where(turns, tl.where(is_first, channel + R // 2, channel - R // 2), channel)
-    p_angle = p_cos_sin + tl.load(p_positions + line).to(tl.int64) * R + pair
-    cos = tl.load(p_angle, mask=turns, other=1.0)
-    sin = tl.load(p_angle + R // 2, mask=turns, other=0.0)
-    sin = tl.where(is_first, -sin, sin)
-    slot = tl.load(p_slots + line).to(tl.int64)
+    is_query = (rows < GROUP)[:, None] & (channel < D)[None, :]
+    is_key = (rows == GROUP)[:, None] & (channel < D)[None, :]
+    turned = (rows <= GROUP)[:, None] & turns[None, :]
+    p_angle = p_cos_sin + angle * R + 0 * rows[:, None] + pair[None, :]
+    cos = tl.load(p_angle, mask=turned, other=1.0)
+    sin = tl.load(p_angle + R // 2, mask=turned, other=0.0)
+    sin = tl.where(is_first[None, :], -sin, sin)
+    own_channel = 0 * rows[:, None] + channel[None, :]
+    its_partner = 0 * rows[:, None] + partner[None, :]
+    # The norms' weights are in cos and sin: y = norm·(x·(weight·cos) + partner·(weight of the partner·sin)).
     if HAS_Q_NORM:
-        q_weight = tl.load(p_q_norm + channel, mask=m_channel, other=0.0).to(tl.float32) + offset
-        q_other = tl.load(p_q_norm + partner, mask=m_channel, other=0.0).to(tl.float32) + offset
+        weight = tl.load(p_q_norm + own_channel, mask=is_query, other=0.0).to(tl.float32) + offset
+        its_weight = tl.load(p_q_norm + its_partner, mask=is_query, other=0.0).to(tl.float32) + offset
+        cos = tl.where(is_query, cos * weight, cos)
+        sin = tl.where(is_query, sin * its_weight, sin)
     if HAS_K_NORM:
-        k_weight = tl.load(p_k_norm + channel, mask=m_channel, other=0.0).to(tl.float32) + offset
-        k_other = tl.load(p_k_norm + partner, mask=m_channel, other=0.0).to(tl.float32) + offset
+        weight = tl.load(p_k_norm + own_channel, mask=is_key, other=0.0).to(tl.float32) + offset
+        its_weight = tl.load(p_k_norm + its_partner, mask=is_key, other=0.0).to(tl.float32) + offset
+        cos = tl.where(is_key, cos * weight, cos)
+        sin = tl.where(is_key, sin * its_weight, sin)
+    head = tl.where(rows < GROUP, i_group * GROUP + rows, H + i_group)
     if PDL:
         gdc_wait()
 
-    rows = tl.arange(0, BLOCK_M)
-    head = i_group * GROUP + rows
-    m_rows = (rows < GROUP)[:, None] & m_channel[None, :]
     p_mine = p_qkv + line * qkv_stride
-    x = tl.load(p_mine + head[:, None] * D + channel[None, :], mask=m_rows, other=0.0)
-    other = tl.load(p_mine + head[:, None] * D + partner[None, :], mask=m_rows, other=0.0).to(tl.float32)
-    p_new = p_mine + (H + i_group) * D
-    new = tl.load(p_new + channel, mask=m_channel, other=0.0).to(tl.float32)
-    new_other = tl.load(p_new + partner, mask=m_channel, other=0.0).to(tl.float32)
-    new_v = tl.load(p_new + G * D + channel, mask=m_channel, other=0.0)
+    x = tl.load(p_mine + head[:, None] * D + channel[None, :], mask=is_query | is_key, other=0.0)
+    other = tl.load(p_mine + head[:, None] * D + partner[None, :], mask=is_query | is_key, other=0.0).to(tl.float32)
+    new_v = tl.load(p_mine + (H + G + i_group) * D + channel, mask=channel < D, other=0.0)
     f = x.to(tl.float32)
-    if HAS_Q_NORM:
-        norm = tl.rsqrt(tl.sum(f * f, axis=1) / D + eps)[:, None]
-        f = f * norm * q_weight[None, :]
-        other = other * norm * q_other[None, :]
-    if HAS_K_NORM:
-        norm = tl.rsqrt(tl.sum(new * new, axis=0) / D + eps)
-        new = new * norm * k_weight
-        new_other = new_other * norm * k_other
-    q = (f * cos[None, :] + other * sin[None, :]).to(x.dtype)
-    new_k = (new * cos + new_other * sin).to(x.dtype)
+    y = f * cos + other * sin
+    if HAS_Q_NORM or HAS_K_NORM:
+        norm = tl.rsqrt(tl.sum(f * f, axis=1) / D + eps)
+        if not HAS_K_NORM:
+            norm = tl.where(rows < GROUP, norm, 1.0)
+        if not HAS_Q_NORM:
+            norm = tl.where(rows == GROUP, norm, 1.0)
+        y = y * norm[:, None]
+    q = y.to(x.dtype)
     # All programs of a kv head know the new token; the last one keeps it.
-    writes = m_channel & (channel < tl.where(last & (slot >= 0) & (length > 0), D, 0))
+    written = channel < tl.where(last & (slot >= 0) & (length > 0), D, 0)
     p_slot = p_k + (slot // BLOCK_SIZE) * k_block_stride + (slot % BLOCK_SIZE) * k_slot_stride
-    tl.store(p_slot + channel, new_k.to(p_k_cache.dtype.element_ty), mask=writes)
+    tl.store(p_slot + own_channel, q.to(p_k_cache.dtype.element_ty), mask=is_key & written[None, :])
     p_slot = p_v + (slot // BLOCK_SIZE) * v_block_stride + (slot % BLOCK_SIZE) * v_slot_stride
-    tl.store(p_slot + channel, new_v.to(p_v_cache.dtype.element_ty), mask=writes)
+    tl.store(p_slot + channel, new_v.to(p_v_cache.dtype.element_ty), mask=written)
 
-    own = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], axis=1)
+    turned_q = q.to(tl.float32)
+    new_k = tl.sum(tl.where(is_key, turned_q, 0.0), axis=0)
+    own = tl.sum(turned_q * new_k[None, :], axis=1)
     if HAS_SOFTCAP:
         own = softcap * LOG2E * (2.0 * tl.sigmoid(2.0 * scale / softcap * own) - 1.0)
     else:
@@ -214,29 +267,32 @@ def attend_single(
     l = tl.zeros([BLOCK_M], dtype=tl.float32) + tl.where(last, 1.0, 0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     acc += tl.where(last, new_v.to(tl.float32), 0.0)[None, :]
-    if start < stop:
-        acc, m, l = _fold(acc, m, l, q, k, v, key, oldest, stop, scale, softcap, HAS_WINDOW, HAS_SOFTCAP, PRECISION)
-    for first in tl.range(start + BLOCK_N, stop, BLOCK_N):
-        block = ahead.to(tl.int64)
-        following = first + BLOCK_N + tl.arange(0, BLOCK_N)
-        ahead = tl.load(p_blocks + following // BLOCK_SIZE, mask=following < stop, other=0)
-        key = first + tl.arange(0, BLOCK_N)
-        place = key % BLOCK_SIZE
-        k = tl.load(
-            p_k + (block * k_block_stride + place * k_slot_stride)[None, :] + channel[:, None],
-            mask=(key < stop)[None, :] & m_channel[:, None],
-            other=0.0,
-        )
-        v = tl.load(
-            p_v + (block * v_block_stride + place * v_slot_stride)[:, None] + channel[None, :],
-            mask=(key < stop)[:, None] & m_channel[None, :],
-            other=0.0,
-        )
-        acc, m, l = _fold(acc, m, l, q, k, v, key, oldest, stop, scale, softcap, HAS_WINDOW, HAS_SOFTCAP, PRECISION)
+    acc, m, l = _fold(
+        acc, m, l, q, keys[0], values[0], start, stop, scale, softcap,
+        BLOCK_N, HAS_SOFTCAP, PRECISION,
+    )  # fmt: skip
+    for i in tl.static_range(1, AHEAD):
+        if start + i * BLOCK_N < stop:
+            acc, m, l = _fold(
+                acc, m, l, q, keys[i], values[i], start + i * BLOCK_N, stop, scale, softcap,
+                BLOCK_N, HAS_SOFTCAP, PRECISION,
+            )  # fmt: skip
+    if following < stop:
+        for first in tl.range(following, stop, BLOCK_N):
+            now = ahead
+            ahead = _blocks(p_blocks, first + BLOCK_N, stop, BLOCK_SIZE, BLOCK_N)
+            k, v = _tile(
+                p_k, p_v, now, first, stop, k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
+                D, BLOCK_SIZE, BLOCK_N, BLOCK_D,
+            )  # fmt: skip
+            acc, m, l = _fold(
+                acc, m, l, q, k, v, first, stop, scale, softcap,
+                BLOCK_N, HAS_SOFTCAP, PRECISION,
+            )  # fmt: skip
     acc = acc / l[:, None]
     if active == 1:
         p_rows = p_out + (line * H + head[:, None]) * D + channel[None, :]
-        tl.store(p_rows, tl.where(length > 0, acc, 0.0).to(p_out.dtype.element_ty), mask=m_rows)
+        tl.store(p_rows, tl.where(length > 0, acc, 0.0).to(p_out.dtype.element_ty), mask=is_query)
         return
 
     i_work = line * G + i_group
@@ -244,5 +300,5 @@ def attend_single(
     p_rows = p_out + (line * H + i_group * GROUP + row)[:, None] * D
     merge_splits(
         acc, m + tl.log2(l), p_partial, p_lse, p_arrived, p_rows, row < GROUP, i_work, i_split, splits, active,
-        D, BLOCK_M, BLOCK_D, ROWS, SPLITS, MERGE,
+        D, BLOCK_M, BLOCK_D, ROWS, SPLITS, MERGE, True,
     )  # fmt: skip

@@ -25,16 +25,44 @@ def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "fuses", lambda *_: True)
 
 
-def test_numbers_of_lines_that_take_it_on_an_h200() -> None:
+def test_numbers_of_lines_that_take_it() -> None:
     from kernels.rope_attention.kernel import fuses
 
     def taken(groups: int, **known: bool) -> list[int]:
         given = {"alone": True, "wide": True, **known}
-        return [n for n in range(1, 300) if fuses(n, heads=n * groups, multiprocessors=132, **given)]
+        return [n for n in range(1, 300) if fuses(n, heads=n * groups, **given)]
 
-    assert taken(8) == [1, 2, 3, 4, *range(9, 17)]
-    assert taken(4) == [*range(1, 9), *range(17, 34)]
-    assert taken(8, alone=False) == taken(8, wide=False) == [1]
+    assert taken(8) == [1, 2, 3, 4]
+    assert taken(4) == [*range(1, 9)]
+    assert taken(8, alone=False) == taken(8, wide=False) == taken(64) == [1]
+
+
+@pytest.mark.parametrize("group", [1, 3, 7, 8, 16, 31])
+@pytest.mark.parametrize("channels", [64, 128, 256])
+@pytest.mark.parametrize("lines", [1, 4])
+def test_every_tile_has_a_row_for_the_new_key(group: int, channels: int, lines: int) -> None:
+    from kernels.rope_attention.kernel import tile_for
+
+    rows = tile_for(BF16, group, channels, lines).rows
+    assert group < rows <= max(16, 2 * group)
+
+
+@pytest.fixture(params=[1, 3], ids="ahead {}".format)
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some tiles of 32 keys are loaded before the wait, of shares of 64 keys or more."""
+    from kernels.rope_attention import kernel
+
+    def tile_for(dtype: torch.dtype, group: int, *_: int) -> kernel.LineTile:
+        rows = 16 if group < 16 else 32
+        return kernel.LineTile(rows, 32, 4, 2, programs=4, least=64, near=request.param + 1, ahead=request.param)
+
+    monkeypatch.setattr(kernel, "tile_for", tile_for)
+
+
+@pytest.mark.parametrize("made", SINGLES)
+@pytest.mark.usefixtures("every_line", "ahead")
+def test_tiles_of_keys_can_be_on_their_way_before_the_wait(made: Case, device: torch.device) -> None:
+    check(made, OP.kernel, OP.reference, device)
 
 
 @pytest.mark.parametrize("made", SINGLES)

@@ -1,10 +1,16 @@
-"""Keys of equal decode lines are cut into no more shares than there are programs that run at once."""
+"""Shares of keys add up, and equal decode lines have no more of them than there are programs that run at once."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from kernels.paged_attention.kernel import dealt_to
+from kernels.paged_attention.cases import case
+from kernels.paged_attention.kernel import Tile, dealt_to
+from kernels.registry import Op
+from kernels.testing import check
+
+OP = Op("paged_attention")
 
 
 def shares(length: int, mean: int, tiles: int, programs: int, keys: int = 64) -> int:
@@ -28,3 +34,18 @@ def test_a_line_is_not_cut_for_a_few_keys_more_than_the_others_have() -> None:
 
 def test_where_lines_are_more_than_programs_nothing_is_left_out() -> None:
     assert dealt_to(264, 512) == 264
+
+
+@pytest.mark.parametrize("near", [0, 1, 4], ids="{} near".format)
+@pytest.mark.parametrize("window", [None, 610])
+def test_any_number_of_shares_adds_up(
+    near: int, window: int | None, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """A line of 700 tokens has 11 shares, no multiple of those that are added up at once, and others have 1 and 2."""
+    from kernels.paged_attention import kernel
+
+    tile = Tile(16, 32, warps=4, stages=2, programs=64, least=64, near=near)
+    monkeypatch.setattr(kernel, "tile_for", lambda *_: tile)
+    for dtype in (torch.float32, torch.bfloat16):
+        made = case("", dtype, [(1, 700), (1, 3), (1, 0), (1, 120)], 4, 2, 80, window=window, bound=2000)
+        check(made, OP.kernel, OP.reference, device)
