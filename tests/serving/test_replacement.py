@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.serving.replacement import Config, Replacement, Repository, RepositoryError, names
+from engine.serving.replacement import Config, Replacement, Repository, RepositoryError, names, read_stub
 
 
 class Server(Repository):
@@ -62,7 +62,10 @@ class Server(Repository):
     def _stub(self, instance: str) -> subprocess.Popen[bytes]:
         """A shell under a stub's command line, which waits for a line that never comes."""
         words = ["/x/triton_python_backend_stub", str(self._model_py), *"rszpbh", instance, "DEFAULT"]
-        return subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE)
+        stub = subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE)
+        # A load returns when its stub is up. The kernel shows the command line a moment after exec has begun.
+        wait_until(lambda: read_stub(stub.pid) is not None)
+        return stub
 
     def groups_of_loads(self) -> list[list[str]]:
         return [sorted(names(config["instance_group"])) for config in self.loads]
