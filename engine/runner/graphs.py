@@ -38,6 +38,8 @@ MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792
 # What longer lines may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 PAST, SHORT = 2048, 256
+# Of those, what a pace fills (`core.policy`) and what a prompt of 1,024 tokens takes beside rows: made before others.
+COMMON_TOKENS = (1536, 1152, 1088)
 # Made before the engine is ready.
 FIRST_LINES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -177,10 +179,11 @@ class StepGraphs:
         """The next shape that is worth making ahead of its use."""
         if self._failed:
             return None
-        shapes = [self.prompt(n) for n in self._tokens] + [self.decode(n) for n in self._lines]
         held = self.mixed_shapes
         mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + LONGER]
-        shapes += [self.mixed(n, tokens) for n, tokens in mixed]
+        shapes = [self.decode(n) for n in self._lines]
+        shapes += [self.mixed(n, tokens) for common in COMMON_TOKENS for n, tokens in mixed if tokens == common]
+        shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]
         shapes += [self.prompt(n, PAST + 1) for n in self._tokens]
         if self._bounded:
             shapes += [self.mixed(n, tokens, PAST + 1) for n, tokens in mixed]

@@ -15,6 +15,7 @@ import torch
 from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
+from engine.core.policy import pace
 from engine.runner import build
 from engine.runner.graphs import PAST, Capture, Compute, Outcome, Replay, StepGraphs, mixed_shapes
 from engine.runner.inputs import LONGER, StepShape
@@ -270,6 +271,27 @@ def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
     assert set(runner.graphs.first) <= set(recorder.captured)
     assert {s.lines for s in recorder.captured if s.lines == s.num_single} == {1, 2, 4, 8, 16}
     assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.lines} == {8, 16}
+
+
+def test_steps_of_a_full_server_are_made_first() -> None:
+    """A row that decodes, then prompts beside rows as the pace fills steps, then prompts alone, then all others."""
+
+    def capture(compute: Compute, shape: StepShape) -> Replay:
+        return lambda: compute(shape)
+
+    outcome: Any = None
+    graphs = StepGraphs(lambda shape: outcome, capture, 64, 8192, 20480)
+    made: list[StepShape] = []
+    while (shape := graphs.missing) is not None:
+        made.append(shape)
+        graphs.run(shape)
+    assert len(made) == len(set(made))
+    decoding = [shape for shape in made if shape.lines == shape.num_single]
+    filled = pace("balanced", 1.0).fill
+    assert made[: len(decoding)] == decoding
+    assert made[len(decoding) : len(decoding) + 4] == [graphs.mixed(n, filled) for n in (8, 16, 32, 64)]
+    alone = made.index(graphs.prompt(1024))
+    assert made.index(graphs.mixed(64, 1088)) < alone < made.index(graphs.mixed(8, 128))
 
 
 @pytest.mark.parametrize("lengths", [[2, 3], [40, 17, 5], [30] * 7])
