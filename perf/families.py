@@ -72,7 +72,7 @@ def floor_ms(model: Path) -> float:
     return total / BYTES_PER_S * 1e3
 
 
-def measure(configs: Path, names: list[str], results: Path) -> None:
+def measure(configs: Path, names: list[str], results: Path, settle_s: float) -> None:
     """Appends the rows of each model to `results`; a model that fails is named and left out."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
@@ -80,7 +80,7 @@ def measure(configs: Path, names: list[str], results: Path) -> None:
             source = name if name in shapes.SHAPES else str(configs / name)
             model = shapes.write(Path(scratch), source, layers)
             command = [sys.executable, "-m", "perf.suite", "nereid", scratch, model.name, "--json", str(results)]
-            command += ["--settle", "4", "--set", "load_format=dummy", "--set", "max_model_len=8192"]
+            command += ["--settle", str(settle_s), "--set", "load_format=dummy", "--set", "max_model_len=8192"]
             with subprocess.Popen([*command, "--rows", *ROWS]) as suite:
                 try:
                     failed = suite.wait()
@@ -155,10 +155,11 @@ def main() -> None:
     parser.add_argument("configs", type=Path, nargs="?", help="folder of published configs; without it nothing is run")
     parser.add_argument("--json", type=Path, required=True, help="results; measured rows are appended")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--settle", type=float, default=4.0, help="seconds before the first row, for graphs to be made")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if args.configs is not None:
-        measure(args.configs, args.models, args.json)
+        measure(args.configs, args.models, args.json, args.settle)
         add_floors(args.configs, args.json)
     made = table(read(args.json))
     DOCS.write_text(written(DOCS.read_text(encoding="utf-8"), made), encoding="utf-8")
