@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def"
 """What Gluon kernels on Hopper share: names that changed after triton 3.6, and boxes of the bulk copy engine (TMA)."""
 
 from __future__ import annotations
@@ -5,6 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
@@ -16,6 +18,20 @@ load_pointers = async_copy.async_load if hasattr(async_copy, "async_load") else 
 sync = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 _memory = gl.shared_memory_descriptor
 view = _memory.reinterpret if hasattr(_memory, "reinterpret") else _memory._reinterpret
+
+
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """The stage of a ring behind this one, and the parity of its barriers."""
+    stage += 1
+    phase = gl.where(stage == STAGES, phase ^ 1, phase)
+    return gl.where(stage == STAGES, 0, stage), phase
+
+
+@gluon.jit
+def halves(acc, N: gl.constexpr):
+    """[64, 2N], a warpgroup's, as its first and its last N columns."""
+    return gl.split(gl.permute(gl.reshape(acc, (64, 2, N)), (0, 2, 1)))
 
 
 @lru_cache(maxsize=64)

@@ -59,9 +59,8 @@ class Variant:
             return rows_moe(x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down, True)
         assert isinstance(self.up, PairTile)
         assert isinstance(self.down, PairTile)
-        exact = self.rows < kernel.EXACT_ROWS
         places = ordered(experts, gate_up.shape[0], self.rows, True)
-        return tiles_moe(x, gate_up, down, weights, experts, x, False, None, places, self.up, self.down, exact, True)
+        return tiles_moe(x, gate_up, down, weights, experts, x, False, None, places, self.up, self.down, True)
 
 
 # A few tokens, the up product: outputs, inputs, warps, stages.

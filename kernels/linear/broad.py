@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
-from kernels.hopper import boxes, load_box, store_box, sync
+from kernels.hopper import boxes, halves, load_box, next_stage, store_box, sync
 from kernels.linear.stream import activate, streams
 
 # A tile: rows (64 of each warpgroup), outputs, inputs of a slice.
@@ -69,9 +69,7 @@ def _feed(x_desc, w_desc, x_ring, w_ring, full, empty, row_tiles, column_tiles, 
             w = w_ring.index(stage)
             load_box(w_desc, [column * BN, slice_ * BK], bar, w.slice(0, BN))
             load_box(w_desc, [N + column * BN, slice_ * BK], bar, w.slice(BN, BN))
-            stage += 1
-            phase = gl.where(stage == STAGES, phase ^ 1, phase)
-            stage = gl.where(stage == STAGES, 0, stage)
+            stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -93,13 +91,11 @@ def _multiply(y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles,
             acc = warpgroup_mma_wait(1, deps=[token])
             # the product before this one is done: its stage is free
             mbarrier.arrive(empty.index(_before(stage, STAGES)), pred=slice_ > 0)
-            stage += 1
-            phase = gl.where(stage == STAGES, phase ^ 1, phase)
-            stage = gl.where(stage == STAGES, 0, stage)
+            stage, phase = next_stage(stage, phase, STAGES)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(_before(stage, STAGES)))
 
-        gate, up = gl.split(gl.permute(gl.reshape(acc, (64, 2, BN)), (0, 2, 1)))
+        gate, up = halves(acc, BN)
         y = (activate(gate, ACT) * up).to(y_desc.dtype)
         row, column = _place(tile, row_tiles, column_tiles, BAND)
         # the copy engine has read the tile before

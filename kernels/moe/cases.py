@@ -9,7 +9,7 @@ import torch
 from kernels.moe_gemm.cases import case as gemm_case
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES
 
 
 def case(
@@ -29,18 +29,14 @@ def case(
 ) -> Case:
     """`routing` as in the cases of `moe_route`."""
     route = route_case(name, dtype, t, hidden, e, k, small, num_shared=num_shared, **routing)
-    every = e + num_shared
-    gemm = gemm_case(name, dtype, t, hidden, inter, every, k + num_shared, small, residual=residual)
+    products: dict[str, Any] = {"residual": residual, "activation": activation, "limit": limit}
+    gemm = gemm_case(name, dtype, t, hidden, inter, e + num_shared, k + num_shared, small, **products)
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        return {
-            **route.make(device, g),
-            "gate_up": randn(g, device, dtype, every, 2 * inter, hidden, scale=hidden**-0.5),
-            "down": randn(g, device, dtype, every, hidden, inter, scale=inter**-0.5),
-            "residual": randn(g, device, dtype, t, hidden) if residual else None,
-            "activation": activation,
-            "limit": limit,
-        }
+        given = gemm.make(device, g)
+        for chosen in ("weights", "experts"):
+            del given[chosen]
+        return {**given, **route.make(device, g)}
 
     moved, flops = route.bytes + gemm.bytes, route.flops + gemm.flops
     return Case(name, dtype, make, TOLERANCES[dtype], bytes=moved, flops=flops, small=small)

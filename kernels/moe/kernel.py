@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from kernels.hardware import dependent_launch
-from kernels.moe.order import MOST_PAIRS, chosen_in_order
+from kernels.moe.order import chosen_in_order
 from kernels.moe.rows import rows_moe
-from kernels.moe_gemm.kernel import EXACT_ROWS, GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
 from kernels.moe_gemm.kernel import FEW_TOKENS as ROW_TOKENS
+from kernels.moe_gemm.kernel import GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
+from kernels.moe_gemm.order import CHUNK
 from kernels.moe_gemm.rows import RowTile
 from kernels.moe_gemm.tiles import tiles_moe
 from kernels.moe_route.kernel import FEW_TOKENS, choice, logit_parts, moe_route
@@ -33,7 +34,7 @@ def down_tile(tokens: int, inter: int) -> RowTile:
 
 def chooses_in_order(tokens: int, pairs: int, experts: int) -> bool:
     """Whether one launch chooses and orders, which it does for tiles of a decode step."""
-    return tokens > FEW_TOKENS and pairs <= min(MOST_PAIRS, GROUPED_PAIRS * experts)
+    return tokens > FEW_TOKENS and pairs <= min(CHUNK, GROUPED_PAIRS * experts)
 
 
 def moe(
@@ -81,6 +82,6 @@ def moe(
         parts = logit_parts(h, router, pdl)
         weights, experts, places = chosen_in_order(parts, bias, table, token_ids, rows, scale, constants)
         inputs = (h.contiguous(), gate_up, down, weights, experts, residual, gelu, limit)
-        return tiles_moe(*inputs, places, up_cut, down_cut, rows < EXACT_ROWS, pdl)
+        return tiles_moe(*inputs, places, up_cut, down_cut, pdl)
     h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
     return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)

@@ -14,11 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.moe_gemm.order import Order, counters
-from kernels.moe_route.choose import choose
-
-# Pairs that the last program puts in order.
-MOST_PAIRS = 1024
+from kernels.moe_gemm.order import CHUNK, FEW, Order, add_up, counters, most_tiles
+from kernels.moe_route.choose import choose, summed
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -63,14 +60,8 @@ def choose_and_order(
     width: tl.constexpr = K + SHARED
     t = tl.program_id(0).to(tl.int64)
     token = t + tl.arange(0, 1)
-    e = tl.arange(0, BLOCK_E)[None, :]
-    own = token[:, None] * num_experts + e
-    live = (token < tokens)[:, None] & (e < num_experts)
-    x = tl.load(parts + own, mask=live, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        x += tl.load(parts + split * tokens.to(tl.int64) * num_experts + own, mask=live, other=0.0)
     picked = choose(
-        tl.where(e < num_experts, x, float("-inf")),
+        summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E),
         token,
         token < tokens,
         bias,
@@ -101,13 +92,7 @@ def choose_and_order(
     tl.debug_barrier()
     if tl.atomic_add(counts + every, 1, sem="acq_rel", scope="gpu") < tokens - 1:
         return
-    c = tl.arange(0, BLOCK_C)
-    count = tl.load(counts + c, mask=c < every, other=0, cache_modifier=".cg")
-    upto = tl.cumsum(count, 0)
-    tl.store(offsets + c + 1, upto, mask=c < every)
-    tl.store(offsets + c, upto - count, mask=c == 0)
-    tl.store(ends + c, tl.cumsum((count + ROWS - 1) // ROWS, 0), mask=c < every)
-    tl.store(counts + c, 0, mask=c <= every)
+    add_up(counts, offsets, ends, every, ROWS, BLOCK_C)
     tl.debug_barrier()
     pair = tl.arange(0, PAIRS)
     there = pair < tokens * width
@@ -126,9 +111,9 @@ def chosen_in_order(
     scale: float,
     how: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor, Order]:
-    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs in tiles of `rows`. `how` names the
-    constants of the choice (`moe_route.kernel.choice`). Calls on a device share their counters: they must run in one
-    stream order."""
+    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs, up to CHUNK of them, in tiles of
+    `rows`. `how` names the constants of the choice (`moe_route.kernel.choice`). Calls on a device share their counters:
+    they must run in one stream order."""
     splits, t, e = parts.shape
     device, every, width = parts.device, e + how["SHARED"], how["K"] + how["SHARED"]
     pairs = t * width
@@ -141,7 +126,7 @@ def chosen_in_order(
     offsets, ends = integers(every + 1), integers(every)
     choose_and_order[(t,)](
         parts, bias, table, token_ids, weights, experts, counters(device, every), rank, order, offsets, ends,
-        t, e, scale, SPLITS=splits, ROWS=rows, PAIRS=256 if pairs <= 256 else MOST_PAIRS,
+        t, e, scale, SPLITS=splits, ROWS=rows, PAIRS=FEW if pairs <= FEW else CHUNK,
         BLOCK_C=triton.next_power_of_2(every + 1), num_warps=4, **how,
     )  # fmt: skip
-    return weights, experts, Order(order, offsets, ends, rows, min(pairs, triton.cdiv(pairs, rows) + every))
+    return weights, experts, Order(order, offsets, ends, rows, most_tiles(pairs, every, rows))

@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, load_pointers, store_box, sync
+from kernels.hopper import boxes, halves, load_box, load_pointers, next_stage, store_box, sync
 from kernels.linear.stream import activate
 from kernels.moe_gemm.order import placed
 from kernels.moe_gemm.tiles import combined
@@ -38,14 +38,6 @@ PAIRS, BOX = 128, 64
 STAGES, DOWN_STAGES = 4, 3
 # Registers of a thread before they are dealt out anew: 65,536 over three groups of warps, in steps of 8.
 REGISTERS = 168
-
-
-@gluon.jit
-def _step(stage, phase, STAGES: gl.constexpr):
-    """The stage after, and the parity of its barriers."""
-    stage += 1
-    phase = gl.where(stage == STAGES, phase ^ 1, phase)
-    return gl.where(stage == STAGES, 0, stage), phase
 
 
 @gluon.jit
@@ -112,7 +104,7 @@ def _feed(
                 load_box(x_desc, [tile * 128, at], bar, x_ring.index(stage * 2))
                 if pairs > 64:
                     load_box(x_desc, [tile * 128 + 64, at], bar, x_ring.index(stage * 2 + 1))
-            stage, phase = _step(stage, phase, STAGES)
+            stage, phase = next_stage(stage, phase, STAGES)
 
 
 @gluon.jit
@@ -133,20 +125,14 @@ def _product(
         # the other group's products fill the matrix unit while this one waits for its own
         acc = warpgroup_mma_wait(0, deps=[token])
         mbarrier.arrive(empty.index(stage))
-        stage, phase = _step(stage, phase, STAGES)
+        stage, phase = next_stage(stage, phase, STAGES)
     return acc, stage, phase
-
-
-@gluon.jit
-def _halves(acc, N: gl.constexpr):
-    """[64, 2N] as its first and its last N columns."""
-    return gl.split(gl.permute(gl.reshape(acc, (64, 2, N)), (0, 2, 1)))
 
 
 @gluon.jit
 def _gated(acc, limit, ACT: gl.constexpr, LIMITED: gl.constexpr):
     """act(gate) ∘ up of [64, 128]: 64 columns of gate, 64 of up."""
-    gate, up = _halves(acc, 64)
+    gate, up = halves(acc, 64)
     if LIMITED:
         gate = gl.minimum(gate, limit)
         up = gl.minimum(gl.maximum(up, -limit), limit)
@@ -175,14 +161,14 @@ def _whole(
     """64 pairs of a tile of more by all rows of the matrix."""
     row = tile * 128 + TEAM * 64
     acc, stage, phase = _product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, GATHER, STAGES)
-    left, right = _halves(acc, 128)
+    left, right = halves(acc, 128)
     if ACT is not None:
         y = _gated(left, limit, ACT, LIMITED)
         z = _gated(right, limit, ACT, LIMITED)
         _emit(y_desc, out, 2 * TEAM, row, column * 128, (y, z))
     else:
-        a, b = _halves(left, 64)
-        c, d = _halves(right, 64)
+        a, b = halves(left, 64)
+        c, d = halves(right, 64)
         _emit(y_desc, out, 4 * TEAM, row, column * 256, (a, b, c, d))
     return stage, phase
 
@@ -198,7 +184,7 @@ def _short(
     if ACT is not None:
         _emit(y_desc, out, 2 * TEAM, row, column * 128 + TEAM * 64, (_gated(acc, limit, ACT, LIMITED),))
     else:
-        a, b = _halves(acc, 64)
+        a, b = halves(acc, 64)
         _emit(y_desc, out, 4 * TEAM, row, column * 256 + TEAM * 128, (a, b))
     return stage, phase
 

@@ -17,8 +17,6 @@ from kernels.moe_gemm.tiles import PairTile, tiles_moe
 FEW_TOKENS = 4
 # Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
 GROUPED_PAIRS = 32
-# From tiles of so many pairs on, summands are rounded to the dtype of x: they are most of what moves beside weights.
-EXACT_ROWS = 64
 
 
 def moe_gemm(
@@ -45,7 +43,7 @@ def moe_gemm(
     if experts.numel() > GROUPED_PAIRS * gate_up.shape[0] and grouped_fits(x, gate_up):
         return grouped_moe(*inputs, pdl)
     rows, up, down_tile = pair_tiles(experts.numel(), gate_up.shape[0], x.dtype, bulk_rows(x, inter))
-    return tiles_moe(*inputs, ordered(experts, gate_up.shape[0], rows, pdl), up, down_tile, rows < EXACT_ROWS, pdl)
+    return tiles_moe(*inputs, ordered(experts, gate_up.shape[0], rows, pdl), up, down_tile, pdl)
 
 
 def bulk_rows(x: torch.Tensor, inter: int) -> bool:

@@ -19,6 +19,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.moe_gemm.order import Order
 from kernels.moe_gemm.rows import activate
 
+# From tiles of so many pairs on, summands are rounded to the dtype of x: they are most of what moves beside weights.
+EXACT_ROWS = 64
+
 
 @triton.jit
 def _find(offsets, ends, tile, num_experts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
@@ -266,10 +269,9 @@ def tiles_moe(
     places: Order,
     up_tile: PairTile,
     down_tile: PairTile,
-    exact: bool,
     pdl: bool,
 ) -> torch.Tensor:
-    """`moe_gemm` by the tiles of `places`. exact keeps the summands in float32.
+    """`moe_gemm` by the tiles of `places`.
 
     Every shape that a launch depends on is known to the host, so that graphs can hold it.
     """
@@ -278,7 +280,7 @@ def tiles_moe(
     k = experts.shape[1]
     lists = (places.order, places.offsets, places.ends)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=torch.float32 if exact else x.dtype, device=x.device)
+    y = torch.empty(t * k, hidden, dtype=torch.float32 if places.rows < EXACT_ROWS else x.dtype, device=x.device)
     same: dict[str, Any] = {
         "ROWS": places.rows,
         "BLOCK_E": triton.next_power_of_2(e),

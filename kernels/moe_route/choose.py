@@ -8,12 +8,22 @@ import triton.language as tl
 
 
 @triton.jit
-def score(x, SCORE: tl.constexpr):
-    """ "sigmoid" or "sqrtsoftplus" of logits."""
-    if SCORE == "sigmoid":
-        return 1.0 / (1.0 + tl.exp(-x))
-    # log(1 + eˣ) without overflow; eˣ itself where 1 + eˣ rounds to 1.
-    return tl.sqrt(tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
+def summed(
+    parts,
+    token,
+    tokens,
+    num_experts,
+    SPLITS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """The logits of token [BLOCK_T] from parts [SPLITS, tokens, E]: [BLOCK_T, BLOCK_E], −∞ past the last expert."""
+    e = tl.arange(0, BLOCK_E)[None, :]
+    live = (token < tokens)[:, None] & (e < num_experts)
+    own = token[:, None] * num_experts + e
+    x = tl.load(parts + own, mask=live, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(parts + split * tokens.to(tl.int64) * num_experts + own, mask=live, other=0.0)
+    return tl.where(e < num_experts, x, float("-inf"))
 
 
 @triton.jit
@@ -49,8 +59,11 @@ def choose(
     if SCORE == "softmax":
         s = tl.exp(x - tl.max(x, 1)[:, None])
         s = s / tl.sum(s, 1)[:, None]
+    elif SCORE == "sigmoid":
+        s = 1.0 / (1.0 + tl.exp(-x))
     else:
-        s = score(x, SCORE)
+        # log(1 + eˣ) without overflow; eˣ itself where 1 + eˣ rounds to 1.
+        s = tl.sqrt(tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
 
     width: tl.constexpr = K + SHARED
     k = tl.arange(0, BLOCK_K)[None, :]

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
-from kernels.moe_route.choose import choose
+from kernels.moe_route.choose import choose, summed
 from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
 
@@ -220,14 +220,8 @@ def _choose(
         gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    e = tl.arange(0, BLOCK_E)[None, :]
-    live = (token < tokens)[:, None] & (e < num_experts)
-    own = token[:, None] * num_experts + e
-    x = tl.load(parts + own, mask=live, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        x += tl.load(parts + split * tokens.to(tl.int64) * num_experts + own, mask=live, other=0.0)
     choose(
-        tl.where(e < num_experts, x, float("-inf")),
+        summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E),
         token,
         token < tokens,
         bias,
