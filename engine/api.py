@@ -123,7 +123,7 @@ class Engine:
         self._scheduler = Scheduler(
             config.scheduler,
             self._kv,
-            pace=pace(config.scheduler.preference, self.info.active),
+            pace=pace(config.scheduler.preference, self.info.active, self.info.mixed.even),
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
         )

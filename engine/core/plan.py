@@ -84,11 +84,15 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class MixedShapes:
     """What a runner pads steps of rows and up to `chunks` chunks of prompts to: rows to the next of `rows`, missing
-    chunks by one token each, all tokens to the next of `tokens`. Empty when it pads none."""
+    chunks by one token each, all tokens to the next of `tokens`. Empty when it pads none.
+
+    even: of `tokens`, what to fill beside decoding rows, since a token is cheapest there.
+    """
 
     rows: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     chunks: int = 0
+    even: int = 0
 
     def room(self, rows: int, most: int) -> int:
         """Prompt tokens that fill the largest shape of at most `most` tokens beside `rows` rows; 0 without one."""

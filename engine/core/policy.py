@@ -59,18 +59,19 @@ class Pace:
 SPARSE = 0.5
 
 
-def pace(preference: str, active: float) -> Pace:
-    """The pace of a setting for a model whose tokens are multiplied by the part `active` of its weights.
+def pace(preference: str, active: float, even: int) -> Pace:
+    """The pace of a setting for a model whose tokens are multiplied by the part `active` of its weights, and are
+    cheapest in steps of `even` tokens.
 
-    In a dense model a token costs about the same in a share of 1,536 as in a whole budget, so a crowd goes at once when
+    In a dense model a token costs about the same in such a step as in a whole budget, so a crowd goes at once when
     more wait than decode, or for throughput; with experts tokens are cheaper the more there are (docs/performance.md
     has the figures).
     """
     if preference == "latency":
         return Pace(least=512, per_row=8, crowd=8192, crowd_per_row=2048)
     if active < SPARSE or preference == "throughput":
-        return Pace(least=1024, per_row=32, fill=1536, crowd=4096)
-    return Pace(least=1024, per_row=32, fill=1536, crowd=1024, crowd_per_row=1024)
+        return Pace(least=1024, per_row=32, fill=even, crowd=4096)
+    return Pace(least=1024, per_row=32, fill=even, crowd=1024, crowd_per_row=1024)
 
 
 class WaitingQueue:

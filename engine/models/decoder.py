@@ -151,6 +151,12 @@ class Decoder(nn.Module):
         return 1 - idle / total
 
     @property
+    def widest(self) -> int:
+        """Gated outputs of the largest product that all tokens take; 0 with experts."""
+        dense = [layer.ffn for layer in self.layers if isinstance(layer.ffn, Mlp)]
+        return max(ffn.down.weight.shape[1] for ffn in dense) if len(dense) == len(self.layers) else 0
+
+    @property
     def kinds(self) -> list[int]:
         """The first layer of each kind and, as the end of a step, the last: together they run all code of the model."""
         layers = self.config.layers

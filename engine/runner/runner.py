@@ -17,7 +17,7 @@ from engine.cache.tensors import CacheTensors
 from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.runner.batch import kept
-from engine.runner.graphs import Capture, StepGraphs
+from engine.runner.graphs import Capture, StepGraphs, even_tokens
 from engine.runner.inputs import Inputs, Lines, StepShape, places
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
 from engine.runner.rehearsal import Rehearsal, logprobs_bucket
@@ -28,7 +28,7 @@ from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
 from kernels.compiles import CompileWatch
-from kernels.hardware import branch
+from kernels.hardware import branch, multiprocessors
 
 # Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
@@ -137,7 +137,8 @@ class DeviceRunner:
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
         latents = any(isinstance(group.spec, LatentKV) for group in self._info.pool.groups)
-        self._graphs = StepGraphs(self.compute, capture, *self._limits, latents)
+        even = even_tokens(self._decoder.widest, multiprocessors(self._device))
+        self._graphs = StepGraphs(self.compute, capture, *self._limits, latents, even)
         self._info = replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property

@@ -150,12 +150,6 @@ class BroadTile:
     band: int = 16
 
 
-def broad_filled(rows: int, outputs: int, programs: int) -> float:
-    """Which part of all programs' time is spent on outputs, when the busiest has `waves` tiles."""
-    waves = triton.cdiv(triton.cdiv(rows, ROWS) * triton.cdiv(outputs, OUTPUTS), programs)
-    return rows * outputs / (waves * programs * ROWS * OUTPUTS)
-
-
 def broad_fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether the bulk copy engine can read and write all of it."""
     return bias is None and streams(x, weight) and weight.shape[0] % 16 == 0

@@ -13,10 +13,11 @@ import triton
 
 from kernels.gated_activation.kernel import gated_activation
 from kernels.hardware import dependent_launch, group_products, multiprocessors
-from kernels.linear.broad import BroadTile, broad_filled, broad_fits, broad_linear
+from kernels.linear.broad import BroadTile, broad_fits, broad_linear
 from kernels.linear.chosen import chosen_product
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear, streams
+from kernels.linear.waves import filled
 from kernels.rms_norm.kernel import rms_norm
 
 STREAM_ROWS = 64
@@ -123,8 +124,7 @@ def broad_tile(rows: int, n: int, k: int, multiprocessors: int) -> BroadTile | N
     From ALL_BROAD_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a rehearsal of
     that many rows then knows the kernel.
     """
-    filled = broad_filled(rows, n, multiprocessors)
-    if rows >= ALL_BROAD_ROWS or (rows >= BROAD_ROWS and filled * (1 + 256 / k) >= 1):
+    if rows >= ALL_BROAD_ROWS or (rows >= BROAD_ROWS and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1):
         return BroadTile()
     return None
 

@@ -98,13 +98,14 @@ def test_a_crowd_is_not_kept_to_shares() -> None:
 
 
 def test_a_model_with_experts_takes_a_crowd_in_sooner() -> None:
-    dense, experts, calm = (policy.pace(*of) for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1)))
+    dense, experts, calm = (policy.pace(*of, 1024) for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1)))
     backlog = 8 * 1024
     assert dense.share(56, backlog, MixedShapes()) == 1792
     assert experts.share(56, backlog, MixedShapes()) is None
     assert calm.share(56, backlog, MixedShapes()) == 512
     assert [of.share(4, 40 * 1024, MixedShapes()) for of in (dense, experts, calm)] == [None] * 3
-    assert policy.pace("throughput", 1.0) == policy.pace("throughput", 0.1) == experts
+    assert policy.pace("throughput", 1.0, 1024) == policy.pace("throughput", 0.1, 1024) == experts
+    assert (dense.fill, experts.fill, calm.fill) == (1024, 1024, 0)
 
 
 @pytest.mark.parametrize(("waiting", "counts"), [(1, [1024]), (2, [1500, 1500])])

@@ -71,18 +71,18 @@ def test_every_tile_has_one_place(rows: int, columns: int, band: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(9728, 2560), (12288, 4096), (14336, 4096), (3072, 1024)])
 def test_it_is_taken_where_it_fills_the_gpu(n: int, k: int) -> None:
-    from kernels.linear.broad import broad_filled
     from kernels.linear.kernel import broad_tile
+    from kernels.linear.waves import filled
 
     assert broad_tile(256, n, k, 132) is None
     assert all(broad_tile(rows, n, k, 132) for rows in (2048, 2049, 8192))
     for rows in (512, 640, 1024, 1088, 1536, 2047):
-        assert (broad_tile(rows, n, k, 132) is None) == (broad_filled(rows, n, 132) < k / (k + 256))
+        assert (broad_tile(rows, n, k, 132) is None) == (filled(rows, n, 132) < k / (k + 256))
 
 
 @settings(deadline=None)
 @given(rows=st.integers(1, 9000), outputs=st.integers(1, 20000))
 def test_no_more_than_all_of_the_time_is_spent_on_outputs(rows: int, outputs: int) -> None:
-    from kernels.linear.broad import broad_filled
+    from kernels.linear.waves import filled
 
-    assert 0 < broad_filled(rows, outputs, 132) <= 1
+    assert 0 < filled(rows, outputs, 132) <= 1

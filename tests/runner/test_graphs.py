@@ -15,9 +15,8 @@ import torch
 from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
-from engine.core.policy import pace
 from engine.runner import build
-from engine.runner.graphs import PAST, Capture, Compute, Outcome, Replay, StepGraphs, mixed_shapes
+from engine.runner.graphs import PAST, Capture, Compute, Outcome, Replay, StepGraphs, even_tokens, mixed_shapes
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
@@ -287,11 +286,18 @@ def test_steps_of_a_full_server_are_made_first() -> None:
         graphs.run(shape)
     assert len(made) == len(set(made))
     decoding = [shape for shape in made if shape.lines == shape.num_single]
-    filled = pace("balanced", 1.0).fill
+    filled = graphs.mixed_shapes.even
     assert made[: len(decoding)] == decoding
     assert made[len(decoding) : len(decoding) + 4] == [graphs.mixed(n, filled) for n in (8, 16, 32, 64)]
     alone = made.index(graphs.prompt(1024))
     assert made.index(graphs.mixed(64, 1088)) < alone < made.index(graphs.mixed(8, 128))
+
+
+@pytest.mark.parametrize(("widest", "tokens"), [(14336, 1024), (9728, 1536), (12288, 1024), (9216, 1152), (0, 1536)])
+def test_a_pace_fills_the_step_whose_tiles_come_out_even(widest: int, tokens: int) -> None:
+    """Of Llama-3.1-8B, Qwen3-4B, Qwen3-8B, Qwen3.5-4B and of experts, on 132 multiprocessors."""
+    assert even_tokens(widest, 132) == tokens
+    assert mixed_shapes(64, 8192, even_tokens(widest, 132)).even == tokens
 
 
 @pytest.mark.parametrize("lengths", [[2, 3], [40, 17, 5], [30] * 7])
