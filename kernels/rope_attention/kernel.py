@@ -51,7 +51,7 @@ def tile_for(dtype: torch.dtype, group: int, channels: int, lines: int) -> LineT
     """
     rows = max(8, triton.next_power_of_2(group + 1))
     if not _wide(dtype, group, channels):
-        return LineTile(max(16, rows), 32, warps=8 if rows * channels > 8192 else 4, stages=2, ahead=2)
+        return LineTile(max(16, rows), 32, warps=8 if rows * channels > 8192 else 4, stages=2)
     if lines == 1 and rows <= 16:
         return LineTile(rows, 128, warps=4, stages=3, programs=1, least=128)
     return LineTile(rows, 256, warps=8, stages=2, programs=1, least=256)
