@@ -132,6 +132,20 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Lists:
+    """A list of its pairs for each expert, in any order: expert e's are the first counts[e] of pairs[e], in tiles of
+    `rows`. Tile e is the first of expert e; behind all first ones stand the others, by expert.
+
+    tiles bounds the number of tiles, which only the device knows.
+    """
+
+    pairs: torch.Tensor
+    counts: torch.Tensor
+    rows: int
+    tiles: int
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
     """Pairs by expert in whole tiles, all int32: a pair's row (−1: its expert is none of these), the token of a row,
     the expert of a tile and its number of pairs; expert e's tiles end at ends[e].

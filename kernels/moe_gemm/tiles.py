@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.moe_gemm.order import Order
+from kernels.moe_gemm.order import Lists, Order
 from kernels.moe_gemm.rows import activate
 
 # From tiles of so many pairs on, summands are rounded to the dtype of x: they are most of what moves beside weights.
@@ -24,8 +24,27 @@ EXACT_ROWS = 64
 
 
 @triton.jit
-def _find(offsets, ends, tile, num_experts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
+def _find_listed(counts, capacity, tile, num_experts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
+    """As `_find`, of `Lists` with `capacity` places each."""
+    expert = tile
+    part = 0
+    if tile >= num_experts:
+        e = tl.arange(0, BLOCK_E)
+        count = tl.load(counts + e, mask=e < num_experts, other=0)
+        more = tl.cumsum(tl.maximum((count + ROWS - 1) // ROWS - 1, 0), 0)
+        passed = more <= tile - num_experts
+        expert = tl.minimum(tl.sum(passed.to(tl.int32), 0), num_experts)
+        part = 1 + tile - num_experts - tl.max(tl.where(passed, more, 0), 0)
+    taken = tl.load(counts + tl.minimum(expert, num_experts - 1))
+    first = expert * capacity
+    return tl.where(part * ROWS < taken, expert, num_experts), first + part * ROWS, first + taken
+
+
+@triton.jit
+def _find(offsets, ends, capacity, tile, num_experts, LISTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
     """The tile's expert (num_experts: there is no such tile), its first place and the end of the expert's places."""
+    if LISTS:
+        return _find_listed(ends, capacity, tile, num_experts, ROWS, BLOCK_E)
     e = tl.arange(0, BLOCK_E)
     upto = tl.load(ends + e, mask=e < num_experts, other=1 << 30)
     before = upto <= tile
@@ -35,19 +54,21 @@ def _find(offsets, ends, tile, num_experts, ROWS: tl.constexpr, BLOCK_E: tl.cons
     return expert, tl.load(offsets + at) + (tile - started) * ROWS, tl.load(offsets + at + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def tiles_up(
     x,
     gate_up,
     order,
     offsets,
     ends,
+    capacity,
     h,
     num_experts,
     hidden,
     inter,
     limit,
     K: tl.constexpr,
+    LISTS: tl.constexpr,
     GELU: tl.constexpr,
     LIMITED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -65,12 +86,13 @@ def tiles_up(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert, start, stop = _find(offsets, ends, tl.program_id(1), num_experts, ROWS, BLOCK_E)
+    expert, start, stop = _find(offsets, ends, capacity, tl.program_id(1), num_experts, LISTS, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
     place = start + tl.arange(0, ROWS)
     # Rows past the expert's last pair repeat it and are not stored.
-    token = tl.load(order + tl.minimum(place, stop - 1)).to(tl.int64) // K
+    pair = tl.load(order + tl.minimum(place, stop - 1)).to(tl.int64)
+    token = pair // K
     first_n = tl.program_id(0) * BLOCK_N
     n = first_n + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
@@ -105,10 +127,10 @@ def tiles_up(
     y = activate(g, u, limit, GELU, LIMITED).to(h.dtype.element_ty)
     if SWAP:
         y = tl.trans(y)
-    tl.store(h + place.to(tl.int64)[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & (n < inter)[None])
+    tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & (n < inter)[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def tiles_down(
     h,
     down,
@@ -116,10 +138,12 @@ def tiles_down(
     order,
     offsets,
     ends,
+    capacity,
     y,
     num_experts,
     hidden,
     inter,
+    LISTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -131,23 +155,22 @@ def tiles_down(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y[pair] = weight · down[e] · h[place]. EVEN says that BLOCK_N divides the outputs and BLOCK_M the inputs."""
+    """y[pair] = weight · down[e] · h[pair]. EVEN says that BLOCK_N divides the outputs and BLOCK_M the inputs."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert, start, stop = _find(offsets, ends, tl.program_id(1), num_experts, ROWS, BLOCK_E)
+    expert, start, stop = _find(offsets, ends, capacity, tl.program_id(1), num_experts, LISTS, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
     place = start + tl.arange(0, ROWS)
-    held = tl.minimum(place, stop - 1).to(tl.int64)
-    pair = tl.load(order + held).to(tl.int64)
+    pair = tl.load(order + tl.minimum(place, stop - 1)).to(tl.int64)
     first_n = tl.program_id(0) * BLOCK_N
     n = first_n + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     matrix = expert.to(tl.int64) * hidden
     if not TMA:
         rows = down + (matrix + n[:, None]) * inter + m[None]
-    h_rows = h + held[:, None] * inter + m[None]
+    h_rows = h + pair[:, None] * inter + m[None]
     acc = tl.zeros((BLOCK_N, ROWS) if SWAP else (ROWS, BLOCK_N), tl.float32)
     for first in tl.range(0, inter, BLOCK_M, num_stages=STAGES):
         inside = first + m[None] < inter
@@ -266,7 +289,7 @@ def tiles_moe(
     residual: torch.Tensor | None,
     gelu: bool,
     limit: float | None,
-    places: Order,
+    places: Order | Lists,
     up_tile: PairTile,
     down_tile: PairTile,
     pdl: bool,
@@ -278,10 +301,15 @@ def tiles_moe(
     t, hidden = x.shape
     e, inter = gate_up.shape[0], gate_up.shape[1] // 2
     k = experts.shape[1]
-    lists = (places.order, places.offsets, places.ends)
+    where: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+    if isinstance(places, Lists):
+        where = (places.pairs, places.counts, places.counts, places.pairs.shape[1])
+    else:
+        where = (places.order, places.offsets, places.ends, 0)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=torch.float32 if places.rows < EXACT_ROWS else x.dtype, device=x.device)
     same: dict[str, Any] = {
+        "LISTS": isinstance(places, Lists),
         "ROWS": places.rows,
         "BLOCK_E": triton.next_power_of_2(e),
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
@@ -290,14 +318,14 @@ def tiles_moe(
     }
     tile = up_tile
     tiles_up[(triton.cdiv(inter, tile.outputs), places.tiles)](
-        x, _matrix(gate_up, tile), *lists, h, e, hidden, inter, limit or 0.0,
+        x, _matrix(gate_up, tile), *where, h, e, hidden, inter, limit or 0.0,
         K=k, GELU=gelu, LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=inter % tile.outputs == 0 and hidden % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
     tile = down_tile
     tiles_down[(triton.cdiv(hidden, tile.outputs), places.tiles)](
-        h, _matrix(down, tile), weights, *lists, y, e, hidden, inter,
+        h, _matrix(down, tile), weights, *where, y, e, hidden, inter,
         BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
         num_warps=tile.warps, **same,

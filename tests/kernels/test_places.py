@@ -1,4 +1,4 @@
-"""Pairs of token and expert stand in whole tiles of one expert each."""
+"""Pairs of token and expert stand in whole tiles of one expert each, or in their experts' lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.moe.lists import chosen_in_lists
 from kernels.moe_gemm.order import placed
+from kernels.moe_route.kernel import choice
 
 
 @settings(deadline=None, max_examples=12)
@@ -47,3 +49,26 @@ def test_few_pairs_of_many_experts_have_a_tile_each(device: torch.device) -> Non
     places = placed(chosen.to(device), 385, 128, pdl=False)
     assert len(places.rows.unique()) == 2000
     assert int(places.ends[-1]) == 385
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    tokens=st.integers(1, 40), k=st.integers(1, 4), experts=st.integers(5, 9), shared=st.integers(0, 2),
+    hashed=st.booleans(), seed=st.integers(0, 1 << 16),
+)  # fmt: skip
+def test_every_pair_is_in_the_list_of_its_expert(
+    device: torch.device, tokens: int, k: int, experts: int, shared: int, hashed: bool, seed: int
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    parts = torch.randn(2, tokens, experts, generator=g).to(device)
+    # a table may name an expert twice
+    table = torch.randint(experts, (7, k), generator=g, dtype=torch.int32).to(device) if hashed else None
+    token_ids = torch.randint(7, (tokens,), generator=g).to(device)
+    how = choice(experts, k, "softmax", None, table, 1, 1, "max", True, shared, False)
+    counts = torch.zeros(experts + shared, dtype=torch.int32, device=device)
+    _, chosen, lists = chosen_in_lists(parts, counts, None, table, token_ids, 16, 1.0, how)
+    flat, taken = chosen.flatten().cpu(), lists.counts.tolist()
+    for expert, count in enumerate(taken):
+        listed = lists.pairs[expert, :count].sort().values.cpu()
+        assert listed.tolist() == (flat == expert).nonzero().flatten().tolist()
+    assert sum(max(1, -(-count // 16)) for count in taken) <= lists.tiles

@@ -69,7 +69,9 @@ def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, mo
         assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize(("tokens", "rule"), [(3, "chooses_in_products"), (20, "chooses_in_order")])
+@pytest.mark.parametrize(
+    ("tokens", "rule"), [(3, "chooses_in_products"), (20, "chooses_in_lists"), (20, "chooses_in_order")]
+)
 def test_experts_chosen_within_another_launch_are_those_chosen_before(
     tokens: int, rule: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,113 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The choice of a decode step's experts, and a list of its pairs for each expert, in one launch.
+
+A program chooses for a token and puts its pairs into the lists of their experts, at places from the counters; none
+waits for another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.moe_gemm.order import Lists
+from kernels.moe_route.choose import choose, summed
+
+
+@triton.jit(do_not_specialize=["capacity", "tokens"])
+def choose_and_list(
+    parts,
+    bias,
+    table,
+    token_ids,
+    weights,
+    experts,
+    counts,
+    pairs,
+    capacity,
+    tokens,
+    num_experts,
+    scale,
+    SPLITS: tl.constexpr,
+    SCORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HASHED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """parts [SPLITS, tokens, E] sum to the logits. counts [E + SHARED] holds zeros before; pairs [E + SHARED,
+    capacity]."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    width: tl.constexpr = K + SHARED
+    t = tl.program_id(0).to(tl.int64)
+    token = t + tl.arange(0, 1)
+    picked = choose(
+        summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E),
+        token,
+        token < tokens,
+        bias,
+        table,
+        token_ids,
+        weights,
+        experts,
+        num_experts,
+        scale,
+        SCORE,
+        HAS_BIAS,
+        HASHED,
+        GROUPS,
+        TOP_GROUPS,
+        TOP2,
+        RENORMALIZE,
+        K,
+        SHARED,
+        1,
+        BLOCK_K,
+        BLOCK_E,
+        BLOCK_G,
+    )
+    k = tl.arange(0, BLOCK_K)[None, :]
+    place = tl.atomic_add(counts + picked, 1, mask=k < width, sem="relaxed")
+    spot = picked.to(tl.int64) * capacity + place
+    tl.store(pairs + spot, (t * width + k).to(tl.int32), mask=k < width)
+
+
+def chosen_in_lists(
+    parts: torch.Tensor,
+    counts: torch.Tensor,
+    bias: torch.Tensor | None,
+    table: torch.Tensor | None,
+    token_ids: torch.Tensor | None,
+    rows: int,
+    scale: float,
+    how: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor, Lists]:
+    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs by expert in tiles of `rows`, counted
+    in `counts`, zeros before. `how` names the constants of the choice (`moe_route.kernel.choice`)."""
+    splits, t, e = parts.shape
+    every, width = len(counts), how["K"] + how["SHARED"]
+    # a table by token id may name an expert twice
+    capacity = t * width if how["HASHED"] else t
+    weights = torch.empty(t, width, dtype=torch.float32, device=parts.device)
+    experts = torch.empty(t, width, dtype=torch.int32, device=parts.device)
+    pairs = torch.empty(every, capacity, dtype=torch.int32, device=parts.device)
+    choose_and_list[(t,)](
+        parts, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
+        SPLITS=splits, num_warps=4, **how,
+    )  # fmt: skip
+    # an expert's further tiles have full ones before them
+    return weights, experts, Lists(pairs, counts, rows, every + t * width // rows)
