@@ -5,20 +5,18 @@ from __future__ import annotations
 import torch
 
 from kernels.hardware import dependent_launch
-from kernels.moe.lists import chosen_in_lists
-from kernels.moe.order import chosen_in_order
+from kernels.moe.lists import MOST_EXPERTS, chosen_in_lists
 from kernels.moe.rows import rows_moe
-from kernels.moe.scores import MOST_VALUES, normed_scores
+from kernels.moe.scores import scored
+from kernels.moe_gemm.ahead import lists_moe, ring_tiles
 from kernels.moe_gemm.kernel import FEW_TOKENS as ROW_TOKENS
 from kernels.moe_gemm.kernel import GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
-from kernels.moe_gemm.order import CHUNK, Lists, Order
+from kernels.moe_gemm.order import CHUNK
 from kernels.moe_gemm.rows import RowTile
 from kernels.moe_gemm.tiles import tiles_moe
-from kernels.moe_route.kernel import FEW_TOKENS, choice, logit_parts, moe_route
+from kernels.moe_route.kernel import FEW_TOKENS, choice, moe_route
 from kernels.rms_norm.kernel import rms_norm
 
-# Experts whose ranks a warp holds, a few a thread.
-MOST_EXPERTS = 128
 # Inner channels of an expert that a few tokens' products find by themselves; of larger ones they gain nothing by it.
 SMALL_EXPERT = 1024
 
@@ -34,14 +32,8 @@ def down_tile(tokens: int, inter: int) -> RowTile:
     return row_tiles(inter)[1] if tokens == 1 else RowTile(8, 512, 4, 5)
 
 
-def chooses_in_lists(tokens: int, pairs: int, experts: int, router: int) -> bool:
-    """Whether one launch norms and scores, and the next chooses and lists each expert's pairs: where
-    `chooses_in_order`, for routers of up to MOST_VALUES values."""
-    return chooses_in_order(tokens, pairs, experts) and router <= MOST_VALUES
-
-
-def chooses_in_order(tokens: int, pairs: int, experts: int) -> bool:
-    """Whether one launch chooses and orders, which it does for tiles of a decode step."""
+def chooses_in_lists(tokens: int, pairs: int, experts: int) -> bool:
+    """Whether the launch that chooses lists each expert's pairs as well, as it does for tiles of a decode step."""
     return tokens > FEW_TOKENS and pairs <= min(CHUNK, GROUPED_PAIRS * experts)
 
 
@@ -81,20 +73,18 @@ def moe(
             row_tiles(inter)[0], down_tile(tokens, inter), pdl,
         )  # fmt: skip
     how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
-    if not alone and chooses_in_order(tokens, pairs, len(gate_up)):
+    if not alone and chooses_in_lists(tokens, pairs, len(gate_up)):
+        h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
         rows, up_cut, down_cut = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
         constants = choice(
             len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
         )
-        places: Lists | Order
-        if chooses_in_lists(tokens, pairs, len(gate_up), router.numel()):
-            h, parts, counts = normed_scores(x, norm_weight, eps, offset, router, num_shared, pdl)
-            weights, experts, places = chosen_in_lists(parts, counts, bias, table, token_ids, rows, scale, constants)
-        else:
-            h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
-            parts = logit_parts(h, router, pdl)
-            weights, experts, places = chosen_in_order(parts, bias, table, token_ids, rows, scale, constants)
-        inputs = (h.contiguous(), gate_up, down, weights, experts, residual, gelu, limit)
-        return tiles_moe(*inputs, places, up_cut, down_cut, pdl)
+        parts, counts = scored(h, router, num_shared, pdl)
+        weights, experts, lists = chosen_in_lists(parts, counts, bias, table, token_ids, rows, scale, constants)
+        inputs = (h, gate_up, down, weights, experts, residual, gelu, limit, lists)
+        rings = ring_tiles(h, inter, rows)
+        if rings is not None:
+            return lists_moe(*inputs, rings, pdl)
+        return tiles_moe(*inputs, up_cut, down_cut, pdl)
     h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
     return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)

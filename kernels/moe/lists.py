@@ -2,7 +2,7 @@
 """The choice of a decode step's experts, and a list of its pairs for each expert, in one launch.
 
 A program chooses for a token and puts its pairs into the lists of their experts, at places from the counters; none
-waits for another.
+waits for another. Where the highest of few logits are chosen, one warp finds them in rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,49 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.moe_gemm.order import Lists
 from kernels.moe_route.choose import choose, summed
+from kernels.moe_route.places import best, ordered, value_of
+
+# Experts whose ranks a warp holds, a few a thread.
+MOST_EXPERTS = 128
+
+
+@triton.jit
+def _highest(
+    x,
+    token,
+    weights,
+    experts,
+    num_experts,
+    scale,
+    RENORMALIZE: tl.constexpr,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """As `choose`, of one token, where the highest logits are chosen and weighed by their softmax. Experts are ranked
+    by their logits alone, as in `moe_route.places`."""
+    k = tl.arange(0, BLOCK_K)[None, :]
+    rank = ordered(x, tl.arange(0, BLOCK_E)[None, :] < num_experts)
+    picked = num_experts + k - K
+    value = tl.full((1, BLOCK_K), float("-inf"), tl.float32)
+    for i in tl.static_range(K):
+        top, expert, rank = best(rank, BLOCK_E)
+        own = value_of(top)
+        if i == 0:
+            highest = own
+        picked = tl.where(k == i, expert, picked)
+        value = tl.where(k == i, own, value)
+    value = tl.exp(value - highest)
+    if RENORMALIZE:
+        value = value / tl.sum(value, 1)[:, None]
+    else:
+        value = value / tl.sum(tl.exp(x - highest), 1)[:, None]
+    width: tl.constexpr = K + SHARED
+    out = token.to(tl.int64)[:, None] * width + k
+    tl.store(weights + out, tl.where(k < K, value * scale, 1.0), mask=k < width)
+    tl.store(experts + out, picked, mask=k < width)
+    return picked
 
 
 @triton.jit(do_not_specialize=["capacity", "tokens"])
@@ -45,6 +88,7 @@ def choose_and_list(
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    ROUNDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """parts [SPLITS, tokens, E] sum to the logits. counts [E + SHARED] holds zeros before; pairs [E + SHARED,
@@ -55,35 +99,47 @@ def choose_and_list(
     width: tl.constexpr = K + SHARED
     t = tl.program_id(0).to(tl.int64)
     token = t + tl.arange(0, 1)
-    picked = choose(
-        summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E),
-        token,
-        token < tokens,
-        bias,
-        table,
-        token_ids,
-        weights,
-        experts,
-        num_experts,
-        scale,
-        SCORE,
-        HAS_BIAS,
-        HASHED,
-        GROUPS,
-        TOP_GROUPS,
-        TOP2,
-        RENORMALIZE,
-        K,
-        SHARED,
-        1,
-        BLOCK_K,
-        BLOCK_E,
-        BLOCK_G,
-    )
+    x = summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E)
+    if ROUNDS:
+        picked = _highest(
+            x, token, weights, experts, num_experts, scale, RENORMALIZE, K, SHARED, BLOCK_K, BLOCK_E
+        )  # fmt: skip
+    else:
+        picked = choose(
+            x,
+            token,
+            token < tokens,
+            bias,
+            table,
+            token_ids,
+            weights,
+            experts,
+            num_experts,
+            scale,
+            SCORE,
+            HAS_BIAS,
+            HASHED,
+            GROUPS,
+            TOP_GROUPS,
+            TOP2,
+            RENORMALIZE,
+            K,
+            SHARED,
+            1,
+            BLOCK_K,
+            BLOCK_E,
+            BLOCK_G,
+        )
     k = tl.arange(0, BLOCK_K)[None, :]
     place = tl.atomic_add(counts + picked, 1, mask=k < width, sem="relaxed")
     spot = picked.to(tl.int64) * capacity + place
     tl.store(pairs + spot, (t * width + k).to(tl.int32), mask=k < width)
+
+
+def in_rounds(num_experts: int, how: dict[str, Any]) -> bool:
+    """Whether one warp finds the highest logits."""
+    plain = how["SCORE"] == "softmax" and how["GROUPS"] == 1 and not how["HAS_BIAS"] and not how["HASHED"]
+    return plain and num_experts <= MOST_EXPERTS
 
 
 def chosen_in_lists(
@@ -105,9 +161,10 @@ def chosen_in_lists(
     weights = torch.empty(t, width, dtype=torch.float32, device=parts.device)
     experts = torch.empty(t, width, dtype=torch.int32, device=parts.device)
     pairs = torch.empty(every, capacity, dtype=torch.int32, device=parts.device)
+    rounds = in_rounds(e, how)
     choose_and_list[(t,)](
         parts, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
-        SPLITS=splits, num_warps=4, **how,
+        SPLITS=splits, ROUNDS=rounds, num_warps=1 if rounds else 4, **how,
     )  # fmt: skip
     # an expert's further tiles have full ones before them
     return weights, experts, Lists(pairs, counts, rows, every + t * width // rows)

@@ -210,12 +210,13 @@ def combine(
     hidden,
     K: tl.constexpr,
     PLACED: tl.constexpr,
+    WHOLE: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out[t] = residual[t] + Σ y of its pairs, in turn. PLACED: a pair stands in its row (−1: nowhere) and has yet to
-    be weighed, else it stands at its own number, if its expert is one of these."""
+    be weighed, else it stands at its own number, if its expert is one of these, as WHOLE says of all."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -230,8 +231,10 @@ def combine(
             part = tl.load(y + row * hidden + n, mask=n < width, other=0.0).to(tl.float32)
             total += part * tl.load(weights + pair)
         else:
-            expert = tl.load(experts + pair)
-            width = tl.where((expert >= 0) & (expert < num_experts), hidden, 0)
+            width = hidden
+            if not WHOLE:
+                expert = tl.load(experts + pair)
+                width = tl.where((expert >= 0) & (expert < num_experts), hidden, 0)
             total += tl.load(y + pair * hidden + n, mask=n < width, other=0.0).to(tl.float32)
     if RESIDUAL:
         total += tl.load(residual + t * hidden + n, mask=n < hidden, other=0.0).to(tl.float32)
@@ -247,14 +250,16 @@ def combined(
     num_experts: int,
     dtype: torch.dtype,
     pdl: bool,
+    whole: bool = False,
 ) -> torch.Tensor:
-    """[T, hidden] from the pairs' summands y, weighed already unless `rows` says where they stand."""
+    """[T, hidden] from the pairs' summands y, weighed already unless `rows` says where they stand. whole: every pair's
+    expert is one of these."""
     (t, k), hidden = experts.shape, y.shape[1]
     out = torch.empty(t, hidden, dtype=dtype, device=y.device)
     width = 256 if t <= 256 else 1024
     combine[(t, triton.cdiv(hidden, width))](
         y, experts if rows is None else rows, experts, weights, residual, out, num_experts, hidden, K=k,
-        PLACED=rows is not None, RESIDUAL=residual is not None, BLOCK_N=width, PDL=pdl, launch_pdl=pdl,
+        PLACED=rows is not None, WHOLE=whole, RESIDUAL=residual is not None, BLOCK_N=width, PDL=pdl, launch_pdl=pdl,
         num_warps=width // 128,
     )  # fmt: skip
     return out
@@ -330,4 +335,4 @@ def tiles_moe(
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
-    return combined(y, None, experts, weights, residual, e, x.dtype, pdl)
+    return combined(y, None, experts, weights, residual, e, x.dtype, pdl, isinstance(places, Lists))

@@ -13,32 +13,44 @@ import triton.language as tl
 
 
 @triton.jit
+def ordered(x, live):
+    """int32 in the order of x; where not `live` below all, missing values just above that."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(live, tl.where(x == x, rank, -0x7FFFFFFE), -0x7FFFFFFF)
+
+
+@triton.jit
+def value_of(rank):
+    """The value that has this rank."""
+    return (rank ^ ((rank >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def ranks(logits, num_experts, ROWS: tl.constexpr, E: tl.constexpr):
     """[ROWS, E] int32, all rows alike, in the order of the logits; padding is below all, then missing values."""
     e = tl.arange(0, E)[None, :] + tl.zeros((ROWS, 1), tl.int32)
     live = e < num_experts
     # .cg: another kernel's memory, perhaps read before this one's wait
     x = tl.load(logits + e, mask=live, other=0.0, cache_modifier=".cg")
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return tl.where(live, tl.where(x == x, ordered, -0x7FFFFFFE), -0x7FFFFFFF)
+    return ordered(x, live)
 
 
 @triton.jit
-def _best(rank, E: tl.constexpr):
-    """The expert of the highest rank, of equal ones the first, by row; and the ranks of the others."""
+def best(rank, E: tl.constexpr):
+    """The highest rank and its expert, of equal ones the first, by row; and the ranks of the others."""
     e = tl.arange(0, E)[None, :]
-    best = tl.max(rank, 1)[:, None]
-    expert = tl.min(tl.where(rank == best, e, E), 1)[:, None]
-    return expert, tl.where(e == expert, -0x7FFFFFFF, rank)
+    top = tl.max(rank, 1)[:, None]
+    expert = tl.min(tl.where(rank == top, e, E), 1)[:, None]
+    return top, expert, tl.where(e == expert, -0x7FFFFFFF, rank)
 
 
 @triton.jit
 def place(rank, k, E: tl.constexpr):
     """The expert of place k."""
     for _ in range(k):
-        _, rank = _best(rank, E)
-    expert, _ = _best(rank, E)
+        _, _, rank = best(rank, E)
+    _, expert, _ = best(rank, E)
     return tl.max(tl.max(expert, 1), 0)
 
 
@@ -49,7 +61,7 @@ def places(rank, count, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, E: tl.constex
     k = tl.arange(0, BLOCK_K)[None, :]
     picked = tl.zeros((ROWS, BLOCK_K), tl.int32)
     for i in range(count):
-        expert, rank = _best(rank, E)
+        _, expert, rank = best(rank, E)
         picked = tl.where(k == i, expert, picked)
     return tl.max(picked, 0)
 

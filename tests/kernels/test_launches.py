@@ -69,7 +69,7 @@ def test_nothing_is_scored_when_no_line_can_have_more_entries_than_places(
     [
         (1, ["row_scores", "up", "down"]),
         (8, ["_few", "_count", "tiles_up", "tiles_down", "combine"]),
-        (64, ["step_scores", "choose_and_list", "tiles_up", "tiles_down", "combine"]),
+        (64, ["_norm", "step_scores", "choose_and_list", "tiles_up", "tiles_down", "combine"]),
     ],
 )
 def test_experts_are_chosen_where_they_are_needed(

@@ -12,6 +12,7 @@ from kernels.latent_attention.cases import case as attention_case
 from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write.reference import latent_write
 from kernels.moe import kernel as experts
+from kernels.moe import lists
 from kernels.moe.cases import case as layer_case
 from kernels.moe_gemm import kernel as moe
 from kernels.moe_gemm.cases import case as experts_case
@@ -69,9 +70,7 @@ def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, mo
         assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize(
-    ("tokens", "rule"), [(3, "chooses_in_products"), (20, "chooses_in_lists"), (20, "chooses_in_order")]
-)
+@pytest.mark.parametrize(("tokens", "rule"), [(3, "chooses_in_products"), (20, "chooses_in_lists")])
 def test_experts_chosen_within_another_launch_are_those_chosen_before(
     tokens: int, rule: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +79,17 @@ def test_experts_chosen_within_another_launch_are_those_chosen_before(
     got = experts.moe(**inputs)
     monkeypatch.setattr(experts, rule, lambda *_: False)
     assert_close(rule, got, experts.moe(**inputs), TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+def test_a_warp_finds_in_rounds_what_is_chosen_at_once(
+    renormalize: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = layer_case("", torch.float32, 20, 64, 44, 12, 3, renormalize=renormalize, num_shared=1, scale=1.5)
+    inputs = made(case, device)
+    got = experts.moe(**inputs)
+    monkeypatch.setattr(lists, "in_rounds", lambda *_: False)
+    assert_close("rounds", got, experts.moe(**inputs), TOLERANCES[torch.float32])
 
 
 def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(

@@ -1,0 +1,70 @@
+"""The Gluon products of a decode step's experts: when they are taken, and that they compile for Hopper where there is
+no GPU to run them.
+
+Their results are held by the cases of `moe` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compiled import SHARED_BYTES, run
+
+COMPILE = """
+from kernels.moe_gemm.ahead import DOWN, UP, list_kernel
+from tests.compiled import box, for_hopper
+
+for act, tile in (("silu", UP), (None, DOWN)):
+    constants = {
+        "K": 8, "ROWS": 16, "BN": tile.outputs, "BK": tile.inputs, "BLOCK_E": 128, "STAGES": tile.stages, "ACT": act,
+        "LIMITED": act is not None, "PDL": True,
+    }
+    kinds = {
+        "x": "*bf16", "w_desc": box(tile.outputs, tile.inputs), "pairs": "*i32", "counts": "*i32", "weights": "*fp32",
+        "y": "*bf16" if act else "*fp32", "limit": "fp32",
+    }
+    aligned = ("x", "pairs", "counts", "weights", "y", "inputs", "outputs", "expert_rows")
+    made = for_hopper(list_kernel, constants, lambda name: kinds.get(name, "i32"), aligned)
+    ptx = made.asm["ptx"]
+    assert "wgmma.mma_async.sync.aligned.m64n16k16" in ptx
+    assert ptx.index("cp.async.bulk.tensor") < ptx.index("griddepcontrol.wait"), "weights are asked for before the wait"
+    assert "st.local" not in ptx
+    print(made.metadata.shared)
+"""
+
+
+@pytest.mark.slow
+def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path) -> None:
+    sizes = [int(size) for size in run(COMPILE, tmp_path).split()]
+    assert len(sizes) == 2
+    assert all(0 < size <= SHARED_BYTES // 2 for size in sizes), "two programs fit a multiprocessor"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inter", "dtype", "taken"),
+    [
+        (128, 256, torch.bfloat16, True),
+        (256, 128, torch.float16, True),
+        (128, 128, torch.float32, False),
+        (192, 128, torch.bfloat16, False),
+        (128, 64, torch.bfloat16, False),
+    ],
+)
+def test_it_is_taken_for_decode_steps_in_whole_boxes(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, inter: int, dtype: torch.dtype, taken: bool
+) -> None:
+    from kernels.moe import kernel
+    from kernels.moe_gemm import ahead
+
+    asked: list[Any] = []
+    monkeypatch.setattr(ahead, "group_products", lambda device: True)
+    monkeypatch.setattr(kernel, "lists_moe", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(kernel, "tiles_moe", lambda *inputs: None)
+    x, router = torch.randn(20, hidden).to(dtype), torch.randn(4, hidden)
+    gate_up, down = torch.empty(4, 2 * inter, hidden, dtype=dtype), torch.empty(4, hidden, inter, dtype=dtype)
+    kernel.moe(x, router, gate_up, down, 2)
+    assert bool(asked) == taken
