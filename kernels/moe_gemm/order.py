@@ -90,6 +90,7 @@ def _place_in_tiles(
     tokens,
     tile_expert,
     tile_pairs,
+    turns,
     pairs,
     num_experts,
     K: tl.constexpr,
@@ -97,6 +98,8 @@ def _place_in_tiles(
     ROWS: tl.constexpr,
 ):
     """A pair's row stands in one of its expert's tiles; the tile's first pair writes down what the tile is."""
+    if tl.program_id(0) == 0:
+        tl.store(turns + tl.arange(0, 2), 0)
     pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     expert = tl.load(experts + pair, mask=pair < pairs, other=-1)
     there = (expert >= 0) & (expert < num_experts)
@@ -148,7 +151,8 @@ class Lists:
 @dataclass(frozen=True, slots=True)
 class Places:
     """Pairs by expert in whole tiles, all int32: a pair's row (−1: its expert is none of these), the token of a row,
-    the expert of a tile and its number of pairs; expert e's tiles end at ends[e].
+    the expert of a tile and its number of pairs; expert e's tiles end at ends[e]. turns [2]: zeros, from which the
+    programs of two products take their tiles.
 
     What lies behind the last tile, or behind a tile's pairs, is arbitrary. tiles bounds the number of tiles, which only
     the device knows.
@@ -159,6 +163,7 @@ class Places:
     tile_expert: torch.Tensor
     tile_pairs: torch.Tensor
     ends: torch.Tensor
+    turns: torch.Tensor
     tiles: int
 
 
@@ -178,12 +183,13 @@ def placed(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Pla
     pairs, k = experts.numel(), experts.shape[1]
     tiles = most_tiles(pairs, num_experts, rows)
     rank, offsets, ends = _counted(experts, num_experts, rows, None, pdl)
-    row, token, tile_expert, tile_pairs = (experts.new_empty(n) for n in (pairs, tiles * rows, tiles, tiles))
+    sizes = pairs, tiles * rows, tiles, tiles, 2
+    row, token, tile_expert, tile_pairs, turns = (experts.new_empty(size) for size in sizes)
     _place_in_tiles[(triton.cdiv(pairs, CHUNK),)](
-        experts, rank, offsets, ends, row, token, tile_expert, tile_pairs, pairs, num_experts,
+        experts, rank, offsets, ends, row, token, tile_expert, tile_pairs, turns, pairs, num_experts,
         K=k, CHUNK=CHUNK, ROWS=rows,
     )  # fmt: skip
-    return Places(row, token, tile_expert, tile_pairs, ends, tiles)
+    return Places(row, token, tile_expert, tile_pairs, ends, turns, tiles)
 
 
 def most_tiles(pairs: int, num_experts: int, rows: int) -> int:

@@ -15,13 +15,14 @@ import torch
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
-from kernels.moe_gemm.grouped import BOX, DOWN_STAGES, REGISTERS, STAGES, grouped_kernel
+from kernels.moe_gemm.grouped import BOX, REGISTERS, ROWS, STAGES, grouped_kernel
 from tests.compiled import box, for_hopper
 
-lists = {name: "*i32" for name in ("tokens", "tile_expert", "tile_pairs", "ends")}
+lists = {name: "*i32" for name in ("tokens", "tile_expert", "tile_pairs", "ends", "turns")}
 kinds = {"x": "*bf16", "limit": "fp32", **lists, **{name: box(BOX, BOX) for name in ("x_desc", "w_desc", "y_desc")}}
-for act, stages in (("silu", STAGES), (None, DOWN_STAGES)):
-    constants = {"GATHER": act is not None, "ACT": act, "LIMITED": act is not None, "STAGES": stages, "PDL": True}
+for act, box_rows in (("silu", BOX), (None, ROWS)):
+    constants = {"GATHER": act is not None, "ACT": act, "LIMITED": act is not None, "STAGES": STAGES, "PDL": True}
+    kinds["w_desc"] = box(box_rows, BOX)
     aligned = ("x", "hidden", "tokens")
     made = for_hopper(grouped_kernel, constants, lambda name: kinds.get(name, "i32"), aligned, maxnreg=REGISTERS)
     ptx = made.asm["ptx"]

@@ -31,6 +31,7 @@ def test_every_pair_has_a_row_in_a_tile_of_its_expert(
     assert (row >= 0).tolist() == there.tolist()
     count = int(places.ends[-1])
     assert count <= places.tiles
+    assert places.turns.tolist() == [0, 0]
     tile_expert, tile_pairs = places.tile_expert.cpu()[:count], places.tile_pairs.cpu()[:count]
     # no two in one row, each behind the pairs of its expert before it
     kept, number = row[there], torch.arange(tokens * k)[there]
