@@ -57,9 +57,11 @@ def cases() -> list[Case]:
         case("bfloat16", bf16, 4, 16, 64, 16, 32, 4),
         case("some of many tokens absorbed", bf16, 70, 2, 160, 16, 32, 40),
         case("more tokens than one launch absorbs", f32, 70, 2, 32, 16, 16, 66),
+        case("more tokens than have their own programs", f32, 259, 2, 16, 4, 16, 0),
         case("no tokens", f32, 0, 4, 32, 16, 16, 0),
         case("1 token, 16 heads, 512 + 64", bf16, 1, 16, 512, 64, 128, 1, small=False),
         case("64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, small=False),
         case("1024 tokens, 16 heads, 512 + 64", bf16, 1024, 16, 512, 64, 128, 1024, small=False),
+        case("8192 tokens, 16 heads, 512 + 64", bf16, 8192, 16, 512, 64, 128, 0, small=False),
         case("8192 tokens, 64 heads, 512 + 64", bf16, 8192, 64, 512, 64, 128, 0, small=False),
     ]
