@@ -90,9 +90,11 @@ def cases() -> list[Case]:
         case("1 line of 4096, 16 heads", bf16, [(1, 4096)], *lite, **big),
         case("8 lines of 1024, 16 heads", bf16, [(1, 1024)] * 8, *lite, **big),
         case("64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, *lite, **big),
+        case("64 lines of 1 to 2017, 16 heads", bf16, [(1, 1 + 32 * i) for i in range(64)], *lite, **big),
         case("64 lines of 1024, 64 heads", bf16, [(1, 1024)] * 64, *kimi, **big),
         case("one chunk of 2048, 16 heads", bf16, [(2048, 2048)], *lite, **big),
         case("8 of 1024 expanded, 16 heads", bf16, [(1024, 1024)] * 8, *lite, **big, expanded=True),
+        case("odd ones expanded, 16 heads", bf16, [(129, 1000), (65, 65), (700, 2777)], *lite, **big, expanded=True),
         case("8192 expanded, 16 heads", bf16, [(8192, 8192)], *lite, **big, expanded=True),
         case("2048 of 8192 expanded, 64 heads", bf16, [(2048, 8192)], *kimi, **big, expanded=True),
     ]

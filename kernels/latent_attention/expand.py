@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.latent_attention.prompt import attend_prompts
+from kernels.latent_attention.up import ENTRIES, expand
+
 LOG2E = tl.constexpr(1.4426950408889634)
 # Lines that one compiled kernel serves; more of them take another.
 LINES = 128
@@ -217,14 +220,17 @@ def attend_expanded(
     out: torch.Tensor,
     scale: float,
     first_line: int,
+    max_query: int,
     max_entries: int,
-    up: UpTile,
-    tile: Tile,
+    up: UpTile | None,
+    tile: Tile | None,
+    pdl: bool,
 ) -> None:
     """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`.
 
-    They have at most `max_entries` tokens in the cache. The parts of a head are powers of two from 16 on; up.entries
-    is a multiple of tile.keys.
+    They have at most `max_query` queries each and `max_entries` tokens in the cache. The parts of a head are powers of
+    two from 16 on; up.entries is a multiple of tile.keys. No cut: what Hopper has for it
+    (`kernels.latent_attention.up`, `kernels.latent_attention.prompt`), where that suits.
     """
     heads, own, latent = kv_up.shape
     width, value = cache.shape[-1], out.shape[-1]
@@ -232,23 +238,30 @@ def attend_expanded(
     lines, tokens = len(context_len) - first_line, len(q) - first_line
     block_b = max(LINES, triton.next_power_of_2(lines))
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
-    row_tiles = triton.cdiv(max_entries, up.entries) + lines
-    kv = torch.empty(row_tiles * up.entries, heads * own, dtype=cache.dtype, device=cache.device)
-    rotated = torch.empty(row_tiles * up.entries, rope, dtype=cache.dtype, device=cache.device)
+    padded = ENTRIES if up is None else up.entries
+    row_tiles = triton.cdiv(max_entries, padded) + lines
+    kv = torch.empty(row_tiles * padded, heads * own, dtype=cache.dtype, device=cache.device)
+    rotated = torch.empty(row_tiles * padded, rope, dtype=cache.dtype, device=cache.device)
 
     def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
         return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box))
 
-    channels = min(up.channels, triton.next_power_of_2(latent))
-    _expand[(triton.cdiv(heads * own, up.outputs), row_tiles)](
-        cache, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv, rotated,
-        block_table.stride(0), cache.stride(0), cache.stride(1), first_line, lines, OUTPUTS=heads * own, LATENT=latent,
-        ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=up.entries, BLOCK_O=up.outputs, BLOCK_C=channels, BLOCK_B=block_b,
-        STAGES=up.stages, PRECISION=precision, num_warps=up.warps,
-    )  # fmt: skip
+    if up is None:
+        expand(kv_up, cache, block_table, context_len, kv, rotated, first_line, pdl)
+    else:
+        channels = min(up.channels, triton.next_power_of_2(latent))
+        _expand[(triton.cdiv(heads * own, up.outputs), row_tiles)](
+            cache, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv, rotated,
+            block_table.stride(0), cache.stride(0), cache.stride(1), first_line, lines, OUTPUTS=heads * own,
+            LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded, BLOCK_O=up.outputs, BLOCK_C=channels,
+            BLOCK_B=block_b, STAGES=up.stages, PRECISION=precision, num_warps=up.warps,
+        )  # fmt: skip
+    if tile is None:
+        attend_prompts(q, kv, rotated, query_start, context_len, out, scale, first_line, max_query, padded, pdl)
+        return
     _attend[(tokens // tile.queries + lines, heads)](
         q, boxes(kv, tile.keys, nope), boxes(kv, tile.keys, value), boxes(rotated, tile.keys, rope), query_start,
         context_len, out, q.stride(0), q.stride(1), scale, first_line, lines, HEADS=heads, NOPE=nope, ROPE=rope,
-        VALUE=value, ROWS=up.entries, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_B=block_b, PRECISION=precision,
+        VALUE=value, ROWS=padded, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_B=block_b, PRECISION=precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

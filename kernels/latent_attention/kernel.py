@@ -2,6 +2,7 @@
 
 Lines of one query read the latents as they are, split over programs. Lines of many queries have their keys and values
 made first where the caller left their queries as they are; in a graph they run beside the others, which read memory.
+Steps of one kind of line alone have kernels on Hopper that fill the device (`fills_device`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,15 @@ from __future__ import annotations
 import torch
 
 from kernels.hardware import branch, dependent_launch
+from kernels.latent_attention import prompt, stretches, up
 from kernels.latent_attention.chunks import attend_chunks
 from kernels.latent_attention.expand import Tile, UpTile, attend_expanded
 from kernels.latent_attention.steps import FEW_LINES, StepCut, attend_steps
+from kernels.latent_attention.stretches import JoinTile, attend_stretches
+
+# Lines of one query that equal stretches were timed at: 64 (62.0 to 54.5 µs a layer with the products on an H200), and
+# what a graph of as many fills up.
+STRETCHED_LINES = range(57, 65)
 
 
 def latent_attention(
@@ -35,23 +42,35 @@ def latent_attention(
     out = torch.empty(t, heads, kv_up.shape[1] - nope, dtype=q.dtype, device=q.device)
     longer = len(context_len) > num_single
     expanded = longer and len(absorbed) < t
+    whole = fills_device(num_single, longer, heads)
     with branch(q.device, expanded and num_single > 0) as join:
         if expanded:
             attend_expanded(
-                q, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_entries,
-                *expanded_tiles(q.dtype),
+                q, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query, max_entries,
+                *expanded_tiles(q, kv_up, cache, nope, whole), dependent_launch(q.device),
             )  # fmt: skip
         elif longer:
             attend_chunks(
                 absorbed, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query
             )
-    if num_single:
+    if whole and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
+        attend_stretches(
+            absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single, JoinTile(),
+            dependent_launch(q.device),
+        )  # fmt: skip
+    elif num_single:
         attend_steps(
             absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single, max_context,
             step_cut(q.dtype, heads, num_single), dependent_launch(q.device),
         )  # fmt: skip
     join()
     return out
+
+
+def fills_device(num_single: int, longer: bool, heads: int) -> bool:
+    """Whether kernels may take every multiprocessor for themselves: in steps of one kind of line, prompts alone or
+    lines of one query alone, of up to 16 heads. Beside one another, or with more, such kernels were not timed."""
+    return not (num_single and longer) and heads <= 16
 
 
 def step_cut(dtype: torch.dtype, heads: int, lines: int) -> StepCut:
@@ -65,8 +84,13 @@ def step_cut(dtype: torch.dtype, heads: int, lines: int) -> StepCut:
     return StepCut(64 if heads <= 16 and lines > FEW_LINES else 32, 3, 8)
 
 
-def expanded_tiles(dtype: torch.dtype) -> tuple[UpTile, Tile]:
-    """The cuts of expanded lines."""
-    if dtype == torch.float32:
+def expanded_tiles(
+    q: torch.Tensor, kv_up: torch.Tensor, cache: torch.Tensor, nope: int, whole: bool
+) -> tuple[UpTile | None, Tile | None]:
+    """The cuts of expanded lines; None for what Hopper has kernels of its own for, which take the `whole` device."""
+    if q.dtype == torch.float32:
         return UpTile(64, 64, 32, 2, 4), Tile(64, 32, 2, 4)
-    return UpTile(128, 128, 64, 3, 8), Tile(128, 64, 3, 8)
+    return (
+        None if whole and up.suits(kv_up, cache) else UpTile(128, 128, 64, 3, 8),
+        None if whole and prompt.suits(q, nope, kv_up.shape[1] - nope) else Tile(128, 64, 3, 8),
+    )

@@ -1,0 +1,359 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined,assignment"
+"""Lines of one query on Hopper, in Gluon: entries stream through shared memory and are the matrix unit's long side.
+
+The tiles of all lines stand in one row, and every program takes an equal stretch of it (stream-K, Osama et al. 2023,
+arXiv:2301.03598), one program a multiprocessor. The bulk copy engine (TMA) brings a tile's entries from where blocks
+hold them; those of earlier steps are asked for before the kernel before has finished. 64 entries by 16 heads are one
+instruction's scores, and 64 channels by 16 heads one's outputs, so no row of the matrix unit is filled up for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import group_products, multiprocessors
+from kernels.hopper import boxes, load_box, sync, view
+
+LOG2E = gl.constexpr(1.4426950408889634)
+# Entries a tile, heads of a program, channels of a slab: a tile is slabs of whole swizzled rows, side by side.
+ENTRIES = gl.constexpr(64)
+HEADS_HELD = gl.constexpr(16)
+SLAB = gl.constexpr(64)
+STAGES = 2
+LEAST_LINES = 128
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _stretch(p_context, lines, LINES: gl.constexpr):
+    """Of this program: its first tile and the one behind its last, the lines that hold these, the first line's first
+    tile."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    line = gl.arange(0, LINES, layout)
+    tiles = (gl.load(p_context + line, mask=line < lines, other=0) + ENTRIES - 1) // ENTRIES
+    upto = gl.associative_scan(tiles, 0, _add)
+    total = gl.sum(tiles, axis=0)
+    program = gl.program_id(0)
+    # With fewer tiles than programs the last ones have none, and nobody between others.
+    programs = gl.maximum(gl.minimum(gl.num_programs(0), total), 1)
+    first = gl.minimum(program, programs) * total // programs
+    stop = gl.minimum(program + 1, programs) * total // programs
+    begun = (upto <= first) & (line < lines)
+    first_line = gl.sum(begun.to(gl.int32), axis=0)
+    before = gl.sum(gl.where(begun, tiles, 0), axis=0)
+    last_line = gl.sum(((upto < stop) & (line < lines)).to(gl.int32), axis=0)
+    return first, stop, first_line, last_line, before
+
+
+@gluon.jit
+def _ask_queries(q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_line, last_line, before,
+                 HEADS: gl.constexpr, SLABS: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+    """A warp: the queries of each line of the stretch."""
+    start = before
+    turn = first * 0
+    if PDL:
+        gdc_wait()
+    for line in range(first_line, last_line + 1):
+        tiles = (gl.load(p_context + line) + ENTRIES - 1) // ENTRIES
+        if gl.minimum(start + tiles, stop) > gl.maximum(start, first):
+            place = turn % 2
+            mbarrier.wait(q_empty.index(place), ((turn // 2) & 1) ^ 1)
+            mbarrier.expect(q_full.index(place), SLABS * HEADS_HELD * SLAB * 2)
+            for slab in gl.static_range(SLABS):
+                load_box(q_desc, [line * HEADS, slab * SLAB], q_full.index(place), q_ring.index(place * SLABS + slab))
+            turn += 1
+        start += tiles
+
+
+@gluon.jit
+def _ask_entries(c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_line,
+                 last_line, before, SLABS: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr,
+                 STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+    """A warp: the entries of each tile of the stretch. What this step wrote is a line's last entry."""
+    COPIES: gl.constexpr = ENTRIES // COPIED
+    pieces = view(ring, c_desc.dtype, [STAGES * SLABS * COPIES, COPIED, SLAB], c_desc.layout)
+    start = before
+    turn = first * 0
+    for line in range(first_line, last_line + 1):
+        length = gl.load(p_context + line)
+        tiles = (length + ENTRIES - 1) // ENTRIES
+        blocks = p_table + line.to(gl.int64) * table_stride
+        begin = gl.maximum(first - start, 0)
+        end = gl.minimum(tiles, stop - start)
+        # Without this condition Triton 3.6 takes `start` for a constant of the loop.
+        if end > begin:
+            for tile in range(begin, end):
+                rows = ()
+                for copy in gl.static_range(COPIES):
+                    j = tile * ENTRIES + copy * COPIED
+                    block = gl.load(blocks + j // BLOCK_SIZE, mask=j < length, other=0)
+                    rows = rows + (block * block_rows + j % BLOCK_SIZE,)  # noqa: RUF005
+                if PDL and tile == tiles - 1:
+                    gdc_wait()
+                stage = turn % STAGES
+                mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                bar = full.index(stage)
+                mbarrier.expect(bar, ENTRIES * SLABS * SLAB * 2)
+                for slab in gl.static_range(SLABS):
+                    for copy in gl.static_range(COPIES):
+                        place = (stage * SLABS + slab) * COPIES + copy
+                        load_box(c_desc, [rows[copy], slab * SLAB], bar, pieces.index(place))
+                turn += 1
+        start += tiles
+
+
+@gluon.jit
+def _multiply(p_context, p_parts, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
+              first_line, last_line, before, HEADS: gl.constexpr, LATENT: gl.constexpr, SLABS: gl.constexpr,
+              STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+    """Four warps: scores [entries, heads] and outputs [channels, heads], channels by slabs."""
+    VALUES: gl.constexpr = LATENT // SLAB
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 16, 16])
+    flat: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, ENTRIES, gl.SliceLayout(1, mma))
+    head = gl.arange(0, HEADS_HELD, gl.SliceLayout(0, mma))
+    factor = scale * LOG2E
+    start = before
+    turn = first * 0
+    asked = first * 0
+    if PDL:
+        gdc_wait()
+    for line in range(first_line, last_line + 1):
+        length = gl.load(p_context + line)
+        tiles = (length + ENTRIES - 1) // ENTRIES
+        begin = gl.maximum(first - start, 0)
+        end = gl.minimum(tiles, stop - start)
+        if end > begin:
+            best = gl.full([HEADS_HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
+            total = gl.zeros([ENTRIES, HEADS_HELD], gl.float32, mma)
+            acc = ()
+            for _ in gl.static_range(VALUES):
+                acc = acc + (gl.zeros([SLAB, HEADS_HELD], gl.float32, mma),)  # noqa: RUF005
+            place = asked % 2
+            mbarrier.wait(q_full.index(place), (asked // 2) & 1)
+            for tile in range(begin, end):
+                stage = turn % STAGES
+                mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+                s = gl.zeros([ENTRIES, HEADS_HELD], gl.float32, mma)
+                for slab in gl.static_range(SLABS):
+                    q = q_ring.index(place * SLABS + slab).permute((1, 0))
+                    s = warpgroup_mma(ring.index(stage * SLABS + slab), q, s, use_acc=slab > 0, is_async=True)
+                s = warpgroup_mma_wait(0, deps=[s])
+                key = tile * ENTRIES + row
+                s = gl.where((key < length)[:, None], s * factor, float("-inf"))
+                top = gl.maximum(best, gl.max(s, axis=0))
+                w = gl.exp2(s - top[None, :])
+                fade = gl.exp2(best - top)
+                best = top
+                total = total * fade[None, :] + w
+                weights.permute((1, 0)).store(w.to(weights.dtype))
+                if (tile + 1) * ENTRIES > length:
+                    # What stands past the context may be anything, and a weight of zero does not clear all of it.
+                    held = tile * ENTRIES + gl.arange(0, ENTRIES, gl.SliceLayout(1, flat)) < length
+                    for slab in gl.static_range(VALUES):
+                        c = ring.index(stage * SLABS + slab).load(flat)
+                        ring.index(stage * SLABS + slab).store(gl.where(held[:, None], c, 0.0).to(weights.dtype))
+                fence_async_shared()
+                sync()
+                faded = ()
+                for slab in gl.static_range(VALUES):
+                    c = ring.index(stage * SLABS + slab).permute((1, 0))
+                    token = warpgroup_mma(c, weights.permute((1, 0)), acc[slab] * fade[None, :], is_async=True)
+                    faded = faded + (token,)  # noqa: RUF005
+                acc = warpgroup_mma_wait(0, deps=faded)
+                mbarrier.arrive(empty.index(stage), count=1)
+                turn += 1
+            mbarrier.arrive(q_empty.index(place), count=1)
+            asked += 1
+            whole = gl.sum(total, axis=0)
+            part = ((gl.program_id(0) + line) * HEADS + head).to(gl.int64)
+            gl.store(p_sums + part, best + gl.log2(whole), mask=head < HEADS)
+            share = 1.0 / whole
+            held = (row >= 0)[:, None] & (head < HEADS)[None, :]
+            for slab in gl.static_range(VALUES):
+                spot = part[None, :] * LATENT + slab * SLAB + row[:, None]
+                gl.store(p_parts + spot, acc[slab] * share[None, :], mask=held)
+        start += tiles
+
+
+@gluon.jit(do_not_specialize=["lines"], do_not_specialize_on_alignment=["p_context"])
+def stretch_kernel(
+    q_desc, c_desc, p_table, p_context, p_parts, p_sums, scale, table_stride, block_rows, lines,
+    HEADS: gl.constexpr, LATENT: gl.constexpr, SLABS: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr,
+    LINES: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """A program's stretch. Its part of a line goes to the place `program + line`, which no other part has."""
+    if PDL:
+        gdc_launch_dependents()
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ENTRIES, SLAB], c_desc.dtype)
+    narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEADS_HELD, ENTRIES], c_desc.dtype)
+    ring = gl.allocate_shared_memory(c_desc.dtype, [STAGES * SLABS, ENTRIES, SLAB], tile)
+    q_ring = gl.allocate_shared_memory(c_desc.dtype, [2 * SLABS, HEADS_HELD, SLAB], q_desc.layout)
+    weights = gl.allocate_shared_memory(c_desc.dtype, [HEADS_HELD, ENTRIES], narrow)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    for place in gl.static_range(2):
+        mbarrier.init(q_full.index(place), count=1)
+        mbarrier.init(q_empty.index(place), count=1)
+    fence_async_shared()
+    sync()
+    # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
+    first, stop, first_line, last_line, before = _stretch(p_context, lines, LINES)
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                p_context, p_parts, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
+                first_line, last_line, before, HEADS, LATENT, SLABS, STAGES, PDL,
+            )),
+            (_ask_entries, (
+                c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_line,
+                last_line, before, SLABS, BLOCK_SIZE, COPIED, STAGES, PDL,
+            )),
+            (_ask_queries, (
+                q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_line, last_line, before, HEADS, SLABS,
+                PDL,
+            )),
+        ],
+        [1, 1],
+        [48, 40],
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["lines", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _join_stretches(
+    parts,
+    sums,
+    v_up,
+    context_len,
+    out,
+    up_stride,
+    lines,
+    programs,
+    HEADS: tl.constexpr,
+    LATENT: tl.constexpr,
+    VALUE: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[line, head, v] = v_up[head, v] · (the parts of the line's head, weighted by their softmax sums), AT_ONCE of
+    each line's parts at once."""
+    if PDL:
+        gdc_launch_dependents()
+    head = tl.program_id(0).to(tl.int64)
+    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    line = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    l = tl.arange(0, LATENT)
+    w = tl.load(v_up + head * up_stride + v[:, None] * LATENT + l[None, :], mask=(v < VALUE)[:, None], other=0.0)
+    every = tl.arange(0, BLOCK_B)
+    tiles = tl.cdiv(tl.load(context_len + every, mask=every < lines, other=0), TILE)
+    total = tl.maximum(tl.sum(tiles, 0), 1)
+    programs = tl.minimum(programs, total)
+    own = tl.cdiv(tl.load(context_len + line, mask=line < lines, other=0), TILE)
+    before = tl.sum(tl.where(every[None, :] < line[:, None], tiles[None, :], 0), 1)
+    first = ((before + 1) * programs - 1) // total
+    count = tl.where(own > 0, ((before + own) * programs - 1) // total - first + 1, 0)
+    if PDL:
+        gdc_wait()
+    best = tl.full((BLOCK_T,), float("-inf"), tl.float32)
+    whole = tl.zeros((BLOCK_T,), tl.float32)
+    acc = tl.zeros((BLOCK_T, LATENT), tl.float32)
+    for some in range(0, tl.max(count, 0), AT_ONCE):
+        for one in tl.static_range(AT_ONCE):
+            there = some + one < count
+            place = (line + first + some + one).to(tl.int64) * HEADS + head
+            logsum = tl.load(sums + place, mask=there, other=float("-inf"))
+            part = tl.load(parts + place[:, None] * LATENT + l[None, :], mask=there[:, None], other=0.0)
+            top = tl.maximum(best, logsum)
+            shift = tl.where(top == float("-inf"), 0.0, top)
+            weight = tl.exp2(logsum - shift)
+            fade = tl.exp2(best - shift)
+            acc = acc * fade[:, None] + part * weight[:, None]
+            whole = whole * fade + weight
+            best = top
+    o = (acc / tl.where(whole == 0.0, 1.0, whole)[:, None]).to(out.dtype.element_ty)
+    y = tl.dot(o, tl.trans(w))
+    place = (line.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=(line < lines)[:, None] & (v < VALUE)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTile:
+    """How parts are joined: lines and values of a program, parts of a line at once, warps."""
+
+    lines: int = 16
+    values: int = 64
+    at_once: int = 3
+    warps: int = 8
+
+
+def suits(absorbed: torch.Tensor, kv_up: torch.Tensor, cache: torch.Tensor) -> bool:
+    """Whether the kernels take these: 16-bit, heads that one instruction holds, whole slabs and whole rows."""
+    heads, width = absorbed.shape[1:]
+    latent = kv_up.shape[-1]
+    whole = cache.stride(1) == width and cache.stride(0) % width == 0 and cache.shape[1] % 8 == 0
+    slabs = width % SLAB.value == 0 and latent % SLAB.value == 0 and latent & (latent - 1) == 0
+    held = cache.dtype != torch.float32 and heads <= HEADS_HELD.value
+    return group_products(cache.device) and held and whole and slabs
+
+
+def attend_stretches(
+    absorbed: torch.Tensor,
+    kv_up: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+    lines: int,
+    join: JoinTile,
+    pdl: bool,
+) -> None:
+    """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows."""
+    _, heads, width = absorbed.shape
+    latent, value = kv_up.shape[-1], out.shape[-1]
+    blocks, block_size, _ = cache.shape
+    block_rows = cache.stride(0) // width
+    rows = cache.as_strided(((blocks - 1) * block_rows + block_size, width), (width, 1))
+    programs = multiprocessors(absorbed.device)
+    held = max(LEAST_LINES, triton.next_power_of_2(lines))
+    copied = min(block_size, ENTRIES.value)
+    parts = torch.empty(programs + lines, heads, latent, dtype=torch.float32, device=absorbed.device)
+    sums = torch.empty(programs + lines, heads, dtype=torch.float32, device=absorbed.device)
+    stretch_kernel[(programs,)](
+        boxes(absorbed.flatten(0, 1), HEADS_HELD.value, SLAB.value), boxes(rows, copied, SLAB.value), block_table,
+        context_len, parts, sums, scale, block_table.stride(0), block_rows, lines, HEADS=heads, LATENT=latent,
+        SLABS=width // SLAB.value, BLOCK_SIZE=block_size, COPIED=copied, LINES=held, STAGES=STAGES, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    values = min(join.values, max(16, triton.next_power_of_2(value)))
+    _join_stretches[(heads, triton.cdiv(value, values), triton.cdiv(lines, join.lines))](
+        parts, sums, kv_up[:, kv_up.shape[1] - value :], context_len, out, kv_up.stride(0), lines, programs,
+        HEADS=heads, LATENT=latent, VALUE=value, TILE=ENTRIES.value, BLOCK_T=join.lines, BLOCK_V=values, BLOCK_B=held,
+        AT_ONCE=join.at_once, PDL=pdl, num_warps=join.warps, launch_pdl=pdl,
+    )  # fmt: skip

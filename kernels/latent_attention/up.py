@@ -1,0 +1,197 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined,assignment"
+"""Latents taken through the up-projection on Hopper, in Gluon: a warp reads, two groups of warps multiply.
+
+As the grouped product of experts does it (`kernels.moe_gemm.grouped`), with a line's entries in place of an expert's
+pairs: the bulk copy engine (TMA) brings them from where blocks hold them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import group_products, multiprocessors
+from kernels.hopper import boxes, halves, load_box, next_stage, view
+from kernels.moe_gemm.grouped import REGISTERS, _emit, _product
+
+# Entries of a tile, outputs of a tile, channels of a slice. Slices that shared memory holds.
+ENTRIES, OUTPUTS, BOX = 128, 256, 64
+STAGES = 3
+# Lines that one compiled kernel serves.
+LINES = 128
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _tiles(p_context, first_line, lines, ENTRIES: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr):
+    """Up to where tiles of each line and of those before it reach."""
+    each = gl.arange(0, LINES, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    length = gl.load(p_context + first_line + each, mask=each < lines, other=0)
+    return gl.associative_scan((length + ENTRIES - 1) // ENTRIES, 0, _add), each < lines
+
+
+@gluon.jit
+def _entries(p_context, first_line, lines, tile, ENTRIES: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr):
+    """Line of a tile, its first entry there, and the line's length."""
+    upto, there = _tiles(p_context, first_line, lines, ENTRIES, LINES, WARPS)
+    before = (upto <= tile) & there
+    line = first_line + gl.sum(before.to(gl.int32), axis=0)
+    first = (tile - gl.max(gl.where(before, upto, 0), axis=0)) * ENTRIES
+    return line, first, gl.load(p_context + line)
+
+
+@gluon.jit
+def _feed(
+    c_desc, w_desc, p_table, p_context, x_ring, w_ring, full, empty, works, columns, slices, table_stride, block_rows,
+    first_line, lines,
+    BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, ENTRIES: gl.constexpr, LINES: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fills the ring: a stage holds two boxes of entries and four of the matrix."""
+    COPIES: gl.constexpr = ENTRIES // COPIED
+    pieces = view(x_ring, c_desc.dtype, [STAGES * COPIES, COPIED, 64], c_desc.layout)
+    program = gl.program_id(0)
+    stage = program * 0
+    phase = stage + 1
+    for work in range(program, works, gl.num_programs(0)):
+        column = work % columns
+        line, first, length = _entries(p_context, first_line, lines, work // columns, ENTRIES, LINES, 1)
+        blocks = p_table + line.to(gl.int64) * table_stride
+        rows = ()
+        for copy in gl.static_range(COPIES):
+            j = first + copy * COPIED
+            block = gl.load(blocks + j // BLOCK_SIZE, mask=j < length, other=0)
+            rows = rows + (block * block_rows + j % BLOCK_SIZE,)  # noqa: RUF005
+        for slice_ in range(slices):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, (ENTRIES + 256) * 64 * 2)
+            w = w_ring.index(stage)
+            for part in gl.static_range(4):
+                load_box(w_desc, [column * 256 + part * 64, slice_ * 64], bar, w.slice(part * 64, 64))
+            for copy in gl.static_range(COPIES):
+                load_box(c_desc, [rows[copy], slice_ * 64], bar, pieces.index(stage * COPIES + copy))
+            stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _multiply(
+    y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
+    table_stride, block_rows, first_line, lines,
+    LATENT: gl.constexpr, BLOCK_SIZE: gl.constexpr, ENTRIES: gl.constexpr, LINES: gl.constexpr, STAGES: gl.constexpr,
+    TEAM: gl.constexpr,
+):  # fmt: skip
+    """One group of warps: 64 entries of every tile of its program. Rows past a line's end are zeros."""
+    flat: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    program = gl.program_id(0)
+    stage = program * 0
+    phase = stage
+    for work in range(program, works, gl.num_programs(0)):
+        tile = work // columns
+        column = work % columns
+        line, first, length = _entries(p_context, first_line, lines, tile, ENTRIES, LINES, 4)
+        first += TEAM * 64
+        acc, stage, phase = _product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, False, STAGES)
+        held = first + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout)) < length
+        acc = gl.where(held[:, None], acc, 0.0)
+        left, right = halves(acc, 128)
+        a, b = halves(left, 64)
+        c, d = halves(right, 64)
+        _emit(y_desc, out, 4 * TEAM, tile * ENTRIES + TEAM * 64, column * 256, (a, b, c, d))
+        if column == 0:
+            row = gl.arange(0, 64, gl.SliceLayout(1, flat))
+            channel = gl.arange(0, 64, gl.SliceLayout(0, flat))[None, :]
+            j = first + row
+            block = gl.load(p_table + line.to(gl.int64) * table_stride + j // BLOCK_SIZE, mask=j < length, other=0)
+            source = (block * block_rows + j % BLOCK_SIZE).to(gl.int64) * (LATENT + 64) + LATENT
+            key = gl.load(cache + source[:, None] + channel, mask=(j < length)[:, None], other=0.0)
+            place = (tile * ENTRIES + TEAM * 64 + row).to(gl.int64) * 64
+            gl.store(p_rotated + place[:, None] + channel, key)
+    tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["first_line", "lines"], do_not_specialize_on_alignment=["p_context"])
+def up_kernel(
+    c_desc, w_desc, y_desc, cache, p_table, p_context, p_rotated, table_stride, block_rows, first_line, lines, columns,
+    slices,
+    LATENT: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, ENTRIES: gl.constexpr, LINES: gl.constexpr,
+    STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """kv = latents · kv_upᵀ for tiles of ENTRIES entries of a line, whose rotated keys are copied beside. Lines stand
+    one after another, each filled up to whole tiles."""
+    x_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 64, 64], w_desc.layout)
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 256, 64], w_desc.layout)
+    out = gl.allocate_shared_memory(y_desc.dtype, [8, 64, 64], y_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=2)
+    fence_async_shared()
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    upto, _ = _tiles(p_context, first_line, lines, ENTRIES, LINES, 4)
+    works = gl.max(upto, axis=0) * columns
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
+                table_stride, block_rows, first_line, lines, LATENT, BLOCK_SIZE, ENTRIES, LINES, STAGES, 0,
+            )),
+            (_multiply, (
+                y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
+                table_stride, block_rows, first_line, lines, LATENT, BLOCK_SIZE, ENTRIES, LINES, STAGES, 1,
+            )),
+            (_feed, (
+                c_desc, w_desc, p_table, p_context, x_ring, w_ring, full, empty, works, columns, slices, table_stride,
+                block_rows, first_line, lines, BLOCK_SIZE, COPIED, ENTRIES, LINES, STAGES,
+            )),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def suits(kv_up: torch.Tensor, cache: torch.Tensor) -> bool:
+    """Whether the kernel takes these: 16-bit, whole boxes of channels and tiles of outputs, whole rows in the cache."""
+    heads, own, latent = kv_up.shape
+    width = cache.shape[-1]
+    whole = cache.stride(1) == width and cache.stride(0) % width == 0 and cache.shape[1] % 8 == 0
+    sizes = latent % BOX == 0 and width - latent == BOX and heads * own % OUTPUTS == 0
+    return group_products(cache.device) and cache.dtype != torch.float32 and whole and sizes
+
+
+def expand(
+    kv_up: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: torch.Tensor,
+    kv: torch.Tensor,
+    rotated: torch.Tensor,
+    first_line: int,
+    pdl: bool,
+) -> None:
+    """Keys and values kv [rows, H · (nope + Dv)] and rotated keys [rows, rope] of the lines from `first_line` on, each
+    filled up with zeros to a multiple of ENTRIES rows. Takes what `suits` says."""
+    latent, width = kv_up.shape[-1], cache.shape[-1]
+    blocks, block_size, _ = cache.shape
+    block_rows = cache.stride(0) // width
+    rows = cache.as_strided(((blocks - 1) * block_rows + block_size, width), (width, 1))
+    lines = len(context_len) - first_line
+    copied = min(block_size, BOX)
+    columns = kv.shape[1] // OUTPUTS
+    up_kernel[(min(multiprocessors(cache.device), kv.shape[0] // ENTRIES * columns),)](
+        boxes(rows, copied, BOX), boxes(kv_up.flatten(0, 1), BOX, BOX), boxes(kv, BOX, BOX), cache, block_table,
+        context_len, rotated, block_table.stride(0), block_rows, first_line, lines, columns, latent // BOX,
+        LATENT=latent, BLOCK_SIZE=block_size, COPIED=copied, ENTRIES=ENTRIES,
+        LINES=max(LINES, triton.next_power_of_2(lines)), STAGES=STAGES, PDL=pdl, num_warps=4, maxnreg=REGISTERS,
+        launch_pdl=pdl,
+    )  # fmt: skip
