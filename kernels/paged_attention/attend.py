@@ -13,29 +13,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.paged_attention.shares import dealt_share, even_shares, fair_share
+
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def fair_share(
-    p_context, num_lines, window, programs, G: tl.constexpr, BLOCK_B: tl.constexpr, HAS_WINDOW: tl.constexpr
-):
-    """Keys that each of `programs` programs reads when all keys of the single lines are dealt out evenly."""
-    lines = tl.arange(0, BLOCK_B)
-    read = tl.load(p_context + lines, mask=lines < num_lines, other=0)
-    if HAS_WINDOW:
-        read = tl.minimum(read, window)
-    return tl.sum(read, axis=0) * G // programs
-
-
-@triton.jit
-def even_shares(chunk, share, BLOCK_N: tl.constexpr):
-    """Keys of a share in whole tiles, and how many shares: as many as it takes of `share` keys, none much smaller than
-    the others."""
-    share = (share + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    active = (chunk + share - 1) // share
-    share = ((chunk + active - 1) // active + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    return share, (chunk + share - 1) // share
 
 
 @triton.jit
@@ -294,6 +274,7 @@ def attend(
     MERGE: tl.constexpr,
     IS_NEAR: tl.constexpr,
     IS_SINGLE: tl.constexpr,
+    IS_DEALT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -306,8 +287,17 @@ def attend(
     # Splits come last: those past a line's keys end at once and must not stand before any that has work.
     i_group = tl.program_id(1)
     i_split = tl.program_id(2)
+    active = 1
     if IS_SINGLE:
         i_tile = tl.program_id(0)
+        if IS_DEALT:
+            # A line's heads stand side by side.
+            i_group = tl.program_id(0)
+            i_tile, i_split, active, share = dealt_share(
+                p_context, num_lines, splits, programs, least, window, tl.program_id(1), G, BLOCK_B, BLOCK_N, HAS_WINDOW
+            )
+            if i_tile >= num_lines:
+                return
         line = i_tile
         query_first = i_tile
         count = 1
@@ -345,14 +335,14 @@ def attend(
     if HAS_WINDOW:
         begin = tl.maximum(past + tile_query - window + 1, 0) // BLOCK_N * BLOCK_N
     chunk = tl.maximum(stop - begin, 1)
-    active = 1
     if SPLITS > 1:
-        share = (chunk + splits - 1) // splits
-        if IS_SINGLE:
-            share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
-        share, active = even_shares(chunk, tl.maximum(share, least), BLOCK_N)
-        if i_split >= active:
-            return
+        if not IS_DEALT:
+            share = (chunk + splits - 1) // splits
+            if IS_SINGLE:
+                share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
+            share, active = even_shares(chunk, tl.maximum(share, least), BLOCK_N)
+            if i_split >= active:
+                return
         chunk = share
     start = begin + i_split * chunk
     stop = tl.minimum(start + chunk, stop)

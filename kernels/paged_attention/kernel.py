@@ -33,8 +33,9 @@ class Tile:
     """How the work is cut: rows (queries × heads of a group) and keys a tile, warps, pipeline depth.
 
     programs: on each multiprocessor, that keys are split for when there are few tiles. least: keys worth a split.
-    rounded: whether equal decode lines get a whole number of those programs each (`dealt_to`). near: splits that are
-    added up at once, at most, by threads that each keep to their own channels; 0 adds up tiles of them.
+    rounded: whether equal decode lines get a whole number of those programs each (`dealt_to`). dealt: whether a program
+    finds its share of the decode lines by number (`dealt_share`), so that few of the grid have none. near: splits that
+    are added up at once, at most, by threads that each keep to their own channels; 0 adds up tiles of them.
     """
 
     rows: int
@@ -44,6 +45,7 @@ class Tile:
     programs: int = 2
     least: int = 64
     rounded: bool = False
+    dealt: bool = False
     near: int = 8
 
     def merged(self, values: int) -> int:
@@ -86,7 +88,7 @@ def _decode_tile(group: int, lines: int, heads: int) -> Tile:
     if heads <= _WAVE:
         return Tile(16, 64, warps=4, stages=3, programs=3, rounded=True)
     # The sum of parts takes 156 registers where 4 heads share keys, 126 where 8 do: 3 programs of 4 warps fit, or 4.
-    # The near sum takes 154 there, so it is left out where a fourth counts.
+    # The near sum takes 154 there, so it is left out where a fourth counts; where 4 heads share keys it takes 124.
     large = group >= 8
     if heads <= 2 * _WAVE:
         if large and 2 * heads > 3 * _WAVE:
@@ -97,7 +99,7 @@ def _decode_tile(group: int, lines: int, heads: int) -> Tile:
     if heads <= 4 * _WAVE and large:
         return Tile(16, 64, warps=4, stages=2, programs=4, rounded=True, near=0)
     if 7 * _WAVE < 2 * heads <= 8 * _WAVE:
-        return Tile(16, 64, warps=2, stages=2)
+        return Tile(16, 64, warps=4, stages=2, programs=4, rounded=True, dealt=True)
     return Tile(16, 32, warps=4, stages=4)
 
 
@@ -217,7 +219,11 @@ def attend_into(
         work = (tiles * g, splits, rows) if splits > 1 else (1, 1, 1)
         partial = torch.empty((*work, dv), dtype=torch.float32, device=q.device)
         lse = torch.empty(work, dtype=torch.float32, device=q.device)
-        attend[(tiles, g, splits)](
+        programs = dealt_to(programs, tiles * g) if tile.rounded else programs
+        dealt = tile.dealt and single and splits > 1
+        # Lines have as many shares as `programs` have work, and at most one more each.
+        grid = (g, tiles + triton.cdiv(programs, g)) if dealt else (tiles, g, splits)
+        attend[grid](
             q,
             k_cache,
             v_cache,
@@ -239,7 +245,7 @@ def attend_into(
             first_line,
             num_lines,
             splits,
-            dealt_to(programs, tiles * g) if tile.rounded else programs,
+            programs,
             tile.least,
             H=h,
             G=g,
@@ -258,6 +264,7 @@ def attend_into(
             MERGE=tile.merged(rows * block_dv),
             IS_NEAR=tile.near > 0,
             IS_SINGLE=single,
+            IS_DEALT=dealt,
             HAS_WINDOW=window is not None,
             HAS_SOFTCAP=softcap is not None,
             HAS_SINKS=sinks is not None,

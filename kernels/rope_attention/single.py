@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.paged_attention.attend import LOG2E, even_shares, fair_share, merge_splits
+from kernels.paged_attention.attend import LOG2E, merge_splits
+from kernels.paged_attention.shares import even_shares, fair_share
 
 # Keys that shares come in multiples of.
 GRAIN = tl.constexpr(32)

@@ -36,16 +36,31 @@ def test_where_lines_are_more_than_programs_nothing_is_left_out() -> None:
     assert dealt_to(264, 512) == 264
 
 
-@pytest.mark.parametrize("near", [0, 1, 4], ids="{} near".format)
+@pytest.mark.parametrize(("near", "dealt"), [(0, False), (1, False), (4, True)])
 @pytest.mark.parametrize("window", [None, 610])
 def test_any_number_of_shares_adds_up(
-    near: int, window: int | None, monkeypatch: pytest.MonkeyPatch, device: torch.device
+    near: int, dealt: bool, window: int | None, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     """A line of 700 tokens has 11 shares, no multiple of those that are added up at once, and others have 1 and 2."""
     from kernels.paged_attention import kernel
 
-    tile = Tile(16, 32, warps=4, stages=2, programs=64, least=64, near=near)
+    tile = Tile(16, 32, warps=4, stages=2, programs=64, least=64, near=near, dealt=dealt)
     monkeypatch.setattr(kernel, "tile_for", lambda *_: tile)
     for dtype in (torch.float32, torch.bfloat16):
         made = case("", dtype, [(1, 700), (1, 3), (1, 0), (1, 120)], 4, 2, 80, window=window, bound=2000)
         check(made, OP.kernel, OP.reference, device)
+
+
+@pytest.mark.parametrize("window", [None, 33])
+def test_every_dealt_share_has_a_program(
+    window: int | None, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """A share is 32 keys, and each line has one key more: as many shares as there can be. One without a program would
+    leave its line unwritten."""
+    from kernels.paged_attention import kernel
+
+    tile = Tile(16, 32, warps=4, stages=2, programs=36, least=32, dealt=True)
+    monkeypatch.setattr(kernel, "tile_for", lambda *_: tile)
+    monkeypatch.setattr(kernel, "multiprocessors", lambda _: 1)
+    made = case("", torch.float32, [(1, 33)] * 17, 2, 2, 32, window=window, bound=2000)
+    check(made, OP.kernel, OP.reference, device)
