@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, halves, load_box, next_stage, view
-from kernels.moe_gemm.grouped import REGISTERS, _emit, _product
+from kernels.hopper import boxes, halves, load_box, next_stage, store_box, sync, view
+from kernels.moe_gemm.grouped import REGISTERS, _product
 
 # Entries of a tile, outputs of a tile, channels of a slice. Slices that shared memory holds.
 ENTRIES, OUTPUTS, BOX = 128, 256, 64
@@ -79,6 +79,20 @@ def _feed(
             for copy in gl.static_range(COPIES):
                 load_box(c_desc, [rows[copy], slice_ * 64], bar, pieces.index(stage * COPIES + copy))
             stage, phase = next_stage(stage, phase, STAGES)
+
+
+@gluon.jit
+def _emit(y_desc, out, first, row, column, boxes):
+    """Writes tensors of [64, 64] side by side, through places of shared memory from `first` on. What was written before
+    has been read by the copy engine first."""
+    tma.store_wait(0)
+    sync()
+    for i in gl.static_range(len(boxes)):
+        out.index(first + i).store(boxes[i].to(y_desc.dtype))
+    fence_async_shared()
+    sync()
+    for i in gl.static_range(len(boxes)):
+        store_box(y_desc, [row, column + 64 * i], out.index(first + i))
 
 
 @gluon.jit
