@@ -24,7 +24,9 @@ from unittest import mock
 import torch
 
 from kernels.linear import kernel as products_of
+from kernels.linear.fed import FedTile
 from kernels.linear.kernel import linear
+from kernels.linear.stream import StreamTile
 from kernels.paged_attention import kernel as paged
 from kernels.paged_attention.kernel import Tile
 from kernels.rope_attention import kernel as fused
@@ -116,7 +118,7 @@ class Chain:
 @contextlib.contextmanager
 def holding(point: Point, held: Choices) -> Iterator[None]:
     """Launchers choose what `held` says, and as ever where it says nothing."""
-    vector, stream = products_of.vector_tile, products_of.stream_tile
+    vector, stream, fed = products_of.vector_tile, products_of.stream_tile, products_of.fed_tile
     parts = point.products
 
     def vector_tile(n: int, k: int, norm: bool, activation: bool) -> Any:
@@ -125,11 +127,18 @@ def holding(point: Point, held: Choices) -> Iterator[None]:
 
     def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> Any:
         slot = next(p.name for p in parts if (p.n, p.k, p.activation is not None) == (n, k, activation))
-        return held.get(slot) or stream(rows, n, k, activation, multiprocessors)
+        tile = held.get(slot)
+        return tile if isinstance(tile, StreamTile) else stream(rows, n, k, activation, multiprocessors)
+
+    def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> Any:
+        slot = next(p.name for p in parts if (p.n, p.k, p.activation is not None) == (n, k, activation))
+        tile = held.get(slot, fed(rows, n, k, activation, multiprocessors))
+        return tile if isinstance(tile, FedTile) else None
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(products_of, "vector_tile", vector_tile))
         stack.enter_context(mock.patch.object(products_of, "stream_tile", stream_tile))
+        stack.enter_context(mock.patch.object(products_of, "fed_tile", fed_tile))
         for slot, module, target in (
             ("paged", paged, "tile_for"),
             ("single", fused, "tile_for"),

@@ -23,14 +23,15 @@ import torch
 
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear.broad import BroadTile, broad_linear
-from kernels.linear.kernel import STREAM_ROWS, broad_tile, stream_tile, vector_tile
+from kernels.linear.fed import FedTile, fed_linear
+from kernels.linear.kernel import STREAM_ROWS, broad_tile, fed_tile, stream_tile, vector_tile
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear
 from kernels.rms_norm.kernel import rms_norm
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
 
-Choice = Tile | VectorTile | StreamTile | BroadTile | None
+Choice = Tile | VectorTile | StreamTile | FedTile | BroadTile | None
 CHAIN_BYTES = 6e8
 MOST_LAYERS = 16
 
@@ -128,7 +129,8 @@ def chosen(rows: int, product: Product) -> Choice:
         return vector_tile(product.n, product.k, product.norm, product.activation is not None)
     if rows > STREAM_ROWS:
         return broad_tile(rows, product.n, product.k, 132) if product.activation else None
-    return stream_tile(rows, product.n, product.k, product.activation is not None, 132)
+    size = (rows, product.n, product.k, product.activation is not None, 132)
+    return fed_tile(*size) or stream_tile(*size)
 
 
 def choices(rows: int, product: Product) -> list[Choice]:
@@ -149,6 +151,8 @@ def call(product: Product, tile: Choice, counts: torch.Tensor, pdl: bool = True)
             x, _ = rms_norm(x, g, 1e-6)
         if isinstance(tile, StreamTile):
             return stream_linear(x, w, None, residual, product.activation, tile, counts, pdl)
+        if isinstance(tile, FedTile):
+            return fed_linear(x, w, None, residual, product.activation, tile, counts, pdl)
         if isinstance(tile, BroadTile):
             assert product.activation, "it is the activation that it is for"
             return broad_linear(x, w, product.activation, tile, pdl)

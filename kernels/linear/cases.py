@@ -76,6 +76,9 @@ def cases() -> list[Case]:
             )
     for dtype in (torch.bfloat16, torch.float16):
         made.append(case("T2100 N200 K72 silu", dtype, 2100, 200, 72, activation="silu"))
+        made.append(case("T40 N2056 K264 bias, residual", dtype, 40, 2056, 264, bias=True, residual=True))
+        made.append(case("T50 N2088 K2056 bias, residual", dtype, 50, 2088, 2056, bias=True, residual=True))
+        made.append(case("T40 N72 K4104 bias, silu", dtype, 40, 72, 4104, bias=True, activation="silu"))
         made.append(case("T2055 N136 K200 norm, gelu", dtype, 2055, 136, 200, norm=True, activation="gelu_tanh"))
     for t in (1, 8, 16, 32, 64, 1024):
         for name, n, k, fused in (
@@ -86,6 +89,11 @@ def cases() -> list[Case]:
             ("head", 151936, 2560, {"norm": True}),
         ):
             made.append(case(f"T{t} Qwen3-4B {name}", torch.bfloat16, t, n, k, small=False, **fused))
+    bf16: Any = {"dtype": torch.bfloat16, "t": 64, "small": False}
+    made.append(case("T64 Llama-3.1-8B gate and up", n=14336, k=4096, activation="silu", **bf16))
+    made.append(case("T64 Qwen3-30B-A3B out", n=2048, k=4096, residual=True, **bf16))
+    made.append(case("T64 DeepSeek-V2-Lite first", n=3648, k=2048, **bf16))
+    made.append(case("T64 DeepSeek-V2-Lite out", n=2048, k=2048, residual=True, **bf16))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
     return made

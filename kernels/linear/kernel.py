@@ -1,9 +1,10 @@
 """Matrix product with weights stored as [out, in], fused with its neighbours when there are few rows.
 
 One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gluon kernel that streams the weight
-through shared memory (`stream`), elsewhere Triton tiles (`skinny`). Many rows: cuBLAS, with norm and activation as
-kernels of their own, and with algorithms that were measured (`chosen`); on Hopper a Gluon kernel has the activation
-inside (`broad`) where its tiles fill the GPU. The borders and tiles were measured on an H200 by `perf.tune_linear`.
+through shared memory (`stream`, or `fed` with a warp that does nothing but ask for it), elsewhere Triton tiles
+(`skinny`). Many rows: cuBLAS, with norm and activation as kernels of their own, and with algorithms that were measured
+(`chosen`); on Hopper a Gluon kernel has the activation inside (`broad`) where its tiles fill the GPU. The borders and
+tiles were measured on an H200, most by `perf.tune_linear`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kernels.gated_activation.kernel import gated_activation
 from kernels.hardware import dependent_launch, group_products, multiprocessors
 from kernels.linear.broad import BroadTile, broad_fits, broad_linear
 from kernels.linear.chosen import chosen_product
+from kernels.linear.fed import FedTile, fed_linear
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear, streams
 from kernels.linear.waves import filled
@@ -24,8 +26,9 @@ STREAM_ROWS = 64
 BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
 FEW_ROWS = 16
 TILE_ROWS = 32
+FED_ROWS = 32
 HEAD_OUTPUTS = 1 << 16
-FEW_INPUTS, MANY_INPUTS = 2048, 12288
+FEW_INPUTS, MIDDLE_INPUTS, MANY_INPUTS = 2048, 4096, 12288
 
 
 def linear(
@@ -65,6 +68,9 @@ def linear(
             x, weight, bias, None, eps, offset, residual, activation, _invariant_tile(rows, n, activation), pdl=False
         )
     if 1 < rows <= STREAM_ROWS and group_products(x.device) and streams(x, weight):
+        fed = fed_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
+        if fed is not None:
+            return fed_linear(x, weight, bias, residual, activation, fed, counters(x.device), pdl)
         stream = stream_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
         return stream_linear(x, weight, bias, residual, activation, stream, counters(x.device), pdl)
     if activation is not None and rows > STREAM_ROWS and group_products(x.device) and broad_fits(x, weight, bias):
@@ -116,6 +122,24 @@ def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: in
     if k > 4096 or height == 32:
         return StreamTile(height, 64, 256, 5 if height == 16 else 4)
     return StreamTile(height, 64, 256, 2)
+
+
+def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> FedTile | None:
+    """None where a warp that feeds did not gain at 40 to 64 rows, and for sizes that were not measured.
+
+    Of few inputs a program takes whole tiles: adding parts up took longer than the multiprocessors left idle.
+    """
+    if rows <= FED_ROWS:
+        return None
+    if activation:
+        return FedTile(2, 2) if k >= MIDDLE_INPUTS else None
+    split = multiprocessors // triton.cdiv(n, 64)
+    if not 2 <= split <= 4:
+        return None
+    if k <= FEW_INPUTS:
+        return FedTile(9, 4)
+    # all of a program's weights stand in its ring before the wait
+    return FedTile(8, 3, split) if k <= 1024 * split else None
 
 
 def broad_tile(rows: int, n: int, k: int, multiprocessors: int) -> BroadTile | None:

@@ -1,0 +1,264 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Products of 33 to 64 rows on Hopper, in Gluon, with a warp that does nothing but ask for memory.
+
+Work is cut as in `stream`. There the warps that multiply also ask for slices, behind a barrier of all of them for each
+slice; with 64 rows of x a slice is twice as many bytes. Here one warp asks for weights and x as soon as a product has
+left its place, and never waits for anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import multiprocessors
+from kernels.hopper import boxes, load_box, next_stage, sync
+from kernels.linear.stream import _first, _owner, activate
+
+# A tile: rows, outputs, inputs of a slice.
+ROWS, OUTPUTS, INPUTS = 64, 64, 128
+# Registers of a thread before they are dealt out anew: two programs of two groups of four warps fit a multiprocessor.
+REGISTERS = 128
+
+
+@gluon.jit
+def _ask_weight(w_desc, full, w_ring, stage, tile, slice_, up_row, live, BN: gl.constexpr, BK: gl.constexpr,
+                WIDE: gl.constexpr):  # fmt: skip
+    """Ask for a unit's weights; those of up stand behind those of gate when WIDE is 2."""
+    bar = full.index(stage)
+    mbarrier.expect(bar, BN * WIDE * BK * 2, pred=live)
+    if WIDE == 2:
+        w = w_ring.index(stage)
+        load_box(w_desc, [tile * BN, slice_ * BK], bar, w.slice(0, BN), pred=live)
+        load_box(w_desc, [up_row + tile * BN, slice_ * BK], bar, w.slice(BN, BN), pred=live)
+    else:
+        load_box(w_desc, [tile * BN, slice_ * BK], bar, w_ring.index(stage), pred=live)
+
+
+@gluon.jit
+def _feed(x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+          BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
+          X_STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+    """One warp: asks for all units, for the first weights before the kernel before has finished."""
+    X_BYTES: gl.constexpr = BM * BK * 2
+    tile = first // slices
+    slice_ = first % slices
+    x_slice = slice_
+    # a box outside of x: its description comes now, not behind the wait
+    mbarrier.expect(described.index(0), X_BYTES)
+    load_box(x_desc, [BM, 0], described.index(0), x_ring.index(0))
+    for place in gl.static_range(STAGES):
+        _ask_weight(w_desc, w_full, w_ring, place, tile, slice_, N, first + place < stop, BN, BK, WIDE)
+        slice_ += 1
+        tile = gl.where(slice_ == slices, tile + 1, tile)
+        slice_ = gl.where(slice_ == slices, 0, slice_)
+    mbarrier.wait(described.index(0), 0)
+    if PDL:
+        gdc_wait()
+    for place in gl.static_range(X_STAGES):
+        live = first + place < stop
+        mbarrier.expect(x_full.index(place), X_BYTES, pred=live)
+        load_box(x_desc, [0, x_slice * BK], x_full.index(place), x_ring.index(place), pred=live)
+        x_slice += 1
+        x_slice = gl.where(x_slice == slices, 0, x_slice)
+    stage = first * 0
+    phase = first * 0
+    x_stage = first * 0
+    x_phase = first * 0
+    for unit in range(first, stop):
+        mbarrier.wait(empty.index(x_stage), x_phase)
+        _ask_weight(w_desc, w_full, w_ring, stage, tile, slice_, N, unit + STAGES < stop, BN, BK, WIDE)
+        more = unit + X_STAGES < stop
+        mbarrier.expect(x_full.index(x_stage), X_BYTES, pred=more)
+        load_box(x_desc, [0, x_slice * BK], x_full.index(x_stage), x_ring.index(x_stage), pred=more)
+        x_slice += 1
+        x_slice = gl.where(x_slice == slices, 0, x_slice)
+        slice_ += 1
+        tile = gl.where(slice_ == slices, tile + 1, tile)
+        slice_ = gl.where(slice_ == slices, 0, slice_)
+        stage, phase = next_stage(stage, phase, STAGES)
+        x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
+
+
+@gluon.jit
+def _before(stage, STAGES: gl.constexpr):
+    """The stage before."""
+    return gl.where(stage == 0, STAGES, stage) - 1
+
+
+@gluon.jit
+def _gate_and_up(acc, BN: gl.constexpr, BM: gl.constexpr):
+    """[2·BN, BM] as its first and its last BN rows."""
+    return gl.split(gl.permute(gl.reshape(acc, (2, BN, BM)), (1, 2, 0)))
+
+
+@gluon.jit
+def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+              M, N, y_stride, residual_stride, first, stop, slices, units, BM: gl.constexpr, BN: gl.constexpr,
+              WIDE: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, AT_ONCE: gl.constexpr,
+              SHARED: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+              PDL: gl.constexpr):  # fmt: skip
+    """Four warps: the products of all units, and the results of their tiles."""
+    if PDL:
+        gdc_wait()
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    flat: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    stage = first * 0
+    phase = first * 0
+    x_stage = first * 0
+    x_phase = first * 0
+    for tile in range(first // slices, (stop + slices - 1) // slices):
+        begin = gl.maximum(first, tile * slices)
+        end = gl.minimum(stop, (tile + 1) * slices)
+        acc = gl.zeros((WIDE * BN, BM), gl.float32, mma)
+        for unit in range(begin, end):
+            mbarrier.wait(w_full.index(stage), phase)
+            mbarrier.wait(x_full.index(x_stage), x_phase)
+            x = x_ring.index(x_stage).permute((1, 0))
+            token = warpgroup_mma(w_ring.index(stage), x, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=[token])
+            # the product before this one is done: its places are free
+            mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)), pred=unit > begin)
+            stage, phase = next_stage(stage, phase, STAGES)
+            x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)))
+
+        n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))[:, None]
+        m = gl.arange(0, BM, gl.SliceLayout(0, flat))[None, :]
+        live = (n < N) & (m < M)
+        if RESIDUAL:
+            add = gl.load(residual_ptr + m.to(gl.int64) * residual_stride + n, mask=live, other=0.0)
+        last = end - begin == slices
+        if SHARED and end - begin < slices:
+            cell = (
+                gl.arange(0, WIDE * BN, gl.SliceLayout(1, mma))[:, None] * BM
+                + gl.arange(0, BM, gl.SliceLayout(0, mma))[None, :]
+            )
+            opens = (begin == tile * slices).to(gl.int32)
+            gl.store(part_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM) + cell, acc)
+            one = _owner(tile * slices, units, programs)
+            other = _owner((tile + 1) * slices - 1, units, programs)
+            sync()
+            last = gl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == other - one
+            if last:
+                acc = gl.zeros((WIDE * BN, BM), gl.float32, mma)
+                for some in range(one, other + 1, AT_ONCE):
+                    for place in gl.static_range(AT_ONCE):
+                        sharer = some + place
+                        opens = (_first(sharer, units, programs) <= tile * slices).to(gl.int32)
+                        theirs = part_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
+                        held = (cell >= 0) & (sharer <= other)
+                        acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")
+                gl.store(count_ptr + tile, 0)
+        if last:
+            if ACT is not None:
+                gate, up = _gate_and_up(acc, BN, BM)
+                if BIAS:
+                    across: gl.constexpr = gl.SliceLayout(1, gate.type.layout)
+                    row = tile * BN + gl.arange(0, BN, across)
+                    gate += gl.load(bias_ptr + row, mask=row < N, other=0.0).to(gl.float32)[:, None]
+                    up += gl.load(bias_ptr + N + row, mask=row < N, other=0.0).to(gl.float32)[:, None]
+                y = gl.convert_layout(activate(gate, ACT) * up, flat)
+            else:
+                y = gl.convert_layout(acc, flat)
+                if BIAS:
+                    y += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)
+            if RESIDUAL:
+                y += add.to(gl.float32)
+            gl.store(y_ptr + m.to(gl.int64) * y_stride + n, y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+@gluon.jit(do_not_specialize=["M"])
+def fed_kernel(
+    x_desc, w_desc, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    M, N, K, y_stride, residual_stride,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr,
+    AT_ONCE: gl.constexpr, SHARED: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """As `stream_kernel`, with rings of different depths for weights and x; AT_ONCE parts of a shared tile are read
+    at once."""
+    WIDE: gl.constexpr = 2 if ACT is not None else 1
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    slices = (K + BK - 1) // BK
+    units = (N + BN - 1) // BN * slices
+    first = _first(program, units, programs)
+    stop = _first(program + 1, units, programs)
+    if PDL:
+        gdc_launch_dependents()
+
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, WIDE * BN, BK], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [X_STAGES, BM, BK], x_desc.layout)
+    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAGES):
+        mbarrier.init(w_full.index(place), count=1)
+    for place in gl.static_range(X_STAGES):
+        mbarrier.init(x_full.index(place), count=1)
+        mbarrier.init(empty.index(place), count=1)
+    described = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(described.index(0), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+                         M, N, y_stride, residual_stride, first, stop, slices, units, BM, BN, WIDE, STAGES, X_STAGES,
+                         AT_ONCE, SHARED, ACT, BIAS, RESIDUAL, PDL)),
+            (_feed, (x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+                     BM, BN, BK, WIDE, STAGES, X_STAGES, PDL)),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FedTile:
+    """How `fed_kernel` is cut: slices of weights and of x in its rings, programs of each tile of outputs, 0 for equal
+    stretches of all tiles."""
+
+    stages: int
+    x_stages: int
+    split: int = 1
+
+
+def fed_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+    activation: str | None, tile: FedTile, counts: torch.Tensor, pdl: bool,
+) -> torch.Tensor:  # fmt: skip
+    """`linear` without a norm, for up to ROWS rows that `streams` allows; counts as in `stream_linear`."""
+    m, k = x.shape
+    wide = 2 if activation else 1
+    n = weight.shape[0] // wide
+    tiles, slices = triton.cdiv(n, OUTPUTS), triton.cdiv(k, INPUTS)
+    programs = min(tiles * slices, tiles * tile.split if tile.split else multiprocessors(x.device))
+    shared = programs > tiles or tiles % programs != 0
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    cells = 2 * programs * wide * OUTPUTS * ROWS
+    parts = torch.empty(cells, dtype=torch.float32, device=x.device) if shared else y
+    fed_kernel[(programs,)](
+        boxes(x, ROWS, INPUTS), boxes(weight, OUTPUTS, INPUTS),
+        bias, residual, y, parts, counts,
+        m, n, k, y.stride(0), residual.stride(0) if residual is not None else 0,
+        BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages,
+        AT_ONCE=4 if tile.split > 2 else 2, SHARED=shared,
+        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+    )  # fmt: skip
+    return y
