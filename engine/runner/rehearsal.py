@@ -47,7 +47,7 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
     most = max_rows + LONGER  # of a padded step
     made = [
         Rehearsal(lines, 0, first, 0)
-        for lines in (1, 2, 5, 9, 17, 33, 49, 65, 97, 113, 129, max_rows, most)
+        for lines in (1, 2, 5, 9, 17, 32, 33, 49, 64, 65, 97, 113, 128, 129, max_rows, most)
         for first in contexts
     ]
     for wishes in (Wishes(penalties=True), *(Wishes(num_logprobs=count) for count in LOGPROBS)):

@@ -2,7 +2,8 @@
 
 Lines of one query read the latents as they are, split over programs. Lines of many queries have their keys and values
 made first where the caller left their queries as they are; in a graph they run beside the others, which read memory.
-Steps of one kind of line alone have kernels on Hopper that fill the device (`fills_device`).
+Steps of one kind of line alone, and those of many prompt tokens, have kernels on Hopper that fill the device
+(`fills_device`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from kernels.latent_attention.stretches import JoinTile, attend_stretches
 # Lines of one query that equal stretches were timed at: 64 (62.0 to 54.5 µs a layer with the products on an H200), and
 # what a graph of as many fills up.
 STRETCHED_LINES = range(57, 65)
+# Tokens of longer lines beside which lines of one query wait: more than any graph holds.
+MANY_TOKENS = 4096
 
 
 def latent_attention(
@@ -42,8 +45,8 @@ def latent_attention(
     out = torch.empty(t, heads, kv_up.shape[1] - nope, dtype=q.dtype, device=q.device)
     longer = len(context_len) > num_single
     expanded = longer and len(absorbed) < t
-    whole = fills_device(num_single, longer, heads)
-    with branch(q.device, expanded and num_single > 0) as join:
+    whole = fills_device(num_single, t - num_single, heads)
+    with branch(q.device, expanded and num_single > 0 and not whole) as join:
         if expanded:
             attend_expanded(
                 q, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query, max_entries,
@@ -53,7 +56,7 @@ def latent_attention(
             attend_chunks(
                 absorbed, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query
             )
-    if whole and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
+    if whole and not longer and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
         attend_stretches(
             absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single, JoinTile(),
             dependent_launch(q.device),
@@ -67,10 +70,11 @@ def latent_attention(
     return out
 
 
-def fills_device(num_single: int, longer: bool, heads: int) -> bool:
-    """Whether kernels may take every multiprocessor for themselves: in steps of one kind of line, prompts alone or
-    lines of one query alone, of up to 16 heads. Beside one another, or with more, such kernels were not timed."""
-    return not (num_single and longer) and heads <= 16
+def fills_device(num_single: int, rest: int, heads: int) -> bool:
+    """Whether kernels may take every multiprocessor for themselves, with `rest` tokens of longer lines and up to 16
+    heads: in steps of one kind of line, and where longer lines are so many that lines of one query gain little by
+    running beside them and go behind."""
+    return heads <= 16 and (not num_single or not rest or rest >= MANY_TOKENS)
 
 
 def step_cut(dtype: torch.dtype, heads: int, lines: int) -> StepCut:
