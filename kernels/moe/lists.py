@@ -105,7 +105,7 @@ def choose_and_list(
             x, token, weights, experts, num_experts, scale, RENORMALIZE, K, SHARED, BLOCK_K, BLOCK_E
         )  # fmt: skip
     else:
-        picked, _ = choose(
+        picked = choose(
             x,
             token,
             token < tokens,

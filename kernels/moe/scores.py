@@ -45,7 +45,7 @@ def step_scores(
     live = (t < tokens)[:, None]
     inside = (m < hidden)[None, :]
     rows = router + n.to(tl.int64)[:, None] * hidden + m[None, :]
-    w = tl.load(rows, mask=(n < num_experts)[:, None] & inside, other=0.0).to(tl.float32)
+    w = tl.load(rows, mask=(n < num_experts)[:, None] & inside, other=0.0)
     EXACT: tl.constexpr = h.dtype.element_ty == tl.bfloat16
     if EXACT:
         # Three bfloat16 values whose sum is the router's, to its last bit: products with h are exact.

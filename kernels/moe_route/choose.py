@@ -1,8 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""From scores of experts to the chosen ones and their weights, some tokens at a time, the experts in registers.
-
-Rounds over experts compare integers that are in the order of the values: a warp finds their highest in one instruction.
-"""
+"""From scores of experts to the chosen ones and their weights, some tokens at a time, the experts in registers."""
 
 from __future__ import annotations
 
@@ -56,10 +53,8 @@ def choose(
     BLOCK_G: tl.constexpr,
 ):
     """x [BLOCK_T, BLOCK_E] are the logits, −∞ past the last expert; token [BLOCK_T] says whose they are. Gives the
-    experts that it stores, [BLOCK_T, BLOCK_K]; and, where rounds were made, 1 for each chosen one of all,
-    [BLOCK_T, BLOCK_E], but shared ones."""
+    experts that it stores, [BLOCK_T, BLOCK_K]."""
     e = tl.arange(0, BLOCK_E)[None, :]
-    taken = tl.zeros((BLOCK_T, BLOCK_E), tl.int32)
     live = e < num_experts
     if SCORE == "softmax":
         s = tl.exp(x - tl.max(x, 1)[:, None])
@@ -113,18 +108,11 @@ def choose(
             picked = tl.sum(tl.where(here, tl.trans(e), 0), 0)[None, :]
             value = tl.sum(tl.where(here, tl.trans(s), 0.0), 0)[None, :]
         else:
-            bits = tl.where(rank == 0.0, 0.0, rank).to(tl.int32, bitcast=True)
-            key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-            own = s.to(tl.int32, bitcast=True)
-            worths = tl.zeros((BLOCK_T, BLOCK_K), tl.int32)
             for i in tl.static_range(K):
-                best = tl.min(tl.where(key == tl.max(key, 1)[:, None], e, BLOCK_E), 1)[:, None]
+                best = tl.argmax(rank, 1)[:, None]
                 picked = tl.where(k == i, best, picked)
-                worths = tl.where(k == i, tl.sum(tl.where(e == best, own, 0), 1)[:, None], worths)
-                # below −∞, which padding has
-                key = tl.where(e == best, -0x7FFFFFFF, key)
-            value = worths.to(tl.float32, bitcast=True)
-            taken = tl.where((key == -0x7FFFFFFF) & live_token[:, None], 1, 0)
+                value = tl.where(k == i, tl.sum(tl.where(e == best, s, 0.0), 1)[:, None], value)
+                rank = tl.where(e == best, float("-inf"), rank)
     if RENORMALIZE:
         value = value / (tl.sum(value, 1)[:, None] + 1e-20)
     value = value * scale
@@ -135,4 +123,4 @@ def choose(
     stored = (k < width) & live_token[:, None]
     tl.store(weights + out, value, mask=stored)
     tl.store(experts + out, picked, mask=stored)
-    return picked, taken
+    return picked

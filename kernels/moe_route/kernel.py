@@ -7,7 +7,6 @@ arrive chooses. More tokens take three: the norm, the scores on tensor cores (in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -138,7 +137,7 @@ def _scores(
             mask=(n < num_experts)[:, None] & inside[None, :],
             other=0.0,
         )
-        acc = tl.dot(a.to(tl.float32), tl.trans(w.to(tl.float32)), acc, input_precision=PRECISION)
+        acc = tl.dot(a.to(tl.float32), tl.trans(w), acc, input_precision=PRECISION)
     place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
     tl.store(parts + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
 
@@ -163,18 +162,13 @@ def _many_scores(
     num_experts,
     hidden,
     h_stride,
-    THIRDS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    """parts[split] = h · (sum of thirds)ᵀ over the split's share of the inputs: exact products of bfloat16 values,
-    summed in float32. THIRDS is 1 where the router itself is bfloat16."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    """parts[split] = h · (sum of thirds)ᵀ over the split's share of the inputs: exact products of bfloat16
+    values, summed in float32."""
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
@@ -189,9 +183,8 @@ def _many_scores(
         inside = col < hidden
         a = tl.load(own + col, mask=inside, other=0.0)
         acc = tl.dot(a, tl.trans(tl.load(rows + col, mask=inside, other=0.0)), acc)
-        if THIRDS == 3:
-            acc = tl.dot(a, tl.trans(tl.load(rows + third + col, mask=inside, other=0.0)), acc)
-            acc = tl.dot(a, tl.trans(tl.load(rows + 2 * third + col, mask=inside, other=0.0)), acc)
+        acc = tl.dot(a, tl.trans(tl.load(rows + third + col, mask=inside, other=0.0)), acc)
+        acc = tl.dot(a, tl.trans(tl.load(rows + 2 * third + col, mask=inside, other=0.0)), acc)
     place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
     tl.store(parts + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
 
@@ -343,39 +336,17 @@ def choice(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreTile:
-    """How the scores of many tokens are cut: tokens and inputs a tile, programs that share the inputs, warps, and the
-    depth of the pipeline."""
-
-    tokens: int
-    inputs: int
-    splits: int
-    warps: int
-    stages: int
-
-
-def score_tile(tokens: int, exact: bool) -> ScoreTile:
-    """`exact`: the router is one table, not three."""
-    whole = tokens > FULL_TOKENS
-    return ScoreTile(64, 128 if exact and whole else 64, 1 if whole else 4, 4, 4 if exact else 3)
-
-
 def logit_parts(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> torch.Tensor:
     """h · routerᵀ in float32 as [splits, T, E] to be summed."""
     (t, hidden), e = h.shape, router.shape[0]
     if t >= MANY_TOKENS and h.dtype == torch.bfloat16:
-        thirds, exact = router, router.dtype == h.dtype
-        if not exact:
-            thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
-            _thirds[(triton.cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
-        tile = score_tile(t, exact)
-        block_n = 128 if e > 64 else 64
-        parts = torch.empty(tile.splits, t, e, dtype=torch.float32, device=h.device)
-        _many_scores[(triton.cdiv(t, tile.tokens), triton.cdiv(e, block_n), tile.splits)](
-            h, thirds, parts, t, e, hidden, h.stride(0), THIRDS=1 if exact else 3, SPLITS=tile.splits,
-            BLOCK_T=tile.tokens, BLOCK_N=block_n, BLOCK_M=tile.inputs, PDL=pdl, launch_pdl=pdl, num_warps=tile.warps,
-            num_stages=tile.stages,
+        thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
+        _thirds[(triton.cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
+        block_n, splits = 128 if e > 64 else 64, 4 if t <= FULL_TOKENS else 1
+        parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
+        _many_scores[(triton.cdiv(t, 64), triton.cdiv(e, block_n), splits)](
+            h, thirds, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=64, BLOCK_N=block_n, BLOCK_M=64,
+            num_warps=4, num_stages=3,
         )  # fmt: skip
         return parts
     # Two cuts, not one for each number of tokens: each is compiled.

@@ -92,25 +92,6 @@ def test_a_warp_finds_in_rounds_what_is_chosen_at_once(
     assert_close("rounds", got, experts.moe(**inputs), TOLERANCES[torch.float32])
 
 
-def test_experts_of_a_prompt_counted_with_their_choice_are_those_chosen_before(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = layer_case("", torch.bfloat16, 40, 64, 64, 12, 3, norm=True, renormalize=False, scale=1.5, num_shared=1)
-    inputs = made(case, device)
-    monkeypatch.setattr(experts, "chooses_in_lists", lambda *_: False)
-    before = experts.moe(**inputs)
-
-    def products(h: torch.Tensor, *given: Any) -> torch.Tensor:
-        gate_up, down, weights, chosen, residual, _, limit, _, _ = given
-        return moe.moe_gemm(h, gate_up, down, weights, chosen, residual, limit=limit)
-
-    # the products themselves need Hopper: here others take what they are given
-    monkeypatch.setattr(experts, "counts_in_choice", lambda *_: True)
-    monkeypatch.setattr(experts, "grouped_fits", lambda *_: True)
-    monkeypatch.setattr(experts, "grouped_moe", products)
-    assert_close("counted", experts.moe(**inputs), before, TOLERANCES[torch.bfloat16])
-
-
 def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
