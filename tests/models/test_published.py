@@ -319,3 +319,11 @@ def test_what_is_not_implemented_is_refused_by_name(name: str, change: dict[str,
 )
 def test_a_token_is_multiplied_by_the_experts_that_it_chose(name: str, part: float) -> None:
     assert decoder(parse(name)).active == pytest.approx(part, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "widest"), [("llama-3.1-8b", 14336), ("gemma3-1b", 6912), ("qwen3-30b-a3b", 0), ("deepseek-v2-lite", 0)]
+)
+def test_the_widest_product_of_all_tokens_is_a_dense_models(name: str, widest: int) -> None:
+    """DeepSeek-V2-Lite's first layer is dense, the others' experts decide what a step costs."""
+    assert decoder(parse(name)).widest == widest
