@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("configs", type=Path, nargs="?", help="folder of published configs; without it nothing is run")
     parser.add_argument("--json", type=Path, required=True, help="results; measured rows are appended")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--settle", type=float, default=4.0, help="seconds before the first row, for graphs to be made")
+    parser.add_argument("--settle", type=float, default=12.0, help="seconds before the first row, for graphs")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if args.configs is not None:
