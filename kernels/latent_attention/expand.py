@@ -13,11 +13,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.latent_attention.prompt import attend_prompts
-from kernels.latent_attention.up import ENTRIES, expand
+from kernels.latent_attention.up import ENTRIES, LINES, expand
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Lines that one compiled kernel serves; more of them take another.
-LINES = 128
 
 
 @dataclass(frozen=True, slots=True)

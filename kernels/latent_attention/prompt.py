@@ -21,12 +21,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, sync, view
-from kernels.paged_attention.prompt import GROUPS, ROWS, _place, _tile, _weights
+from kernels.latent_attention.up import LINES
+from kernels.paged_attention.prompt import GROUPS, ROWS, key_weights, query_tile, turn_place
 
 # Keys a tile, and tiles that shared memory holds.
 KEYS, STAGES = 64, 3
-# Lines that one compiled kernel serves.
-LINES = 128
 
 
 @gluon.jit
@@ -51,8 +50,8 @@ def _read(
     if PDL:
         gdc_wait()
     for number in range((ranks * lines * HEADS + programs - 1) // programs):
-        place = _place(number, program, programs)
-        line, head, token, query, _, _, tiles = _tile(
+        place = turn_place(number, program, programs)
+        line, head, token, query, _, _, tiles = query_tile(
             place, lines, first_line, p_query_start, p_context, HEADS, GROUPS * ROWS, BLOCK_N
         )
         if tiles > 0:
@@ -114,7 +113,7 @@ def _fold(
     p = gl.convert_layout(weight.to(v_ring.dtype), p_layout)
     acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
-    weight, m, l, shrink = _weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, IS_MASKED)
+    weight, m, l, shrink = key_weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, IS_MASKED)
     # Passed at once, since it was waited for above: a border that keeps the exponentials before the products' end.
     mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
     acc = warpgroup_mma_wait(0, deps=[acc])
@@ -145,13 +144,13 @@ def _multiply(
     if PDL:
         gdc_wait()
     # The next tile is looked up before the keys of this one.
-    _, head, token, query, count, length, tiles = _tile(
-        _place(0, program, programs), lines, first_line, p_query_start, p_context, HEADS, GROUPS * ROWS, BLOCK_N
+    _, head, token, query, count, length, tiles = query_tile(
+        turn_place(0, program, programs), lines, first_line, p_query_start, p_context, HEADS, GROUPS * ROWS, BLOCK_N
     )
     for number in range((ranks * lines * HEADS + programs - 1) // programs):
-        _, next_head, next_token, next_query, next_count, next_length, next_tiles = _tile(
-            _place(number + 1, program, programs), lines, first_line, p_query_start, p_context, HEADS, GROUPS * ROWS,
-            BLOCK_N,
+        _, next_head, next_token, next_query, next_count, next_length, next_tiles = query_tile(
+            turn_place(number + 1, program, programs), lines, first_line, p_query_start, p_context, HEADS,
+            GROUPS * ROWS, BLOCK_N,
         )  # fmt: skip
         acc = gl.zeros([ROWS, VALUE], gl.float32, o_layout)
         row = gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))
@@ -170,7 +169,7 @@ def _multiply(
             s = _score(q, turned, k_ring, r_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(done.index(turn % STAGES), count=1)
-            weight, m, l, _ = _weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, True)
+            weight, m, l, _ = key_weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, True)
             turn += 1
             for back in range(tiles - 1 - plain):
                 acc, m, l, weight = _fold(

@@ -25,9 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, sync, view
+from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
+from kernels.paged_attention.attend import LOG2E
 
-LOG2E = gl.constexpr(1.4426950408889634)
 # Entries a tile, heads of a program, channels of a slab: a tile is slabs of whole swizzled rows, side by side.
 ENTRIES = gl.constexpr(64)
 HEADS_HELD = gl.constexpr(16)
@@ -37,18 +37,13 @@ LEAST_LINES = 128
 
 
 @gluon.jit
-def _add(a, b):
-    return a + b
-
-
-@gluon.jit
 def _stretch(p_context, lines, LINES: gl.constexpr):
     """Of this program: its first tile and the one behind its last, the lines that hold these, the first line's first
     tile."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     line = gl.arange(0, LINES, layout)
     tiles = (gl.load(p_context + line, mask=line < lines, other=0) + ENTRIES - 1) // ENTRIES
-    upto = gl.associative_scan(tiles, 0, _add)
+    upto = gl.associative_scan(tiles, 0, plus)
     total = gl.sum(tiles, axis=0)
     program = gl.program_id(0)
     # With fewer tiles than programs the last ones have none, and nobody between others.
@@ -316,7 +311,7 @@ def suits(absorbed: torch.Tensor, kv_up: torch.Tensor, cache: torch.Tensor) -> b
     """Whether the kernels take these: 16-bit, heads that one instruction holds, whole slabs and whole rows."""
     heads, width = absorbed.shape[1:]
     latent = kv_up.shape[-1]
-    whole = cache.stride(1) == width and cache.stride(0) % width == 0 and cache.shape[1] % 8 == 0
+    whole = whole_rows(cache[:, None]) and cache.shape[1] % 8 == 0
     slabs = width % SLAB.value == 0 and latent % SLAB.value == 0 and latent & (latent - 1) == 0
     held = cache.dtype != torch.float32 and heads <= HEADS_HELD.value
     return group_products(cache.device) and held and whole and slabs
@@ -337,9 +332,7 @@ def attend_stretches(
     """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows."""
     _, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
-    blocks, block_size, _ = cache.shape
-    block_rows = cache.stride(0) // width
-    rows = cache.as_strided(((blocks - 1) * block_rows + block_size, width), (width, 1))
+    block_size, block_rows, rows = cache.shape[1], cache.stride(0) // width, rows_of(cache[:, None])
     programs = multiprocessors(absorbed.device)
     held = max(LEAST_LINES, triton.next_power_of_2(lines))
     copied = min(block_size, ENTRIES.value)

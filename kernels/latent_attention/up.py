@@ -15,19 +15,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, halves, load_box, next_stage, store_box, sync, view
-from kernels.moe_gemm.grouped import REGISTERS, _product
+from kernels.hopper import boxes, emit, halves, load_box, next_stage, plus, rows_of, view, whole_rows
+from kernels.moe_gemm.grouped import REGISTERS, ring_product
 
 # Entries of a tile, outputs of a tile, channels of a slice. Slices that shared memory holds.
 ENTRIES, OUTPUTS, BOX = 128, 256, 64
 STAGES = 3
-# Lines that one compiled kernel serves.
+# Lines that one compiled kernel serves; more of them take another.
 LINES = 128
-
-
-@gluon.jit
-def _add(a, b):
-    return a + b
 
 
 @gluon.jit
@@ -35,7 +30,7 @@ def _tiles(p_context, first_line, lines, ENTRIES: gl.constexpr, LINES: gl.conste
     """Up to where tiles of each line and of those before it reach."""
     each = gl.arange(0, LINES, gl.BlockedLayout([1], [32], [WARPS], [0]))
     length = gl.load(p_context + first_line + each, mask=each < lines, other=0)
-    return gl.associative_scan((length + ENTRIES - 1) // ENTRIES, 0, _add), each < lines
+    return gl.associative_scan((length + ENTRIES - 1) // ENTRIES, 0, plus), each < lines
 
 
 @gluon.jit
@@ -82,20 +77,6 @@ def _feed(
 
 
 @gluon.jit
-def _emit(y_desc, out, first, row, column, boxes):
-    """Writes tensors of [64, 64] side by side, through places of shared memory from `first` on. What was written before
-    has been read by the copy engine first."""
-    tma.store_wait(0)
-    sync()
-    for i in gl.static_range(len(boxes)):
-        out.index(first + i).store(boxes[i].to(y_desc.dtype))
-    fence_async_shared()
-    sync()
-    for i in gl.static_range(len(boxes)):
-        store_box(y_desc, [row, column + 64 * i], out.index(first + i))
-
-
-@gluon.jit
 def _multiply(
     y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
     table_stride, block_rows, first_line, lines,
@@ -112,13 +93,13 @@ def _multiply(
         column = work % columns
         line, first, length = _entries(p_context, first_line, lines, tile, ENTRIES, LINES, 4)
         first += TEAM * 64
-        acc, stage, phase = _product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, False, STAGES)
+        acc, stage, phase = ring_product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, False, STAGES)
         held = first + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout)) < length
         acc = gl.where(held[:, None], acc, 0.0)
         left, right = halves(acc, 128)
         a, b = halves(left, 64)
         c, d = halves(right, 64)
-        _emit(y_desc, out, 4 * TEAM, tile * ENTRIES + TEAM * 64, column * 256, (a, b, c, d))
+        emit(y_desc, out, 4 * TEAM, tile * ENTRIES + TEAM * 64, column * 256, (a, b, c, d))
         if column == 0:
             row = gl.arange(0, 64, gl.SliceLayout(1, flat))
             channel = gl.arange(0, 64, gl.SliceLayout(0, flat))[None, :]
@@ -178,7 +159,7 @@ def suits(kv_up: torch.Tensor, cache: torch.Tensor) -> bool:
     """Whether the kernel takes these: 16-bit, whole boxes of channels and tiles of outputs, whole rows in the cache."""
     heads, own, latent = kv_up.shape
     width = cache.shape[-1]
-    whole = cache.stride(1) == width and cache.stride(0) % width == 0 and cache.shape[1] % 8 == 0
+    whole = whole_rows(cache[:, None]) and cache.shape[1] % 8 == 0
     sizes = latent % BOX == 0 and width - latent == BOX and heads * own % OUTPUTS == 0
     return group_products(cache.device) and cache.dtype != torch.float32 and whole and sizes
 
@@ -196,9 +177,7 @@ def expand(
     """Keys and values kv [rows, H · (nope + Dv)] and rotated keys [rows, rope] of the lines from `first_line` on, each
     filled up with zeros to a multiple of ENTRIES rows. Takes what `suits` says."""
     latent, width = kv_up.shape[-1], cache.shape[-1]
-    blocks, block_size, _ = cache.shape
-    block_rows = cache.stride(0) // width
-    rows = cache.as_strided(((blocks - 1) * block_rows + block_size, width), (width, 1))
+    block_size, block_rows, rows = cache.shape[1], cache.stride(0) // width, rows_of(cache[:, None])
     lines = len(context_len) - first_line
     copied = min(block_size, BOX)
     columns = kv.shape[1] // OUTPUTS

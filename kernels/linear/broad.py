@@ -28,9 +28,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, halves, load_box, next_stage, store_box, sync
 from kernels.linear.stream import activate, streams
+from kernels.linear.waves import OUTPUTS, ROWS
 
-# A tile: rows (64 of each warpgroup), outputs, inputs of a slice.
-ROWS, OUTPUTS, INPUTS = 128, 128, 64
+# Inputs of a slice. Of a tile's rows each warpgroup has 64.
+INPUTS = 64
 # Registers of a thread before they are dealt out anew: 65,536 over three warpgroups, in steps of 8.
 REGISTERS = 168
 

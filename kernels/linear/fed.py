@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, load_box, next_stage, sync
-from kernels.linear.stream import _first, _owner, activate
+from kernels.linear.stream import activate, first_unit, unit_owner
 
 # A tile: rows, outputs, inputs of a slice.
 ROWS, OUTPUTS, INPUTS = 64, 64, 128
@@ -150,8 +150,8 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
             )
             opens = (begin == tile * slices).to(gl.int32)
             gl.store(part_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM) + cell, acc)
-            one = _owner(tile * slices, units, programs)
-            other = _owner((tile + 1) * slices - 1, units, programs)
+            one = unit_owner(tile * slices, units, programs)
+            other = unit_owner((tile + 1) * slices - 1, units, programs)
             sync()
             last = gl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == other - one
             if last:
@@ -159,7 +159,7 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
                 for some in range(one, other + 1, AT_ONCE):
                     for place in gl.static_range(AT_ONCE):
                         sharer = some + place
-                        opens = (_first(sharer, units, programs) <= tile * slices).to(gl.int32)
+                        opens = (first_unit(sharer, units, programs) <= tile * slices).to(gl.int32)
                         theirs = part_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
                         held = (cell >= 0) & (sharer <= other)
                         acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")
@@ -197,8 +197,8 @@ def fed_kernel(
     programs = gl.num_programs(0)
     slices = (K + BK - 1) // BK
     units = (N + BN - 1) // BN * slices
-    first = _first(program, units, programs)
-    stop = _first(program + 1, units, programs)
+    first = first_unit(program, units, programs)
+    stop = first_unit(program + 1, units, programs)
     if PDL:
         gdc_launch_dependents()
 

@@ -31,13 +31,13 @@ from kernels.hopper import boxes, load_box, sync
 
 
 @gluon.jit
-def _first(program, units, programs):
+def first_unit(program, units, programs):
     """The first unit of a program's stretch."""
     return program * units // programs
 
 
 @gluon.jit
-def _owner(unit, units, programs):
+def unit_owner(unit, units, programs):
     """The program whose stretch holds `unit`."""
     return ((unit + 1) * programs - 1) // units
 
@@ -90,8 +90,8 @@ def stream_kernel(
     programs = gl.num_programs(0)
     slices = (K + BK - 1) // BK
     units = (N + BN - 1) // BN * slices
-    first = _first(program, units, programs)
-    stop = _first(program + 1, units, programs)
+    first = first_unit(program, units, programs)
+    stop = first_unit(program + 1, units, programs)
     if PDL:
         gdc_launch_dependents()
 
@@ -160,8 +160,8 @@ def stream_kernel(
             gl.store(mine + cell, acc)
             if GATED:
                 gl.store(mine + BN * BM + cell, acc_up)
-            one = _owner(tile * slices, units, programs)
-            other = _owner((tile + 1) * slices - 1, units, programs)
+            one = unit_owner(tile * slices, units, programs)
+            other = unit_owner((tile + 1) * slices - 1, units, programs)
             sync()
             last = gl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == other - one
             if last:
@@ -170,7 +170,7 @@ def stream_kernel(
                 for some in range(one, other + 1, AT_ONCE):
                     for place in gl.static_range(AT_ONCE):
                         sharer = some + place
-                        opens = (_first(sharer, units, programs) <= tile * slices).to(gl.int32)
+                        opens = (first_unit(sharer, units, programs) <= tile * slices).to(gl.int32)
                         theirs = part_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
                         held = (cell >= 0) & (sharer <= other)
                         acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")

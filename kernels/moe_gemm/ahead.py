@@ -25,15 +25,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, load_pointers, sync
+from kernels.hopper import boxes, load_box, load_pointers, plus, sync
 from kernels.linear.stream import activate
 from kernels.moe_gemm.order import Lists
 from kernels.moe_gemm.tiles import combined
-
-
-@gluon.jit
-def _plus(a, b):
-    return a + b
 
 
 @gluon.jit
@@ -46,7 +41,7 @@ def _find(counts, tile, num_experts, ROWS: gl.constexpr, BLOCK_E: gl.constexpr):
     if tile >= num_experts:
         e = gl.arange(0, BLOCK_E, spread)
         count = gl.load(counts + e, mask=e < num_experts, other=0, cache_modifier=".cg")
-        more = gl.associative_scan(gl.maximum((count + ROWS - 1) // ROWS - 1, 0), 0, _plus)
+        more = gl.associative_scan(gl.maximum((count + ROWS - 1) // ROWS - 1, 0), 0, plus)
         passed = more <= tile - num_experts
         expert = gl.sum(passed.to(gl.int32), 0)
         part = tile - num_experts - gl.max(gl.where(passed, more, 0), 0) + 1

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, halves, load_box, load_pointers, next_stage, store_box, sync
+from kernels.hopper import boxes, emit, halves, load_box, load_pointers, next_stage, sync
 from kernels.moe_gemm.order import placed
 from kernels.moe_gemm.tiles import combined
 
@@ -126,7 +126,7 @@ def _feed(
 
 
 @gluon.jit
-def _product(
+def ring_product(
     x_ring, w_ring, full, empty, stage, phase, slices,
     HALF: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -177,35 +177,21 @@ def _gated(acc, limit, ACT: gl.constexpr, LIMITED: gl.constexpr):
 
 
 @gluon.jit
-def _emit(y_desc, out, TEAM: gl.constexpr, row, column, boxes):
-    """Writes up to two tensors of [64, 64] side by side, through the group's places of shared memory. What was written
-    before has been read by the copy engine first."""
-    tma.store_wait(0)
-    sync()
-    for i in gl.static_range(len(boxes)):
-        out.index(2 * TEAM + i).store(boxes[i].to(y_desc.dtype))
-    fence_async_shared()
-    sync()
-    for i in gl.static_range(len(boxes)):
-        store_box(y_desc, [row, column + 64 * i], out.index(2 * TEAM + i))
-
-
-@gluon.jit
 def _whole(
     y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
     ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
 ):  # fmt: skip
     """64 pairs of a tile of more by all rows of the matrix."""
     row = tile * 128 + TEAM * 64
-    acc, stage, phase = _product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, GATHER, STAGES)
+    acc, stage, phase = ring_product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, GATHER, STAGES)
     left, right = halves(acc, 128)
     if ACT is not None:
         y = _gated(left, limit, ACT, LIMITED)
         z = _gated(right, limit, ACT, LIMITED)
-        _emit(y_desc, out, TEAM, row, column * 128, (y, z))
+        emit(y_desc, out, 2 * TEAM, row, column * 128, (y, z))
     else:
-        _emit(y_desc, out, TEAM, row, column * 256, halves(left, 64))
-        _emit(y_desc, out, TEAM, row, column * 256 + 128, halves(right, 64))
+        emit(y_desc, out, 2 * TEAM, row, column * 256, halves(left, 64))
+        emit(y_desc, out, 2 * TEAM, row, column * 256 + 128, halves(right, 64))
     return stage, phase
 
 
@@ -216,11 +202,13 @@ def _short(
 ):  # fmt: skip
     """A tile of up to 64 pairs by half of the rows of the matrix."""
     row = tile * 128
-    acc, stage, phase = _product(x_ring, w_ring, full, empty, stage, phase, slices, 0, TEAM * 128, 128, GATHER, STAGES)
+    acc, stage, phase = ring_product(
+        x_ring, w_ring, full, empty, stage, phase, slices, 0, TEAM * 128, 128, GATHER, STAGES
+    )
     if ACT is not None:
-        _emit(y_desc, out, TEAM, row, column * 128 + TEAM * 64, (_gated(acc, limit, ACT, LIMITED),))
+        emit(y_desc, out, 2 * TEAM, row, column * 128 + TEAM * 64, (_gated(acc, limit, ACT, LIMITED),))
     else:
-        _emit(y_desc, out, TEAM, row, column * 256 + TEAM * 128, halves(acc, 64))
+        emit(y_desc, out, 2 * TEAM, row, column * 256 + TEAM * 128, halves(acc, 64))
     return stage, phase
 
 

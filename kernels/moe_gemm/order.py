@@ -19,19 +19,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 FEW, CHUNK = 256, 1024
 
 
-@triton.jit
-def add_up(counts, offsets, ends, num_experts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Where each expert's pairs begin and its tiles of ROWS end, by the counters, which are left zero."""
-    e = tl.arange(0, BLOCK_E)
-    live = e < num_experts
-    count = tl.load(counts + e, mask=live, other=0, cache_modifier=".cg")
-    upto = tl.cumsum(count, 0)
-    tl.store(offsets + e + 1, upto, mask=live)
-    tl.store(offsets + e, upto - count, mask=e == 0)
-    tl.store(ends + e, tl.cumsum((count + ROWS - 1) // ROWS, 0), mask=live)
-    tl.store(counts + e, 0, mask=e <= num_experts)
-
-
 @triton.jit(do_not_specialize=["pairs"])
 def _count(
     experts,
@@ -64,7 +51,14 @@ def _count(
         arrived = tl.atomic_add(counts + num_experts, 1, sem="acq_rel", scope="gpu")
         if arrived < tl.num_programs(0) - 1:
             return
-    add_up(counts, offsets, ends, num_experts, ROWS, BLOCK_E)
+    e = tl.arange(0, BLOCK_E)
+    live = e < num_experts
+    count = tl.load(counts + e, mask=live, other=0, cache_modifier=".cg")
+    upto = tl.cumsum(count, 0)
+    tl.store(offsets + e + 1, upto, mask=live)
+    tl.store(offsets + e, upto - count, mask=e == 0)
+    tl.store(ends + e, tl.cumsum((count + ROWS - 1) // ROWS, 0), mask=live)
+    tl.store(counts + e, 0, mask=e <= num_experts)
     if ALONE:
         tl.debug_barrier()
         first = tl.load(offsets + expert, mask=there, other=0, cache_modifier=".cg")
@@ -175,13 +169,13 @@ def ordered(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Or
     rank, offsets, ends = _counted(experts, num_experts, rows, order if pairs <= CHUNK else None, pdl)
     if pairs > CHUNK:
         _place[(triton.cdiv(pairs, CHUNK),)](experts, rank, order, offsets, pairs, num_experts, CHUNK=CHUNK)
-    return Order(order, offsets, ends, rows, most_tiles(pairs, num_experts, rows))
+    return Order(order, offsets, ends, rows, _most_tiles(pairs, num_experts, rows))
 
 
 def placed(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Places:
     """As `ordered`, with `rows` rows for each tile."""
     pairs, k = experts.numel(), experts.shape[1]
-    tiles = most_tiles(pairs, num_experts, rows)
+    tiles = _most_tiles(pairs, num_experts, rows)
     rank, offsets, ends = _counted(experts, num_experts, rows, None, pdl)
     sizes = pairs, tiles * rows, tiles, tiles, 2
     row, token, tile_expert, tile_pairs, turns = (experts.new_empty(size) for size in sizes)
@@ -192,7 +186,7 @@ def placed(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Pla
     return Places(row, token, tile_expert, tile_pairs, ends, turns, tiles)
 
 
-def most_tiles(pairs: int, num_experts: int, rows: int) -> int:
+def _most_tiles(pairs: int, num_experts: int, rows: int) -> int:
     return min(pairs, triton.cdiv(pairs, rows) + num_experts)
 
 

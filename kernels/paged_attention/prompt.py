@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch, group_products, multiprocessors
-from kernels.hopper import boxes, load_box, sync, view
+from kernels.hopper import boxes, load_box, rows_of, sync, view, whole_rows
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # Rows that a group of four warps multiplies, and such groups.
@@ -35,7 +35,7 @@ KEYS, STAGES = 64, 4
 
 
 @gluon.jit
-def _place(turn, program, programs):
+def turn_place(turn, program, programs):
     """The number of the tile that a program takes in its `turn`: forth in even turns, back in odd ones."""
     return turn * programs + program + turn % 2 * (programs - 1 - 2 * program)
 
@@ -47,8 +47,8 @@ def _spot(number, lines, G: gl.constexpr):
 
 
 @gluon.jit
-def _tile(number, lines, first_line, p_query_start, p_context, G: gl.constexpr, QUERIES: gl.constexpr,
-          BLOCK_N: gl.constexpr):  # fmt: skip
+def query_tile(number, lines, first_line, p_query_start, p_context, G: gl.constexpr, QUERIES: gl.constexpr,
+               BLOCK_N: gl.constexpr):  # fmt: skip
     """Tile `number`: the last tiles of all lines come first, then those before them.
 
     Gives its line, kv group, first token, first query within the line (negative when there is no such tile), the
@@ -101,9 +101,10 @@ def _read(
     if PDL:
         gdc_wait()
     for number in range((ranks * lines * G + programs - 1) // programs):
-        line, group, token, query, _, length, tiles = _tile(
-            _place(number, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES, BLOCK_N
-        )
+        line, group, token, query, _, length, tiles = query_tile(
+            turn_place(number, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES,
+            BLOCK_N,
+        )  # fmt: skip
         if tiles > 0:
             mbarrier.wait(q_empty, (asked & 1) ^ 1)
             mbarrier.expect(q_full, GROUPS * ROWS * D * 2)
@@ -136,8 +137,8 @@ def _read(
 
 
 @gluon.jit
-def _weights(s, m, l, first, position, scale, softcap, BLOCK_N: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-             IS_MASKED: gl.constexpr):  # fmt: skip
+def key_weights(s, m, l, first, position, scale, softcap, BLOCK_N: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+                IS_MASKED: gl.constexpr):  # fmt: skip
     """Weights of scores s [ROWS, BLOCK_N] of the keys from `first` on, new m and l, and what sums so far shrink by."""
     if HAS_SOFTCAP:
         # c·tanh(z) = c·(1 − 2 / (1 + e^2z))
@@ -185,7 +186,7 @@ def _fold(
     p = gl.convert_layout(weight.to(v_ring.dtype), p_layout)
     acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=[s])
-    weight, m, l, shrink = _weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, IS_MASKED)
+    weight, m, l, shrink = key_weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, IS_MASKED)
     # Passed at once, since it was waited for above: a border that keeps the exponentials before the products' end.
     mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
     acc = warpgroup_mma_wait(0, deps=[acc])
@@ -218,12 +219,12 @@ def _multiply(
     if PDL:
         gdc_wait()
     # The next tile is looked up before the keys of this one.
-    _, group, token, query, count, length, tiles = _tile(
-        _place(0, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES, BLOCK_N
+    _, group, token, query, count, length, tiles = query_tile(
+        turn_place(0, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES, BLOCK_N
     )
     for number in range((ranks * lines * G + programs - 1) // programs):
-        _, next_group, next_token, next_query, next_count, next_length, next_tiles = _tile(
-            _place(number + 1, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES,
+        _, next_group, next_token, next_query, next_count, next_length, next_tiles = query_tile(
+            turn_place(number + 1, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES,
             BLOCK_N,
         )  # fmt: skip
         acc = gl.zeros([ROWS, D], gl.float32, o_layout)
@@ -248,7 +249,7 @@ def _multiply(
             s = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(done.index(turn % STAGES), count=1)
-            weight, m, l, _ = _weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, True)
+            weight, m, l, _ = key_weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, True)
             if first + BLOCK_N > length:
                 # What stands past the context may be anything, and a weight of zero does not clear all of it.
                 stage = turn % STAGES
@@ -354,15 +355,7 @@ def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool
     d = q.shape[-1]
     if not group_products(q.device) or q.dtype == torch.float32 or d not in (64, 128) or v_cache.shape[-1] != d:
         return False
-    whole = all(c.stride()[2:] == (d, 1) and c.stride(0) % d == 0 and c.stride(1) % d == 0 for c in (k_cache, v_cache))
-    return whole and q.shape[1] // k_cache.shape[1] <= ROWS.value
-
-
-def _rows(cache: torch.Tensor) -> torch.Tensor:
-    """A cache [N, G, block_size, D] as rows of D channels, fewer than 2³¹, wherever its blocks and heads lie."""
-    n, g, block_size, d = cache.shape
-    block, head = cache.stride()[:2]
-    return cache.as_strided((((n - 1) * block + (g - 1) * head) // d + block_size, d), (d, 1))
+    return whole_rows(k_cache) and whole_rows(v_cache) and q.shape[1] // k_cache.shape[1] <= ROWS.value
 
 
 def attend_prompts(
@@ -393,7 +386,7 @@ def attend_prompts(
     pdl = dependent_launch(q.device)
     ranks = triton.cdiv(max_query, GROUPS.value * queries)
     attend_kernel[(min(multiprocessors(q.device), ranks * num_lines * g),)](
-        boxes(q, queries, width, 64), boxes(_rows(k_cache), copied, 64), boxes(_rows(v_cache), copied, 64),
+        boxes(q, queries, width, 64), boxes(rows_of(k_cache), copied, 64), boxes(rows_of(v_cache), copied, 64),
         block_table, query_start, context_len,
         sinks if sinks is not None else q, out, block_table.stride(0),
         k_cache.stride(0) // d, k_cache.stride(1) // d, v_cache.stride(0) // d, v_cache.stride(1) // d,

@@ -45,9 +45,9 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=60)
 @given(ranks=st.integers(1, 40), lines=st.integers(1, 9), groups=st.integers(1, 8), programs=st.integers(1, 132))
 def test_every_tile_has_one_program_and_loads_are_even(ranks: int, lines: int, groups: int, programs: int) -> None:
-    from kernels.paged_attention.prompt import _place, _spot
+    from kernels.paged_attention.prompt import _spot, turn_place
 
-    place, spot = _place.fn, _spot.fn
+    place, spot = turn_place.fn, _spot.fn
     total = ranks * lines * groups
     programs = min(programs, total)
     turns = -(-total // programs)
