@@ -115,6 +115,7 @@ class Engine:
         config: EngineConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.info: RunnerInfo = runner.info
@@ -128,7 +129,14 @@ class Engine:
             shapes=self.info.mixed,
         )
         self._loop = EngineLoop(
-            runner, self._scheduler, self._kv, overlap=config.runtime.overlap, clock=clock, on_failure=on_failure
+            runner,
+            self._scheduler,
+            self._kv,
+            overlap=config.runtime.overlap,
+            late_launch=config.runtime.late_launch,
+            clock=clock,
+            sleep=sleep,
+            on_failure=on_failure,
         )
         self._clock = clock
         self._max_waiting = config.scheduler.max_waiting

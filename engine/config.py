@@ -66,7 +66,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How steps are executed. Each switch is an optimisation that can be turned off without changing tokens.
 
     device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
-    overlap: prepare step N+1 while step N runs. dependent_launch: a kernel starts while the one before it ends.
+    overlap: prepare step N+1 while step N runs. late_launch: with overlap, not before step N is about to end, so that
+    requests which arrive meanwhile join step N+1. dependent_launch: a kernel starts while the one before it ends.
     graphs: replay captured CUDA graphs for decode steps. compile_ahead: compile every kernel that steps can need before
     the engine is ready, many at once, in other processes or in threads of this one; "off" leaves each to the first step
     that needs it.
@@ -80,6 +81,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Literal["auto", "reference", "triton"] = "auto"
     overlap: bool = True
+    late_launch: bool = True
     dependent_launch: bool = True
     graphs: bool = True
     compile_ahead: Literal["processes", "threads", "off"] = "processes"

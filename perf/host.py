@@ -29,6 +29,10 @@ class Done:
         self._plan = plan
         self.at = 0.0
 
+    @property
+    def done(self) -> bool:
+        return True
+
     def wait(self) -> StepResult:
         self.at = time.perf_counter()
         return StepResult(self._plan.step, [7] * len(self._plan.rows))

@@ -90,6 +90,10 @@ class Timed:
     plan: StepPlan
     end: float
 
+    @property
+    def done(self) -> bool:
+        return self.runner.now >= self.end
+
     def wait(self) -> StepResult:
         self.runner.now = max(self.runner.now, self.end)
         return StepResult(self.plan.step, [7] * len(self.plan.rows))
@@ -171,7 +175,12 @@ def simulate(
 ) -> dict[str, Any]:
     """The figures of a spec, as `perf.workload.summary` gives them, and what its steps were."""
     runner = TimedRunner(time)
-    engine = Engine(runner, config, clock=lambda: runner.now)
+
+    def sleep(seconds: float) -> None:
+        runner.now += seconds
+        clients.submit()
+
+    engine = Engine(runner, config, clock=lambda: runner.now, sleep=sleep)
     if chosen is not None:
         engine._scheduler.pace = chosen
     clients = Clients(runner, engine, spec, away, apart)

@@ -47,6 +47,10 @@ class Watched:
     def __init__(self, pending: Pending, plan: StepPlan, launch_s: float, log: list[Seen]) -> None:
         self._pending, self._plan, self._launch_s, self._log = pending, plan, launch_s, log
 
+    @property
+    def done(self) -> bool:
+        return self._pending.done
+
     def wait(self) -> StepResult:
         result = self._pending.wait()
         count = self._plan.count

@@ -1,11 +1,12 @@
 """The engine's loop: commands in, steps down to the runner, results up, events out.
 
-One iteration:  drain → schedule → launch step N → commit step N - 1 → deliver → settle
+One iteration:  hold → drain → schedule → launch step N → commit step N - 1 → deliver → settle
 
 The step in flight is a value that one iteration hands to the next. With overlap off the same lines commit step N
 itself. With overlap on, a plan is made before the tokens of the step before it are known: lengths advance at launch,
 token ids stay on the device, a request whose last token is already drawn is not launched again, and the one token that
-may be computed after an end of sequence is dropped at its commit.
+may be computed after an end of sequence is dropped at its commit. A launch is held back until the step before it is
+about to end, so that it takes along who arrived until then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable
 
 from engine.cache.manager import KVManager
 from engine.core import stopping
+from engine.core.cadence import Cadence
 from engine.core.commit import Committer, InFlight
 from engine.core.plan import Runner
 from engine.core.request import Request, Sink, Status
@@ -45,7 +47,9 @@ class EngineLoop:
         kv: KVManager,
         *,
         overlap: bool = True,
+        late_launch: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -55,7 +59,10 @@ class EngineLoop:
         self.committer = Committer(scheduler, kv, self._emit)
         self._runner = runner
         self._overlap = overlap
+        self._late_launch = late_launch
         self._clock = clock
+        self._sleep = sleep
+        self._cadence = Cadence(clock)
         self._on_failure = on_failure
         self._submitted: deque[Request] = deque()
         self._aborted: deque[Request] = deque()
@@ -143,6 +150,8 @@ class EngineLoop:
 
     def iterate(self, inflight: InFlight | None) -> InFlight | None:
         """One step. Takes the step that is in flight and returns the one that is then."""
+        if inflight is not None and self._late_launch and self.scheduler.has_room:
+            self._hold(inflight)
         self._drain()
         launched = self._launch()
         if launched is None and inflight is None and self.scheduler.has_work:
@@ -152,17 +161,30 @@ class EngineLoop:
         else:
             done, inflight = launched, None
         if done is not None:
-            self.committer.commit(done, done.pending.wait())
+            awaited = not done.pending.done
+            result = done.pending.wait()
+            self._cadence.ended(seen=awaited)
+            self.committer.commit(done, result)
         self._deliver()
         self.committer.settle()
         return inflight
+
+    def _hold(self, inflight: InFlight) -> None:
+        """Wait until the step in flight is about to end."""
+        left = self._cadence.left()
+        if left > 0 and not inflight.pending.done:
+            self._sleep(left)
+            self._cadence.held(inflight.pending.done)
 
     def _launch(self) -> InFlight | None:
         planned = self.scheduler.schedule()
         if planned is None:
             return None
         plan, requests = planned
-        return InFlight(plan, requests, self._runner.launch(plan))
+        began = self._clock()
+        pending = self._runner.launch(plan)
+        self._cadence.launched(plan, began)
+        return InFlight(plan, requests, pending)
 
     def _drain(self) -> None:
         while self._submitted:

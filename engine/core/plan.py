@@ -138,6 +138,11 @@ class RunnerInfo:
 class Pending(Protocol):
     """A launched step."""
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would not block."""
+        ...
+
     def wait(self) -> StepResult:
         """Block until the step's tokens are on the host."""
         ...

@@ -73,6 +73,11 @@ class Scheduler:
         return self._max_rows - len(self._free_rows)
 
     @property
+    def has_room(self) -> bool:
+        """Whether a request that arrives could have a row."""
+        return bool(self._free_rows)
+
+    @property
     def has_work(self) -> bool:
         return bool(self.num_running or self.waiting)
 

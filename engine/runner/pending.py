@@ -29,6 +29,10 @@ class Download:
         self._event = torch.cuda.Event()
         self._event.record()
 
+    @property
+    def done(self) -> bool:
+        return self._event is None or self._event.query()
+
     def wait(self) -> list[torch.Tensor]:
         """The tensors on the host."""
         if self._event is not None:
@@ -61,6 +65,11 @@ class PendingStep:
     wanted: dict[int, int]
     prompts: Sequence[PromptLogprobs]
     places: Sequence[int] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the step's tokens are on the host."""
+        return self.download.done
 
     def wait(self) -> StepResult:
         """Block until the step's tokens are on the host."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
@@ -20,13 +20,18 @@ def make_request(request_id: str, prompt: Sequence[int], output: Sequence[int] =
 
 
 def make_config(
-    *, prefix_cache: bool = True, overlap: bool = True, checkpoint_interval: int = 16, **scheduler: object
+    *,
+    prefix_cache: bool = True,
+    overlap: bool = True,
+    late_launch: bool = True,
+    checkpoint_interval: int = 16,
+    **scheduler: object,
 ) -> EngineConfig:
     return EngineConfig(
         model="scripted",
         scheduler=SchedulerConfig(**{"max_rows": 8, "token_budget": 64, **scheduler}),
         cache=CacheConfig(prefix_cache=prefix_cache, checkpoint_interval=checkpoint_interval),
-        runtime=RuntimeConfig(overlap=overlap),
+        runtime=RuntimeConfig(overlap=overlap, late_launch=late_launch),
     )
 
 
@@ -43,12 +48,27 @@ class Harness:
 
     def __init__(self, runner: ScriptedRunner, config: EngineConfig | None = None) -> None:
         self.runner = runner
-        self.now = 0.0
-        self.engine = Engine(runner, config or make_config(), clock=lambda: self.now)
+        self.engine = Engine(runner, config or make_config(), clock=lambda: self.now, sleep=self._sleep)
+        self.arriving: list[Callable[[], None]] = []
         self.loop = self.engine._loop
         self.inflight: InFlight | None = None
         self.events: dict[str, list[TokenEvent]] = {}
         self.deliveries: list[list[TokenEvent]] = []
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds: they pass by steps of the runner, and by hand."""
+        return self.runner.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self.runner.now = now
+
+    def _sleep(self, seconds: float) -> None:
+        """The loop holds a launch back; who is `arriving` does so meanwhile."""
+        self.now += seconds
+        while self.arriving:
+            self.arriving.pop(0)()
 
     def deliver(self, events: list[TokenEvent]) -> None:
         self.deliveries.append(events)

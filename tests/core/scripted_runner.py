@@ -74,12 +74,18 @@ class _Row:
 
 
 class _Step:
-    def __init__(self, runner: ScriptedRunner, plan: StepPlan) -> None:
+    def __init__(self, runner: ScriptedRunner, plan: StepPlan, end: float) -> None:
         self._runner = runner
         self.plan = plan
+        self.end = end
         self.result: StepResult | None = None
 
+    @property
+    def done(self) -> bool:
+        return self._runner.now >= self.end
+
     def wait(self) -> StepResult:
+        self._runner.now = max(self._runner.now, self.end)
         self._runner.execute_until(self)
         assert self.result is not None
         return self.result
@@ -89,6 +95,7 @@ class ScriptedRunner:
     """Runs plans in launch order, as late as it may: at the wait for the step or for a later one.
 
     fail_row(tokens) names an error for a row that holds these tokens; fail_step is raised by the launch of that step.
+    A step takes step_s of virtual time; `now` is moved by the wait for one.
     """
 
     def __init__(
@@ -99,9 +106,12 @@ class ScriptedRunner:
         max_model_len: int = 10_000,
         fail_row: Callable[[list[int]], str | None] = lambda tokens: None,
         fail_step: int | None = None,
+        step_s: float = 0.0,
         mixed: MixedShapes = NO_SHAPES,
     ) -> None:
         self.num_late_compiles = 0
+        self.now = 0.0
+        self._step_s, self._free_at = step_s, 0.0
         self._info = RunnerInfo(spec, vocab_size, max_model_len, (EOS,), mixed=mixed)
         self.plans: list[StepPlan] = []
         self.closed = False
@@ -124,7 +134,8 @@ class ScriptedRunner:
             raise RuntimeError("the device is gone")
         assert plan.step == len(self.plans) + 1
         self.plans.append(plan)
-        step = _Step(self, plan)
+        self._free_at = max(self._free_at, self.now) + self._step_s
+        step = _Step(self, plan, self._free_at)
         self._queue.append(step)
         return step
 

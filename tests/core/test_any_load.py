@@ -80,6 +80,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     return make_config(
         prefix_cache=draw(st.booleans()),
         overlap=draw(st.booleans()),
+        late_launch=draw(st.booleans()),
         max_rows=rows,
         token_budget=draw(st.integers(rows, 40)),
         chunk_size=draw(st.sampled_from([0, 1, 3, 7])),
@@ -91,7 +92,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 @settings(max_examples=200, deadline=None)
 @given(spec=pools, config=configs(), actions=actions)
 def test_any_load(spec: PoolSpec, config: EngineConfig, actions: list[Submit | Abort | Steps]) -> None:
-    harness = Harness(ScriptedRunner(spec), config)
+    harness = Harness(ScriptedRunner(spec, step_s=0.01), config)
     sent: dict[str, Submit] = {}
     aborted: set[str] = set()
     for action in actions:

@@ -1,0 +1,70 @@
+"""When a step under way ends, by how long the last ones of its kind took.
+
+With it the loop launches a step shortly before the one under way ends and not at once when that one begins: who arrives
+meanwhile joins the next step instead of the one after it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from engine.core.plan import StepPlan
+
+# How long before a step's end the next one is prepared, besides what its launch takes of the host.
+AHEAD_S = 0.0015
+MOST_AHEAD_S = 0.02
+# Steps count as of one kind within so many rows and so many prompt tokens; the shortest of the last ones counts.
+ROWS, TOKENS, LAST = 8, 128, 4
+
+Kind = tuple[int, int]
+
+
+class Cadence:
+    """Times steps that run one after another, each launched before the one in front of it ends. Not thread-safe: the
+    loop owns it.
+
+    ahead: seconds before a step's end at which the next one's launch should be through. It doubles when the device ran
+    dry, up to MOST_AHEAD_S, and comes back to AHEAD_S over a hundred steps.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.ahead = AHEAD_S
+        self._clock = clock
+        self._took: dict[Kind, deque[float]] = {}
+        self._under_way: deque[tuple[Kind, float]] = deque()  # kind and launch of the steps that have not ended
+        self._free_at = clock()
+        self._exact = True
+        self._launch_s = 0.0
+
+    def launched(self, plan: StepPlan, began: float) -> None:
+        """A step was launched, from `began` till now."""
+        rows = plan.count.count(1)
+        kind = rows // ROWS, (plan.num_tokens - rows) // TOKENS
+        self._under_way.append((kind, began))
+        self._launch_s = self._clock() - began
+
+    def ended(self, seen: bool) -> None:
+        """The first of the steps under way has ended: just now if that was `seen`, else some time ago. Then its
+        earliest end counts, for a launch that comes too soon costs only room for those who arrive behind it."""
+        kind, launch = self._under_way.popleft()
+        began, exact = max(launch, self._free_at), self._exact or launch > self._free_at
+        now = self._clock()
+        if seen and exact:
+            self._took.setdefault(kind, deque(maxlen=LAST)).append(now - began)
+        self._free_at = now if seen else min(now, began + self._least(kind))
+        self._exact = seen
+
+    def left(self) -> float:
+        """Seconds until the launch behind the one step under way should begin; 0 or less when it should at once, as it
+        should behind a step of a kind that was never seen. The launch is taken to last as long as the one before."""
+        kind, launch = self._under_way[0]
+        end = max(launch, self._free_at) + self._least(kind)
+        return end - self.ahead - self._launch_s - self._clock()
+
+    def held(self, ran_dry: bool) -> None:
+        """A launch was held back as `left` said; `ran_dry` when the device had ended its step before."""
+        self.ahead = min(2 * self.ahead, MOST_AHEAD_S) if ran_dry else max(0.98 * self.ahead, AHEAD_S)
+
+    def _least(self, kind: Kind) -> float:
+        return min(self._took.get(kind, (0.0,)))

@@ -1,0 +1,144 @@
+"""When a launch is held back, and who joins the step because of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.cadence import AHEAD_S, MOST_AHEAD_S, Cadence
+from engine.core.plan import StepPlan
+from tests.core.harness import Harness, make_config
+from tests.core.scripted_runner import ScriptedRunner, pool
+
+PROMPT = [5, 6, 7, 8, 9]
+STEP_S = 0.01
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plan(rows: int, prompt: int = 0) -> StepPlan:
+    count = [1] * rows + [prompt] * (prompt > 0)
+    lines = len(count)
+    return StepPlan(1, list(range(lines)), [0] * lines, count, [True] * lines)
+
+
+def run(cadence: Cadence, clock: Clock, step: StepPlan, seconds: float, *, seen: bool = True) -> None:
+    cadence.launched(step, clock.now)
+    clock.now += seconds
+    cadence.ended(seen)
+
+
+def test_a_launch_begins_shortly_before_the_step_under_way_has_taken_what_its_kind_takes() -> None:
+    clock = Clock()
+    cadence = Cadence(clock)
+    run(cadence, clock, plan(8), 0.01)
+    cadence.launched(plan(9), clock.now)
+    clock.now += 0.003
+    assert cadence.left() == pytest.approx(0.007 - AHEAD_S)
+    clock.now += 0.02
+    assert cadence.left() < 0
+
+
+@pytest.mark.parametrize("other", [plan(16), plan(8, 128), plan(0, 1000)], ids=["rows", "mixed", "prompt"])
+def test_behind_a_step_of_a_kind_that_was_never_seen_it_begins_at_once(other: StepPlan) -> None:
+    clock = Clock()
+    cadence = Cadence(clock)
+    run(cadence, clock, plan(8), 0.01)
+    cadence.launched(other, clock.now)
+    assert cadence.left() <= 0
+
+
+def test_of_the_last_steps_of_a_kind_the_shortest_counts() -> None:
+    clock = Clock()
+    cadence = Cadence(clock)
+    for seconds in (0.002, 0.02, 0.013, 0.012, 0.5):
+        run(cadence, clock, plan(8), seconds)
+    cadence.launched(plan(8), clock.now)
+    assert cadence.left() == pytest.approx(0.012 - AHEAD_S)
+
+
+def test_a_step_that_was_launched_behind_another_begins_when_that_one_ends() -> None:
+    clock = Clock()
+    cadence = Cadence(clock)
+    run(cadence, clock, plan(1), 0.01)
+    cadence.launched(plan(1), clock.now)
+    clock.now += 0.009
+    cadence.launched(plan(1), clock.now)
+    clock.now += 0.001
+    cadence.ended(seen=True)
+    assert cadence.left() == pytest.approx(0.01 - AHEAD_S)
+
+
+def test_a_launch_that_takes_long_begins_so_much_sooner() -> None:
+    clock = Clock()
+    cadence = Cadence(clock)
+    run(cadence, clock, plan(0, 8192), 0.1)
+    began = clock.now
+    clock.now += 0.03
+    cadence.launched(plan(0, 8192), began)
+    assert cadence.left() == pytest.approx(0.1 - 0.03 - 0.03 - AHEAD_S)
+
+
+def test_an_end_that_nobody_saw_counts_as_the_earliest_possible_and_teaches_nothing() -> None:
+    clock = Clock()
+    cadence = Cadence(clock)
+    run(cadence, clock, plan(1), 0.01)
+    cadence.launched(plan(1), clock.now)
+    cadence.launched(plan(1), clock.now)
+    clock.now += 0.018
+    cadence.ended(seen=False)  # it began 18 ms ago and took 10 or more
+    assert cadence.left() == pytest.approx(0.002 - AHEAD_S)
+    clock.now += 0.1
+    cadence.ended(seen=True)  # when this one began is not known, so not how long it took either
+    cadence.launched(plan(1), clock.now)
+    assert cadence.left() == pytest.approx(0.01 - AHEAD_S)
+
+
+def test_a_device_that_ran_dry_is_given_its_next_step_sooner_for_a_while() -> None:
+    cadence = Cadence(Clock())
+    cadence.held(ran_dry=True)
+    assert cadence.ahead == 2 * AHEAD_S
+    for _ in range(10):
+        cadence.held(ran_dry=True)
+    assert cadence.ahead == MOST_AHEAD_S
+    for _ in range(150):
+        cadence.held(ran_dry=False)
+    assert cadence.ahead == AHEAD_S
+
+
+def arrival(late_launch: bool, max_rows: int = 8) -> Harness:
+    """`b` comes while a step of `a` runs, 3 ms before it ends."""
+    harness = Harness(ScriptedRunner(pool(), step_s=STEP_S), make_config(late_launch=late_launch, max_rows=max_rows))
+    harness.submit("a", PROMPT, max_tokens=20)
+    harness.step(6)
+    harness.arriving.append(lambda: harness.submit("b", PROMPT[1:], max_tokens=2))
+    harness.step()
+    if harness.arriving:
+        harness.arriving.pop()()
+    return harness
+
+
+@pytest.mark.parametrize(("late_launch", "step"), [(True, 7), (False, 8)])
+def test_who_arrives_while_a_step_runs_joins_the_next_one(late_launch: bool, step: int) -> None:
+    harness = arrival(late_launch)
+    harness.run()
+    joined = next(plan.step for plan in harness.runner.plans if len(plan.rows) == 2)
+    assert joined == step
+    assert harness.tokens("a") == harness.expected(PROMPT, 20)
+    assert harness.tokens("b") == harness.expected(PROMPT[1:], 2)
+
+
+def test_the_device_never_waits_for_a_launch_that_was_held_back() -> None:
+    harness = arrival(True)
+    harness.run()
+    assert harness.now == pytest.approx(STEP_S * len(harness.runner.plans))
+
+
+def test_a_launch_is_not_held_back_when_every_row_is_taken() -> None:
+    harness = arrival(True, max_rows=1)
+    assert harness.now == pytest.approx(6 * STEP_S)
+    assert len(harness.runner.plans) == 7
