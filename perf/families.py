@@ -55,8 +55,9 @@ def floor_ms(model: Path) -> float:
     from kernels import select
 
     config, _ = registry.load(model)
+    dtype = getattr(torch, config.dtype or "bfloat16")
     cpu = torch.device("cpu")
-    decoder = Decoder(Build(select(cpu), config, getattr(torch, config.dtype or "bfloat16"), cpu, 128))
+    decoder = Decoder(Build(select(cpu), config, dtype, cpu, 128, router_dtype=dtype))
     total = float(decoder.num_bytes)
     for layer in decoder.layers:
         if isinstance(layer.ffn, Moe):

@@ -24,7 +24,7 @@ import triton
 
 from kernels.moe_gemm import kernel, reference
 from kernels.moe_gemm.grouped import PAIRS, grouped_moe
-from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
@@ -54,7 +54,8 @@ class Variant:
     def run(self, x: torch.Tensor, table: Tables, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         gate_up, down = table
         if self.up is None:
-            return grouped_moe(x, gate_up, down, weights, experts, x, False, None, True)
+            tiles = placed(experts, gate_up.shape[0], PAIRS, True)
+            return grouped_moe(x, gate_up, down, weights, experts, x, False, None, tiles, True)
         if isinstance(self.up, RowTile) and isinstance(self.down, RowTile):
             return rows_moe(x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down, True)
         assert isinstance(self.up, PairTile)

@@ -15,8 +15,8 @@ from kernels import Ops
 class Build:
     """ops run every layer. Parameters have `dtype`; tables cover positions 0 … max_model_len − 1 on `device`.
 
-    deterministic asks every op for batch-invariant arithmetic. fused_attention lets attention rotate and write the
-    keys of decode lines itself.
+    router_dtype is that of the routers of experts; None: float32. deterministic asks every op for batch-invariant
+    arithmetic. fused_attention lets attention rotate and write the keys of decode lines itself.
     """
 
     ops: Ops
@@ -26,6 +26,7 @@ class Build:
     max_model_len: int
     deterministic: bool = False
     fused_attention: bool = True
+    router_dtype: torch.dtype | None = None
     _tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = field(default_factory=dict)
 
     @property

@@ -11,14 +11,15 @@ from engine.models.config import MoeConfig
 
 
 class Moe(nn.Module):
-    """residual + Σ weight · expert(norm(x)). Routing is computed in float32. Shared experts stand behind the others in
-    the same tables, are chosen by every token and weigh 1."""
+    """residual + Σ weight · expert(norm(x)). Routing is computed in float32, of routers that keep all their bits
+    (`Build.router_dtype`). Shared experts stand behind the others in the same tables, are chosen by every token and
+    weigh 1."""
 
     def __init__(self, config: MoeConfig, build: Build) -> None:
         super().__init__()
         self.config = config
         hidden, count, inner = build.config.hidden, config.num_experts, config.intermediate
-        self.router = build.empty(count, hidden, dtype=torch.float32)
+        self.router = build.empty(count, hidden, dtype=build.router_dtype or torch.float32)
         self.correction = build.empty(count, dtype=torch.float32) if config.correction_bias else None
         self.table = (
             build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32, below=count)

@@ -63,9 +63,13 @@ def build_runner(
     if config.load_format != "dummy":
         checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
     dtype = _dtype(config, model, checkpoint)
-    build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention)
-    decoder = Decoder(build)
     rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
+    # Routers keep all their bits, which is float32 unless the checkpoint has them in the model's dtype, as published
+    # ones do.
+    narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {dtype}
+    routers = dtype if narrow else torch.float32
+    build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention, routers)
+    decoder = Decoder(build)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, copies)

@@ -69,6 +69,12 @@ def load(
                 raise WeightsError(f"the tensor of {name} holds ids outside of 0 to {below - 1}")
 
 
+def dtypes(checkpoint: Checkpoint, rules: Sequence[Rule], ending: str) -> set[torch.dtype]:
+    """Those of the tensors that fill parameters whose names end so."""
+    names = {name for rule in rules if rule.target.endswith(ending) for name in rule.sources}
+    return {checkpoint.entries[name].dtype for name in names & checkpoint.entries.keys()}
+
+
 def plan(
     parameters: Mapping[str, torch.Tensor],
     checkpoint: Checkpoint,

@@ -47,7 +47,8 @@ def cases() -> list[Case]:
     sigmoid: dict[str, Any] = {"score": "sigmoid", "biased": True, "scale": 2.827}
     softplus: dict[str, Any] = {"score": "sqrtsoftplus", "scale": 1.5}
     grouped: dict[str, Any] = {"num_groups": 4, "top_groups": 2}
-    lite: dict[str, Any] = {"num_shared": 2, "renormalize": False, "norm": True, "small": False}
+    qwen: dict[str, Any] = {"norm": True, "narrow": True, "small": False}
+    lite: dict[str, Any] = {"num_shared": 2, "renormalize": False, **qwen}
     return [
         case("1 token, norm before", bf16, 1, 64, 32, 16, 4, norm=True),
         case("1 token, odd sizes", f32, 1, 72, 20, 11, 3, residual=False),
@@ -61,6 +62,7 @@ def cases() -> list[Case]:
         case("few tokens, groups", f32, 3, 32, 16, 16, 3, **grouped),
         case("several tokens", bf16, 9, 64, 32, 12, 3, norm=True),
         case("decode step", bf16, 20, 64, 32, 12, 3, norm=True, num_shared=1),
+        case("decode step, router of the inputs' dtype", bf16, 21, 64, 32, 12, 3, norm=True, narrow=True),
         case("decode step, odd sizes", f32, 37, 40, 24, 11, 3),
         case("decode step, groups by their best two", f32, 18, 32, 16, 16, 3, biased=True, group_score="top2",
              score="sigmoid", **grouped),
@@ -69,8 +71,7 @@ def cases() -> list[Case]:
         case("batch-invariant", bf16, 11, 40, 24, 6, 3, deterministic=True),
         case("no tokens", f32, 0, 32, 16, 4, 2),
         *(
-            case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, small=False, norm=True)
-            for t in (1, 2, 4, 64)
+            case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, **qwen) for t in (1, 2, 4, 64)
         ),
         *(case(f"{t} tokens, 6 of 64 experts of 1408 and 2", bf16, t, 2048, 1408, 64, 6, **lite) for t in (1, 4, 64)),
     ]  # fmt: skip

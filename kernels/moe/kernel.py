@@ -5,16 +5,19 @@ from __future__ import annotations
 import torch
 
 from kernels.hardware import dependent_launch
+from kernels.moe.count import chosen_in_tiles
 from kernels.moe.lists import MOST_EXPERTS, chosen_in_lists
 from kernels.moe.rows import rows_moe
 from kernels.moe.scores import scored
 from kernels.moe_gemm.ahead import lists_moe, ring_tiles
+from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
 from kernels.moe_gemm.kernel import FEW_TOKENS as ROW_TOKENS
 from kernels.moe_gemm.kernel import GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
 from kernels.moe_gemm.order import CHUNK
 from kernels.moe_gemm.rows import RowTile
 from kernels.moe_gemm.tiles import tiles_moe
 from kernels.moe_route.kernel import FEW_TOKENS, choice, moe_route
+from kernels.moe_route.logits import MANY_TOKENS, logit_parts
 from kernels.rms_norm.kernel import rms_norm
 
 # Inner channels of an expert that a few tokens' products find by themselves; of larger ones they gain nothing by it.
@@ -35,6 +38,13 @@ def down_tile(tokens: int, inter: int) -> RowTile:
 def chooses_in_lists(tokens: int, pairs: int, experts: int) -> bool:
     """Whether the launch that chooses lists each expert's pairs as well, as it does for tiles of a decode step."""
     return tokens > FEW_TOKENS and pairs <= min(CHUNK, GROUPED_PAIRS * experts)
+
+
+def counts_in_choice(tokens: int, pairs: int, experts: int, routed: int, by_token: bool) -> bool:
+    """Whether the launch that chooses counts each expert's pairs as well, as it does for tiles of a prompt: among up to
+    MOST_EXPERTS `routed` ones of all `experts`, and not `by_token` ids, which may name an expert twice."""
+    few = tokens < MANY_TOKENS or pairs <= GROUPED_PAIRS * experts
+    return not few and routed <= MOST_EXPERTS and not by_token
 
 
 def moe(
@@ -86,5 +96,14 @@ def moe(
         if rings is not None:
             return lists_moe(*inputs, rings, pdl)
         return tiles_moe(*inputs, up_cut, down_cut, pdl)
+    counted = not alone and counts_in_choice(tokens, pairs, len(gate_up), len(router), table is not None)
+    if counted and grouped_fits(x, gate_up):
+        h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
+        constants = choice(
+            len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
+        )
+        parts = logit_parts(h, router, pdl)
+        weights, experts, found = chosen_in_tiles(parts, bias, PAIRS, scale, constants)
+        return grouped_moe(h, gate_up, down, weights, experts, residual, gelu, limit, found, pdl)
     h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
     return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)

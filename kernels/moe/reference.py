@@ -34,8 +34,8 @@ def moe(
 ) -> torch.Tensor:
     """`moe_route`, then `moe_gemm` of the normed rows with the chosen experts and their weights.
 
-    x [T, M]; router [E, M] float32; gate_up [E + S, 2F, M] and down [E + S, M, F], the shared experts last; residual
-    [T, M] → [T, M] in x's dtype. The other arguments are those of the two ops.
+    x [T, M]; router [E, M] float32 or in x's dtype; gate_up [E + S, 2F, M] and down [E + S, M, F], the shared experts
+    last; residual [T, M] → [T, M] in x's dtype. The other arguments are those of the two ops.
     """
     h, weights, experts = moe_route(
         x,

@@ -36,7 +36,8 @@ def step_scores(
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts[split] = h · routerᵀ over the split's BLOCK_M inputs; counts [counters] = 0."""
+    """parts[split] = h · routerᵀ over the split's BLOCK_M inputs; counts [counters] = 0. The router is float32 or of
+    the dtype of h."""
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -46,7 +47,8 @@ def step_scores(
     inside = (m < hidden)[None, :]
     rows = router + n.to(tl.int64)[:, None] * hidden + m[None, :]
     w = tl.load(rows, mask=(n < num_experts)[:, None] & inside, other=0.0)
-    EXACT: tl.constexpr = h.dtype.element_ty == tl.bfloat16
+    NARROW: tl.constexpr = router.dtype.element_ty == tl.bfloat16
+    EXACT: tl.constexpr = not NARROW and h.dtype.element_ty == tl.bfloat16
     if EXACT:
         # Three bfloat16 values whose sum is the router's, to its last bit: products with h are exact.
         high, rest = _cut(w)
@@ -58,10 +60,12 @@ def step_scores(
         e = tl.arange(0, BLOCK_E)
         tl.store(counts + e, tl.zeros((BLOCK_E,), tl.int32), mask=e < counters)
     a = tl.load(h + t[:, None] * h_stride + m[None, :], mask=live & inside, other=0.0)
-    if EXACT:
+    if NARROW:
+        acc = tl.dot(a, tl.trans(w))
+    elif EXACT:
         acc = tl.dot(a, tl.trans(low)) + tl.dot(a, tl.trans(middle)) + tl.dot(a, tl.trans(high))
     else:
-        acc = tl.dot(a.to(tl.float32), tl.trans(w), input_precision="ieee")
+        acc = tl.dot(a.to(tl.float32), tl.trans(w.to(tl.float32)), input_precision="ieee")
     place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
     tl.store(parts + place, acc, mask=live & (n < num_experts)[None, :])
 

@@ -31,7 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, emit, halves, load_box, load_pointers, next_stage, sync
-from kernels.moe_gemm.order import placed
+from kernels.moe_gemm.order import Places
 from kernels.moe_gemm.tiles import combined
 
 # Pairs of a tile, inputs of a slice; a box of the copy engine is 64 × 64, or a tile's rows of one matrix by 64.
@@ -301,12 +301,12 @@ def grouped_moe(
     residual: torch.Tensor | None,
     gelu: bool,
     limit: float | None,
+    places: Places,
     pdl: bool,
 ) -> torch.Tensor:
-    """`moe_gemm` for many pairs of each expert, where `grouped_fits`. Every shape that a launch depends on is known to
-    the host, so that graphs can hold it."""
+    """`moe_gemm` for many pairs of each expert, whose `places` are in tiles of PAIRS, where `grouped_fits`. Every shape
+    that a launch depends on is known to the host, so that graphs can hold it."""
     hidden, inter, e = x.shape[1], gate_up.shape[1] // 2, gate_up.shape[0]
-    places = placed(experts, e, PAIRS, pdl)
     rows = places.tiles * PAIRS
     h = torch.empty(rows, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(rows, hidden, dtype=x.dtype, device=x.device)

@@ -9,8 +9,8 @@ import torch
 import triton
 
 from kernels.hardware import bulk_copies, dependent_launch
-from kernels.moe_gemm.grouped import grouped_fits, grouped_moe
-from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
+from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 
@@ -41,7 +41,7 @@ def moe_gemm(
     if len(x) <= FEW_TOKENS or deterministic:
         return rows_moe(*inputs, num_shared, *row_tiles(inter), pdl)
     if experts.numel() > GROUPED_PAIRS * gate_up.shape[0] and grouped_fits(x, gate_up):
-        return grouped_moe(*inputs, pdl)
+        return grouped_moe(*inputs, placed(experts, gate_up.shape[0], PAIRS, pdl), pdl)
     rows, up, down_tile = pair_tiles(experts.numel(), gate_up.shape[0], x.dtype, bulk_rows(x, inter))
     return tiles_moe(*inputs, ordered(experts, gate_up.shape[0], rows, pdl), up, down_tile, pdl)
 

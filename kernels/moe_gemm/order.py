@@ -19,6 +19,32 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 FEW, CHUNK = 256, 1024
 
 
+@triton.jit
+def add_up(
+    counts,
+    offsets,
+    ends,
+    num_experts,
+    tokens,
+    ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    SHARED: tl.constexpr,
+    APART: tl.constexpr,
+):
+    """Where each expert's pairs begin and its tiles of ROWS end, by the counters, which are left zero. The last SHARED
+    experts have no counters, and as many pairs as there are tokens."""
+    e = tl.arange(0, BLOCK_E)
+    live = e < num_experts
+    count = tl.load(counts + e * APART, mask=e < num_experts - SHARED, other=0, cache_modifier=".cg")
+    if SHARED > 0:
+        count = tl.where(live & (e >= num_experts - SHARED), tokens, count)
+    upto = tl.cumsum(count, 0)
+    tl.store(offsets + e + 1, upto, mask=live)
+    tl.store(offsets + e, upto - count, mask=e == 0)
+    tl.store(ends + e, tl.cumsum((count + ROWS - 1) // ROWS, 0), mask=live)
+    tl.store(counts + e * APART, 0, mask=e <= num_experts)
+
+
 @triton.jit(do_not_specialize=["pairs"])
 def _count(
     experts,
@@ -51,14 +77,7 @@ def _count(
         arrived = tl.atomic_add(counts + num_experts, 1, sem="acq_rel", scope="gpu")
         if arrived < tl.num_programs(0) - 1:
             return
-    e = tl.arange(0, BLOCK_E)
-    live = e < num_experts
-    count = tl.load(counts + e, mask=live, other=0, cache_modifier=".cg")
-    upto = tl.cumsum(count, 0)
-    tl.store(offsets + e + 1, upto, mask=live)
-    tl.store(offsets + e, upto - count, mask=e == 0)
-    tl.store(ends + e, tl.cumsum((count + ROWS - 1) // ROWS, 0), mask=live)
-    tl.store(counts + e, 0, mask=e <= num_experts)
+    add_up(counts, offsets, ends, num_experts, 0, ROWS, BLOCK_E, 0, 1)
     if ALONE:
         tl.debug_barrier()
         first = tl.load(offsets + expert, mask=there, other=0, cache_modifier=".cg")
@@ -90,8 +109,12 @@ def _place_in_tiles(
     K: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A pair's row stands in one of its expert's tiles; the tile's first pair writes down what the tile is."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if tl.program_id(0) == 0:
         tl.store(turns + tl.arange(0, 2), 0)
     pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
@@ -109,9 +132,9 @@ def _place_in_tiles(
 
 
 @lru_cache(maxsize=64)
-def counters(device: torch.device, num_experts: int) -> torch.Tensor:
+def counters(device: torch.device, num_experts: int, apart: int) -> torch.Tensor:
     """Zeros that every launch leaves zero; made by the eager call before any capture."""
-    return torch.zeros(triton.next_power_of_2(num_experts + 1), dtype=torch.int32, device=device)
+    return torch.zeros(triton.next_power_of_2(num_experts + 1) * apart, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +197,20 @@ def ordered(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Or
 
 def placed(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Places:
     """As `ordered`, with `rows` rows for each tile."""
+    return in_tiles(experts, *_counted(experts, num_experts, rows, None, pdl), rows, pdl)
+
+
+def in_tiles(
+    experts: torch.Tensor, rank: torch.Tensor, offsets: torch.Tensor, ends: torch.Tensor, rows: int, pdl: bool
+) -> Places:
+    """The places of pairs whose place within their expert, its first pair and the end of its tiles are known."""
     pairs, k = experts.numel(), experts.shape[1]
-    tiles = _most_tiles(pairs, num_experts, rows)
-    rank, offsets, ends = _counted(experts, num_experts, rows, None, pdl)
+    tiles = _most_tiles(pairs, len(ends), rows)
     sizes = pairs, tiles * rows, tiles, tiles, 2
     row, token, tile_expert, tile_pairs, turns = (experts.new_empty(size) for size in sizes)
     _place_in_tiles[(triton.cdiv(pairs, CHUNK),)](
-        experts, rank, offsets, ends, row, token, tile_expert, tile_pairs, turns, pairs, num_experts,
-        K=k, CHUNK=CHUNK, ROWS=rows,
+        experts, rank, offsets, ends, row, token, tile_expert, tile_pairs, turns, pairs, len(ends),
+        K=k, CHUNK=CHUNK, ROWS=rows, PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
     return Places(row, token, tile_expert, tile_pairs, ends, turns, tiles)
 
@@ -201,7 +230,8 @@ def _counted(
     rank = torch.empty(pairs, dtype=torch.int32, device=device) if order is None else order
     chunk = FEW if pairs <= FEW else CHUNK
     _count[(triton.cdiv(pairs, chunk),)](
-        experts, counters(device, num_experts), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk, ROWS=rows,
-        BLOCK_E=triton.next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=pdl, launch_pdl=pdl, num_warps=4,
+        experts, counters(device, num_experts, 1), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk,
+        ROWS=rows, BLOCK_E=triton.next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=pdl,
+        launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
     return rank, offsets, ends

@@ -228,8 +228,9 @@ def combine(
         if PLACED:
             row = tl.load(rows + pair).to(tl.int64)
             width = tl.where(row >= 0, hidden, 0)
-            part = tl.load(y + row * hidden + n, mask=n < width, other=0.0).to(tl.float32)
-            total += part * tl.load(weights + pair)
+            # read once: the cache keeps the residual and what is written for the next kernel
+            part = tl.load(y + row * hidden + n, mask=n < width, other=0.0, eviction_policy="evict_first")
+            total += part.to(tl.float32) * tl.load(weights + pair)
         else:
             width = hidden
             if not WHOLE:

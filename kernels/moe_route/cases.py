@@ -27,8 +27,11 @@ def case(
     norm: bool = False,
     biased: bool = False,
     hashed: bool = False,
+    narrow: bool = False,
     **options: Any,
 ) -> Case:
+    """`narrow`: the router has the inputs' dtype, which holds its values."""
+
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         signs = randint(g, device, 0, 2, t, hidden).to(dtype) * 2 - 1
         made: dict[str, Any] = {
@@ -38,6 +41,8 @@ def case(
             "top_k": k,
             **options,
         }
+        if narrow:
+            made["router"] = made["router"].to(dtype)
         if norm:
             # rms(x) is 1: its norm is these weights, rounded to themselves
             made["norm_weight"] = 2.0 ** randint(g, device, -1, 2, hidden).to(dtype)
@@ -49,14 +54,23 @@ def case(
             made["token_ids"] = randint(g, device, 0, 50, t)
         return made
 
-    moved = e * hidden * 4 + t * hidden * dtype.itemsize * (2 if norm else 1) + t * k * 8
+    moved = (
+        e * hidden * (dtype.itemsize if narrow else 4) + t * hidden * dtype.itemsize * (2 if norm else 1) + t * k * 8
+    )
     return Case(name, dtype, make, TOLERANCE, bytes=moved, flops=2 * t * e * hidden, small=small)
 
 
 def cases() -> list[Case]:
-    f32, bf16 = torch.float32, torch.bfloat16
-    kimi: dict[str, Any] = {"score": "sigmoid", "biased": True, "scale": 2.827, "num_shared": 1, "norm": True}
-    lite: dict[str, Any] = {"renormalize": False, "num_shared": 2, "norm": True}
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+    kimi: dict[str, Any] = {
+        "score": "sigmoid",
+        "biased": True,
+        "scale": 2.827,
+        "num_shared": 1,
+        "norm": True,
+        "narrow": True,
+    }
+    lite: dict[str, Any] = {"renormalize": False, "num_shared": 2, "norm": True, "narrow": True}
     grouped: dict[str, Any] = {"num_groups": 8, "top_groups": 3, "renormalize": False, "scale": 16.0}
     top2: dict[str, Any] = {"score": "sigmoid", "biased": True, "num_groups": 4, "top_groups": 2, "group_score": "top2"}
     return [
@@ -75,13 +89,17 @@ def cases() -> list[Case]:
         case("root of softplus by token id", f32, 7, 32, 16, 3, score="sqrtsoftplus", hashed=True, scale=1.5),
         case("many tokens by token id", f32, 21, 32, 16, 3, score="sqrtsoftplus", hashed=True, num_shared=1),
         case("1024 tokens, scores from bfloat16 parts", bf16, 1030, 80, 20, 3, norm=True),
+        case("router of the inputs' dtype, few tokens", bf16, 3, 96, 40, 5, norm=True, narrow=True),
+        case("router of the inputs' dtype", bf16, 20, 96, 40, 5, norm=True, narrow=True),
+        case("router of the inputs' dtype, half precision", f16, 300, 72, 20, 3, narrow=True),
+        case("1024 tokens, router of the inputs' dtype", bf16, 1030, 80, 20, 3, norm=True, narrow=True),
         case("batch-invariant", f32, 18, 40, 16, 3, deterministic=True),
         case("no tokens", f32, 0, 32, 16, 2),
         case("1 token, equal scores", f32, 1, 2, 100, 7),
-        case("1 token, 8 of 128, 2048 wide", bf16, 1, 2048, 128, 8, small=False, norm=True),
-        case("8 tokens, 8 of 128, 2048 wide", bf16, 8, 2048, 128, 8, small=False, norm=True),
-        case("64 tokens, 8 of 128, 2048 wide", bf16, 64, 2048, 128, 8, small=False, norm=True),
-        case("8192 tokens, 8 of 128, 2048 wide", bf16, 8192, 2048, 128, 8, small=False, norm=True),
+        case("1 token, 8 of 128, 2048 wide", bf16, 1, 2048, 128, 8, small=False, norm=True, narrow=True),
+        case("8 tokens, 8 of 128, 2048 wide", bf16, 8, 2048, 128, 8, small=False, norm=True, narrow=True),
+        case("64 tokens, 8 of 128, 2048 wide", bf16, 64, 2048, 128, 8, small=False, norm=True, narrow=True),
+        case("8192 tokens, 8 of 128, 2048 wide", bf16, 8192, 2048, 128, 8, small=False, norm=True, narrow=True),
         case("1 token, 6 of 64 and 2, 2048 wide", bf16, 1, 2048, 64, 6, small=False, **lite),
         case("8192 tokens, 6 of 64 and 2, 2048 wide", bf16, 8192, 2048, 64, 6, small=False, **lite),
         case("1 token, 8 of 384 and 1, 7168 wide", bf16, 1, 7168, 384, 8, small=False, **kimi),

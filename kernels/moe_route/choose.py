@@ -1,5 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""From scores of experts to the chosen ones and their weights, some tokens at a time, the experts in registers."""
+"""From scores of experts to the chosen ones and their weights, some tokens at a time, the experts in registers.
+
+Rounds over experts compare integers that are in the order of the values: a warp finds their highest in one instruction.
+"""
 
 from __future__ import annotations
 
@@ -108,11 +111,17 @@ def choose(
             picked = tl.sum(tl.where(here, tl.trans(e), 0), 0)[None, :]
             value = tl.sum(tl.where(here, tl.trans(s), 0.0), 0)[None, :]
         else:
+            bits = tl.where(rank == 0.0, 0.0, rank).to(tl.int32, bitcast=True)
+            key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+            own = s.to(tl.int32, bitcast=True)
+            worths = tl.zeros((BLOCK_T, BLOCK_K), tl.int32)
             for i in tl.static_range(K):
-                best = tl.argmax(rank, 1)[:, None]
+                best = tl.min(tl.where(key == tl.max(key, 1)[:, None], e, BLOCK_E), 1)[:, None]
                 picked = tl.where(k == i, best, picked)
-                value = tl.where(k == i, tl.sum(tl.where(e == best, s, 0.0), 1)[:, None], value)
-                rank = tl.where(e == best, float("-inf"), rank)
+                worths = tl.where(k == i, tl.sum(tl.where(e == best, own, 0), 1)[:, None], worths)
+                # below −∞, which padding has
+                key = tl.where(e == best, -0x7FFFFFFF, key)
+            value = worths.to(tl.float32, bitcast=True)
     if RENORMALIZE:
         value = value / (tl.sum(value, 1)[:, None] + 1e-20)
     value = value * scale

@@ -36,16 +36,16 @@ def moe_route(
     never chosen before a number. Behind the chosen experts come `num_shared` shared ones, numbered from E on, of
     weight 1.
 
-    x [T, M]; router [E, M] float32; norm_weight [M], which norms x by RMS first (eps, offset as in `rms_norm`);
-    bias [E] float32; table [V, K] int; token_ids [T] int → h [T, M] in x's dtype, weights [T, K + S] float32 and
-    experts [T, K + S] int32, best first. h is rounded to x's dtype, all behind it is computed in float32.
+    x [T, M]; router [E, M] float32 or in x's dtype; norm_weight [M], which norms x by RMS first (eps, offset as in
+    `rms_norm`); bias [E] float32; table [V, K] int; token_ids [T] int → h [T, M] in x's dtype, weights [T, K + S]
+    float32 and experts [T, K + S] int32, best first. h is rounded to x's dtype, all behind it is computed in float32.
     deterministic: a token's result has the same bits whatever stands beside it.
     """
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
     if deterministic and len(x):
-        logits = torch.cat([F.linear(row.float(), router) for row in h.split(1)])
+        logits = torch.cat([F.linear(row.float(), router.float()) for row in h.split(1)])
     else:
-        logits = F.linear(h.float(), router)
+        logits = F.linear(h.float(), router.float())
     if score == "softmax":
         s = torch.softmax(logits, dim=-1)
     elif score == "sigmoid":

@@ -44,5 +44,5 @@ def row_scores(
         v = (f * tl.rsqrt(tl.sum(f * f, 0) / hidden + eps) * g).to(v.dtype)
         if tl.program_id(0) == 0:
             tl.store(h + t * hidden + m, v, mask=inside)
-    score = tl.sum(w * v.to(tl.float32)[None, :], 1)
+    score = tl.sum(w.to(tl.float32) * v.to(tl.float32)[None, :], 1)
     tl.store(logits + t * num_experts + n, score, mask=n < num_experts)

@@ -18,6 +18,7 @@ from kernels.moe_gemm import kernel as moe
 from kernels.moe_gemm.cases import case as experts_case
 from kernels.moe_gemm.rows import RowTile
 from kernels.moe_route import kernel as route
+from kernels.moe_route import logits
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, assert_close, seeded
@@ -62,8 +63,8 @@ def test_shared_experts_known_before_the_choice_change_nothing(device: torch.dev
 def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = made(route_case("", torch.bfloat16, 12, 96, 40, 5, norm=True), device)
     few = route.moe_route(**inputs)
-    for name, border in (("FEW_TOKENS", 0), ("MANY_TOKENS", 1), ("FULL_TOKENS", 1)):
-        monkeypatch.setattr(route, name, border)
+    for module, name, border in ((route, "FEW_TOKENS", 0), (logits, "MANY_TOKENS", 1), (logits, "FULL_TOKENS", 1)):
+        monkeypatch.setattr(module, name, border)
         h, weights, experts = route.moe_route(**inputs)
         assert torch.equal(h, few[0])
         assert torch.equal(experts, few[2])
@@ -90,6 +91,25 @@ def test_a_warp_finds_in_rounds_what_is_chosen_at_once(
     got = experts.moe(**inputs)
     monkeypatch.setattr(lists, "in_rounds", lambda *_: False)
     assert_close("rounds", got, experts.moe(**inputs), TOLERANCES[torch.float32])
+
+
+def test_experts_of_a_prompt_counted_with_their_choice_are_those_chosen_before(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = layer_case("", torch.bfloat16, 40, 64, 64, 12, 3, norm=True, renormalize=False, scale=1.5, num_shared=1)
+    inputs = made(case, device)
+    monkeypatch.setattr(experts, "chooses_in_lists", lambda *_: False)
+    before = experts.moe(**inputs)
+
+    def products(h: torch.Tensor, *given: Any) -> torch.Tensor:
+        gate_up, down, weights, chosen, residual, _, limit, _, _ = given
+        return moe.moe_gemm(h, gate_up, down, weights, chosen, residual, limit=limit)
+
+    # the products themselves need Hopper: here others take what they are given
+    monkeypatch.setattr(experts, "counts_in_choice", lambda *_: True)
+    monkeypatch.setattr(experts, "grouped_fits", lambda *_: True)
+    monkeypatch.setattr(experts, "grouped_moe", products)
+    assert_close("counted", experts.moe(**inputs), before, TOLERANCES[torch.bfloat16])
 
 
 def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(

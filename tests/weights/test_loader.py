@@ -52,6 +52,16 @@ def check(params: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> N
         assert torch.equal(params[name], value.to(dtype)), name
 
 
+def test_what_a_parameter_is_stored_in_is_known_before_it_is_made(tmp_path: Path) -> None:
+    stored = tensors()
+    stored["k"], stored["e1.down"] = stored["k"].bfloat16(), stored["e1.down"].half()
+    save_file(stored, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    assert loader.dtypes(checkpoint, RULES, "qkv") == {torch.float32, torch.bfloat16}
+    assert loader.dtypes(checkpoint, RULES, "down") == {torch.float32, torch.float16}
+    assert loader.dtypes(checkpoint, RULES, "embed") == {torch.float32}
+
+
 def test_the_usual_name_goes_before_other_files(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
     save_file({"q": torch.zeros(9, 9)}, tmp_path / "consolidated.safetensors")

@@ -1,0 +1,123 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The choice of a prompt's experts and the places of its pairs within their experts, in one launch.
+
+Each program chooses for some tokens and takes places from the experts' counters; the last to arrive adds these up.
+Where pairs then stand in tiles is another launch: every pair's tile depends on all counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.moe_gemm.order import Places, add_up, counters, in_tiles
+from kernels.moe_route.choose import choose, summed
+
+# Tokens of a program, and integers from one counter to the next: counters that share a line of the cache are added to
+# in turn.
+_TOKENS, _APART = 8, 32
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def choose_and_count(
+    parts,
+    bias,
+    weights,
+    experts,
+    counts,
+    rank,
+    offsets,
+    ends,
+    tokens,
+    num_experts,
+    scale,
+    SPLITS: tl.constexpr,
+    SCORE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HASHED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    K: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    APART: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """parts [SPLITS, tokens, E] sum to the logits. counts, APART from one another, holds zeros before and after; its
+    entry behind all E + SHARED experts, BLOCK_C or fewer with it, counts programs. ROWS as in `moe_gemm.order`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    width: tl.constexpr = K + SHARED
+    token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    live = token < tokens
+    picked = choose(
+        summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E),
+        token,
+        live,
+        bias,
+        None,
+        None,
+        weights,
+        experts,
+        num_experts,
+        scale,
+        SCORE,
+        HAS_BIAS,
+        HASHED,
+        GROUPS,
+        TOP_GROUPS,
+        TOP2,
+        RENORMALIZE,
+        K,
+        SHARED,
+        BLOCK_T,
+        BLOCK_K,
+        BLOCK_E,
+        BLOCK_G,
+    )
+    k = tl.arange(0, BLOCK_K)[None, :]
+    routed = live[:, None] & (k < K)
+    place = tl.atomic_add(counts + picked * APART, 1, mask=routed, sem="relaxed")
+    if SHARED > 0:
+        # every token has a pair with each of these
+        place = tl.where(k < K, place, token.to(tl.int32)[:, None])
+    tl.store(rank + token[:, None] * width + k, place, mask=live[:, None] & (k < width))
+    every = num_experts + SHARED
+    tl.debug_barrier()
+    if tl.atomic_add(counts + every * APART, 1, sem="acq_rel", scope="gpu") < tl.num_programs(0) - 1:
+        return
+    add_up(counts, offsets, ends, every, tokens, ROWS, BLOCK_C, SHARED, APART)
+
+
+def chosen_in_tiles(
+    parts: torch.Tensor, bias: torch.Tensor | None, rows: int, scale: float, how: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, Places]:
+    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs in tiles of `rows`. `how` names the
+    constants of the choice (`moe_route.kernel.choice`), which is not by token id. Calls on a device share their
+    counters: they must run in one stream order."""
+    splits, t, e = parts.shape
+    device, every, width = parts.device, e + how["SHARED"], how["K"] + how["SHARED"]
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    weights = torch.empty(t, width, dtype=torch.float32, device=device)
+    experts, rank, offsets, ends = integers(t, width), integers(t, width), integers(every + 1), integers(every)
+    choose_and_count[(triton.cdiv(t, _TOKENS),)](
+        parts, bias, weights, experts, counters(device, every, _APART), rank, offsets, ends, t, e, scale,
+        SPLITS=splits, ROWS=rows, APART=_APART, BLOCK_T=_TOKENS, BLOCK_C=triton.next_power_of_2(every + 1),
+        num_warps=4, **how,
+    )  # fmt: skip
+    return weights, experts, in_tiles(experts, rank, offsets, ends, rows, how["PDL"])
