@@ -19,7 +19,7 @@ from kernels.moe_route.choose import choose, summed
 
 # Tokens of a program, and integers from one counter to the next: counters that share a line of the cache are added to
 # in turn.
-_TOKENS, _APART = 8, 32
+_TOKENS, _APART = 4, 32
 
 
 @triton.jit(do_not_specialize=["tokens"])

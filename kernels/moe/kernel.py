@@ -40,11 +40,10 @@ def chooses_in_lists(tokens: int, pairs: int, experts: int) -> bool:
     return tokens > FEW_TOKENS and pairs <= min(CHUNK, GROUPED_PAIRS * experts)
 
 
-def counts_in_choice(tokens: int, pairs: int, experts: int, routed: int, by_token: bool) -> bool:
-    """Whether the launch that chooses counts each expert's pairs as well, as it does for tiles of a prompt: among up to
-    MOST_EXPERTS `routed` ones of all `experts`, and not `by_token` ids, which may name an expert twice."""
-    few = tokens < MANY_TOKENS or pairs <= GROUPED_PAIRS * experts
-    return not few and routed <= MOST_EXPERTS and not by_token
+def counts_in_choice(tokens: int, pairs: int, experts: int, by_token: bool) -> bool:
+    """Whether the launch that chooses counts each expert's pairs as well, as it does for tiles of a prompt unless the
+    choice is `by_token` ids, which may name an expert twice."""
+    return tokens >= MANY_TOKENS and pairs > GROUPED_PAIRS * experts and not by_token
 
 
 def moe(
@@ -96,7 +95,7 @@ def moe(
         if rings is not None:
             return lists_moe(*inputs, rings, pdl)
         return tiles_moe(*inputs, up_cut, down_cut, pdl)
-    counted = not alone and counts_in_choice(tokens, pairs, len(gate_up), len(router), table is not None)
+    counted = not alone and counts_in_choice(tokens, pairs, len(gate_up), table is not None)
     if counted and grouped_fits(x, gate_up):
         h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
         constants = choice(

@@ -16,7 +16,7 @@ from kernels.testing import TOLERANCES, assert_close, seeded
 
 CASES = {
     "shared": case("", torch.bfloat16, 37, 64, 20, 3, num_shared=2, renormalize=False),
-    "one program": case("", torch.float32, 5, 32, 100, 7),
+    "one program": case("", torch.float32, 3, 32, 150, 7),
     "groups": case("", torch.float32, 70, 48, 64, 6, num_groups=8, top_groups=3, scale=16.0),
     "correction": case("", torch.float32, 18, 32, 32, 4, score="sigmoid", biased=True, num_groups=4, top_groups=2,
                        group_score="top2"),
