@@ -14,8 +14,9 @@ from engine.core.plan import StepPlan
 # How long before a step's end the next one is prepared, besides what its launch takes of the host.
 AHEAD_S = 0.0015
 MOST_AHEAD_S = 0.02
-# Steps count as of one kind within so many rows and so many prompt tokens; the shortest of the last ones counts.
-ROWS, TOKENS, LAST = 8, 128, 4
+# Steps count as of one kind within so many rows and so many prompt tokens; of the last ones the shortest counts, less a
+# part for what a clock at its power limit makes of a step.
+ROWS, TOKENS, LAST, PART = 8, 128, 4, 0.98
 
 Kind = tuple[int, int]
 
@@ -40,7 +41,7 @@ class Cadence:
     def launched(self, plan: StepPlan, began: float) -> None:
         """A step was launched, from `began` till now."""
         rows = plan.count.count(1)
-        kind = rows // ROWS, (plan.num_tokens - rows) // TOKENS
+        kind = -(-rows // ROWS), -(-(plan.num_tokens - rows) // TOKENS)
         self._under_way.append((kind, began))
         self._launch_s = self._clock() - began
 
@@ -67,4 +68,4 @@ class Cadence:
         self.ahead = min(2 * self.ahead, MOST_AHEAD_S) if ran_dry else max(0.98 * self.ahead, AHEAD_S)
 
     def _least(self, kind: Kind) -> float:
-        return min(self._took.get(kind, (0.0,)))
+        return PART * min(self._took.get(kind, (0.0,)))
