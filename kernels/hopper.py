@@ -1,5 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""What Gluon kernels on Hopper share: names that changed after triton 3.6, and boxes of the bulk copy engine (TMA)."""
+"""What Gluon kernels on Hopper share: names that changed after triton 3.6, products from a ring of slices in shared
+memory, and boxes of the bulk copy engine (TMA)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 load_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -41,9 +48,9 @@ def plus(a, b):
 
 
 @gluon.jit
-def emit(y_desc, out, first, row, column, boxes):
-    """Writes tensors of [64, 64] side by side, through places of shared memory from `first` on. What was written before
-    has been read by the copy engine first."""
+def emit(y_desc, out, first, row, columns, boxes):
+    """Writes tensors of [64, 64], each from its column on, through places of shared memory from `first` on. What was
+    written before has been read by the copy engine first; what lies outside of y is left out."""
     tma.store_wait(0)
     sync()
     for i in gl.static_range(len(boxes)):
@@ -51,7 +58,41 @@ def emit(y_desc, out, first, row, column, boxes):
     fence_async_shared()
     sync()
     for i in gl.static_range(len(boxes)):
-        store_box(y_desc, [row, column + 64 * i], out.index(first + i))
+        store_box(y_desc, [row, columns[i]], out.index(first + i))
+
+
+@gluon.jit
+def begin_slice(acc, x_ring, w_ring, full, stage, phase, HALF: gl.constexpr, FIRST: gl.constexpr, GATHER: gl.constexpr):
+    """Begins to add the product of a ring's next slice to acc [64, N]: box HALF of x, of two a stage, by N rows of w
+    from FIRST on. GATHER: single threads copy the boxes."""
+    mbarrier.wait(full.index(stage), phase)
+    if GATHER:
+        # their copies are seen by the matrix unit behind a fence
+        fence_async_shared()
+    w = w_ring.index(stage).slice(FIRST, acc.shape[1])
+    return warpgroup_mma(x_ring.index(stage * 2 + HALF), w.permute((1, 0)), acc, is_async=True)
+
+
+@gluon.jit
+def end_slice(token, empty, stage, phase, STAGES: gl.constexpr):
+    """acc with that slice, and where the ring stands then."""
+    # another group's products fill the matrix unit while this one waits for its own
+    acc = warpgroup_mma_wait(0, deps=[token])
+    mbarrier.arrive(empty.index(stage))
+    stage, phase = next_stage(stage, phase, STAGES)
+    return acc, stage, phase
+
+
+@gluon.jit
+def ring_product(
+    acc, x_ring, w_ring, full, empty, stage, phase, slices,
+    HALF: gl.constexpr, FIRST: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """acc with so many slices, and where the ring stands then."""
+    for _ in range(slices):
+        token = begin_slice(acc, x_ring, w_ring, full, stage, phase, HALF, FIRST, GATHER)
+        acc, stage, phase = end_slice(token, empty, stage, phase, STAGES)
+    return acc, stage, phase
 
 
 @lru_cache(maxsize=64)

@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, emit, halves, load_box, next_stage, plus, rows_of, view, whole_rows
-from kernels.moe_gemm.grouped import REGISTERS, ring_product
+from kernels.hopper import boxes, emit, halves, load_box, next_stage, plus, ring_product, rows_of, view, whole_rows
+from kernels.moe_gemm.grouped import REGISTERS
 
 # Entries of a tile, outputs of a tile, channels of a slice. Slices that shared memory holds.
 ENTRIES, OUTPUTS, BOX = 128, 256, 64
@@ -84,6 +84,7 @@ def _multiply(
     TEAM: gl.constexpr,
 ):  # fmt: skip
     """One group of warps: 64 entries of every tile of its program. Rows past a line's end are zeros."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     program = gl.program_id(0)
     stage = program * 0
@@ -93,13 +94,15 @@ def _multiply(
         column = work % columns
         line, first, length = _entries(p_context, first_line, lines, tile, ENTRIES, LINES, 4)
         first += TEAM * 64
-        acc, stage, phase = ring_product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, False, STAGES)
+        acc = gl.zeros((64, 256), gl.float32, mma)
+        acc, stage, phase = ring_product(acc, x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, False, STAGES)
         held = first + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout)) < length
         acc = gl.where(held[:, None], acc, 0.0)
         left, right = halves(acc, 128)
         a, b = halves(left, 64)
         c, d = halves(right, 64)
-        emit(y_desc, out, 4 * TEAM, tile * ENTRIES + TEAM * 64, column * 256, (a, b, c, d))
+        at = column * 256
+        emit(y_desc, out, 4 * TEAM, tile * ENTRIES + TEAM * 64, (at, at + 64, at + 128, at + 192), (a, b, c, d))
         if column == 0:
             row = gl.arange(0, 64, gl.SliceLayout(1, flat))
             channel = gl.arange(0, 64, gl.SliceLayout(0, flat))[None, :]

@@ -7,10 +7,11 @@ by the bulk copy engine (TMA); only the first product fetches its inputs row by 
 run ahead across the border of tiles, as far as the ring in shared memory allows.
 
 Each group of four warps multiplies 64 pairs by all 256 rows. A tile of 64 pairs or fewer takes half of the time: there
-each group takes half of the rows. Since tiles differ, a program takes its next one from a counter of all programs.
+each group takes half of the rows. Since tiles differ, a program takes its next one from a counter of all programs. What
+a group made of a tile is written while it multiplies the next one, else both groups would leave the matrix unit idle.
 
 Bound by reading the matrices below about a hundred pairs an expert, and from a few thousand tokens on by the power that
-the chip may draw: its clock falls, and fewer cycles save little. Rows of a tile without a pair are zeros, not fetched.
+the chip may draw: its clock falls, and fewer cycles save less. Rows of a tile without a pair are zeros, not fetched.
 """
 
 from __future__ import annotations
@@ -20,24 +21,31 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, emit, halves, load_box, load_pointers, next_stage, sync
+from kernels.hopper import (
+    begin_slice,
+    boxes,
+    end_slice,
+    halves,
+    load_box,
+    load_pointers,
+    next_stage,
+    ring_product,
+    sync,
+)
 from kernels.moe_gemm.order import Places
+from kernels.moe_gemm.results import first_part, kept_of, last_part, rounded
 from kernels.moe_gemm.tiles import combined
 
 # Pairs of a tile, inputs of a slice; a box of the copy engine is 64 × 64, or a tile's rows of one matrix by 64.
 PAIRS, ROWS, BOX = 128, 256, 64
 # Slices that shared memory holds.
 STAGES = 4
+# Slices of a tile within which the one before is written, if it has as many.
+PARTS = 2
 # Registers of a thread before they are dealt out anew: 65,536 over three groups of warps, in steps of 8.
 REGISTERS = 168
 
@@ -126,90 +134,23 @@ def _feed(
 
 
 @gluon.jit
-def ring_product(
-    x_ring, w_ring, full, empty, stage, phase, slices,
-    HALF: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr,
+def _product(
+    y_desc, x_ring, w_ring, out, full, empty, stage, phase, slices, row, column, other, kept, limit,
+    HALF: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, ACT: gl.constexpr, LIMITED: gl.constexpr,
+    GATHER: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
 ):  # fmt: skip
-    """Pairs of box HALF by ROWS rows of the matrix from FIRST on: [64, ROWS], and where the ring stands then."""
+    """A tile's sums, of box HALF of its pairs by ROWS rows of the matrix from FIRST on, and where the ring stands then.
+    What was kept of the tile before is written while the first slices are multiplied."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     acc = gl.zeros((64, ROWS), gl.float32, mma)
-    for _ in range(slices):
-        mbarrier.wait(full.index(stage), phase)
-        if GATHER:
-            # copies of single threads are seen by the matrix unit behind a fence
-            fence_async_shared()
-        w = w_ring.index(stage).slice(FIRST, ROWS)
-        token = warpgroup_mma(x_ring.index(stage * 2 + HALF), w.permute((1, 0)), acc, is_async=True)
-        # the other group's products fill the matrix unit while this one waits for its own
-        acc = warpgroup_mma_wait(0, deps=[token])
-        mbarrier.arrive(empty.index(stage))
-        stage, phase = next_stage(stage, phase, STAGES)
-    return acc, stage, phase
-
-
-@gluon.jit
-def _activate(x, KIND: gl.constexpr):
-    """`linear.stream.activate` in half of the instructions; what they differ by is lost when h is rounded."""
-    z = x
-    if KIND != "silu":
-        z = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-    sigmoid = gl.inline_asm_elementwise(
-        """{
-        .reg .f32 a;
-        mul.f32 a, $1, 0fBFB8AA3B;  // -log2(e)
-        ex2.approx.ftz.f32 a, a;
-        add.f32 a, a, 0f3F800000;
-        rcp.approx.ftz.f32 $0, a;
-        }""",
-        "=f,f", [z], dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-    return x * sigmoid
-
-
-@gluon.jit
-def _gated(acc, limit, ACT: gl.constexpr, LIMITED: gl.constexpr):
-    """act(gate) ∘ up of [64, 128]: 64 columns of gate, 64 of up."""
-    gate, up = halves(acc, 64)
-    if LIMITED:
-        gate = gl.minimum(gate, limit)
-        up = gl.minimum(gl.maximum(up, -limit), limit)
-    return _activate(gate, ACT) * up
-
-
-@gluon.jit
-def _whole(
-    y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
-    ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
-):  # fmt: skip
-    """64 pairs of a tile of more by all rows of the matrix."""
-    row = tile * 128 + TEAM * 64
-    acc, stage, phase = ring_product(x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, 256, GATHER, STAGES)
-    left, right = halves(acc, 128)
-    if ACT is not None:
-        y = _gated(left, limit, ACT, LIMITED)
-        z = _gated(right, limit, ACT, LIMITED)
-        emit(y_desc, out, 2 * TEAM, row, column * 128, (y, z))
-    else:
-        emit(y_desc, out, 2 * TEAM, row, column * 256, halves(left, 64))
-        emit(y_desc, out, 2 * TEAM, row, column * 256 + 128, halves(right, 64))
-    return stage, phase
-
-
-@gluon.jit
-def _short(
-    y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
-    ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
-):  # fmt: skip
-    """A tile of up to 64 pairs by half of the rows of the matrix."""
-    row = tile * 128
-    acc, stage, phase = ring_product(
-        x_ring, w_ring, full, empty, stage, phase, slices, 0, TEAM * 128, 128, GATHER, STAGES
-    )
-    if ACT is not None:
-        emit(y_desc, out, 2 * TEAM, row, column * 128 + TEAM * 64, (_gated(acc, limit, ACT, LIMITED),))
-    else:
-        emit(y_desc, out, 2 * TEAM, row, column * 256 + TEAM * 128, halves(acc, 64))
-    return stage, phase
+    token = begin_slice(acc, x_ring, w_ring, full, stage, phase, HALF, FIRST, GATHER)
+    remaining = first_part(y_desc, out, row, column, kept, limit, ACT, LIMITED, TEAM)
+    if PARTS == 2:
+        acc, stage, phase = end_slice(token, empty, stage, phase, STAGES)
+        token = begin_slice(acc, x_ring, w_ring, full, stage, phase, HALF, FIRST, GATHER)
+    last_part(y_desc, out, row, column, other, remaining, ACT, TEAM)
+    acc, stage, phase = end_slice(token, empty, stage, phase, STAGES)
+    return ring_product(acc, x_ring, w_ring, full, empty, stage, phase, slices - PARTS, HALF, FIRST, GATHER, STAGES)
 
 
 @gluon.jit
@@ -223,26 +164,52 @@ def _task(tasks, full, stage, phase):
 @gluon.jit
 def _multiply(
     y_desc, x_ring, w_ring, out, full, empty, tasks, columns, slices, limit,
-    ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
+    ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+    TEAM: gl.constexpr,
 ):  # fmt: skip
-    """One group of warps: its part of every tile of its program."""
+    """One group of warps: its part of every tile of its program, which is 64 pairs by all rows of the matrix, or of a
+    tile of up to 64 pairs all of them by half of the rows."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    # before the first tile there is none, and a short one has half of the boxes: what lies outside is not written
+    NOWHERE: gl.constexpr = 1 << 30
+    WIDTH: gl.constexpr = 128 if ACT is None else 64
     stage = columns * 0
     phase = stage
+    row = stage + NOWHERE
+    column = stage
+    other = stage
+    left, right = halves(gl.zeros((64, 256), gl.float32, mma), 128)
+    layout: gl.constexpr = right.type.layout
+    kept = kept_of(y_desc, left, right, limit, ACT, LIMITED)
     task = _task(tasks, full, stage, phase)
     while task >= 0:
-        tile = (task >> 1) // columns
-        column = (task >> 1) % columns
         if (task & 1) == 1:
-            stage, phase = _whole(
-                y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
-                ACT, LIMITED, GATHER, STAGES, TEAM,
+            acc, stage, phase = _product(
+                y_desc, x_ring, w_ring, out, full, empty, stage, phase, slices, row, column, other, kept, limit,
+                TEAM, 0, 256, ACT, LIMITED, GATHER, PARTS, STAGES, TEAM,
             )  # fmt: skip
+            left, right = halves(acc, 128)
+            kept = kept_of(y_desc, left, right, limit, ACT, LIMITED)
+            row = (task >> 1) // columns * 128 + TEAM * 64
+            column = (task >> 1) % columns * (2 * WIDTH)
+            other = column + WIDTH
         else:
-            stage, phase = _short(
-                y_desc, x_ring, w_ring, out, full, empty, stage, phase, tile, column, slices, limit,
-                ACT, LIMITED, GATHER, STAGES, TEAM,
+            some, stage, phase = _product(
+                y_desc, x_ring, w_ring, out, full, empty, stage, phase, slices, row, column, other, kept, limit,
+                0, TEAM * 128, 128, ACT, LIMITED, GATHER, PARTS, STAGES, TEAM,
             )  # fmt: skip
+            row = (task >> 1) // columns * 128
+            column = (task >> 1) % columns * (2 * WIDTH) + TEAM * WIDTH
+            other = row * 0 + NOWHERE
+            if ACT is not None:
+                kept = kept[0], gl.convert_layout(some, layout)
+                column, other = other, column
+            else:
+                few = rounded(y_desc, some, limit, ACT, LIMITED)
+                kept = few + few
         task = _task(tasks, full, stage, phase)
+    remaining = first_part(y_desc, out, row, column, kept, limit, ACT, LIMITED, TEAM)
+    last_part(y_desc, out, row, column, other, remaining, ACT, TEAM)
     tma.store_wait(0)
 
 
@@ -250,7 +217,8 @@ def _multiply(
 def grouped_kernel(
     x, x_desc, w_desc, y_desc, tokens, tile_expert, tile_pairs, ends, turns, num_experts, tiles, columns, slices,
     hidden, expert_rows, up_row, limit,
-    GATHER: gl.constexpr, ACT: gl.constexpr, LIMITED: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    GATHER: gl.constexpr, ACT: gl.constexpr, LIMITED: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """y[place] = act(x · gate) ∘ (x · up), or x · matrix without ACT, for `columns` columns of tiles.
 
@@ -275,9 +243,9 @@ def grouped_kernel(
     gl.warp_specialize(
         [
             (_multiply, (y_desc, x_ring, w_ring, out, full, empty, tasks, columns, slices, limit,
-                         ACT, LIMITED, GATHER, STAGES, 0)),
+                         ACT, LIMITED, GATHER, PARTS, STAGES, 0)),
             (_multiply, (y_desc, x_ring, w_ring, out, full, empty, tasks, columns, slices, limit,
-                         ACT, LIMITED, GATHER, STAGES, 1)),
+                         ACT, LIMITED, GATHER, PARTS, STAGES, 1)),
             (_feed, (x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, full, empty, tasks,
                      works, tiles - 1, columns, slices, hidden, expert_rows, up_row, GATHER, ACT is not None, STAGES)),
         ],
@@ -321,7 +289,8 @@ def grouped_moe(
             source, boxes(source, BOX, BOX), boxes(matrix, ROWS if act is None else BOX, BOX), boxes(target, BOX, BOX),
             *lists, turns, e, places.tiles, columns, size // BOX, size, table.shape[1], inter,
             0.0 if limit is None else limit,
-            GATHER=act is not None, ACT=act, LIMITED=limit is not None, STAGES=STAGES, PDL=pdl,
+            GATHER=act is not None, ACT=act, LIMITED=limit is not None, PARTS=min(PARTS, size // BOX),
+            STAGES=STAGES, PDL=pdl,
             num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
         )  # fmt: skip
 

@@ -15,19 +15,28 @@ import torch
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
-from kernels.moe_gemm.grouped import BOX, REGISTERS, ROWS, STAGES, grouped_kernel
+import re
+
+from kernels.moe_gemm.grouped import BOX, PARTS, REGISTERS, ROWS, STAGES, grouped_kernel
 from tests.compiled import box, for_hopper
 
 lists = {name: "*i32" for name in ("tokens", "tile_expert", "tile_pairs", "ends", "turns")}
 kinds = {"x": "*bf16", "limit": "fp32", **lists, **{name: box(BOX, BOX) for name in ("x_desc", "w_desc", "y_desc")}}
 for act, box_rows in (("silu", BOX), (None, ROWS)):
-    constants = {"GATHER": act is not None, "ACT": act, "LIMITED": act is not None, "STAGES": STAGES, "PDL": True}
+    constants = {
+        "GATHER": act is not None, "ACT": act, "LIMITED": act is not None, "PARTS": PARTS, "STAGES": STAGES, "PDL": True
+    }
     kinds["w_desc"] = box(box_rows, BOX)
     aligned = ("x", "hidden", "tokens")
     made = for_hopper(grouped_kernel, constants, lambda name: kinds.get(name, "i32"), aligned, maxnreg=REGISTERS)
     ptx = made.asm["ptx"]
-    assert ptx.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 4, "two groups, four products a slice"
-    assert ptx.count("wgmma.mma_async.sync.aligned.m64n128k16") == 2 * 4, "the same for a short tile"
+    slices = PARTS + 1  # in front of the loop and within
+    assert ptx.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * slices * 4, "two groups, four products a slice"
+    assert ptx.count("wgmma.mma_async.sync.aligned.m64n128k16") == 2 * slices * 4, "the same for a short tile"
+    during = re.findall(r"wgmma.commit_group.*?wgmma.wait_group", ptx, re.DOTALL)
+    written = sum("cp.async.bulk.tensor.2d.global.shared" in slice_ for slice_ in during)
+    assert written == 2 * 2 * (2 if act is None else 1), "each group writes the tile before while it multiplies"
+    assert act is None or sum("ex2.approx" in slice_ for slice_ in during) == 2 * 2, "and activates half of it"
     assert (ptx.count("cp.async.cg") == 8) == (act is not None), "a tile's rows, 16 bytes a copy"
     assert "st.local" not in ptx
     print(made.metadata.shared)
