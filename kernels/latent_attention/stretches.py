@@ -292,7 +292,7 @@ def _join_stretches(
             whole = whole * fade + weight
             best = top
     o = (acc / tl.where(whole == 0.0, 1.0, whole)[:, None]).to(out.dtype.element_ty)
-    y = tl.dot(o, tl.trans(w))
+    y = tl.dot(o, tl.trans(w), input_precision="ieee")
     place = (line.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
     tl.store(out + place, y.to(out.dtype.element_ty), mask=(line < lines)[:, None] & (v < VALUE)[None, :])
 

@@ -16,8 +16,8 @@ from kernels.moe_gemm.rows import RowTile, expert_up
 from kernels.moe_route.places import place, places, ranks, shares
 from kernels.moe_route.scores import row_scores
 
-# Experts that a program of the scores takes.
-_EXPERTS = 4
+# Elements of the router that four warps of a program of the scores hold.
+_HELD = 16384
 
 
 @triton.jit
@@ -130,6 +130,13 @@ def down(
     tl.store(out + t * hidden + n, y.to(out.dtype.element_ty), mask=n < hidden)
 
 
+def _experts_each(router: torch.Tensor, tokens: int, block_m: int) -> int:
+    """Experts that a program of the scores takes for a token. A logit is summed alike by any number of them."""
+    if router.dtype == torch.float32:
+        return 4
+    return 8 if tokens == 1 and 8 * block_m <= _HELD else 2
+
+
 def rows_moe(
     x: torch.Tensor,
     router: torch.Tensor,
@@ -159,9 +166,10 @@ def rows_moe(
     out = torch.empty(t, hidden, dtype=x.dtype, device=x.device)
     launch: dict[str, Any] = {"PDL": pdl, "launch_pdl": pdl}
     chosen: dict[str, Any] = {"K": top_k, "BLOCK_E": triton.next_power_of_2(e), **launch}
-    row_scores[(triton.cdiv(e, _EXPERTS), t)](
+    each = _experts_each(router, t, block_m)
+    row_scores[(triton.cdiv(e, each), t)](
         x, norm_weight, router, h, logits, e, hidden, x.stride(0), eps, offset, NORM=norm_weight is not None,
-        BLOCK_N=_EXPERTS, BLOCK_M=block_m, num_warps=4 if _EXPERTS * block_m <= 16384 else 16, **launch,
+        BLOCK_N=each, BLOCK_M=block_m, num_warps=4 if each * block_m <= _HELD else 16, **launch,
     )  # fmt: skip
     up[(triton.cdiv(inter, up_tile.outputs), t * top_k)](
         h, gate_up, logits, inner, e, hidden, inter, limit or 0.0,

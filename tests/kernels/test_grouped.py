@@ -62,7 +62,13 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
     ],
 )
 def test_it_is_taken_for_many_pairs_in_whole_boxes(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, inter: int, dtype: torch.dtype, taken: bool
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    tokens: int,
+    hidden: int,
+    inter: int,
+    dtype: torch.dtype,
+    taken: bool,
 ) -> None:
     from kernels.moe_gemm import grouped, kernel
 
@@ -70,7 +76,7 @@ def test_it_is_taken_for_many_pairs_in_whole_boxes(
     monkeypatch.setattr(grouped, "group_products", lambda device: True)
     monkeypatch.setattr(kernel, "grouped_moe", lambda *inputs: asked.append(inputs))
     monkeypatch.setattr(kernel, "tiles_moe", lambda *inputs: None)
-    experts = torch.zeros(tokens, 1, dtype=torch.int32)
-    gate_up, down = torch.empty(1, 2 * inter, hidden, dtype=dtype), torch.empty(1, hidden, inter, dtype=dtype)
-    kernel.moe_gemm(torch.empty(tokens, hidden, dtype=dtype), gate_up, down, torch.ones(tokens, 1), experts)
+    experts = torch.zeros(tokens, 1, dtype=torch.int32, device=device)
+    x, weights = torch.empty(tokens, hidden, dtype=dtype, device=device), torch.ones(tokens, 1, device=device)
+    kernel.moe_gemm(x, x.new_empty(1, 2 * inter, hidden), x.new_empty(1, hidden, inter), weights, experts)
     assert bool(asked) == taken
