@@ -166,5 +166,7 @@ def chosen_in_lists(
         parts, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
         SPLITS=splits, ROUNDS=rounds, num_warps=1 if rounds else 4, **how,
     )  # fmt: skip
-    # an expert's further tiles have full ones before them
-    return weights, experts, Lists(pairs, counts, rows, every + t * width // rows)
+    shared, each = how["SHARED"], triton.cdiv(t, rows)
+    # a routed expert's further tiles have full ones before them
+    tiles = shared * each + e + t * how["K"] // rows
+    return weights, experts, Lists(pairs, counts, rows, tiles, shared, each)

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
 """Products of a decode step's pairs with their experts' matrices on Hopper, in Gluon: weights are asked for ahead.
 
-A tile is up to ROWS pairs of one expert by some rows of its matrix, which are the long side of the matrix unit. First
-tiles of experts come first, in order (`order.Lists`), so a program knows its expert before anything is chosen: while
-the choice is made, the bulk copy engine (TMA) fills a ring in shared memory. Programs of the down product find their
-pairs and fill their rings while the up product ends.
+A tile is up to ROWS pairs of one expert by some rows of its matrix, which are the long side of the matrix unit. Tiles
+of shared experts and first tiles of the others come first, in order (`order.Lists`), so a program knows its expert
+before anything is chosen: while the choice is made, the bulk copy engine (TMA) fills a ring in shared memory. Programs
+of the down product find their pairs and fill their rings while the up product ends.
 """
 
 from __future__ import annotations
@@ -32,19 +32,29 @@ from kernels.moe_gemm.tiles import combined
 
 
 @gluon.jit
-def _find(counts, tile, num_experts, ROWS: gl.constexpr, BLOCK_E: gl.constexpr):
+def _ahead(tile, num_experts, shared, parts):
+    """What is known of a tile before the choice: its number among those of routed experts, negative for a shared one's,
+    its expert if it is the first of a routed one's, and which of the expert's tiles it is then."""
+    own = tile - shared * parts
+    return own, gl.where(own < 0, num_experts - shared + tile // parts, own), gl.where(own < 0, tile % parts, 0)
+
+
+@gluon.jit
+def _find(counts, tile, num_experts, shared, parts, ROWS: gl.constexpr, BLOCK_E: gl.constexpr):
     """The tile's expert, which of the expert's tiles it is, and how many pairs are in it or behind it (0 or less: there
     is no such tile)."""
     spread: gl.constexpr = gl.BlockedLayout([max(1, BLOCK_E // (32 * gl.num_warps()))], [32], [gl.num_warps()], [0])
-    expert = tile
-    part = tile * 0
-    if tile >= num_experts:
+    own, expert, part = _ahead(tile, num_experts, shared, parts)
+    routed = num_experts - shared
+    if own >= routed:
         e = gl.arange(0, BLOCK_E, spread)
-        count = gl.load(counts + e, mask=e < num_experts, other=0, cache_modifier=".cg")
+        count = gl.load(counts + e, mask=e < routed, other=0, cache_modifier=".cg")
         more = gl.associative_scan(gl.maximum((count + ROWS - 1) // ROWS - 1, 0), 0, plus)
-        passed = more <= tile - num_experts
+        passed = more <= own - routed
+        # when all have been passed, those that are no experts have been too
         expert = gl.sum(passed.to(gl.int32), 0)
-        part = tile - num_experts - gl.max(gl.where(passed, more, 0), 0) + 1
+        expert = gl.where(expert < routed, expert, num_experts)
+        part = own - routed - gl.max(gl.where(passed, more, 0), 0) + 1
     # the last expert's count is all that is read for a tile behind the last
     count = gl.load(counts + gl.minimum(expert, num_experts - 1), cache_modifier=".cg")
     return expert, part, gl.where(expert < num_experts, count - part * ROWS, 0)
@@ -62,9 +72,10 @@ def _ask(w_desc, bars, ring, stage, row, up_row, at, live, BYTES: gl.constexpr, 
         load_box(w_desc, [row, at], bar, ring.index(stage), pred=live)
 
 
-@gluon.jit(do_not_specialize=["capacity", "first"])
+@gluon.jit(do_not_specialize=["capacity", "first", "parts"])
 def list_kernel(
-    x, w_desc, pairs, counts, weights, y, num_experts, inputs, outputs, expert_rows, capacity, first, limit,
+    x, w_desc, pairs, counts, weights, y, num_experts, shared, parts, inputs, outputs, expert_rows, capacity, first,
+    limit,
     K: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, BLOCK_E: gl.constexpr,
     STAGES: gl.constexpr, ACT: gl.constexpr, LIMITED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -91,9 +102,10 @@ def list_kernel(
         mbarrier.init(bars.index(place), count=1 + 32 * WARPS)
     fence_async_shared()
 
-    early = (tile < num_experts) & (tile * gl.num_programs(0) + column < first)
+    own, expected, _ = _ahead(tile, num_experts, shared, parts)
+    early = (own < num_experts - shared) & (tile * gl.num_programs(0) + column < first)
     if GATED:
-        row = tile * expert_rows + column * BN
+        row = expected * expert_rows + column * BN
         for place in gl.static_range(STAGES):
             _ask(w_desc, bars, ring, place, row, outputs, place * BK, early & (place < slices), BYTES, GATED)
         if PDL:
@@ -102,21 +114,21 @@ def list_kernel(
             gdc_launch_dependents()
     elif PDL:
         gdc_launch_dependents()
-    expert, part, there = _find(counts, tile, num_experts, ROWS, BLOCK_E)
+    expert, part, there = _find(counts, tile, num_experts, shared, parts, ROWS, BLOCK_E)
     if there > 0:
         row = expert * expert_rows + column * BN
         if (not GATED) | (early == 0):
             for place in gl.static_range(STAGES):
                 _ask(w_desc, bars, ring, place, row, outputs, place * BK, place < slices, BYTES, GATED)
         # Rows past the expert's last pair repeat it and are not stored.
-        own = pairs + expert.to(gl.int64) * capacity + part * ROWS
+        places = pairs + expert.to(gl.int64) * capacity + part * ROWS
         i = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, across)), there - 1)
-        source = gl.load(own + i, cache_modifier=".cg").to(gl.int64)
+        source = gl.load(places + i, cache_modifier=".cg").to(gl.int64)
         if GATED:
             source = source // K
         rows = x + source[:, None] * inputs + gl.arange(0, BK, gl.SliceLayout(0, across))[None, :]
         j = gl.arange(0, ROWS, gl.SliceLayout(0, flat))
-        pair = gl.load(own + gl.minimum(j, there - 1), cache_modifier=".cg").to(gl.int64)
+        pair = gl.load(places + gl.minimum(j, there - 1), cache_modifier=".cg").to(gl.int64)
         if not GATED:
             weight = gl.load(weights + pair, cache_modifier=".cg")
             if PDL:
@@ -227,7 +239,7 @@ def lists_moe(
         outputs = target.shape[1]
         list_kernel[(outputs // tile.outputs, lists.tiles)](
             source, boxes(table.flatten(0, 1), tile.outputs, tile.inputs), lists.pairs, lists.counts, weights, target,
-            e, table.shape[2], outputs, table.shape[1], lists.pairs.shape[1], rings.first,
+            e, lists.shared, lists.parts, table.shape[2], outputs, table.shape[1], lists.pairs.shape[1], rings.first,
             0.0 if limit is None else limit,
             K=k, ROWS=lists.rows, BN=tile.outputs, BK=tile.inputs, BLOCK_E=triton.next_power_of_2(e),
             STAGES=tile.stages, ACT=act, LIMITED=limit is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,

@@ -154,7 +154,8 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Lists:
     """A list of its pairs for each expert, in any order: expert e's are the first counts[e] of pairs[e], in tiles of
-    `rows`. Tile e is the first of expert e; behind all first ones stand the others, by expert.
+    `rows`. The last `shared` experts are chosen by every token: their tiles, `parts` of each, come first. Then comes
+    the first tile of every other expert, in order; behind those stand all others, by expert.
 
     tiles bounds the number of tiles, which only the device knows.
     """
@@ -163,6 +164,8 @@ class Lists:
     counts: torch.Tensor
     rows: int
     tiles: int
+    shared: int
+    parts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,27 +24,34 @@ EXACT_ROWS = 64
 
 
 @triton.jit
-def _find_listed(counts, capacity, tile, num_experts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
+def _find_listed(counts, capacity, tile, num_experts, shared, parts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
     """As `_find`, of `Lists` with `capacity` places each."""
-    expert = tile
-    part = 0
-    if tile >= num_experts:
+    routed = num_experts - shared
+    own = tile - shared * parts
+    expert = tl.where(own < 0, routed + tile // parts, own)
+    part = tl.where(own < 0, tile % parts, 0)
+    if own >= routed:
         e = tl.arange(0, BLOCK_E)
-        count = tl.load(counts + e, mask=e < num_experts, other=0)
+        count = tl.load(counts + e, mask=e < routed, other=0)
         more = tl.cumsum(tl.maximum((count + ROWS - 1) // ROWS - 1, 0), 0)
-        passed = more <= tile - num_experts
-        expert = tl.minimum(tl.sum(passed.to(tl.int32), 0), num_experts)
-        part = 1 + tile - num_experts - tl.max(tl.where(passed, more, 0), 0)
+        passed = more <= own - routed
+        # when all have been passed, those that are no experts have been too
+        expert = tl.sum(passed.to(tl.int32), 0)
+        expert = tl.where(expert < routed, expert, num_experts)
+        part = 1 + own - routed - tl.max(tl.where(passed, more, 0), 0)
     taken = tl.load(counts + tl.minimum(expert, num_experts - 1))
     first = expert * capacity
     return tl.where(part * ROWS < taken, expert, num_experts), first + part * ROWS, first + taken
 
 
 @triton.jit
-def _find(offsets, ends, capacity, tile, num_experts, LISTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
+def _find(
+    offsets, ends, capacity, tile, num_experts, shared, parts, LISTS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
     """The tile's expert (num_experts: there is no such tile), its first place and the end of the expert's places."""
     if LISTS:
-        return _find_listed(ends, capacity, tile, num_experts, ROWS, BLOCK_E)
+        return _find_listed(ends, capacity, tile, num_experts, shared, parts, ROWS, BLOCK_E)
     e = tl.arange(0, BLOCK_E)
     upto = tl.load(ends + e, mask=e < num_experts, other=1 << 30)
     before = upto <= tile
@@ -54,7 +61,7 @@ def _find(offsets, ends, capacity, tile, num_experts, LISTS: tl.constexpr, ROWS:
     return expert, tl.load(offsets + at) + (tile - started) * ROWS, tl.load(offsets + at + 1)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity", "parts"])
 def tiles_up(
     x,
     gate_up,
@@ -62,6 +69,8 @@ def tiles_up(
     offsets,
     ends,
     capacity,
+    shared,
+    parts,
     h,
     num_experts,
     hidden,
@@ -86,7 +95,9 @@ def tiles_up(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert, start, stop = _find(offsets, ends, capacity, tl.program_id(1), num_experts, LISTS, ROWS, BLOCK_E)
+    expert, start, stop = _find(
+        offsets, ends, capacity, tl.program_id(1), num_experts, shared, parts, LISTS, ROWS, BLOCK_E
+    )
     if expert >= num_experts:
         return
     place = start + tl.arange(0, ROWS)
@@ -130,7 +141,7 @@ def tiles_up(
     tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & (n < inter)[None])
 
 
-@triton.jit(do_not_specialize=["capacity"])
+@triton.jit(do_not_specialize=["capacity", "parts"])
 def tiles_down(
     h,
     down,
@@ -139,6 +150,8 @@ def tiles_down(
     offsets,
     ends,
     capacity,
+    shared,
+    parts,
     y,
     num_experts,
     hidden,
@@ -159,7 +172,9 @@ def tiles_down(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    expert, start, stop = _find(offsets, ends, capacity, tl.program_id(1), num_experts, LISTS, ROWS, BLOCK_E)
+    expert, start, stop = _find(
+        offsets, ends, capacity, tl.program_id(1), num_experts, shared, parts, LISTS, ROWS, BLOCK_E
+    )
     if expert >= num_experts:
         return
     place = start + tl.arange(0, ROWS)
@@ -307,11 +322,12 @@ def tiles_moe(
     t, hidden = x.shape
     e, inter = gate_up.shape[0], gate_up.shape[1] // 2
     k = experts.shape[1]
-    where: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+    where: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]
     if isinstance(places, Lists):
-        where = (places.pairs, places.counts, places.counts, places.pairs.shape[1])
+        lists = places
+        where = (lists.pairs, lists.counts, lists.counts, lists.pairs.shape[1], lists.shared, lists.parts)
     else:
-        where = (places.order, places.offsets, places.ends, 0)
+        where = (places.order, places.offsets, places.ends, 0, 0, 1)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=torch.float32 if places.rows < EXACT_ROWS else x.dtype, device=x.device)
     same: dict[str, Any] = {
