@@ -139,6 +139,8 @@ def holding(point: Point, held: Choices) -> Iterator[None]:
         stack.enter_context(mock.patch.object(products_of, "vector_tile", vector_tile))
         stack.enter_context(mock.patch.object(products_of, "stream_tile", stream_tile))
         stack.enter_context(mock.patch.object(products_of, "fed_tile", fed_tile))
+        if "paged" in held:
+            stack.enter_context(mock.patch.object(paged, "streamed", return_value=False))
         for slot, module, target in (
             ("paged", paged, "tile_for"),
             ("single", fused, "tile_for"),

@@ -45,11 +45,10 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
     """What to play, for an engine of these limits."""
     contexts = (0, 100, 2048)
     most = max_rows + LONGER  # of a padded step
-    made = [
-        Rehearsal(lines, 0, first, 0)
-        for lines in (1, 2, 5, 9, 17, 32, 33, 49, 64, 65, 97, 113, 128, 129, max_rows, most)
-        for first in contexts
-    ]
+    singles = (1, 2, 5, 9, 17, 32, 33, 49, 64, 65, 97, 113, 128, 129, max_rows, most)
+    made = [Rehearsal(lines, 0, first, 0) for lines in singles for first in contexts]
+    # Beside prompts such numbers of lines take other kernels.
+    made += [Rehearsal(lines, 1, first, 2) for lines in singles if 16 <= lines <= 128 for first in (0, 2048)]
     for wishes in (Wishes(penalties=True), *(Wishes(num_logprobs=count) for count in LOGPROBS)):
         made += [Rehearsal(lines, 0, 40, 0, wishes) for lines in (1, 16)]
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))

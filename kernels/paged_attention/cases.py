@@ -161,6 +161,13 @@ def cases() -> list[Case]:
     for batch, context in ((1, 384), (1, 16384), (8, 1100), (64, 1100), (256, 1100), (256, 384)):
         name = f"Qwen3-4B decode {batch} x {context}"
         made.append(case(name, torch.bfloat16, [(1, context)] * batch, **qwen))
+    # Lines that stream: nearly equal, and of any length with padding among them.
+    for g, name in ((4, "Qwen3-30B-A3B"), (8, "Llama-3.1-8B")):
+        heads: dict[str, Any] = {**qwen, "g": g, "dirty": True}
+        even = [(1, 1024 + 2 * i) for i in range(64)]
+        made.append(case(f"{name} decode 64 x 1024 to 1150", torch.bfloat16, even, **heads))
+        uneven = [(1, 37 * i % 2048) for i in range(63)] + [(1, 16384)]
+        made.append(case(f"{name} decode 64, padding, one of 16384", torch.bfloat16, uneven, **heads, bound=20480))
     skewed = [(1, 300)] * 31 + [(1, 30000)]
     made.append(case("Qwen3-4B decode 31 x 300, 1 x 30000", torch.bfloat16, skewed, **qwen))
     for queries, context in ((128, 128), (1024, 1024), (2048, 16384), (16384, 16384), (8, 16384)):

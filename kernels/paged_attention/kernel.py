@@ -1,5 +1,5 @@
 """Launches paged attention: a Triton kernel with split keys for lines of one query and for chunks of prompts; on Hopper
-longer chunks take one of their own (`prompt`)."""
+longer chunks take one of their own (`prompt`), and so do some numbers of lines of one query (`lines`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import triton
 
 from kernels.hardware import branch, dependent_launch, multiprocessors
+from kernels.paged_attention import lines as stream
 from kernels.paged_attention.attend import attend
 from kernels.paged_attention.prompt import attend_prompts, suits
 
@@ -26,6 +27,10 @@ _WAVE = 132
 # Queries from which on prompts take their own kernel: fewer do where nobody has many keys, else splitting the keys pays
 # (measured on an H200).
 _PROMPT_TOKENS, _SHORT_TOKENS, _SHORT_CONTEXT = 256, 64, 4096
+
+# Query heads that share a kv head, and kv heads, of lines that stream, and how many lines (measured on an H200).
+_STREAMED_HEADS = ((4, 8), (8, 4))
+_STREAMED_LINES = range(16, 129)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,14 @@ def _decode_tile(group: int, lines: int, heads: int) -> Tile:
     return Tile(16, 32, warps=4, stages=4)
 
 
+def streamed(group: int, kv_heads: int, lines: int, alone: bool) -> bool:
+    """Whether `lines` lines of one query, `alone` in their step, take the kernel that streams their keys.
+
+    It leaves a multiprocessor no shared memory, so prompts could not run beside it.
+    """
+    return alone and (group, kv_heads) in _STREAMED_HEADS and lines in _STREAMED_LINES
+
+
 def dealt_to(programs: int, tiles: int) -> int:
     """Of `programs` that run at once, how many the keys of `tiles` kv heads of decode lines are dealt out to, rounded.
 
@@ -152,7 +165,8 @@ def paged_attention(
     strided. Grid and workspace depend on shapes and on the host bounds alone, and lengths are read on the device, so
     a captured launch serves any lengths within the bounds.
     On Hopper, prompts take a kernel of their own (`prompt`). In a graph they run beside the single lines: those read
-    memory, these multiply. Calls on a device share their arrival counters: they must run in one stream order.
+    memory, these multiply. Many single lines that are alone in their step take one of their own as well (`lines`).
+    Calls on a device share their arrival counters: they must run in one stream order.
     """
     t, h, _ = q.shape
     out = torch.empty((t, h, v_cache.shape[-1]), dtype=q.dtype, device=q.device)
@@ -286,6 +300,10 @@ def attend_into(
             attend_prompts(q, k_cache, v_cache, block_table, *lengths, out, scale, *rest, softcap, sinks)
         elif num_single < lines:
             launch(num_single, lines - num_single, tokens, max_query, single=False)
-    if num_single and singles:
+    plain = window is None and softcap is None and sinks is None
+    if singles and plain and streamed(group, g, num_single, num_single == lines) and stream.suits(q, k_cache, v_cache):
+        given = (block_table, context_len, out, arrivals(q.device, 0))
+        stream.attend_lines(q, k_cache, v_cache, *given, scale, num_single, pdl)
+    elif num_single and singles:
         launch(0, num_single, num_single, 1, single=True)
     join()

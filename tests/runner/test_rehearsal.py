@@ -22,7 +22,8 @@ from kernels.compiles import CompileWatch
 from tests.compiled import environment
 from tests.runner.test_graphs import TINY
 
-DENSE = {**TINY, "hidden_size": 256, "head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 4}
+# Heads of Qwen3-30B-A3B: which kernel decode lines take depends on them.
+DENSE = {**TINY, "hidden_size": 256, "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4}
 
 
 # Routing counts of DeepSeek-V2-Lite: what is compiled depends on the pairs of token and expert.

@@ -32,7 +32,7 @@ from kernels.compiles import zeroed
 from kernels.registry import registry
 
 ROWS, BUDGET, CONTEXT = 256, 5120, 8192
-BLOCK = 128
+BLOCK = 16
 HOPPER = make_backend(GPUTarget("cuda", 90, 32))
 
 

@@ -1,0 +1,385 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined,assignment"
+"""Lines of one query on Hopper, in Gluon: keys and values stream through shared memory and are the matrix unit's long
+side.
+
+The keys of a line's kv head are cut into shares of a few tiles, and a program takes the next share from a counter of
+all programs, so that lines may differ. The bulk copy engine (TMA) brings tiles of 64 keys and values from where blocks
+hold them, those of a program's first share before the kernel before has finished, for earlier steps wrote them; copies
+run ahead across the border of shares, as far as the ring in shared memory allows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import group_products, multiprocessors
+from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
+from kernels.paged_attention.attend import LOG2E
+
+# Keys a tile, tokens of a block, channels of a slab: a tile is two slabs of keys and two of values, each of whole
+# swizzled rows.
+KEYS = gl.constexpr(64)
+BLOCK = gl.constexpr(16)
+SLAB = gl.constexpr(64)
+# Rows of a box of queries, which are columns of the matrix unit.
+HELD = gl.constexpr(8)
+# Programs of a multiprocessor, and tiles in the ring of each.
+PROGRAMS, STAGES = 2, 3
+# Tiles worth a share, and shares that there are for each program, besides one of each line's kv heads.
+LEAST, MOST = 20, 12
+# Parts that are on their way at once when they are added up.
+AT_ONCE = gl.constexpr(4)
+# Shares of a program that are known at once, more than the ring has tiles, and what is to know of each.
+SLOTS = gl.constexpr(8)
+FACTS = gl.constexpr(8)
+# Registers of a thread before the warp that asks gives its own away.
+REGISTERS = 80
+
+
+@gluon.jit
+def _known(tasks, told, turn, WARPS: gl.constexpr):
+    """Of a program's share of that number: its line (−1 behind the last one), kv head, first tile and the one behind
+    its last, the line's tokens, which part of how many of the line's head it is, and the place of the first part."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    slot = turn % SLOTS
+    mbarrier.wait(told.index(slot), (turn // SLOTS) & 1)
+    at = slot * FACTS
+    line = gl.max(tasks.index(at).load(one), 0)
+    head = gl.max(tasks.index(at + 1).load(one), 0)
+    begin = gl.max(tasks.index(at + 2).load(one), 0)
+    end = gl.max(tasks.index(at + 3).load(one), 0)
+    length = gl.max(tasks.index(at + 4).load(one), 0)
+    parts = gl.max(tasks.index(at + 5).load(one), 0)
+    first = gl.max(tasks.index(at + 6).load(one), 0)
+    part = gl.max(tasks.index(at + 7).load(one), 0)
+    return line, head, begin, end, length, part, parts, first
+
+
+@gluon.jit
+def _ratio(a, b):
+    """a // b of positive numbers, a below two million, in fewer instructions than an integer division."""
+    return ((a.to(gl.float32) + 0.5) / b.to(gl.float32)).to(gl.int32)
+
+
+@gluon.jit
+def _take(p_context, p_turns, tasks, told, wanted, lines, least, most, G: gl.constexpr, LINES: gl.constexpr,
+          PDL: gl.constexpr):  # fmt: skip
+    """A warp: takes the next share when it is wanted, and tells what there is to know of it."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    every: gl.constexpr = gl.BlockedLayout([LINES // 32], [32], [1], [0])
+    each = gl.arange(0, LINES, every)
+    length = gl.load(p_context + each, mask=each < lines, other=0)
+    tiles = gl.where(each < lines, gl.maximum((length + KEYS - 1) // KEYS, 1), 0)
+    programs = gl.num_programs(0)
+    worth = gl.maximum(least, (gl.sum(tiles, axis=0) * G + programs * most - 1) // (programs * most))
+    parts = _ratio(tiles + worth - 1, worth)
+    upto = gl.associative_scan(parts, 0, plus)
+    count = gl.sum(parts, axis=0) * G
+    share = gl.program_id(0)
+    turn = share * 0
+    while share < count:
+        number = share // G
+        head = share % G
+        passed = upto <= number
+        line = gl.sum(passed.to(gl.int32), axis=0)
+        before = gl.sum(gl.where(passed, parts, 0), axis=0)
+        mine = each == line
+        of = gl.sum(gl.where(mine, parts, 0), axis=0)
+        own = gl.sum(gl.where(mine, length, 0), axis=0)
+        whole = gl.sum(gl.where(mine, tiles, 0), axis=0)
+        part = number - before
+        at = turn % SLOTS * FACTS
+        tasks.index(at).store(gl.full([1], line, gl.int32, one))
+        tasks.index(at + 1).store(gl.full([1], head, gl.int32, one))
+        tasks.index(at + 2).store(gl.full([1], _ratio(part * whole, of), gl.int32, one))
+        end = gl.where(part == of - 1, whole, _ratio((part + 1) * whole, of))
+        tasks.index(at + 3).store(gl.full([1], end, gl.int32, one))
+        tasks.index(at + 4).store(gl.full([1], own, gl.int32, one))
+        tasks.index(at + 5).store(gl.full([1], of, gl.int32, one))
+        tasks.index(at + 6).store(gl.full([1], before * G + head, gl.int32, one))
+        tasks.index(at + 7).store(gl.full([1], part, gl.int32, one))
+        sync()
+        mbarrier.arrive(told.index(turn % SLOTS), count=1)
+        mbarrier.wait(wanted, turn & 1)
+        turn += 1
+        if PDL:
+            gdc_wait()
+        taken = gl.atomic_add(p_turns, 1, sem="relaxed")
+        if taken == count - 1:
+            # Nobody takes another one.
+            gl.store(p_turns, 0)
+        share = programs + taken
+    tasks.index(turn % SLOTS * FACTS).store(gl.full([1], -1, gl.int32, one))
+    sync()
+    mbarrier.arrive(told.index(turn % SLOTS), count=1)
+
+
+@gluon.jit
+def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
+          block_rows, head_rows, H: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
+          PDL: gl.constexpr):  # fmt: skip
+    """A warp: asks for the keys of each share, and its queries, or for the values. What this step wrote is a line's
+    last entry."""
+    COPIES: gl.constexpr = KEYS // BLOCK
+    FIRST: gl.constexpr = 0 if OF_KEYS else 2
+    pieces = view(ring, desc.dtype, [STAGES * 4 * COPIES, BLOCK, SLAB], desc.layout)
+    turn = gl.program_id(0) * 0
+    asked = turn
+    line, head, begin, end, length, _part, _parts, _first = _known(tasks, told, asked, 1)
+    while line >= 0:
+        # The first queries come behind as many tiles as the ring holds.
+        late = begin
+        if asked == 0:
+            late = gl.minimum(begin + STAGES, end) - 1
+        soon = gl.maximum(end - 2, begin)
+        blocks = p_table + line.to(gl.int64) * table_stride
+        for tile in range(begin, end):
+            rows = ()
+            for copy in gl.static_range(COPIES):
+                place = tile * COPIES + copy
+                block = gl.load(blocks + place, mask=place * BLOCK < length, other=0)
+                rows = rows + (block * block_rows + head * head_rows,)  # noqa: RUF005
+            if PDL and (tile + 1) * KEYS >= length:
+                gdc_wait()
+            stage = turn % STAGES
+            mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+            bar = full.index(stage)
+            mbarrier.expect(bar, 2 * KEYS * SLAB * 2)
+            for slab in gl.static_range(2):
+                for copy in gl.static_range(COPIES):
+                    place = (stage * 4 + FIRST + slab) * COPIES + copy
+                    load_box(desc, [rows[copy], slab * SLAB], bar, pieces.index(place))
+            turn += 1
+            if OF_KEYS:
+                if tile == late:
+                    if PDL:
+                        gdc_wait()
+                    spot = asked % 2
+                    mbarrier.wait(q_empty.index(spot), ((asked // 2) & 1) ^ 1)
+                    mbarrier.expect(q_full.index(spot), 2 * HELD * SLAB * 2)
+                    for slab in gl.static_range(2):
+                        row = line * H + head * GROUP
+                        load_box(q_desc, [row, slab * SLAB], q_full.index(spot), q_ring.index(spot * 2 + slab))
+                if tile == soon:
+                    mbarrier.arrive(wanted, count=1)
+        asked += 1
+        line, head, begin, end, length, _part, _parts, _first = _known(tasks, told, asked, 1)
+
+
+@gluon.jit
+def _join(p_parts, p_sums, p_rows, first, parts, G: gl.constexpr, GROUP: gl.constexpr):
+    """Adds up the parts of a line's kv head, every G-th from the `first` on, and stores its heads' outputs."""
+    near: gl.constexpr = gl.BlockedLayout([2, 4], [1, 32], [4, 1], [1, 0])
+    head = gl.arange(0, HELD, gl.SliceLayout(1, near))
+    channel = gl.arange(0, 2 * SLAB, gl.SliceLayout(0, near))
+    best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(1, near))
+    total = gl.zeros([HELD], gl.float32, gl.SliceLayout(1, near))
+    merged = gl.zeros([HELD, 2 * SLAB], gl.float32, near)
+    for at in range(0, parts, AT_ONCE):
+        sums = ()
+        some = ()
+        for i in gl.static_range(AT_ONCE):
+            place = (first + (at + i) * G).to(gl.int64) * GROUP + head
+            there = head < gl.where(at + i < parts, GROUP, 0)
+            sums = sums + (gl.load(p_sums + place, mask=there, other=float("-inf")),)  # noqa: RUF005
+            spot = p_parts + place[:, None] * (2 * SLAB) + channel[None, :]
+            some = some + (gl.load(spot, mask=there[:, None], other=0.0),)  # noqa: RUF005
+        top = best
+        for i in gl.static_range(AT_ONCE):
+            top = gl.maximum(top, sums[i])
+        shift = gl.where(top == float("-inf"), 0.0, top)
+        fade = gl.exp2(best - shift)
+        total = total * fade
+        merged = merged * fade[:, None]
+        for i in gl.static_range(AT_ONCE):
+            weight = gl.exp2(sums[i] - shift)
+            total += weight
+            merged += some[i] * weight[:, None]
+        best = top
+    merged = merged / gl.where(total > 0.0, total, 1.0)[:, None]
+    spot = p_rows + head[:, None] * (2 * SLAB) + channel[None, :]
+    gl.store(spot, merged.to(p_rows.dtype.element_ty), mask=(head < GROUP)[:, None])
+
+
+@gluon.jit
+def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks,
+              told, scale, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Four warps: scores [keys, heads] and outputs [channels, heads], channels by slabs."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HELD, 16])
+    flat: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    row = gl.arange(0, KEYS, gl.SliceLayout(1, mma))
+    head = gl.arange(0, HELD, gl.SliceLayout(0, mma))
+    held = (row >= 0)[:, None] & (head < GROUP)[None, :]
+    factor = scale * LOG2E
+    turn = gl.program_id(0) * 0
+    asked = turn
+    line, i_group, begin, end, length, part, parts, base = _known(tasks, told, asked, 4)
+    while line >= 0:
+        best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
+        total = gl.zeros([KEYS, HELD], gl.float32, mma)
+        lower = gl.zeros([SLAB, HELD], gl.float32, mma)
+        upper = gl.zeros([SLAB, HELD], gl.float32, mma)
+        place = asked % 2
+        mbarrier.wait(q_full.index(place), (asked // 2) & 1)
+        for tile in range(begin, end):
+            stage = turn % STAGES
+            mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+            s = gl.zeros([KEYS, HELD], gl.float32, mma)
+            for slab in gl.static_range(2):
+                q = q_ring.index(place * 2 + slab).permute((1, 0))
+                s = warpgroup_mma(ring.index(stage * 4 + slab), q, s, use_acc=slab > 0, is_async=True)
+            s = warpgroup_mma_wait(0, deps=[s])
+            key = tile * KEYS + row
+            s = gl.where((key < length)[:, None], s * factor, float("-inf"))
+            top = gl.maximum(best, gl.max(s, axis=0))
+            shift = gl.where(top == float("-inf"), 0.0, top)
+            w = gl.exp2(s - shift[None, :])
+            fade = gl.exp2(best - shift)
+            best = top
+            total = total * fade[None, :] + w
+            weights.permute((1, 0)).store(w.to(weights.dtype))
+            if (tile + 1) * KEYS > length:
+                # What stands past the context may be anything, and a weight of zero does not clear all of it.
+                seen = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, flat)) < length
+                for slab in gl.static_range(2):
+                    held_values = ring.index(stage * 4 + 2 + slab)
+                    held_values.store(gl.where(seen[:, None], held_values.load(flat), 0.0).to(weights.dtype))
+            fence_async_shared()
+            sync()
+            narrow = weights.permute((1, 0))
+            v = ring.index(stage * 4 + 2).permute((1, 0))
+            low = warpgroup_mma(v, narrow, lower * fade[None, :], is_async=True)
+            v = ring.index(stage * 4 + 3).permute((1, 0))
+            high = warpgroup_mma(v, narrow, upper * fade[None, :], is_async=True)
+            lower, upper = warpgroup_mma_wait(0, deps=(low, high))
+            mbarrier.arrive(empty.index(stage), count=1)
+            turn += 1
+        mbarrier.arrive(q_empty.index(place), count=1)
+        asked += 1
+        whole = gl.sum(total, axis=0)
+        rest = 1.0 / gl.where(whole > 0.0, whole, 1.0)
+        p_rows = p_out + (line * H + i_group * GROUP).to(gl.int64) * (2 * SLAB)
+        if parts == 1:
+            spot = p_rows + head[None, :] * (2 * SLAB) + row[:, None]
+            gl.store(spot, (lower * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
+            gl.store(spot + SLAB, (upper * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
+        else:
+            mine = (base + part * G).to(gl.int64) * GROUP + head
+            gl.store(p_sums + mine, best + gl.log2(whole), mask=head < GROUP)
+            p_mine = p_parts + mine[None, :] * (2 * SLAB) + row[:, None]
+            gl.store(p_mine, lower * rest[None, :], mask=held)
+            gl.store(p_mine + SLAB, upper * rest[None, :], mask=held)
+            sync()
+            arrived = gl.atomic_add(p_arrived + line * G + i_group, 1, sem="acq_rel", scope="gpu")
+            if arrived == parts - 1:
+                gl.store(p_arrived + line * G + i_group, 0)
+                _join(p_parts, p_sums, p_rows, base, parts, G, GROUP)
+        line, i_group, begin, end, length, part, parts, base = _known(tasks, told, asked, 4)
+
+
+@gluon.jit(do_not_specialize=["lines", "least", "most"], do_not_specialize_on_alignment=["p_context"])
+def lines_kernel(
+    q_desc, k_desc, v_desc, p_table, p_context, p_out, p_parts, p_sums, p_arrived, p_turns, scale, table_stride,
+    k_block_rows, k_head_rows, v_block_rows, v_head_rows, lines, least, most,
+    H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, LINES: gl.constexpr, STAGES: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """A program's shares; the last part of a line's kv head to arrive adds them all up."""
+    if PDL:
+        gdc_launch_dependents()
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, SLAB], k_desc.dtype)
+    narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HELD, KEYS], k_desc.dtype)
+    ring = gl.allocate_shared_memory(k_desc.dtype, [STAGES * 4, KEYS, SLAB], tile)
+    q_ring = gl.allocate_shared_memory(k_desc.dtype, [4, HELD, SLAB], q_desc.layout)
+    weights = gl.allocate_shared_memory(k_desc.dtype, [HELD, KEYS], narrow)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    tasks = gl.allocate_shared_memory(gl.int32, [SLOTS * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    told = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    wanted = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=2)
+        mbarrier.init(empty.index(stage), count=1)
+    for place in gl.static_range(2):
+        mbarrier.init(q_full.index(place), count=1)
+        mbarrier.init(q_empty.index(place), count=1)
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(told.index(slot), count=1)
+    mbarrier.init(wanted, count=1)
+    fence_async_shared()
+    sync()
+    # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
+    gl.warp_specialize(
+        [
+            (_multiply, (
+                p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks, told,
+                scale, H, G, GROUP, STAGES,
+            )),
+            (_feed, (
+                q_desc, k_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
+                k_block_rows, k_head_rows, H, GROUP, STAGES, True, PDL,
+            )),
+            (_feed, (
+                q_desc, v_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
+                v_block_rows, v_head_rows, H, GROUP, STAGES, False, PDL,
+            )),
+            (_take, (p_context, p_turns, tasks, told, wanted, lines, least, most, G, LINES, PDL)),
+        ],
+        [1, 1, 1],
+        [56, 56, 48],
+    )  # fmt: skip
+
+
+def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether the kernel takes these: 16-bit, heads that one instruction holds, whole rows of 128 channels, blocks of
+    the engine's default size."""
+    d = q.shape[-1]
+    whole = whole_rows(k_cache) and whole_rows(v_cache) and k_cache.shape[2] == BLOCK.value
+    narrow = q.shape[1] // k_cache.shape[1] <= HELD.value and d == v_cache.shape[-1] == 2 * SLAB.value
+    return group_products(q.device) and q.element_size() == 2 and narrow and whole and q.is_contiguous()
+
+
+def attend_lines(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    arrived: torch.Tensor,
+    scale: float,
+    lines: int,
+    pdl: bool,
+) -> None:
+    """`paged_attention` of the first `lines` lines, which have one query each, into `out`'s first rows.
+
+    arrived: int32 zeros, which are zero again afterwards: parts of each line's kv heads, and in the last place shares
+    that were taken.
+    """
+    _, h, d = q.shape
+    g = k_cache.shape[1]
+    programs = PROGRAMS * multiprocessors(q.device)
+    parts = lines * g + programs * MOST
+    partial = torch.empty(parts, h // g, d, dtype=torch.float32, device=q.device)
+    sums = torch.empty(parts, h // g, dtype=torch.float32, device=q.device)
+    k_rows, v_rows = (cache.stride()[:2] for cache in (k_cache, v_cache))
+    lines_kernel[(programs,)](
+        boxes(q.flatten(0, 1), HELD.value, SLAB.value),
+        boxes(rows_of(k_cache), BLOCK.value, SLAB.value), boxes(rows_of(v_cache), BLOCK.value, SLAB.value),
+        block_table, context_len, out, partial, sums, arrived, arrived[-1:], scale, block_table.stride(0),
+        k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, lines, LEAST, MOST,
+        H=h, G=g, GROUP=h // g, LINES=max(32, triton.next_power_of_2(lines)), STAGES=STAGES, PDL=pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+    )  # fmt: skip
