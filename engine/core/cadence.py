@@ -15,8 +15,8 @@ from engine.core.plan import StepPlan
 AHEAD_S = 0.0015
 MOST_AHEAD_S = 0.02
 # Steps count as of one kind within so many rows and so many prompt tokens; of the last ones the shortest counts, less a
-# part for what a clock at its power limit makes of a step.
-ROWS, TOKENS, LAST, PART = 8, 128, 4, 0.98
+# part for what a clock at its power limit makes of a step. One alone may have made a graph or waited for the host.
+ROWS, TOKENS, LAST, ENOUGH, PART = 8, 128, 4, 2, 0.98
 
 Kind = tuple[int, int]
 
@@ -58,14 +58,18 @@ class Cadence:
 
     def left(self) -> float:
         """Seconds until the launch behind the one step under way should begin; 0 or less when it should at once, as it
-        should behind a step of a kind that was never seen. The launch is taken to last as long as the one before."""
+        should behind a step of a kind that is hardly known. The launch is taken to last as long as the one before."""
         kind, launch = self._under_way[0]
         end = max(launch, self._free_at) + self._least(kind)
         return end - self.ahead - self._launch_s - self._clock()
 
     def held(self, ran_dry: bool) -> None:
-        """A launch was held back as `left` said; `ran_dry` when the device had ended its step before."""
+        """A launch was held back as `left` said; `ran_dry` when the device had ended its step before. What was known of
+        such steps is forgotten then: it was too long, or the host is slow."""
+        if ran_dry:
+            self._took.pop(self._under_way[0][0], None)
         self.ahead = min(2 * self.ahead, MOST_AHEAD_S) if ran_dry else max(0.98 * self.ahead, AHEAD_S)
 
     def _least(self, kind: Kind) -> float:
-        return PART * min(self._took.get(kind, (0.0,)))
+        took = self._took.get(kind, ())
+        return PART * min(took) if len(took) >= ENOUGH else 0.0

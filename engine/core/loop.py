@@ -29,6 +29,8 @@ from engine.types import ErrorCode, FinishReason, TokenEvent
 
 # How long nothing must be asked for before the runner does work that it put off.
 QUIET_S = 0.1
+# While a launch is held back, how often to look whether the step under way has ended after all.
+LOOK_S = 0.001
 
 log = logging.getLogger(__name__)
 
@@ -171,10 +173,12 @@ class EngineLoop:
 
     def _hold(self, inflight: InFlight) -> None:
         """Wait until the step in flight is about to end."""
-        left = self._cadence.left()
-        if left > 0 and not inflight.pending.done:
-            self._sleep(left)
-            self._cadence.held(inflight.pending.done)
+        left, held, done = self._cadence.left(), False, inflight.pending.done
+        while left > 0 and not done:
+            self._sleep(min(left, LOOK_S))
+            left, held, done = self._cadence.left(), True, inflight.pending.done
+        if held:
+            self._cadence.held(ran_dry=done)
 
     def _launch(self) -> InFlight | None:
         planned = self.scheduler.schedule()

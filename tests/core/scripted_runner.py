@@ -95,7 +95,7 @@ class ScriptedRunner:
     """Runs plans in launch order, as late as it may: at the wait for the step or for a later one.
 
     fail_row(tokens) names an error for a row that holds these tokens; fail_step is raised by the launch of that step.
-    A step takes step_s of virtual time; `now` is moved by the wait for one.
+    A step takes step_s of virtual time, the last until free_at; `now` is moved by the wait for one.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ScriptedRunner:
     ) -> None:
         self.num_late_compiles = 0
         self.now = 0.0
-        self._step_s, self._free_at = step_s, 0.0
+        self.step_s, self.free_at = step_s, 0.0
         self._info = RunnerInfo(spec, vocab_size, max_model_len, (EOS,), mixed=mixed)
         self.plans: list[StepPlan] = []
         self.closed = False
@@ -134,8 +134,8 @@ class ScriptedRunner:
             raise RuntimeError("the device is gone")
         assert plan.step == len(self.plans) + 1
         self.plans.append(plan)
-        self._free_at = max(self._free_at, self.now) + self._step_s
-        step = _Step(self, plan, self._free_at)
+        self.free_at = max(self.free_at, self.now) + self.step_s
+        step = _Step(self, plan, self.free_at)
         self._queue.append(step)
         return step
 

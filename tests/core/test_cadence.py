@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.cadence import AHEAD_S, MOST_AHEAD_S, PART, Cadence
+from engine.core.loop import LOOK_S
 from engine.core.plan import StepPlan
 from tests.core.harness import Harness, make_config
 from tests.core.scripted_runner import ScriptedRunner, pool
@@ -26,16 +27,17 @@ def plan(rows: int, prompt: int = 0) -> StepPlan:
     return StepPlan(1, list(range(lines)), [0] * lines, count, [True] * lines)
 
 
-def run(cadence: Cadence, clock: Clock, step: StepPlan, seconds: float, *, seen: bool = True) -> None:
-    cadence.launched(step, clock.now)
-    clock.now += seconds
-    cadence.ended(seen)
+def run(cadence: Cadence, clock: Clock, step: StepPlan, *took: float) -> None:
+    for seconds in took:
+        cadence.launched(step, clock.now)
+        clock.now += seconds
+        cadence.ended(seen=True)
 
 
 def test_a_launch_begins_shortly_before_the_step_under_way_has_taken_what_its_kind_takes() -> None:
     clock = Clock()
     cadence = Cadence(clock)
-    run(cadence, clock, plan(8), 0.01)
+    run(cadence, clock, plan(8), 0.01, 0.01)
     cadence.launched(plan(7), clock.now)
     clock.now += 0.003
     assert cadence.left() == pytest.approx(PART * 0.01 - 0.003 - AHEAD_S)
@@ -47,7 +49,7 @@ def test_a_launch_begins_shortly_before_the_step_under_way_has_taken_what_its_ki
 def test_behind_a_step_of_a_kind_that_was_never_seen_it_begins_at_once(other: StepPlan) -> None:
     clock = Clock()
     cadence = Cadence(clock)
-    run(cadence, clock, plan(8), 0.01)
+    run(cadence, clock, plan(8), 0.01, 0.01)
     cadence.launched(other, clock.now)
     assert cadence.left() <= 0
 
@@ -55,8 +57,7 @@ def test_behind_a_step_of_a_kind_that_was_never_seen_it_begins_at_once(other: St
 def test_of_the_last_steps_of_a_kind_the_shortest_counts() -> None:
     clock = Clock()
     cadence = Cadence(clock)
-    for seconds in (0.002, 0.02, 0.013, 0.012, 0.5):
-        run(cadence, clock, plan(8), seconds)
+    run(cadence, clock, plan(8), 0.002, 0.02, 0.013, 0.012, 0.5)
     cadence.launched(plan(8), clock.now)
     assert cadence.left() == pytest.approx(PART * 0.012 - AHEAD_S)
 
@@ -64,7 +65,7 @@ def test_of_the_last_steps_of_a_kind_the_shortest_counts() -> None:
 def test_a_step_that_was_launched_behind_another_begins_when_that_one_ends() -> None:
     clock = Clock()
     cadence = Cadence(clock)
-    run(cadence, clock, plan(1), 0.01)
+    run(cadence, clock, plan(1), 0.01, 0.01)
     cadence.launched(plan(1), clock.now)
     clock.now += 0.009
     cadence.launched(plan(1), clock.now)
@@ -76,7 +77,7 @@ def test_a_step_that_was_launched_behind_another_begins_when_that_one_ends() -> 
 def test_a_launch_that_takes_long_begins_so_much_sooner() -> None:
     clock = Clock()
     cadence = Cadence(clock)
-    run(cadence, clock, plan(0, 8192), 0.1)
+    run(cadence, clock, plan(0, 8192), 0.1, 0.1)
     began = clock.now
     clock.now += 0.03
     cadence.launched(plan(0, 8192), began)
@@ -86,7 +87,7 @@ def test_a_launch_that_takes_long_begins_so_much_sooner() -> None:
 def test_an_end_that_nobody_saw_counts_as_the_earliest_possible_and_teaches_nothing() -> None:
     clock = Clock()
     cadence = Cadence(clock)
-    run(cadence, clock, plan(1), 0.01)
+    run(cadence, clock, plan(1), 0.01, 0.01)
     cadence.launched(plan(1), clock.now)
     cadence.launched(plan(1), clock.now)
     clock.now += 0.018
@@ -98,8 +99,37 @@ def test_an_end_that_nobody_saw_counts_as_the_earliest_possible_and_teaches_noth
     assert cadence.left() == pytest.approx(PART * 0.01 - AHEAD_S)
 
 
+def test_one_step_that_took_long_holds_nothing_back() -> None:
+    """The first of its kind makes a graph, which takes ten times what the step takes."""
+    clock = Clock()
+    cadence = Cadence(clock)
+    run(cadence, clock, plan(8), 0.1)
+    cadence.launched(plan(8), clock.now)
+    assert cadence.left() <= 0
+    clock.now += 0.01
+    cadence.ended(seen=True)
+    cadence.launched(plan(8), clock.now)
+    assert cadence.left() == pytest.approx(PART * 0.01 - AHEAD_S)
+
+
+def test_what_was_known_of_steps_behind_which_the_device_ran_dry_is_forgotten() -> None:
+    clock = Clock()
+    cadence = Cadence(clock)
+    run(cadence, clock, plan(8), 0.1, 0.1)
+    run(cadence, clock, plan(80), 0.1, 0.1)
+    cadence.launched(plan(8), clock.now)
+    assert cadence.left() > 0
+    cadence.held(ran_dry=True)
+    assert cadence.left() <= 0
+    cadence.ended(seen=False)
+    cadence.launched(plan(80), clock.now)
+    assert cadence.left() > 0
+
+
 def test_a_device_that_ran_dry_is_given_its_next_step_sooner_for_a_while() -> None:
-    cadence = Cadence(Clock())
+    clock = Clock()
+    cadence = Cadence(clock)
+    cadence.launched(plan(8), clock.now)
     cadence.held(ran_dry=True)
     assert cadence.ahead == 2 * AHEAD_S
     for _ in range(10):
@@ -136,6 +166,28 @@ def test_the_device_never_waits_for_a_launch_that_was_held_back() -> None:
     harness = arrival(True)
     harness.run()
     assert harness.now == pytest.approx(STEP_S * len(harness.runner.plans))
+
+
+def test_a_step_that_ends_before_its_time_is_noticed_within_a_millisecond() -> None:
+    harness = arrival(True)
+    runner = harness.runner
+    runner.step_s = short = LOOK_S / 2
+    harness.step()
+    ends = runner.free_at
+    harness.step()
+    assert 0 < runner.free_at - short - ends <= LOOK_S
+    harness.run()
+    assert harness.tokens("a") == harness.expected(PROMPT, 20)
+
+
+def test_first_steps_that_take_ten_times_as_long_leave_no_trace() -> None:
+    """They make graphs. Were they learnt from, every later step would be followed by a pause."""
+    harness = Harness(ScriptedRunner(pool(), step_s=10 * STEP_S))
+    harness.submit("a", PROMPT, max_tokens=20)
+    harness.step(2)
+    harness.runner.step_s = usual = 10.3 * LOOK_S
+    harness.run()
+    assert harness.now == pytest.approx(2 * 10 * STEP_S + usual * (len(harness.runner.plans) - 2))
 
 
 def test_a_launch_is_not_held_back_when_every_row_is_taken() -> None:
