@@ -20,6 +20,7 @@ import msgspec
 
 from engine.api import Engine
 from engine.config import EngineConfig
+from engine.serving.host import SWITCH_S
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from perf.serving import publish
 from perf.workload import Answer, Request, Spec, parse, requests, summary, warm_requests
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--same-experts", action="store_true", help="all tokens choose the same experts")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds to wait before the first spec")
     args = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
     began = time.perf_counter()
     engine = Engine.from_config(config_from(args.model, args.set)).start()
     print(f"engine ready after {time.perf_counter() - began:.1f} s", file=sys.stderr)

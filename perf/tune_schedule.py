@@ -14,6 +14,7 @@ import gc
 import itertools
 import json
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from engine.api import Engine
 from engine.core.plan import Pending, StepPlan, StepResult
 from engine.core.policy import Pace
+from engine.serving.host import SWITCH_S
 from perf.engine import config_from, measure
 from perf.provenance import provenance
 from perf.workload import parse
@@ -101,6 +103,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of EngineConfig")
     parser.add_argument("--json", metavar="FILE", help="append the results to this file")
     args = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
     began = time.perf_counter()
 
     def progress(stage: str, done: int, total: int) -> None:

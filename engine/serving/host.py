@@ -36,6 +36,10 @@ from engine.types import RequestError, TokenEvent, rejection
 if TYPE_CHECKING:
     from engine.api import Engine
 
+# Messages are taken in beside a thread that launches kernels without pause and wakes on time: threads of the engine
+# process hand over ten times as often as usual.
+SWITCH_S = 5e-4
+
 logger = logging.getLogger("nereid.host")
 
 _STATS_S = 0.1
@@ -300,8 +304,7 @@ def watcher(address: str) -> socket.socket | None:
 def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
     """The real engine. torch is imported behind this, and by no other part of the serving side."""
     heap.collect_seldom()
-    # Messages are taken in beside a thread that launches kernels without pause: hand over ten times as often.
-    sys.setswitchinterval(5e-4)
+    sys.setswitchinterval(SWITCH_S)
     progress("import torch", 0, 0)
     from engine.api import Engine
 
