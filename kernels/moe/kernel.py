@@ -82,27 +82,23 @@ def moe(
             row_tiles(inter)[0], down_tile(tokens, inter), pdl,
         )  # fmt: skip
     how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
-    if not alone and chooses_in_lists(tokens, pairs, len(gate_up)):
+    listed = not alone and chooses_in_lists(tokens, pairs, len(gate_up))
+    counted = not (alone or listed) and counts_in_choice(tokens, pairs, len(gate_up), table is not None)
+    if listed or (counted and grouped_fits(x, gate_up)):
         h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
-        rows, up_cut, down_cut = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
         constants = choice(
             len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
         )
+        given = (residual, gelu, limit)
+        if not listed:
+            weights, experts, found = chosen_in_tiles(logit_parts(h, router, pdl), bias, PAIRS, scale, constants)
+            return grouped_moe(h, gate_up, down, weights, experts, *given, found, pdl)
+        rows, up_cut, down_cut = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
         parts, counts = scored(h, router, num_shared, pdl)
         weights, experts, lists = chosen_in_lists(parts, counts, bias, table, token_ids, rows, scale, constants)
-        inputs = (h, gate_up, down, weights, experts, residual, gelu, limit, lists)
         rings = ring_tiles(h, inter, rows)
         if rings is not None:
-            return lists_moe(*inputs, rings, pdl)
-        return tiles_moe(*inputs, up_cut, down_cut, pdl)
-    counted = not alone and counts_in_choice(tokens, pairs, len(gate_up), table is not None)
-    if counted and grouped_fits(x, gate_up):
-        h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
-        constants = choice(
-            len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
-        )
-        parts = logit_parts(h, router, pdl)
-        weights, experts, found = chosen_in_tiles(parts, bias, PAIRS, scale, constants)
-        return grouped_moe(h, gate_up, down, weights, experts, residual, gelu, limit, found, pdl)
+            return lists_moe(h, gate_up, down, weights, experts, *given, lists, rings, pdl)
+        return tiles_moe(h, gate_up, down, weights, experts, *given, lists, up_cut, down_cut, pdl)
     h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
     return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)
