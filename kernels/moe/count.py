@@ -7,15 +7,13 @@ Where pairs then stand in tiles is another launch: every pair's tile depends on 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.moe_gemm.order import Places, add_up, counters, in_tiles
-from kernels.moe_route.choose import choose, summed
+from kernels.moe_route.choose import Choice, choose, summed
 
 # Tokens of a program, and integers from one counter to the next: counters that share a line of the cache are added to
 # in turn.
@@ -36,21 +34,10 @@ def choose_and_count(
     num_experts,
     scale,
     SPLITS: tl.constexpr,
-    SCORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HASHED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    TOP2: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    K: tl.constexpr,
-    SHARED: tl.constexpr,
+    HOW: tl.constexpr,
     ROWS: tl.constexpr,
     APART: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -59,35 +46,14 @@ def choose_and_count(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
+    K: tl.constexpr = HOW.top_k
+    SHARED: tl.constexpr = HOW.shared
     width: tl.constexpr = K + SHARED
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     live = token < tokens
-    picked = choose(
-        summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E),
-        token,
-        live,
-        bias,
-        None,
-        None,
-        weights,
-        experts,
-        num_experts,
-        scale,
-        SCORE,
-        HAS_BIAS,
-        HASHED,
-        GROUPS,
-        TOP_GROUPS,
-        TOP2,
-        RENORMALIZE,
-        K,
-        SHARED,
-        BLOCK_T,
-        BLOCK_K,
-        BLOCK_E,
-        BLOCK_G,
-    )
-    k = tl.arange(0, BLOCK_K)[None, :]
+    x = summed(parts, token, tokens, num_experts, SPLITS, HOW.block_e)
+    picked = choose(x, token, live, bias, None, None, weights, experts, num_experts, scale, HOW, BLOCK_T)
+    k = tl.arange(0, HOW.block_k)[None, :]
     routed = live[:, None] & (k < K)
     place = tl.atomic_add(counts + picked * APART, 1, mask=routed, sem="relaxed")
     if SHARED > 0:
@@ -102,13 +68,12 @@ def choose_and_count(
 
 
 def chosen_in_tiles(
-    parts: torch.Tensor, bias: torch.Tensor | None, rows: int, scale: float, how: dict[str, Any]
+    parts: torch.Tensor, bias: torch.Tensor | None, rows: int, scale: float, how: Choice, pdl: bool
 ) -> tuple[torch.Tensor, torch.Tensor, Places]:
-    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs in tiles of `rows`. `how` names the
-    constants of the choice (`moe_route.kernel.choice`), which is not by token id. Calls on a device share their
-    counters: they must run in one stream order."""
+    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs in tiles of `rows`. The choice is
+    not by token id. Calls on a device share their counters: they must run in one stream order."""
     splits, t, e = parts.shape
-    device, every, width = parts.device, e + how["SHARED"], how["K"] + how["SHARED"]
+    device, every, width = parts.device, e + how.shared, how.top_k + how.shared
 
     def integers(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
@@ -118,6 +83,6 @@ def chosen_in_tiles(
     choose_and_count[(triton.cdiv(t, _TOKENS),)](
         parts, bias, weights, experts, counters(device, every, _APART), rank, offsets, ends, t, e, scale,
         SPLITS=splits, ROWS=rows, APART=_APART, BLOCK_T=_TOKENS, BLOCK_C=triton.next_power_of_2(every + 1),
-        num_warps=4, **how,
+        HOW=how, PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
-    return weights, experts, in_tiles(experts, rank, offsets, ends, rows, how["PDL"])
+    return weights, experts, in_tiles(experts, rank, offsets, ends, rows, pdl)

@@ -87,15 +87,15 @@ def moe(
     if listed or (counted and grouped_fits(x, gate_up)):
         h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
         constants = choice(
-            len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl
+            len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared
         )
         given = (residual, gelu, limit)
         if not listed:
-            weights, experts, found = chosen_in_tiles(logit_parts(h, router, pdl), bias, PAIRS, scale, constants)
+            weights, experts, found = chosen_in_tiles(logit_parts(h, router, pdl), bias, PAIRS, scale, constants, pdl)
             return grouped_moe(h, gate_up, down, weights, experts, *given, found, pdl)
         rows, up_cut, down_cut = pair_tiles(pairs, len(gate_up), x.dtype, bulk_rows(x, inter))
         parts, counts = scored(h, router, num_shared, pdl)
-        weights, experts, lists = chosen_in_lists(parts, counts, bias, table, token_ids, rows, scale, constants)
+        weights, experts, lists = chosen_in_lists(parts, counts, bias, table, token_ids, rows, scale, constants, pdl)
         rings = ring_tiles(h, inter, rows)
         if rings is not None:
             return lists_moe(h, gate_up, down, weights, experts, *given, lists, rings, pdl)

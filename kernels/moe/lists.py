@@ -7,15 +7,13 @@ waits for another. Where the highest of few logits are chosen, one warp finds th
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.moe_gemm.order import Lists
-from kernels.moe_route.choose import choose, summed
+from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.places import best, ordered, value_of
 
 # Experts whose ranks a warp holds, a few a thread.
@@ -30,14 +28,13 @@ def _highest(
     experts,
     num_experts,
     scale,
-    RENORMALIZE: tl.constexpr,
-    K: tl.constexpr,
-    SHARED: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    HOW: tl.constexpr,
 ):
     """As `choose`, of one token, where the highest logits are chosen and weighed by their softmax. Experts are ranked
     by their logits alone, as in `moe_route.places`."""
+    K: tl.constexpr = HOW.top_k
+    BLOCK_K: tl.constexpr = HOW.block_k
+    BLOCK_E: tl.constexpr = HOW.block_e
     k = tl.arange(0, BLOCK_K)[None, :]
     rank = ordered(x, tl.arange(0, BLOCK_E)[None, :] < num_experts)
     picked = num_experts + k - K
@@ -50,11 +47,11 @@ def _highest(
         picked = tl.where(k == i, expert, picked)
         value = tl.where(k == i, own, value)
     value = tl.exp(value - highest)
-    if RENORMALIZE:
+    if HOW.renormalize:
         value = value / tl.sum(value, 1)[:, None]
     else:
         value = value / tl.sum(tl.exp(x - highest), 1)[:, None]
-    width: tl.constexpr = K + SHARED
+    width: tl.constexpr = K + HOW.shared
     out = token.to(tl.int64)[:, None] * width + k
     tl.store(weights + out, tl.where(k < K, value * scale, 1.0), mask=k < width)
     tl.store(experts + out, picked, mask=k < width)
@@ -76,18 +73,7 @@ def choose_and_list(
     num_experts,
     scale,
     SPLITS: tl.constexpr,
-    SCORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HASHED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    TOP2: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    K: tl.constexpr,
-    SHARED: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_G: tl.constexpr,
+    HOW: tl.constexpr,
     ROUNDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -96,49 +82,25 @@ def choose_and_list(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    width: tl.constexpr = K + SHARED
+    width: tl.constexpr = HOW.top_k + HOW.shared
     t = tl.program_id(0).to(tl.int64)
     token = t + tl.arange(0, 1)
-    x = summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E)
+    x = summed(parts, token, tokens, num_experts, SPLITS, HOW.block_e)
     if ROUNDS:
-        picked = _highest(
-            x, token, weights, experts, num_experts, scale, RENORMALIZE, K, SHARED, BLOCK_K, BLOCK_E
-        )  # fmt: skip
+        picked = _highest(x, token, weights, experts, num_experts, scale, HOW)
     else:
         picked = choose(
-            x,
-            token,
-            token < tokens,
-            bias,
-            table,
-            token_ids,
-            weights,
-            experts,
-            num_experts,
-            scale,
-            SCORE,
-            HAS_BIAS,
-            HASHED,
-            GROUPS,
-            TOP_GROUPS,
-            TOP2,
-            RENORMALIZE,
-            K,
-            SHARED,
-            1,
-            BLOCK_K,
-            BLOCK_E,
-            BLOCK_G,
-        )
-    k = tl.arange(0, BLOCK_K)[None, :]
+            x, token, token < tokens, bias, table, token_ids, weights, experts, num_experts, scale, HOW, 1
+        )  # fmt: skip
+    k = tl.arange(0, HOW.block_k)[None, :]
     place = tl.atomic_add(counts + picked, 1, mask=k < width, sem="relaxed")
     spot = picked.to(tl.int64) * capacity + place
     tl.store(pairs + spot, (t * width + k).to(tl.int32), mask=k < width)
 
 
-def in_rounds(num_experts: int, how: dict[str, Any]) -> bool:
+def in_rounds(num_experts: int, how: Choice) -> bool:
     """Whether one warp finds the highest logits."""
-    plain = how["SCORE"] == "softmax" and how["GROUPS"] == 1 and not how["HAS_BIAS"] and not how["HASHED"]
+    plain = how.score == "softmax" and how.groups == 1 and not how.has_bias and not how.hashed
     return plain and num_experts <= MOST_EXPERTS
 
 
@@ -150,23 +112,24 @@ def chosen_in_lists(
     token_ids: torch.Tensor | None,
     rows: int,
     scale: float,
-    how: dict[str, Any],
+    how: Choice,
+    pdl: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, Lists]:
     """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs by expert in tiles of `rows`, counted
-    in `counts`, zeros before. `how` names the constants of the choice (`moe_route.kernel.choice`)."""
+    in `counts`, zeros before."""
     splits, t, e = parts.shape
-    every, width = len(counts), how["K"] + how["SHARED"]
+    every, width = len(counts), how.top_k + how.shared
     # a table by token id may name an expert twice
-    capacity = t * width if how["HASHED"] else t
+    capacity = t * width if how.hashed else t
     weights = torch.empty(t, width, dtype=torch.float32, device=parts.device)
     experts = torch.empty(t, width, dtype=torch.int32, device=parts.device)
     pairs = torch.empty(every, capacity, dtype=torch.int32, device=parts.device)
     rounds = in_rounds(e, how)
     choose_and_list[(t,)](
         parts, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
-        SPLITS=splits, ROUNDS=rounds, num_warps=1 if rounds else 4, **how,
+        SPLITS=splits, HOW=how, ROUNDS=rounds, PDL=pdl, launch_pdl=pdl, num_warps=1 if rounds else 4,
     )  # fmt: skip
-    shared, each = how["SHARED"], triton.cdiv(t, rows)
+    shared, each = how.shared, triton.cdiv(t, rows)
     # a routed expert's further tiles have full ones before them
-    tiles = shared * each + e + t * how["K"] // rows
+    tiles = shared * each + e + t * how.top_k // rows
     return weights, experts, Lists(pairs, counts, rows, tiles, shared, each)

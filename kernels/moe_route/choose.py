@@ -6,8 +6,30 @@ Rounds over experts compare integers that are in the order of the values: a warp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The constants of a choice, one argument of the kernels that make it: the score, whether it is by token id, how
+    many of how many groups, `top_k` routed and `shared` further experts, and what powers of two hold those that are
+    chosen, all routed ones and the groups."""
+
+    score: str
+    has_bias: bool
+    hashed: bool
+    groups: int
+    top_groups: int
+    top2: bool
+    renormalize: bool
+    top_k: int
+    shared: int
+    block_k: int
+    block_e: int
+    block_g: int
 
 
 @triton.jit
@@ -41,39 +63,33 @@ def choose(
     experts,
     num_experts,
     scale,
-    SCORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HASHED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    TOP2: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    K: tl.constexpr,
-    SHARED: tl.constexpr,
+    HOW: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_G: tl.constexpr,
 ):
-    """x [BLOCK_T, BLOCK_E] are the logits, −∞ past the last expert; token [BLOCK_T] says whose they are. Gives the
-    experts that it stores, [BLOCK_T, BLOCK_K]."""
+    """HOW is a `Choice`. x [BLOCK_T, block_e] are the logits, −∞ past the last expert; token [BLOCK_T] says whose they
+    are. Gives the experts that it stores, [BLOCK_T, block_k]."""
+    K: tl.constexpr = HOW.top_k
+    BLOCK_K: tl.constexpr = HOW.block_k
+    BLOCK_E: tl.constexpr = HOW.block_e
+    GROUPS: tl.constexpr = HOW.groups
+    TOP_GROUPS: tl.constexpr = HOW.top_groups
     e = tl.arange(0, BLOCK_E)[None, :]
     live = e < num_experts
-    if SCORE == "softmax":
+    if HOW.score == "softmax":
         s = tl.exp(x - tl.max(x, 1)[:, None])
         s = s / tl.sum(s, 1)[:, None]
-    elif SCORE == "sigmoid":
+    elif HOW.score == "sigmoid":
         s = 1.0 / (1.0 + tl.exp(-x))
     else:
         # log(1 + eˣ) without overflow; eˣ itself where 1 + eˣ rounds to 1.
         s = tl.sqrt(tl.where(x < -15.0, tl.exp(x), tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))))
 
-    width: tl.constexpr = K + SHARED
+    width: tl.constexpr = K + HOW.shared
     k = tl.arange(0, BLOCK_K)[None, :]
     chosen = k < K
     picked = tl.zeros((BLOCK_T, BLOCK_K), tl.int32)
     value = tl.zeros((BLOCK_T, BLOCK_K), tl.float32)
-    if HASHED:
+    if HOW.hashed:
         row = tl.load(token_ids + token, mask=live_token, other=0).to(tl.int64)
         picked = tl.load(table + row[:, None] * K + k, mask=chosen & live_token[:, None], other=0).to(tl.int32)
         for i in tl.static_range(K):
@@ -81,19 +97,19 @@ def choose(
             value = tl.where(k == i, tl.sum(tl.where(e == expert, s, 0.0), 1)[:, None], value)
     else:
         rank = s
-        if HAS_BIAS:
+        if HOW.has_bias:
             rank += tl.load(bias + e, mask=live, other=0.0).to(tl.float32)
         # Three floors keep experts distinct when values are missing: NaN, other groups, taken or padding.
         rank = tl.where(rank != rank, -3.0e38, rank)
         rank = tl.where(live, rank, float("-inf"))
         if GROUPS > 1:
             group = e // (num_experts // GROUPS)
-            g = tl.arange(0, BLOCK_G)[None, :]
-            worth = tl.full((BLOCK_T, BLOCK_G), float("-inf"), tl.float32)
+            g = tl.arange(0, HOW.block_g)[None, :]
+            worth = tl.full((BLOCK_T, HOW.block_g), float("-inf"), tl.float32)
             for i in tl.static_range(GROUPS):
                 inside = tl.where((group == i) & live, rank, float("-inf"))
                 best = tl.max(inside, 1)
-                if TOP2:
+                if HOW.top2:
                     best += tl.max(tl.where(e == tl.argmax(inside, 1)[:, None], float("-inf"), inside), 1)
                 worth = tl.where(g == i, best[:, None], worth)
             kept = tl.zeros((BLOCK_T, BLOCK_E), tl.int32)
@@ -122,10 +138,10 @@ def choose(
                 # below −∞, which padding has
                 key = tl.where(e == best, -0x7FFFFFFF, key)
             value = worths.to(tl.float32, bitcast=True)
-    if RENORMALIZE:
+    if HOW.renormalize:
         value = value / (tl.sum(value, 1)[:, None] + 1e-20)
     value = value * scale
-    if SHARED > 0:
+    if HOW.shared > 0:
         picked = tl.where(chosen, picked, num_experts + k - K)
         value = tl.where(chosen, value, 1.0)
     out = token.to(tl.int64)[:, None] * width + k

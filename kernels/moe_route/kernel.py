@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
-from kernels.moe_route.choose import choose, summed
+from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.logits import logit_parts
 from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
@@ -46,20 +46,9 @@ def _few(
     offset,
     scale,
     NORM: tl.constexpr,
-    SCORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HASHED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    TOP2: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    K: tl.constexpr,
-    SHARED: tl.constexpr,
+    HOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`row_scores`; a token's last program to arrive chooses."""
@@ -69,34 +58,12 @@ def _few(
     if tl.atomic_add(arrived + t, 1, sem="acq_rel", scope="gpu") < tl.num_programs(0) - 1:
         return
     tl.store(arrived + t, 0)
-    e = tl.arange(0, BLOCK_E)
+    e = tl.arange(0, HOW.block_e)
     own = tl.load(logits + t * num_experts + e, mask=e < num_experts, other=float("-inf"), cache_modifier=".cg")
     one = tl.arange(0, 1)
     choose(
-        own[None, :],
-        t + one,
-        one == 0,
-        bias,
-        table,
-        token_ids,
-        weights,
-        experts,
-        num_experts,
-        scale,
-        SCORE,
-        HAS_BIAS,
-        HASHED,
-        GROUPS,
-        TOP_GROUPS,
-        TOP2,
-        RENORMALIZE,
-        K,
-        SHARED,
-        1,
-        BLOCK_K,
-        BLOCK_E,
-        BLOCK_G,
-    )
+        own[None, :], t + one, one == 0, bias, table, token_ids, weights, experts, num_experts, scale, HOW, 1
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -111,50 +78,18 @@ def _choose(
     num_experts,
     scale,
     SPLITS: tl.constexpr,
-    SCORE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HASHED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    TOP2: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    K: tl.constexpr,
-    SHARED: tl.constexpr,
+    HOW: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    x = summed(parts, token, tokens, num_experts, SPLITS, HOW.block_e)
     choose(
-        summed(parts, token, tokens, num_experts, SPLITS, BLOCK_E),
-        token,
-        token < tokens,
-        bias,
-        table,
-        token_ids,
-        weights,
-        experts,
-        num_experts,
-        scale,
-        SCORE,
-        HAS_BIAS,
-        HASHED,
-        GROUPS,
-        TOP_GROUPS,
-        TOP2,
-        RENORMALIZE,
-        K,
-        SHARED,
-        BLOCK_T,
-        BLOCK_K,
-        BLOCK_E,
-        BLOCK_G,
-    )
+        x, token, token < tokens, bias, table, token_ids, weights, experts, num_experts, scale, HOW, BLOCK_T
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)
@@ -191,7 +126,8 @@ def moe_route(
     if not t:
         return x, weights, experts
     pdl = dependent_launch(x.device)
-    how = choice(e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared, pdl)
+    how = choice(e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared)
+    launch: dict[str, Any] = {"HOW": how, "PDL": pdl, "launch_pdl": pdl}
     if t <= FEW_TOKENS or deterministic:
         block_m = triton.next_power_of_2(hidden)
         block_n = max(1, min(_VALUES // block_m, triton.next_power_of_2(e)))
@@ -201,7 +137,7 @@ def moe_route(
         _few[(triton.cdiv(e, block_n), t)](
             x, norm_weight, router, bias, table, token_ids, h, logits, weights, experts, arrived,
             e, hidden, x.stride(0), eps, offset, scale, NORM=norm_weight is not None, BLOCK_N=block_n, BLOCK_M=block_m,
-            num_warps=4 if block_n * block_m <= 2 * _VALUES else 16, **how,
+            num_warps=4 if block_n * block_m <= 2 * _VALUES else 16, **launch,
         )  # fmt: skip
         return h, weights, experts
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
@@ -209,7 +145,7 @@ def moe_route(
     each = 1 if t <= 1024 else 4
     _choose[(triton.cdiv(t, each),)](
         parts, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=len(parts), BLOCK_T=each,
-        num_warps=4 if each == 1 or e > 128 else 1, **how,
+        num_warps=4 if each == 1 or e > 128 else 1, **launch,
     )  # fmt: skip
     return h, weights, experts
 
@@ -225,22 +161,19 @@ def choice(
     group_score: str,
     renormalize: bool,
     num_shared: int,
-    pdl: bool,
-) -> dict[str, Any]:
-    """The constants of a kernel that chooses."""
-    return {
-        "SCORE": score,
-        "HAS_BIAS": bias is not None,
-        "HASHED": table is not None,
-        "GROUPS": num_groups,
-        "TOP_GROUPS": top_groups,
-        "TOP2": group_score == "top2",
-        "RENORMALIZE": renormalize,
-        "K": top_k,
-        "SHARED": num_shared,
-        "BLOCK_K": triton.next_power_of_2(top_k + num_shared),
-        "BLOCK_E": triton.next_power_of_2(num_experts),
-        "BLOCK_G": triton.next_power_of_2(num_groups),
-        "PDL": pdl,
-        "launch_pdl": pdl,
-    }
+) -> Choice:
+    """The constants of a choice among `num_experts`."""
+    return Choice(
+        score,
+        bias is not None,
+        table is not None,
+        num_groups,
+        top_groups,
+        group_score == "top2",
+        renormalize,
+        top_k,
+        num_shared,
+        triton.next_power_of_2(top_k + num_shared),
+        triton.next_power_of_2(num_experts),
+        triton.next_power_of_2(num_groups),
+    )

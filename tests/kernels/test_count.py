@@ -10,6 +10,7 @@ import torch
 from kernels.moe.count import chosen_in_tiles
 from kernels.moe_route import kernel as route
 from kernels.moe_route.cases import case
+from kernels.moe_route.choose import Choice
 from kernels.moe_route.logits import logit_parts
 from kernels.moe_route.reference import moe_route
 from kernels.testing import TOLERANCES, assert_close, seeded
@@ -23,13 +24,13 @@ CASES = {
 }  # fmt: skip
 
 
-def _parts(inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+def _parts(inputs: dict[str, Any]) -> tuple[torch.Tensor, Choice]:
     """Logits, and the constants of their choice."""
     router = inputs["router"]
     how = route.choice(
         len(router), inputs["top_k"], inputs.get("score", "softmax"), inputs.get("bias"), None,
         inputs.get("num_groups", 1), inputs.get("top_groups", 1), inputs.get("group_score", "max"),
-        inputs.get("renormalize", True), inputs.get("num_shared", 0), False,
+        inputs.get("renormalize", True), inputs.get("num_shared", 0),
     )  # fmt: skip
     return logit_parts(inputs["x"], router, False), how
 
@@ -40,7 +41,7 @@ def test_chosen_pairs_stand_in_tiles_of_their_experts(name: str, device: torch.d
     _, want_weights, want = moe_route(**inputs)
     parts, how = _parts(inputs)
     for _ in range(2):  # the second finds the counters as the first left them
-        weights, experts, places = chosen_in_tiles(parts, inputs.get("bias"), 16, inputs.get("scale", 1.0), how)
+        weights, experts, places = chosen_in_tiles(parts, inputs.get("bias"), 16, inputs.get("scale", 1.0), how, False)
         assert torch.equal(experts, want)
         assert_close("weights", weights, want_weights, TOLERANCES[torch.float32])
         flat, row, count = experts.flatten().cpu(), places.rows.cpu().flatten().long(), int(places.ends[-1])

@@ -65,9 +65,9 @@ def test_every_pair_is_in_the_list_of_its_expert(
     # a table may name an expert twice
     table = torch.randint(experts, (7, k), generator=g, dtype=torch.int32).to(device) if hashed else None
     token_ids = torch.randint(7, (tokens,), generator=g).to(device)
-    how = choice(experts, k, "softmax", None, table, 1, 1, "max", True, shared, False)
+    how = choice(experts, k, "softmax", None, table, 1, 1, "max", True, shared)
     counts = torch.zeros(experts + shared, dtype=torch.int32, device=device)
-    _, chosen, lists = chosen_in_lists(parts, counts, None, table, token_ids, 16, 1.0, how)
+    _, chosen, lists = chosen_in_lists(parts, counts, None, table, token_ids, 16, 1.0, how, False)
     flat, taken = chosen.flatten().cpu(), lists.counts.tolist()
     for expert, count in enumerate(taken):
         listed = lists.pairs[expert, :count].sort().values.cpu()
