@@ -125,14 +125,15 @@ def holding(point: Point, held: Choices) -> Iterator[None]:
         slot = next(p.name for p in parts if (p.k, p.norm, p.activation is not None) == (k, norm, activation))
         return held.get(slot) or vector(n, k, norm, activation)
 
+    def slot_of(n: int, k: int, activation: bool) -> str:
+        return next(p.name for p in parts if (p.n, p.k, p.activation is not None) == (n, k, activation))
+
     def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> Any:
-        slot = next(p.name for p in parts if (p.n, p.k, p.activation is not None) == (n, k, activation))
-        tile = held.get(slot)
+        tile = held.get(slot_of(n, k, activation))
         return tile if isinstance(tile, StreamTile) else stream(rows, n, k, activation, multiprocessors)
 
     def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> Any:
-        slot = next(p.name for p in parts if (p.n, p.k, p.activation is not None) == (n, k, activation))
-        tile = held.get(slot, fed(rows, n, k, activation, multiprocessors))
+        tile = held.get(slot_of(n, k, activation), fed(rows, n, k, activation, multiprocessors))
         return tile if isinstance(tile, FedTile) else None
 
     with contextlib.ExitStack() as stack:

@@ -10,6 +10,7 @@ import itertools
 import json
 import multiprocessing
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,17 @@ def tiles(case: Case) -> Iterator[Tile]:
             yield Tile(rows, keys, warps, stages)
 
 
+def holding(tile: Tile) -> AbstractContextManager[Any]:
+    """Within, the Triton kernel runs with this tile, and nothing runs in its place."""
+    return mock.patch.multiple(kernel, tile_for=lambda *_: tile, streamed=lambda *_: False)
+
+
 def _measure(index: int) -> list[tuple[float, Tile]]:
     device = torch.device("cuda")
     case = bounded(OP.cases()[index], BOUND)
     found = []
     for tile in tiles(case):
-        with mock.patch.multiple(kernel, tile_for=lambda *_, held=tile: held, streamed=lambda *_: False):
+        with holding(tile):
             try:
                 found.append((time_case(OP, case, device, Ceilings(1.0, 1.0), 10).median, tile))
             except Exception:  # more shared memory or registers than there are
@@ -63,7 +69,7 @@ def bounded(case: Case, bound: int) -> Case:
 def _compile(work: tuple[int, Tile]) -> None:
     device = torch.device("cuda")
     case = bounded(OP.cases()[work[0]], BOUND)
-    with mock.patch.multiple(kernel, tile_for=lambda *_: work[1], streamed=lambda *_: False):
+    with holding(work[1]):
         try:
             OP.kernel(**case.make(device, seeded(device)))
             torch.cuda.synchronize()

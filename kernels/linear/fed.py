@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, load_box, next_stage, sync
-from kernels.linear.stream import activate, first_unit, unit_owner
+from kernels.linear.stream import activate, first_unit, unit_owner, work_of
 
 # A tile: rows, outputs, inputs of a slice.
 ROWS, OUTPUTS, INPUTS = 64, 64, 128
@@ -246,19 +245,14 @@ def fed_linear(
     m, k = x.shape
     wide = 2 if activation else 1
     n = weight.shape[0] // wide
-    tiles, slices = triton.cdiv(n, OUTPUTS), triton.cdiv(k, INPUTS)
-    programs = min(tiles * slices, tiles * tile.split if tile.split else multiprocessors(x.device))
-    shared = programs > tiles or tiles % programs != 0
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    cells = 2 * programs * wide * OUTPUTS * ROWS
-    parts = torch.empty(cells, dtype=torch.float32, device=x.device) if shared else y
-    fed_kernel[(programs,)](
+    work = work_of(x, n, ROWS, OUTPUTS, INPUTS, wide, tile.split, multiprocessors(x.device))
+    fed_kernel[(work.programs,)](
         boxes(x, ROWS, INPUTS), boxes(weight, OUTPUTS, INPUTS),
-        bias, residual, y, parts, counts,
-        m, n, k, y.stride(0), residual.stride(0) if residual is not None else 0,
+        bias, residual, work.y, work.parts, counts,
+        m, n, k, work.y.stride(0), residual.stride(0) if residual is not None else 0,
         BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages,
-        AT_ONCE=4 if tile.split > 2 else 2, SHARED=shared,
+        AT_ONCE=4 if tile.split > 2 else 2, SHARED=work.shared,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=pdl,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
-    return y
+    return work.y

@@ -220,6 +220,30 @@ def streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the programs of a launch write: `y` [M, n], and, where they share tiles of outputs, `parts` of these (else
+    `y` again)."""
+
+    programs: int
+    shared: bool
+    y: torch.Tensor
+    parts: torch.Tensor
+
+
+def work_of(x: torch.Tensor, n: int, rows: int, outputs: int, inputs: int, wide: int, split: int, most: int) -> Work:
+    """The work of x [M, k] and n outputs in tiles of `rows` by `outputs`, cut into slices of `inputs`: for `split`
+    programs a tile, or for up to `most` that take equal stretches of all slices. A program has a partial tile, or
+    `wide` of them, for its first and for its last tile."""
+    m, k = x.shape
+    tiles, slices = triton.cdiv(n, outputs), triton.cdiv(k, inputs)
+    programs = min(tiles * slices, tiles * split if split else most)
+    shared = programs > tiles or tiles % programs != 0
+    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    cells = 2 * programs * wide * outputs * rows
+    return Work(programs, shared, y, torch.empty(cells, dtype=torch.float32, device=x.device) if shared else y)
+
+
 def stream_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
     activation: str | None, tile: StreamTile, counts: torch.Tensor, pdl: bool,
@@ -228,19 +252,14 @@ def stream_linear(
     m, k = x.shape
     wide = 2 if activation else 1
     n = weight.shape[0] // wide
-    tiles, slices = triton.cdiv(n, tile.outputs), triton.cdiv(k, tile.inputs)
-    programs = tiles * tile.split if tile.split else tile.programs * multiprocessors(x.device)
-    programs = min(tiles * slices, programs)
-    shared = programs > tiles or tiles % programs != 0
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    cells = 2 * programs * wide * tile.outputs * tile.rows
-    parts = torch.empty(cells, dtype=torch.float32, device=x.device) if shared else y
-    stream_kernel[(programs,)](
+    most = tile.programs * multiprocessors(x.device)
+    work = work_of(x, n, tile.rows, tile.outputs, tile.inputs, wide, tile.split, most)
+    stream_kernel[(work.programs,)](
         boxes(x, tile.rows, tile.inputs), boxes(weight, tile.outputs, tile.inputs),
-        bias, residual, y, parts, counts,
-        m, n, k, y.stride(0), residual.stride(0) if residual is not None else 0,
-        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages, SHARED=shared,
+        bias, residual, work.y, work.parts, counts,
+        m, n, k, work.y.stride(0), residual.stride(0) if residual is not None else 0,
+        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages, SHARED=work.shared,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=pdl,
         num_warps=tile.warps, launch_pdl=pdl,
     )  # fmt: skip
-    return y
+    return work.y
