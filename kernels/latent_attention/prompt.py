@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, sync, view
 from kernels.latent_attention.up import LINES
-from kernels.paged_attention.prompt import GROUPS, ROWS, key_weights, query_tile, turn_place
+from kernels.paged_attention.prompt import GROUPS, ROWS, fold, key_weights, query_tile, turn_place
 
 # Keys a tile, and tiles that shared memory holds.
 KEYS, STAGES = 64, 3
@@ -99,31 +99,6 @@ def _score(q, turned, k_ring, r_ring, k_full, turn, s_layout: gl.constexpr, BLOC
 
 
 @gluon.jit
-def _fold(
-    acc, m, l, weight, turn, q, turned, k_ring, r_ring, v_ring, k_full, v_full, done, first, position, scale,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IS_MASKED: gl.constexpr,
-):  # fmt: skip
-    """Scores the keys of a turn while the weights of the turn before are multiplied with its values."""
-    s_layout: gl.constexpr = weight.type.layout
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    stage = turn % STAGES
-    before = (turn - 1) % STAGES
-    s = _score(q, turned, k_ring, r_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
-    mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
-    p = gl.convert_layout(weight.to(v_ring.dtype), p_layout)
-    acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
-    s = warpgroup_mma_wait(1, deps=[s])
-    weight, m, l, shrink = key_weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, IS_MASKED)
-    # Passed at once, since it was waited for above: a border that keeps the exponentials before the products' end.
-    mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(done.index(stage), count=1)
-    shrink = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
-    acc = acc * shrink[:, None]
-    return acc, m, l, weight
-
-
-@gluon.jit
 def _multiply(
     p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty, k_full,
     v_full, done, scale, first_line, lines, ranks,
@@ -172,15 +147,17 @@ def _multiply(
             weight, m, l, _ = key_weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, True)
             turn += 1
             for back in range(tiles - 1 - plain):
-                acc, m, l, weight = _fold(
-                    acc, m, l, weight, turn, q, turned, k_ring, r_ring, v_ring, k_full, v_full, done,
-                    first - (back + 1) * BLOCK_N, position, scale, BLOCK_N, STAGES, True,
+                begun = _score(q, turned, k_ring, r_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+                acc, m, l, weight = fold(
+                    begun, acc, m, l, weight, turn, v_ring, v_full, done, first - (back + 1) * BLOCK_N, position, scale,
+                    0.0, BLOCK_N, STAGES, False, True,
                 )  # fmt: skip
                 turn += 1
             for _ in range(plain):
-                acc, m, l, weight = _fold(
-                    acc, m, l, weight, turn, q, turned, k_ring, r_ring, v_ring, k_full, v_full, done, 0,
-                    position, scale, BLOCK_N, STAGES, False,
+                begun = _score(q, turned, k_ring, r_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+                acc, m, l, weight = fold(
+                    begun, acc, m, l, weight, turn, v_ring, v_full, done, 0, position, scale, 0.0,
+                    BLOCK_N, STAGES, False, False,
                 )  # fmt: skip
                 turn += 1
             mbarrier.arrive(t_empty.index(asked % 2), count=1)

@@ -169,19 +169,18 @@ def _score(q, k_ring, k_full, turn, s_layout: gl.constexpr, BLOCK_N: gl.constexp
 
 
 @gluon.jit
-def _fold(
-    acc, m, l, weight, turn, q, k_ring, v_ring, k_full, v_full, done, first, position, scale, softcap,
+def fold(
+    s, acc, m, l, weight, turn, v_ring, v_full, done, first, position, scale, softcap,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, IS_MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Scores the keys of a turn while the weights of the turn before are multiplied with its values.
+    """Turns the scores s of a turn, whose product has begun, into weights, while those of the turn before are
+    multiplied with its values.
 
     Weights are carried in float32: as halves they would take as many registers, and instructions to take apart.
     """
-    s_layout: gl.constexpr = weight.type.layout
     p_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     stage = turn % STAGES
     before = (turn - 1) % STAGES
-    s = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
     mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
     p = gl.convert_layout(weight.to(v_ring.dtype), p_layout)
     acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
@@ -261,15 +260,17 @@ def _multiply(
                 sync()
             turn += 1
             for back in range(tiles - 1 - plain):
-                acc, m, l, weight = _fold(
-                    acc, m, l, weight, turn, q, k_ring, v_ring, k_full, v_full, done, first - (back + 1) * BLOCK_N,
-                    position, scale, softcap, BLOCK_N, STAGES, HAS_SOFTCAP, True,
+                begun = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+                acc, m, l, weight = fold(
+                    begun, acc, m, l, weight, turn, v_ring, v_full, done, first - (back + 1) * BLOCK_N, position, scale,
+                    softcap, BLOCK_N, STAGES, HAS_SOFTCAP, True,
                 )  # fmt: skip
                 turn += 1
             for _ in range(plain):
-                acc, m, l, weight = _fold(
-                    acc, m, l, weight, turn, q, k_ring, v_ring, k_full, v_full, done, 0,
-                    position, scale, softcap, BLOCK_N, STAGES, HAS_SOFTCAP, False,
+                begun = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+                acc, m, l, weight = fold(
+                    begun, acc, m, l, weight, turn, v_ring, v_full, done, 0, position, scale, softcap,
+                    BLOCK_N, STAGES, HAS_SOFTCAP, False,
                 )  # fmt: skip
                 turn += 1
             before = (turn - 1) % STAGES
