@@ -74,6 +74,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
     trim_last_layer: the last layer computes the last token of each line alone, where nobody asks for prompt_logprobs.
     chosen_products: products of many rows take the library's algorithms that were measured to be fastest.
+    direct_copies: a step's numbers come from pinned host memory, and its tokens go there, by kernels instead of by a
+    copy engine, for which the device waits.
     deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
     """
 
@@ -88,6 +90,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     fused_attention: bool = True
     trim_last_layer: bool = True
     chosen_products: bool = True
+    direct_copies: bool = True
     deterministic: bool = False
 
 

@@ -16,6 +16,7 @@ import torch
 Choice = Literal["auto", "reference", "triton"]
 
 OPS = (
+    "move_words",
     "token_inputs",
     "embedding",
     "rms_norm",

@@ -10,13 +10,14 @@ import torch
 
 from kernels.hardware import allow_dependent_launch
 from kernels.linear.chosen import allow_chosen
-from kernels.registry import Choice, registry
+from kernels.registry import Choice, Op, registry
 
 if TYPE_CHECKING:
 
     class Ops:
         """The bound ops. Signatures and shapes are those of each op's reference."""
 
+        move_words: Callable[..., None]
         embedding: Callable[..., torch.Tensor]
         rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
         linear: Callable[..., torch.Tensor]
@@ -35,12 +36,17 @@ else:
 
 
 def select(
-    device: torch.device, choice: Choice = "auto", dependent_launch: bool = True, chosen_products: bool = True
+    device: torch.device,
+    choice: Choice = "auto",
+    dependent_launch: bool = True,
+    chosen_products: bool = True,
+    direct_copies: bool = True,
 ) -> Ops:
     """Ops for `device`: kernels on a GPU and references on CPU, unless `choice` says otherwise.
 
     dependent_launch lets each kernel start while the one before it ends, on GPUs that can. chosen_products takes the
     library algorithms that were measured to be faster than the library's own choice. Both are switches of the process.
+    direct_copies lets kernels reach into pinned host memory.
 
     Raises ValueError when compiled kernels are asked for on a device that cannot run them.
     """
@@ -53,4 +59,6 @@ def select(
     allow_dependent_launch(dependent_launch)
     allow_chosen(chosen_products)
     bound = {op.name: op.kernel if choice == "triton" else op.reference for op in registry()}
+    if not direct_copies:
+        bound["move_words"] = Op("move_words").reference
     return cast(Ops, SimpleNamespace(**bound))

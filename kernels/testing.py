@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -37,6 +37,16 @@ def randint(
 ) -> torch.Tensor:
     drawn = torch.randint(low, high, shape, generator=generator, device=generator.device)
     return drawn.to(device=device, dtype=dtype)
+
+
+def rows_of(lines: int, device: torch.device) -> torch.Tensor:
+    """Rows of a table that lines stand in, [lines] int32: another than the line's own number, and never the first."""
+    return torch.arange(lines, 0, -1, dtype=torch.int32, device=device)
+
+
+def row_table(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Lines' values in the rows of `rows_of`, between two that belong to no line: [lines + 2]."""
+    return torch.tensor((values[-1], *reversed(values), values[0]), dtype=dtype, device=device)
 
 
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> None:

@@ -57,7 +57,8 @@ def build_runner(
         )
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
-    ops = select(device, runtime.kernels, runtime.dependent_launch, runtime.chosen_products)
+    switches = (runtime.dependent_launch, runtime.chosen_products, runtime.direct_copies)
+    ops = select(device, runtime.kernels, *switches)
     length = _max_model_len(config, model)
     checkpoint = None
     if config.load_format != "dummy":

@@ -19,7 +19,6 @@ from engine.cache.spec import PoolSpec
 from engine.core.plan import StepPlan
 from engine.runner.batch import DeviceBatch, LineEnds
 from engine.runner.tables import Change, RowTables, Words
-from engine.sampling.params import STATE_SLOT
 from kernels import Ops
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
@@ -59,11 +58,11 @@ class Inputs:
         self._tables = tables
         self._pool = pool
         self._cuda = device.type == "cuda"
-        self._device = device
         # the dummy lines that pad a prompt or a mixed step are beyond max_lines
-        size = _layout(max_lines + LONGER, max_tokens)[-1].stop + CHANGE_WORDS
+        size = _layout(max_lines + LONGER, max_tokens)[-1].stop
         # Two host buffers: while one is on its way up, the next step is written into the other.
-        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda) for _ in range(1 + self._cuda)]
+        self._hosts = [self._host(size + CHANGE_WORDS) for _ in range(1 + self._cuda)]
+        self._changes = [host[:0] for host in self._hosts]  # held until they are up
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
         self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
@@ -78,28 +77,23 @@ class Inputs:
         changes = [self._tables.start(start) for start in plan.starts]
         if plan.block_writes:
             changes.append(self._tables.block_writes(plan.block_writes))
-        pairs = sum(len(words) for words, _ in changes)
-        fits = 2 * pairs <= CHANGE_WORDS
         if self._cuda:
             self._turn = 1 - self._turn
             self._sent[self._turn].synchronize()
-        host = self._hosts[self._turn]
-        end = len(step) + (2 * pairs if fits else 0)
-        buffer = host.numpy()
-        buffer[: len(step)] = step
-        if fits and pairs:
-            _join(changes, buffer[len(step) : end])
+        host, end = self._hosts[self._turn], len(step)
+        host.numpy()[:end] = step
+        size = 2 * sum(len(words) for words, _ in changes)
+        pairs = host[end : end + size] if size <= CHANGE_WORDS else self._host(size)
+        if changes:
+            _join(changes, pairs.numpy())
+        self._changes[self._turn] = pairs
+        self._ops.move_words(host[:end], self._words[:end], pairs.view(2, -1), self._tables.arena)
         if self._cuda:
-            self._words[:end].copy_(host[:end], non_blocking=True)
             self._sent[self._turn].record()
-        if pairs:
-            self._tables.apply(*(self._words[len(step) : end] if fits else self._large(changes, pairs)).chunk(2))
         return shape
 
-    def _large(self, changes: Sequence[Change], pairs: int) -> torch.Tensor:
-        host = torch.empty(2 * pairs, dtype=torch.int32, pin_memory=self._cuda)
-        _join(changes, host.numpy())
-        return host.to(self._device, non_blocking=True)
+    def _host(self, words: int) -> torch.Tensor:
+        return torch.zeros(words, dtype=torch.int32, pin_memory=self._cuda)
 
     def _pack(self, plan: StepPlan, padded: StepShape | None) -> tuple[Words, StepShape]:
         dummy = self._tables.dummy
@@ -158,7 +152,7 @@ class Inputs:
             context_len=context_len,
             block_tables=tuple(tables),
             slots=tuple(slots),
-            state_slots=self._tables.params[STATE_SLOT, rows].long() if self._pool.num_state_slots else none,
+            state_slots=self._tables.params.state_slot[rows].long() if self._pool.num_state_slots else none,
             num_single=shape.num_single,
             max_query=shape.max_query,
             max_context=shape.max_context,

@@ -9,6 +9,7 @@ import torch
 
 from engine.core.plan import StepResult
 from engine.types import TokenLogprobs
+from kernels import Ops
 
 NOT_FINITE = (
     "the model gave logits that are not finite numbers for this request, or everything was banned; it cannot go on"
@@ -16,16 +17,17 @@ NOT_FINITE = (
 
 
 class Download:
-    """Tensors on their way down. On a GPU they land in pinned memory behind one event; on CPU they are there."""
+    """Tensors of whole 32-bit words on their way down. On a GPU they land in pinned memory behind one event; on CPU
+    they are there."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], ops: Ops) -> None:
         self._event: torch.cuda.Event | None = None
         if tensors[0].device.type != "cuda":
             self._hosts = list(tensors)
             return
         self._hosts = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
         for host, tensor in zip(self._hosts, tensors, strict=True):
-            host.copy_(tensor, non_blocking=True)
+            ops.move_words(tensor.contiguous().view(-1).view(torch.int32), host.view(-1).view(torch.int32))
         self._event = torch.cuda.Event()
         self._event.record()
 

@@ -23,12 +23,11 @@ from engine.runner.pending import Download, PendingStep, PromptLogprobs
 from engine.runner.rehearsal import Rehearsal, logprobs_bucket
 from engine.runner.tables import RowTables
 from engine.sampling.logits import LineEdits, RowEdits
-from engine.sampling.params import LineParams
 from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
 from kernels.compiles import CompileWatch
-from kernels.hardware import branch, multiprocessors
+from kernels.hardware import multiprocessors
 
 # Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
@@ -107,7 +106,7 @@ class DeviceRunner:
             x, drawn = self.compute(shape, wishes, whole=whole)
         parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
         outputs = [drawn.tokens, *(drawn.logprobs or ()), *parts]
-        return PendingStep(plan.step, plan.samples, Download(outputs), wanted, prompts, at)
+        return PendingStep(plan.step, plan.samples, Download(outputs, self._ops), wanted, prompts, at)
 
     def compute(
         self,
@@ -123,16 +122,12 @@ class DeviceRunner:
         was drawn; drawn tokens are in the token table already.
         """
         batch, lines = self._inputs.batch(shape), self._inputs.lines(shape)
-        # beside the layers, in a graph: what no layer reads
-        with branch(self._device) as join:
-            params = LineParams.gather(self._tables.params, lines.rows)
         ends = self._inputs.ends(shape)
         trimmed = self._trims and not whole
         x = self._decoder(batch, self._caches.layers, only, ends if trimmed else None)
         last = x if trimmed else kept(x, ends)
         logits = self._decoder.logits(last)
-        join()
-        return (x if whole else last), self._draw(logits, lines, wishes, params)
+        return (x if whole else last), self._draw(logits, lines, wishes)
 
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
@@ -197,11 +192,10 @@ class DeviceRunner:
         if params.prompt_logprobs is not None:
             self._explained.add(row)
 
-    def _draw(self, logits: torch.Tensor, lines: Lines, wishes: Wishes, params: LineParams | None = None) -> Drawn:
+    def _draw(self, logits: torch.Tensor, lines: Lines, wishes: Wishes) -> Drawn:
         """Tokens of the staged step's lines, logits [B, V], which go into the token table."""
-        params = LineParams.gather(self._tables.params, lines.rows) if params is None else params
         tokens = self._tables.tokens
-        drawn = self._sampler.draw(logits, params, lines.rows, lines.lengths, tokens, wishes)
+        drawn = self._sampler.draw(logits, self._tables.params, lines.rows, lines.lengths, tokens, wishes)
         return replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
 
     def _wishes(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[Wishes, dict[int, int]]:

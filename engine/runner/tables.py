@@ -15,7 +15,7 @@ import torch
 from engine.cache.spec import PoolSpec, Recurrent
 from engine.cache.writes import BlockWrite
 from engine.core.plan import RowStart
-from engine.sampling.params import NUM_PARAMS, param_words
+from engine.sampling.params import NUM_PARAMS, RowParams, param_words, seed_words
 
 Words = npt.NDArray[np.int32]
 Change = tuple[Words, Words]
@@ -24,7 +24,7 @@ Change = tuple[Words, Words]
 class RowTables:
     """tokens [rows, max_model_len + 1] int32: a row's prompt, then what it generated.
     blocks   one [rows, entries] int32 a group: the row's block ids in order (no entries for recurrent groups).
-    params   [NUM_PARAMS, rows] int32: sampling parameters, bit by bit (see engine.sampling.params).
+    params   [rows] each: sampling parameters, as engine.sampling.params lays them out.
 
     `rows` counts the dummy, which is the last.
     """
@@ -35,7 +35,8 @@ class RowTables:
         entries = [
             0 if isinstance(group.spec, Recurrent) else -(-max_model_len // pool.block_size) for group in pool.groups
         ]
-        shapes = [(rows, max_model_len + 1), (NUM_PARAMS, rows), *((rows, count) for count in entries)]
+        # seeds first, where a pair of words is aligned as the int64 that it is
+        shapes = [(rows, 2), (rows, max_model_len + 1), (NUM_PARAMS, rows), *((rows, count) for count in entries)]
         sizes = [a * b for a, b in shapes]
         if sum(sizes) >= 2**31:
             raise ValueError(
@@ -44,21 +45,22 @@ class RowTables:
             )
         self.arena = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         parts = [part.view(shape) for part, shape in zip(self.arena.split(sizes), shapes, strict=True)]
-        self.tokens, self.params, self.blocks = parts[0], parts[1], tuple(parts[2:])
+        seeds, self.tokens, words = parts[:3]
+        self.params = RowParams.of(words, seeds.view(torch.int64).squeeze(1))
+        self.blocks = tuple(parts[3:])
         self._widths = [max_model_len + 1, rows, *entries]
-        self._starts = np.concatenate(([0], np.cumsum(sizes)[:-1])).tolist()
+        self._starts = np.cumsum(sizes)[:-1].tolist()
 
     def start(self, start: RowStart) -> Change:
-        """The words that a row start changes: its token line and its parameters."""
-        count = len(start.token_ids)
+        """The words that a row start changes: its token line, its parameters and its seed."""
         at = self._starts[0] + start.row * self._widths[0]
-        words = np.empty(count + NUM_PARAMS, np.int32)
-        values = np.empty(count + NUM_PARAMS, np.int32)
-        words[:count] = np.arange(at, at + count)
-        values[:count] = start.token_ids
-        words[count:] = self._starts[1] + start.row + self._widths[1] * np.arange(NUM_PARAMS)
-        values[count:] = param_words(start)
-        return words, values
+        words = (
+            np.arange(at, at + len(start.token_ids)),
+            self._starts[1] + start.row + self._widths[1] * np.arange(NUM_PARAMS),
+            2 * start.row + np.arange(2),
+        )
+        values = (start.token_ids, param_words(start), seed_words(start))
+        return np.concatenate(words).astype(np.int32), np.concatenate(values).astype(np.int32)
 
     def block_writes(self, writes: list[BlockWrite]) -> Change:
         """The words that block writes change."""
@@ -67,7 +69,3 @@ class RowTables:
         run = np.arange(sum(counts)) - np.repeat(np.cumsum(counts) - counts, counts)
         words = np.repeat(np.array(starts), counts) + run
         return words.astype(np.int32), np.fromiter(chain.from_iterable(w.blocks for w in writes), np.int32, len(words))
-
-    def apply(self, words: torch.Tensor, values: torch.Tensor) -> None:
-        """Scatter a step's changes: words, values [n] int32 on the device."""
-        self.arena[words.long()] = values

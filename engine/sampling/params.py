@@ -1,4 +1,4 @@
-"""Sampling parameters as they lie on the device: one column of 32-bit words a row, floats bit by bit."""
+"""Sampling parameters as they lie on the device: one column of 32-bit words a row, floats bit by bit, and a seed."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ import torch
 
 from engine.core.plan import RowStart
 
-# Order of the words: floats, top_k, num_prompt, the seed's low and high half, the slot of recurrent state.
+# Order of the words: floats, top_k, num_prompt, the slot of recurrent state.
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-NUM_PARAMS = len(FLOATS) + 5
-STATE_SLOT = NUM_PARAMS - 1
+NUM_PARAMS = len(FLOATS) + 3
 
 
 def param_words(start: RowStart) -> npt.NDArray[np.int32]:
-    """A row's column: NUM_PARAMS words. A request without a seed is greedy, or its frontend forgot to draw one."""
+    """A row's column: NUM_PARAMS words."""
     params = start.params
-    if params.seed is None and not params.greedy:
-        raise ValueError("a request that samples reached the engine without a seed: it could not be replayed")
     words = np.empty(NUM_PARAMS, np.int32)
     words[: len(FLOATS)] = np.array([getattr(params, name) for name in FLOATS], np.float32).view(np.int32)
-    seed = np.array([params.seed or 0], np.int64).view(np.int32)
-    words[len(FLOATS) :] = (min(params.top_k, 2**31 - 1), start.num_prompt, *seed, start.state_slot)
+    words[len(FLOATS) :] = (min(params.top_k, 2**31 - 1), start.num_prompt, start.state_slot)
     return words
 
 
+def seed_words(start: RowStart) -> npt.NDArray[np.int32]:
+    """The two words of a row's seed. A request without one is greedy, or its frontend forgot to draw one."""
+    params = start.params
+    if params.seed is None and not params.greedy:
+        raise ValueError("a request that samples reached the engine without a seed: it could not be replayed")
+    return np.array([params.seed or 0], np.int64).view(np.int32)
+
+
 @dataclass(frozen=True, slots=True)
-class LineParams:
-    """Parameters of a step's lines, each [B]: float32, but top_k and num_prompt int32 and seeds int64."""
+class RowParams:
+    """Parameters of every row, each [R]: float32, but top_k, num_prompt and state_slot int32 and seeds int64."""
 
     temperature: torch.Tensor
     top_p: torch.Tensor
@@ -40,14 +44,13 @@ class LineParams:
     frequency: torch.Tensor
     top_k: torch.Tensor
     num_prompt: torch.Tensor
+    state_slot: torch.Tensor
     seeds: torch.Tensor
 
     @classmethod
-    def gather(cls, table: torch.Tensor, rows: torch.Tensor) -> LineParams:
-        """table [NUM_PARAMS, R] int32, rows [B] int32."""
-        lines = table.index_select(1, rows)
-        floats = lines[: len(FLOATS)].view(torch.float32)
-        top_k, num_prompt, low, high = lines[len(FLOATS) : STATE_SLOT]
-        seeds = torch.stack((low, high), dim=1).view(torch.int64).squeeze(1)
-        temperature, top_p, min_p, repetition, presence, frequency = floats
-        return cls(temperature, top_p, min_p, repetition, presence, frequency, top_k, num_prompt, seeds)
+    def of(cls, words: torch.Tensor, seeds: torch.Tensor) -> RowParams:
+        """Views of words [NUM_PARAMS, R] int32 and seeds [R] int64."""
+        temperature, top_p, min_p, repetition, presence, frequency = words[: len(FLOATS)].view(torch.float32)
+        top_k, num_prompt, state_slot = words[len(FLOATS) :]
+        penalties = (repetition, presence, frequency)
+        return cls(temperature, top_p, min_p, *penalties, top_k, num_prompt, state_slot, seeds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.sampling.logits import LineEdits, edit
-from engine.sampling.params import LineParams
+from engine.sampling.params import RowParams
 from kernels import Ops
 
 
@@ -51,13 +51,13 @@ class Sampler:
     def draw(
         self,
         logits: torch.Tensor,
-        params: LineParams,
+        params: RowParams,
         rows: torch.Tensor,
         lengths: torch.Tensor,
         token_table: torch.Tensor,
         wishes: Wishes,
     ) -> Drawn:
-        """logits [B, V]; rows, lengths [B] int32; token_table [R, L] int32.
+        """logits [B, V]; rows, lengths [B] int32: of each line, its row of token_table [R, L] int32 and of params.
 
         As in vLLM, edits come before penalties, penalties before temperature, and logprobs see none of them.
         """
@@ -78,7 +78,7 @@ class Sampler:
                 params.frequency,
             )
         tokens = self._ops.sample(
-            final, params.temperature, params.top_k, params.top_p, params.min_p, params.seeds, lengths
+            final, rows, params.temperature, params.top_k, params.top_p, params.min_p, params.seeds, lengths
         )
         drawn = Drawn(tokens)
         return drawn if wishes.num_logprobs is None else self.explain(logits, drawn, wishes.num_logprobs)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import dependent_launch
 
 _BLOCK = 256
 
@@ -13,7 +16,10 @@ _BLOCK = 256
     do_not_specialize=["B", "stride"],
     do_not_specialize_on_alignment=["p_drawn", "p_tokens", "p_rows", "p_lengths"],
 )
-def _keep(p_drawn, p_tokens, p_rows, p_lengths, p_out, B, stride, BLOCK: tl.constexpr):
+def _keep(p_drawn, p_tokens, p_rows, p_lengths, p_out, B, stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     held = line < B
     drawn = tl.load(p_drawn + line, mask=held, other=0).to(tl.int32)
@@ -28,5 +34,7 @@ def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, l
     out = torch.empty(drawn.shape, dtype=torch.int32, device=drawn.device)
     if len(drawn):
         grid = (triton.cdiv(len(drawn), _BLOCK),)
-        _keep[grid](drawn, tokens, rows, lengths, out, len(drawn), tokens.stride(0), BLOCK=_BLOCK, num_warps=4)
+        pdl = dependent_launch(drawn.device)
+        found = (drawn, tokens, rows, lengths, out, len(drawn), tokens.stride(0))
+        _keep[grid](*found, BLOCK=_BLOCK, PDL=pdl, launch_pdl=pdl, num_warps=4)
     return out

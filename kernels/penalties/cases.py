@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, randint, randn
+from kernels.testing import TOLERANCES, randint, randn, row_table, rows_of
 
 Line = tuple[int, int, float, float, float]
 LINES: list[Line] = [
@@ -31,12 +31,12 @@ def case(name: str, dtype: torch.dtype, v: int, lines: list[Line], small: bool =
         return {
             "logits": randn(generator, device, dtype, b, v, scale=3.0),
             "token_table": randint(generator, device, -1, v + 1, b + 2, longest),
-            "rows": torch.arange(b, 0, -1, dtype=torch.int32, device=device),
-            "num_prompt": torch.tensor(num_prompt, dtype=torch.int32, device=device),
+            "rows": rows_of(b, device),
+            "num_prompt": row_table(num_prompt, torch.int32, device),
             "lengths": torch.tensor(lengths, dtype=torch.int32, device=device),
-            "repetition": torch.tensor(repetition, dtype=torch.float32, device=device),
-            "presence": torch.tensor(presence, dtype=torch.float32, device=device),
-            "frequency": torch.tensor(frequency, dtype=torch.float32, device=device),
+            "repetition": row_table(repetition, torch.float32, device),
+            "presence": row_table(presence, torch.float32, device),
+            "frequency": row_table(frequency, torch.float32, device),
         }
 
     changed = [line for line in lines if line[2:] != (1.0, 0.0, 0.0)]

@@ -16,13 +16,14 @@ PROMPT = tl.constexpr(1 << 30)
 def _tokens(p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK: tl.constexpr):
     """Places and tokens of one program's chunk of its line, which of them count, and the line's three penalties."""
     i_line = tl.program_id(0)
-    repetition = tl.load(p_repetition + i_line)
-    presence = tl.load(p_presence + i_line)
-    frequency = tl.load(p_frequency + i_line)
+    row = tl.load(p_rows + i_line).to(tl.int64)
+    repetition = tl.load(p_repetition + row)
+    presence = tl.load(p_presence + row)
+    frequency = tl.load(p_frequency + row)
     changes = (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
     length = tl.where(changes, tl.load(p_lengths + i_line).to(tl.int32), 0)
     place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    p_line = p_table + tl.load(p_rows + i_line).to(tl.int64) * table_stride
+    p_line = p_table + row * table_stride
     token = tl.load(p_line + place, mask=place < length, other=-1)
     return place, token, (token >= 0) & (token < V), repetition, presence, frequency
 
@@ -44,7 +45,7 @@ def _count(
     place, token, valid, _, _, _ = _tokens(
         p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK
     )
-    num_prompt = tl.load(p_num_prompt + tl.program_id(0)).to(tl.int32)
+    num_prompt = tl.load(p_num_prompt + tl.load(p_rows + tl.program_id(0))).to(tl.int32)
     p_mine = p_counts + tl.program_id(0).to(tl.int64) * V + token
     tl.atomic_or(p_mine, PROMPT, mask=valid & (place < num_prompt), sem="relaxed")
     tl.atomic_add(p_mine, 1, mask=valid & (place >= num_prompt), sem="relaxed")

@@ -20,12 +20,14 @@ def penalties(
         x' = x / repetition if x > 0 else x · repetition    when seen
         x″ = x' − frequency · c − presence · (c > 0)
 
-    Line i's tokens are token_table[rows[i], :lengths[i]], the first num_prompt[i] of them its prompt.
+    Line i's tokens are token_table[rows[i], :lengths[i]], the first num_prompt[rows[i]] of them its prompt; its
+    penalties stand in row rows[i] as well.
 
     logits [B, V], changed in place, computed in float32 and rounded once; token_table [R, L] int32;
-    rows, num_prompt, lengths [B] int32 or int64; repetition, presence, frequency [B] float32.
+    rows, lengths [B] and num_prompt [R] int32 or int64; repetition, presence, frequency [R] float32.
     Table entries outside the vocabulary count for nothing.
     """
+    num_prompt, repetition, presence, frequency = (of[rows] for of in (num_prompt, repetition, presence, frequency))
     vocab = logits.shape[1]
     longest = int(lengths.max())
     tokens = token_table[rows.long(), :longest].long()

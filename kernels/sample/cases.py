@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels.registry import Case
-from kernels.testing import EXACT, randn
+from kernels.testing import EXACT, randn, row_table, rows_of
 
 Line = tuple[float, int, float, float]
 GREEDY: Line = (0.0, 0, 1.0, 0.0)
@@ -35,11 +35,12 @@ def case(name: str, dtype: torch.dtype, v: int, lines: list[Line], spread: float
         temperature, top_k, top_p, min_p = zip(*lines, strict=True)
         return {
             "logits": randn(generator, device, dtype, b, v, scale=spread),
-            "temperature": torch.tensor(temperature, dtype=torch.float32, device=device),
-            "top_k": torch.tensor(top_k, dtype=torch.int32, device=device),
-            "top_p": torch.tensor(top_p, dtype=torch.float32, device=device),
-            "min_p": torch.tensor(min_p, dtype=torch.float32, device=device),
-            "seeds": torch.arange(b, device=device) * (2**33 + 1) - 2**35,
+            "rows": rows_of(b, device),
+            "temperature": row_table(temperature, torch.float32, device),
+            "top_k": row_table(top_k, torch.int32, device),
+            "top_p": row_table(top_p, torch.float32, device),
+            "min_p": row_table(min_p, torch.float32, device),
+            "seeds": row_table([i * (2**33 + 1) - 2**35 for i in range(b)], torch.int64, device),
             "positions": torch.arange(b, dtype=torch.int32, device=device) * 1000,
         }
 

@@ -1,9 +1,9 @@
 """Drawing the next token in Triton, without sorting the vocabulary.
 
-First kernel: every tile of 4096 tokens gives its best score, and of a row with filters every run of 1024 its maximum
-and sum of weights and every group of 32 its maximum. Second kernel, one program a row: the best of the tiles; or, for a
-row with filters, a bisection over the group maxima finds the few groups that can hold a kept token, and bisections over
-those find the exact bounds.
+First kernel: every tile of 4096 tokens gives its best score, and of a line with filters every run of 1024 its maximum
+and sum of weights and every group of 32 its maximum. Second kernel, one program a line: the best of the tiles; or, for
+a line with filters, a bisection over the group maxima finds the few groups that can hold a kept token, and bisections
+over those find the exact bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
 COLDEST = tl.constexpr(COLDEST_DRAW)
 
 # Rows of one table, wherever they start in it.
-_SETTINGS = ["p_temperature", "p_top_k", "p_top_p", "p_min_p", "p_seeds", "p_positions"]
+_SETTINGS = ["p_rows", "p_temperature", "p_top_k", "p_top_p", "p_min_p", "p_seeds", "p_positions"]
 
 # Trailing bits that are zero in a logit of this type once it is float32: bisection need not visit them.
 _ZERO_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
@@ -59,7 +59,7 @@ def _has_filter(temperature, top_k, top_p, min_p, V):
 
 @triton.jit
 def _run(p_logits, first, V):
-    """Ids and logits of a run; what is not a number counts as infinite, which ends the row."""
+    """Ids and logits of a run; what is not a number counts as infinite, which ends the line."""
     ids = first + tl.arange(0, RUN)
     x = tl.load(p_logits + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
     return ids, tl.where(x != x, float("inf"), x)
@@ -68,6 +68,7 @@ def _run(p_logits, first, V):
 @triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _runs(
     p_logits,
+    p_rows,
     p_temperature,
     p_top_k,
     p_top_p,
@@ -87,37 +88,38 @@ def _runs(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    i_row = tl.program_id(0).to(tl.int64)
+    i_line = tl.program_id(0).to(tl.int64)
     i_tile = tl.program_id(1)
-    temperature = tl.load(p_temperature + i_row)
-    filtered = _has_filter(temperature, tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row), V)
-    i_run = i_row * runs + i_tile * 4
+    row = tl.load(p_rows + i_line).to(tl.int64)
+    temperature = tl.load(p_temperature + row)
+    filtered = _has_filter(temperature, tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row), V)
+    i_run = i_line * runs + i_tile * 4
     first = i_tile * 4 * RUN
-    p_row = p_logits + i_row * logits_stride
-    token, best = _run(p_row, first, V)
+    p_line = p_logits + i_line * logits_stride
+    token, best = _run(p_line, first, V)
     if temperature >= COLDEST:
         counter = i_tile * RUN + tl.arange(0, RUN)
         none = tl.zeros([RUN], dtype=tl.int32)
-        position = none + tl.load(p_positions + i_row).to(tl.int32)
-        word0, word1, word2, word3 = tl.philox(tl.load(p_seeds + i_row), counter, position, none, none)
+        position = none + tl.load(p_positions + i_line).to(tl.int32)
+        word0, word1, word2, word3 = tl.philox(tl.load(p_seeds + row), counter, position, none, none)
         best = tl.div_rn(best, temperature) + _gumbel(word0)
         for part in tl.static_range(1, 4):
             word = word1 if part == 1 else word2 if part == 2 else word3
-            ids, x = _run(p_row, first + part * RUN, V)
+            ids, x = _run(p_line, first + part * RUN, V)
             score = tl.div_rn(x, temperature) + _gumbel(word)
             token = tl.where(score > best, ids, token)
             best = tl.maximum(score, best)
     else:
         for part in tl.static_range(1, 4):
-            ids, x = _run(p_row, first + part * RUN, V)
+            ids, x = _run(p_line, first + part * RUN, V)
             token = tl.where(x > best, ids, token)
             best = tl.maximum(x, best)
     highest = tl.max(best, axis=0)
-    tl.store(p_score + i_row * tl.num_programs(1) + i_tile, highest)
-    tl.store(p_token + i_row * tl.num_programs(1) + i_tile, tl.min(tl.where(best == highest, token, V), axis=0))
+    tl.store(p_score + i_line * tl.num_programs(1) + i_tile, highest)
+    tl.store(p_token + i_line * tl.num_programs(1) + i_tile, tl.min(tl.where(best == highest, token, V), axis=0))
     if filtered:
         for part in tl.static_range(4):
-            _, x = _run(p_row, first + part * RUN, V)
+            _, x = _run(p_line, first + part * RUN, V)
             top = tl.max(x, axis=0)
             weight = tl.where(x > float("-inf"), tl.exp(tl.div_rn(x - top, temperature)), 0.0)
             tl.store(p_max + i_run + part, top)
@@ -171,6 +173,7 @@ def _bound(
 @triton.jit(do_not_specialize_on_alignment=_SETTINGS)
 def _choose(
     p_logits,
+    p_rows,
     p_temperature,
     p_top_k,
     p_top_p,
@@ -195,38 +198,39 @@ def _choose(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    i_row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(p_temperature + i_row)
-    top_k = tl.load(p_top_k + i_row)
-    top_p = tl.load(p_top_p + i_row)
-    min_p = tl.load(p_min_p + i_row)
+    i_line = tl.program_id(0).to(tl.int64)
+    row = tl.load(p_rows + i_line).to(tl.int64)
+    temperature = tl.load(p_temperature + row)
+    top_k = tl.load(p_top_k + row)
+    top_p = tl.load(p_top_p + row)
+    min_p = tl.load(p_min_p + row)
     run = tl.arange(0, BLOCK_RUNS)
     m_run = run < runs
     tiles = runs // 4
-    scores = tl.load(p_score + i_row * tiles + run, mask=run < tiles, other=float("-inf"))
+    scores = tl.load(p_score + i_line * tiles + run, mask=run < tiles, other=float("-inf"))
     best = tl.max(scores, axis=0)
     if (best == float("inf")) | (best == float("-inf")):
-        tl.store(p_tokens + i_row, -1)
+        tl.store(p_tokens + i_line, -1)
         return
     if not _has_filter(temperature, top_k, top_p, min_p, V):
-        tokens = tl.load(p_token + i_row * tiles + run, mask=run < tiles, other=V)
+        tokens = tl.load(p_token + i_line * tiles + run, mask=run < tiles, other=V)
         token = tl.min(tl.where(scores == best, tokens, V), axis=0)
-        tl.store(p_tokens + i_row, token.to(tl.int64))
+        tl.store(p_tokens + i_line, token.to(tl.int64))
         return
 
-    maxima = tl.load(p_max + i_row * runs + run, mask=m_run, other=float("-inf"))
+    maxima = tl.load(p_max + i_line * runs + run, mask=m_run, other=float("-inf"))
     top = tl.max(maxima, axis=0)
     by_count = (top_k > 0) & (top_k < V)
     by_mass = top_p < 1.0
     log_min_p = tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-38)), float("-inf"))
-    sums = tl.load(p_sum + i_row * runs + run, mask=m_run, other=0.0)
+    sums = tl.load(p_sum + i_line * runs + run, mask=m_run, other=0.0)
     total = tl.sum(tl.where(m_run, sums * tl.exp(tl.div_rn(maxima - top, temperature)), 0.0), axis=0)
 
     # A group's maximum is one token, and one weight, at or above it: enough maxima make a bound on what is kept.
     group = tl.arange(0, BLOCK_GROUPS)
     groups = runs * (RUN // GROUP)
     m_group = group < groups
-    heads = tl.load(p_groups + i_row * groups + group, mask=m_group, other=float("-inf"))
+    heads = tl.load(p_groups + i_line * groups + group, mask=m_group, other=float("-inf"))
     scaled = tl.div_rn(heads - top, temperature)
     weights = tl.where(by_count, 1.0, tl.exp(scaled))
     some = m_group & (scaled >= log_min_p)
@@ -246,31 +250,31 @@ def _choose(
     lowest = _level(below, ZERO_BITS)
     some = some & (heads >= lowest)
     place = tl.cumsum(some.to(tl.int32), axis=0) - 1
-    p_mine = p_list + i_row * groups
+    p_mine = p_list + i_line * groups
     tl.store(p_mine + place, group, mask=some)
     n = tl.sum(some.to(tl.int32), axis=0)
     tl.debug_barrier()
 
-    p_row = p_logits + i_row * logits_stride
+    p_line = p_logits + i_line * logits_stride
     low = lowest
     if by_count:
         count = top_k.to(tl.float32)
         low = _bound(
-            p_row, p_mine, n, count, lowest, top, temperature, log_min_p, V, IS_COUNT=True, ZERO_BITS=ZERO_BITS
+            p_line, p_mine, n, count, lowest, top, temperature, log_min_p, V, IS_COUNT=True, ZERO_BITS=ZERO_BITS
         )
     if by_mass:
         if by_count | (min_p > 0.0):
-            total = _mass(p_row, p_mine, n, low, top, temperature, log_min_p, V, IS_COUNT=False)
+            total = _mass(p_line, p_mine, n, low, top, temperature, log_min_p, V, IS_COUNT=False)
         share = top_p * total
-        low = _bound(p_row, p_mine, n, share, low, top, temperature, log_min_p, V, IS_COUNT=False, ZERO_BITS=ZERO_BITS)
+        low = _bound(p_line, p_mine, n, share, low, top, temperature, log_min_p, V, IS_COUNT=False, ZERO_BITS=ZERO_BITS)
 
-    seed = tl.load(p_seeds + i_row)
-    position = tl.load(p_positions + i_row).to(tl.int32)
+    seed = tl.load(p_seeds + row)
+    position = tl.load(p_positions + i_line).to(tl.int32)
     best = tl.full([CHUNK * GROUP], float("-inf"), dtype=tl.float32)
     token = tl.full([CHUNK * GROUP], 0, dtype=tl.int32) + V
     for start in tl.range(0, n, CHUNK):
         ids, listed = _tokens_of(p_mine, start, n)
-        x = tl.load(p_row + ids, mask=listed & (ids < V), other=float("-inf")).to(tl.float32)
+        x = tl.load(p_line + ids, mask=listed & (ids < V), other=float("-inf")).to(tl.float32)
         kept = listed & (ids < V) & (x >= low) & (tl.div_rn(x - top, temperature) >= log_min_p)
         none = ids * 0
         counter = ids // (4 * RUN) * RUN + ids % RUN
@@ -285,11 +289,12 @@ def _choose(
         best = tl.where(better, score, best)
     highest = tl.max(best, axis=0)
     drawn = tl.min(tl.where(best == highest, token, V), axis=0)
-    tl.store(p_tokens + i_row, drawn.to(tl.int64))
+    tl.store(p_tokens + i_line, drawn.to(tl.int64))
 
 
 def sample(
     logits: torch.Tensor,
+    rows: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -305,28 +310,30 @@ def sample(
         top_p   the fewest of what is left, largest first, whose probability (of what is left) reaches top_p
     Noise: Philox4x32-10 (Salmon et al. 2011) keyed by (seed, position, token), the reference's numbers bit for bit.
 
-    Shapes as in the reference; logits' rows may be strided. Rows without filters cost one read of the logits. A row
+    Shapes as in the reference; logits' lines may be strided. Lines without filters cost one read of the logits. A line
     with filters costs one program besides, over the groups whose maximum can be kept: few when the distribution is
     peaked, all of the vocabulary when it is flat.
     """
-    rows, vocab = logits.shape
+    lines, vocab = logits.shape
     device = logits.device
-    tokens = torch.empty(rows, dtype=torch.int64, device=device)
-    if not rows:
+    tokens = torch.empty(lines, dtype=torch.int64, device=device)
+    if not lines:
         return tokens
     pdl = dependent_launch(device)
     tiles = triton.cdiv(vocab, 4 * RUN.value)
     runs = 4 * tiles
     groups = runs * (RUN.value // GROUP.value)
-    run_max, run_sum = torch.empty((2, rows, runs), dtype=torch.float32, device=device).unbind()
-    tile_score = torch.empty((rows, tiles), dtype=torch.float32, device=device)
-    tile_token = torch.empty((rows, tiles), dtype=torch.int32, device=device)
-    group_max = torch.empty((rows, groups), dtype=torch.float32, device=device)
-    group_list = torch.empty((rows, groups), dtype=torch.int32, device=device)
-    settings = (temperature, top_k, top_p, min_p, seeds, positions)
+    run_max, run_sum = torch.empty((2, lines, runs), dtype=torch.float32, device=device).unbind()
+    tile_score = torch.empty((lines, tiles), dtype=torch.float32, device=device)
+    tile_token = torch.empty((lines, tiles), dtype=torch.int32, device=device)
+    group_max = torch.empty((lines, groups), dtype=torch.float32, device=device)
+    group_list = torch.empty((lines, groups), dtype=torch.int32, device=device)
+    settings = (rows, temperature, top_k, top_p, min_p, seeds, positions)
     found = (run_max, run_sum, tile_score, tile_token, group_max)
-    _runs[(rows, tiles)](logits, *settings, *found, logits.stride(0), runs, vocab, PDL=pdl, num_warps=4, launch_pdl=pdl)
-    _choose[(rows,)](
+    _runs[(lines, tiles)](
+        logits, *settings, *found, logits.stride(0), runs, vocab, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
+    _choose[(lines,)](
         logits,
         *settings,
         *found,

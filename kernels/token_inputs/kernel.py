@@ -31,7 +31,10 @@ def _inputs(
     BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """The first `token_programs` programs take BLOCK_T tokens each, the others BLOCK_M entries of a line's table."""
+    """The first `token_programs` programs take BLOCK_T tokens each, the others BLOCK_M entries of a line's table.
+
+    No kernel starts before this one ends: attention reads tables ahead of its own wait.
+    """
     program = tl.program_id(0)
     if program < token_programs:
         token = program * BLOCK_T + tl.arange(0, BLOCK_T)

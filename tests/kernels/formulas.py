@@ -204,13 +204,13 @@ def penalties(
     vocab = logits.shape[1]
     for i, row in enumerate(rows.tolist()):
         tokens = token_table[row, : int(lengths[i])].tolist()
-        output = [token for token in tokens[int(num_prompt[i]) :] if 0 <= token < vocab]
+        output = [token for token in tokens[int(num_prompt[row]) :] if 0 <= token < vocab]
         counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=vocab).tolist()
         x = logits[i].double()
         for token in {token for token in tokens if 0 <= token < vocab}:
-            x[token] = x[token] / repetition[i].double() if x[token] > 0 else x[token] * repetition[i].double()
+            x[token] = x[token] / repetition[row].double() if x[token] > 0 else x[token] * repetition[row].double()
             if counts[token]:
-                x[token] -= frequency[i].double() * counts[token] + presence[i].double()
+                x[token] -= frequency[row].double() * counts[token] + presence[row].double()
         logits[i] = x.to(logits.dtype)
 
 
@@ -256,6 +256,7 @@ def kept(x: list[float], temperature: float, top_k: int, top_p: float, min_p: fl
 
 def sample(
     logits: torch.Tensor,
+    rows: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -264,14 +265,15 @@ def sample(
     positions: torch.Tensor,
 ) -> torch.Tensor:
     drawn = []
-    for i, row in enumerate(logits.double().tolist()):
-        heat = float(temperature[i])
+    for i, x in enumerate(logits.double().tolist()):
+        row = int(rows[i])
+        heat = float(temperature[row])
         if heat < 1e-5:
-            drawn.append(row.index(max(row)))
+            drawn.append(x.index(max(x)))
             continue
-        tokens = kept(row, heat, int(top_k[i]), float(top_p[i]), float(min_p[i]))
-        seed, position = int(seeds[i]), int(positions[i])
-        drawn.append(max(tokens, key=lambda token: row[token] / heat + noise(seed, position, token)))
+        tokens = kept(x, heat, int(top_k[row]), float(top_p[row]), float(min_p[row]))
+        seed, position = int(seeds[row]), int(positions[i])
+        drawn.append(max(tokens, key=lambda token: x[token] / heat + noise(seed, position, token)))
     return torch.tensor(drawn)
 
 

@@ -55,6 +55,10 @@ def _of_lines(op: str, lines: Callable[[int], Lines], *sizes: Any, dtype: torch.
 def steps() -> dict[str, dict[str, Step]]:
     """By op: kinds of steps, each a case for a number."""
     made: dict[str, dict[str, Step]] = {
+        "move_words": {
+            "step": lambda n: _made("move_words", "", 7 * n, 0),
+            "changes": lambda n: _made("move_words", "", 7 * n, 3 * n),
+        },
         "token_inputs": {
             "decoding": lambda n: _made("token_inputs", "", [1] * n, LONGEST),
             "prompt": lambda n: _made("token_inputs", "", [n], LONGEST),

@@ -34,6 +34,7 @@ def _settings(
     seed: int = 17,
 ) -> dict[str, Any]:
     return {
+        "rows": torch.arange(rows, dtype=torch.int32, device=device),
         "temperature": torch.full((rows,), temperature, device=device),
         "top_k": torch.full((rows,), top_k, dtype=torch.int32, device=device),
         "top_p": torch.full((rows,), top_p, device=device),
@@ -111,7 +112,10 @@ def test_a_draw_does_not_depend_on_its_batch(sample: Callable[..., torch.Tensor]
     logits = torch.randn(5, 1500, generator=torch.Generator().manual_seed(0)).to(device)
     settings = _settings(5, device, temperature=0.9, top_k=40, top_p=0.9)
     together = sample(logits, **settings)
-    alone = [sample(logits[i : i + 1], **{k: v[i : i + 1] for k, v in settings.items()}) for i in range(5)]
+    alone = [
+        sample(logits[i : i + 1], **{**settings, **{name: settings[name][i : i + 1] for name in ("rows", "positions")}})
+        for i in range(5)
+    ]
     assert together.tolist() == [int(token) for token in alone]
 
 

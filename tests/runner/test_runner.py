@@ -8,6 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from engine.config import RuntimeConfig
 from engine.core.plan import StepPlan
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
@@ -114,21 +115,19 @@ def test_each_line_gets_as_many_logprobs_as_it_asked_for(runner: DeviceRunner) -
     assert {line: len(entry.ids) for line, entry in result.logprobs.items()} == {0: 1, 1: 4, 3: 3}
 
 
-def test_the_last_layer_computes_no_token_that_nobody_asks_for(runner: DeviceRunner) -> None:
+def test_the_last_layer_computes_no_token_that_nobody_asks_for(tmp_path: Path) -> None:
     """Each line's last token alone, unless log-probabilities of the prompt are wanted; what is drawn is the same."""
+    runner = make(tmp_path, runtime=RuntimeConfig(graphs=False))  # which pad lines
     given = [prompt(n, seed=n) for n in (20, 33)]
     computed: list[int] = []
-    hook = runner._decoder.layers[-1].ffn.register_forward_pre_hook(lambda _, args: computed.append(len(args[0])))
-    try:
-        lines = [(0, 0, 20), (1, 0, 33)]
-        trimmed = step(runner, lines, [start(i, ids, SAMPLED) for i, ids in enumerate(given)])
-        asks = [replace(SAMPLED, prompt_logprobs=1), SAMPLED]
-        whole = step(
-            runner, lines, [start(i, ids, params) for i, (ids, params) in enumerate(zip(given, asks, strict=True))]
-        )
-        step(runner, [(0, 20, 1), (1, 33, 1)])
-    finally:
-        hook.remove()
+    runner._decoder.layers[-1].ffn.register_forward_pre_hook(lambda _, args: computed.append(len(args[0])))
+    lines = [(0, 0, 20), (1, 0, 33)]
+    trimmed = step(runner, lines, [start(i, ids, SAMPLED) for i, ids in enumerate(given)])
+    asks = [replace(SAMPLED, prompt_logprobs=1), SAMPLED]
+    whole = step(
+        runner, lines, [start(i, ids, params) for i, (ids, params) in enumerate(zip(given, asks, strict=True))]
+    )
+    step(runner, [(0, 20, 1), (1, 33, 1)])
     assert computed == [2, 53, 2]
     assert trimmed.tokens == whole.tokens
 

@@ -27,8 +27,9 @@ THREADS = """
 import sys
 from pathlib import Path
 import torch
+from engine.config import RuntimeConfig
 from tests.runner.tiny import make
-make(Path(sys.argv[1]))
+make(Path(sys.argv[1]), runtime=RuntimeConfig(device="cpu"))
 print(torch.get_num_threads())
 """
 

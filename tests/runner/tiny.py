@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from engine.cache.writes import BlockWrite
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan, StepResult
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
@@ -37,7 +37,7 @@ def write(folder: Path, **config: object) -> Path:
     return folder
 
 
-def make(folder: Path, max_rows: int = 4, **config: object) -> DeviceRunner:
+def make(folder: Path, max_rows: int = 4, runtime: RuntimeConfig | None = None, **config: object) -> DeviceRunner:
     """A runner with 15 blocks a row."""
     write(folder, **config)
     return build_runner(
@@ -46,6 +46,7 @@ def make(folder: Path, max_rows: int = 4, **config: object) -> DeviceRunner:
             load_format="dummy",
             scheduler=SchedulerConfig(max_rows=max_rows, token_budget=256),
             cache=CacheConfig(num_blocks=1 + 15 * max_rows),
+            runtime=runtime or RuntimeConfig(),
         )
     )
 
