@@ -31,12 +31,13 @@ def test_table_holds_what_was_measured_last(tmp_path: Path) -> None:
         {**row, "tpot_ms": {"p50": 3.0}},
         {**row, "tpot_ms": {"p50": 2.0}},
         {**row, **many},
+        {**row, **many, "row": "256x1024/128", "output_tokens_per_s": 5000.4},
         {"model": "a", "row": "floor", "floor_ms": 1.0, "layers": 4},
     ]
     results = tmp_path / "results.jsonl"
     results.write_text("\n".join(json.dumps(line) for line in lines))
     made = families.table(families.read(results))
-    assert "| a, 4 layers | 1.00 ms | 2.00 ms | 50% | 9.0, - ms | 3,000 | 5.0, 300 ms |" in made
+    assert "| a, 4 layers | 1.00 ms | 2.00 ms | 50% | 9.0, - ms | 3,000 | 5.0, 300 ms | 5,000 |" in made
     assert "| 0123456 |" in made
 
 
