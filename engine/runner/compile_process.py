@@ -110,7 +110,7 @@ class CompileProcess:
         return False
 
     def close(self) -> None:
-        """End the helper and what it runs. When this returns they are gone."""
+        """End the helper, and by that its children: the system kills them with their parent."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from engine.runner.compile_process import CompileProcess
 
 OPS = ("rms_norm", "gated_activation", "linear", "sample")
+GONE_S = 20.0
 
 
 class Driver:
@@ -58,6 +60,22 @@ def children(helper: int) -> list[int]:
         time.sleep(0.01)  # a program has taken its own name by then
         return [int(child) for child in found if Path(f"/proc/{child}/cmdline").read_bytes() == own]
     return []
+
+
+def running(pid: int) -> bool:
+    """Whether it is there and no zombie: nobody may be left to reap it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def outlive(pids: Iterable[int]) -> list[int]:
+    """Those that still run when GONE_S have passed; the system takes its time to end a process that was killed."""
+    until = time.monotonic() + GONE_S
+    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < until:
+        time.sleep(0.02)
+    return left
 
 
 def kill_first_child(helper: int, and_the_helper: bool) -> None:
@@ -123,7 +141,7 @@ def main() -> None:
                 "kernels": sorted(name for name, _ in heard),
                 "here": [name for name, cached in heard if not cached],
                 "failed": answers.count(False),
-                "left": [pid for pid in seen if Path(f"/proc/{pid}").exists()],
+                "left": outlive(seen),
             }
         )
     )

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from engine.config import RuntimeConfig
 from engine.runner import compile_process
 from engine.runner.compile_process import CompileProcess
 from tests.compiled import environment
-
-GONE_S = 20.0
+from tests.runner.ahead import outlive, running
 
 
 def play(scenario: str, cache: Path) -> dict[str, Any]:
@@ -76,18 +74,7 @@ def test_the_helper_and_its_children_end_with_the_engines_process(tmp_path: Path
         pids = json.loads(engine.stdout.readline())
         assert len(pids) > 1
         engine.kill()
-    until = time.monotonic() + GONE_S
-    while any(running(pid) for pid in pids):
-        assert time.monotonic() < until, "the helper outlives the process that started it"
-        time.sleep(0.02)
-
-
-def running(pid: int) -> bool:
-    """Whether it is there and no zombie: nobody may be left to reap it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert outlive(pids) == [], "the helper outlives the process that started it"
 
 
 def test_names_in_the_cache_do_not_hang_on_the_order_of_launches(tmp_path: Path) -> None:
