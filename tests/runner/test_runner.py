@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from engine.config import RuntimeConfig
 from engine.core.plan import StepPlan
+from engine.runner import inputs
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
 from tests.runner.tiny import GREEDY, VOCAB, blocks, generate, make, start, step
@@ -130,6 +131,13 @@ def test_the_last_layer_computes_no_token_that_nobody_asks_for(tmp_path: Path) -
     step(runner, [(0, 20, 1), (1, 33, 1)])
     assert computed == [2, 53, 2]
     assert trimmed.tokens == whole.tokens
+
+
+def test_changes_that_the_buffer_has_no_room_for_come_all_the_same(
+    runner: DeviceRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "CHANGE_WORDS", 24)  # a prompt that starts has more
+    assert generate(make(tmp_path), prompt(40), 20, SAMPLED) == generate(runner, prompt(40), 20, SAMPLED)
 
 
 @pytest.mark.parametrize("chunks", [[30], [1] * 30, [7, 16, 7], [29, 1]])
