@@ -139,11 +139,13 @@ class Inputs:
                     self._tables.tokens, table, rows, lines, positions, size
                 )
             else:
-                places, own = none, table[rows]
+                places, own = none, table.new_empty(shape.lines, 0)
             tables.append(own)
             slots.append(places)
         if token_ids is None:
             token_ids = self._tables.tokens[rows[lines], positions]
+        held = self._tables.params.state_slots
+        states = held.index_select(0, rows) if self._pool.num_state_slots else none
         return DeviceBatch(
             token_ids=token_ids,
             positions=positions,
@@ -152,7 +154,7 @@ class Inputs:
             context_len=context_len,
             block_tables=tuple(tables),
             slots=tuple(slots),
-            state_slots=self._tables.params.state_slot[rows].long() if self._pool.num_state_slots else none,
+            state_slots=states,
             num_single=shape.num_single,
             max_query=shape.max_query,
             max_context=shape.max_context,

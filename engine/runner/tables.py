@@ -15,7 +15,7 @@ import torch
 from engine.cache.spec import PoolSpec, Recurrent
 from engine.cache.writes import BlockWrite
 from engine.core.plan import RowStart
-from engine.sampling.params import NUM_PARAMS, RowParams, param_words, seed_words
+from engine.sampling.params import NUM_LONG, NUM_PARAMS, RowParams, long_words, param_words
 
 Words = npt.NDArray[np.int32]
 Change = tuple[Words, Words]
@@ -35,8 +35,8 @@ class RowTables:
         entries = [
             0 if isinstance(group.spec, Recurrent) else -(-max_model_len // pool.block_size) for group in pool.groups
         ]
-        # seeds first, where a pair of words is aligned as the int64 that it is
-        shapes = [(rows, 2), (rows, max_model_len + 1), (NUM_PARAMS, rows), *((rows, count) for count in entries)]
+        # first of all pairs of words, which are aligned there as the int64 that they are
+        shapes = [(2 * NUM_LONG, rows), (rows, max_model_len + 1), (NUM_PARAMS, rows), *((rows, n) for n in entries)]
         sizes = [a * b for a, b in shapes]
         if sum(sizes) >= 2**31:
             raise ValueError(
@@ -45,21 +45,21 @@ class RowTables:
             )
         self.arena = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         parts = [part.view(shape) for part, shape in zip(self.arena.split(sizes), shapes, strict=True)]
-        seeds, self.tokens, words = parts[:3]
-        self.params = RowParams.of(words, seeds.view(torch.int64).squeeze(1))
+        pairs, self.tokens, words = parts[:3]
+        self.params = RowParams.of(words, pairs.view(NUM_LONG, 2 * rows).view(torch.int64))
         self.blocks = tuple(parts[3:])
         self._widths = [max_model_len + 1, rows, *entries]
         self._starts = np.cumsum(sizes)[:-1].tolist()
 
     def start(self, start: RowStart) -> Change:
-        """The words that a row start changes: its token line, its parameters and its seed."""
+        """The words that a row start changes: its token line and its parameters."""
         at = self._starts[0] + start.row * self._widths[0]
         words = (
             np.arange(at, at + len(start.token_ids)),
             self._starts[1] + start.row + self._widths[1] * np.arange(NUM_PARAMS),
-            2 * start.row + np.arange(2),
+            (2 * (start.row + self._widths[1] * np.arange(NUM_LONG))[:, None] + np.arange(2)).ravel(),
         )
-        values = (start.token_ids, param_words(start), seed_words(start))
+        values = (start.token_ids, param_words(start), long_words(start).ravel())
         return np.concatenate(words).astype(np.int32), np.concatenate(values).astype(np.int32)
 
     def block_writes(self, writes: list[BlockWrite]) -> Change:
