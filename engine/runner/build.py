@@ -57,8 +57,7 @@ def build_runner(
         )
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
-    switches = (runtime.dependent_launch, runtime.chosen_products, runtime.direct_copies)
-    ops = select(device, runtime.kernels, *switches)
+    ops = select(device, runtime.kernels, runtime.dependent_launch, runtime.chosen_products, runtime.direct_copies)
     length = _max_model_len(config, model)
     checkpoint = None
     if config.load_format != "dummy":

@@ -93,7 +93,7 @@ class Inputs:
         return shape
 
     def _host(self, words: int) -> torch.Tensor:
-        return torch.zeros(words, dtype=torch.int32, pin_memory=self._cuda)
+        return torch.empty(words, dtype=torch.int32, pin_memory=self._cuda)
 
     def _pack(self, plan: StepPlan, padded: StepShape | None) -> tuple[Words, StepShape]:
         dummy = self._tables.dummy

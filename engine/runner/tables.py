@@ -60,7 +60,7 @@ class RowTables:
             (2 * (start.row + self._widths[1] * np.arange(NUM_LONG))[:, None] + np.arange(2)).ravel(),
         )
         values = (start.token_ids, param_words(start), long_words(start).ravel())
-        return np.concatenate(words).astype(np.int32), np.concatenate(values).astype(np.int32)
+        return np.concatenate(words, dtype=np.int32), np.concatenate(values, dtype=np.int32)
 
     def block_writes(self, writes: list[BlockWrite]) -> Change:
         """The words that block writes change."""
