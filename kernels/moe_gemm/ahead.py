@@ -32,6 +32,23 @@ from kernels.moe_gemm.tiles import combined
 
 
 @gluon.jit
+def _spread(tile, column, num_experts, shared, parts):
+    """The tile and the column of its expert's matrix that a program takes: tiles of shared experts stand evenly among
+    first tiles, parts of one side by side. Programs that read what others have read already leave memory to others."""
+    columns = gl.num_programs(0)
+    own, rest = shared * parts * columns, (num_experts - shared) * columns
+    at = tile * columns + column
+    passed = at * own // gl.maximum(own + rest, 1)
+    is_shared = (at + 1) * own // gl.maximum(own + rest, 1) > passed
+    first = at - passed
+    known = at < own + rest
+    with_shared = passed // (parts * columns) * parts + passed % parts
+    among = gl.where(is_shared, with_shared, shared * parts + first // columns)
+    beside = gl.where(is_shared, passed // parts % columns, first % columns)
+    return gl.where(known, among, tile), gl.where(known, beside, column)
+
+
+@gluon.jit
 def _ahead(tile, num_experts, shared, parts):
     """What is known of a tile before the choice: its number among those of routed experts, negative for a shared one's,
     its expert if it is the first of a routed one's, and which of the expert's tiles it is then."""
@@ -91,8 +108,7 @@ def list_kernel(
     across: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     swizzled: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
-    column = gl.program_id(0)
-    tile = gl.program_id(1)
+    tile, column = _spread(gl.program_id(1), gl.program_id(0), num_experts, shared, parts)
     slices = inputs // BK
     ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * WIDE, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, ROWS, BK], swizzled)
@@ -103,7 +119,7 @@ def list_kernel(
     fence_async_shared()
 
     own, expected, _ = _ahead(tile, num_experts, shared, parts)
-    early = (own < num_experts - shared) & (tile * gl.num_programs(0) + column < first)
+    early = (own < num_experts - shared) & (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0) < first)
     if GATED:
         row = expected * expert_rows + column * BN
         for place in gl.static_range(STAGES):

@@ -7,10 +7,13 @@ Their results are held by the cases of `moe` on a GPU (tests/kernels/test_ops.py
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.compiled import SHARED_BYTES, run
 
@@ -68,3 +71,33 @@ def test_it_is_taken_for_decode_steps_in_whole_boxes(
     gate_up, down = x.new_empty(4, 2 * inter, hidden), x.new_empty(4, hidden, inter)
     kernel.moe(x, router, gate_up, down, 2)
     assert bool(asked) == taken
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    routed=st.integers(1, 70),
+    shared=st.integers(0, 3),
+    parts=st.integers(1, 4),
+    columns=st.integers(1, 24),
+    more=st.integers(0, 5),
+)
+def test_tiles_of_shared_experts_stand_evenly_among_first_tiles(
+    routed: int, shared: int, parts: int, columns: int, more: int
+) -> None:
+    from kernels.moe_gemm import ahead
+
+    tiles = shared * parts + routed + more
+    programs = SimpleNamespace(
+        num_programs=lambda axis: columns, maximum=max, where=lambda which, one, other: one if which else other
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "gl", programs)
+        taken = [ahead._spread.fn(t, c, routed + shared, shared, parts) for t in range(tiles) for c in range(columns)]
+    assert sorted(taken) == [(tile, column) for tile in range(tiles) for column in range(columns)]
+    first = taken[: (shared * parts + routed) * columns]
+    before = [sum(tile < shared * parts for tile, _ in first[:at]) for at in range(len(first) + 1)]
+    share = before[-1] / len(first)
+    assert all(abs(count - at * share) < 1 for at, count in enumerate(before))
+    # a tile's parts are read side by side, so that one of them finds what another has asked for
+    own = [(tile, column) for tile, column in first if tile < shared * parts]
+    assert all(own[i][1] == own[i - i % parts][1] for i in range(len(own)))
