@@ -63,5 +63,6 @@ def cases() -> list[Case]:
         case("64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, small=False),
         case("1024 tokens, 16 heads, 512 + 64", bf16, 1024, 16, 512, 64, 128, 1024, small=False),
         case("8192 tokens, 16 heads, 512 + 64", bf16, 8192, 16, 512, 64, 128, 0, small=False),
+        case("64 of 8192 tokens absorbed, 16 heads, 512 + 64", bf16, 8192, 16, 512, 64, 128, 64, small=False),
         case("8192 tokens, 64 heads, 512 + 64", bf16, 8192, 64, 512, 64, 128, 0, small=False),
     ]

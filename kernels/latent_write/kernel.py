@@ -19,6 +19,8 @@ from kernels.hardware import dependent_launch
 FEW_TOKENS = 64
 # Tokens up to which each has its own programs to write its entry and to turn its queries.
 OWN_TOKENS = 256
+# Tokens beside which queries are absorbed in a launch of their own.
+MANY_TOKENS = 2048
 
 
 @triton.jit
@@ -166,9 +168,15 @@ def _write(
 
 
 def tokens_each(tokens: int, absorbs: bool) -> int:
-    """Tokens that a program writes: several in steps of prompts alone (8 × 1,024: 24 µs less on an H200), whose
-    programs take no shared memory; one beside products, which do."""
+    """Tokens that a program writes: several in steps of prompts (8 × 1,024: 24 µs less on an H200), whose programs take
+    no shared memory; one beside products, which do."""
     return 1 if absorbs or tokens <= OWN_TOKENS else 4
+
+
+def absorbs_apart(tokens: int, absorbed: int) -> bool:
+    """Whether queries are absorbed in a launch of their own: beside many tokens, most of whose programs do without the
+    memory that products take."""
+    return 0 < absorbed <= FEW_TOKENS and tokens > MANY_TOKENS
 
 
 def latent_write(
@@ -195,17 +203,26 @@ def latent_write(
     block_t = 16 if absorbed <= 16 else 32
     block_c = min(128, max(16, triton.next_power_of_2(latent)))
     block_h = min(16, triton.next_power_of_2(heads))
+
+    def launch(absorb_programs: int, writes: bool) -> None:
+        each = tokens_each(t, absorb_programs > 0)
+        programs = triton.cdiv(t, each) * (1 + triton.cdiv(heads, block_h)) if writes else 0
+        _write[(absorb_programs + programs,)](
+            q, kv, kv_up, positions, slots, cos_sin, cache, norm, taken, q.stride(0), q.stride(1), kv.stride(0),
+            kv_up.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], eps, t, absorb_programs, absorbed,
+            HEADS=heads, NOPE=nope, LATENT=latent, HALF=rope // 2, INTERLEAVED=interleaved, BLOCK_T=block_t,
+            BLOCK_D=max(16, triton.next_power_of_2(nope)), BLOCK_C=block_c, BLOCK_H=block_h,
+            BLOCK_L=triton.next_power_of_2(latent), TOKENS=each, ABSORBS=absorb_programs > 0,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, launch_pdl=pdl, num_warps=4,
+        )  # fmt: skip
+
     within = 0 < absorbed <= FEW_TOKENS
     absorb_programs = triton.cdiv(absorbed, block_t) * heads * triton.cdiv(latent, block_c) if within else 0
-    each = tokens_each(t, within)
-    _write[(absorb_programs + triton.cdiv(t, each) * (1 + triton.cdiv(heads, block_h)),)](
-        q, kv, kv_up, positions, slots, cos_sin, cache, norm, taken, q.stride(0), q.stride(1), kv.stride(0),
-        kv_up.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], eps, t, absorb_programs, absorbed,
-        HEADS=heads, NOPE=nope, LATENT=latent, HALF=rope // 2, INTERLEAVED=interleaved, BLOCK_T=block_t,
-        BLOCK_D=max(16, triton.next_power_of_2(nope)), BLOCK_C=block_c, BLOCK_H=block_h,
-        BLOCK_L=triton.next_power_of_2(latent), TOKENS=each, ABSORBS=within,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, launch_pdl=pdl, num_warps=4,
-    )  # fmt: skip
+    if absorbs_apart(t, absorbed):
+        launch(absorb_programs, writes=False)
+        launch(0, writes=True)
+    else:
+        launch(absorb_programs, writes=True)
     if absorbed and not within:
         plain = q[:absorbed, :, :nope].transpose(0, 1)
         torch.bmm(plain, kv_up[:, :nope], out=taken[..., :latent].transpose(0, 1))

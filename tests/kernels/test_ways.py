@@ -10,6 +10,8 @@ import torch
 
 from kernels.latent_attention.cases import case as attention_case
 from kernels.latent_attention.kernel import latent_attention
+from kernels.latent_write import kernel as write
+from kernels.latent_write.cases import case as write_case
 from kernels.latent_write.reference import latent_write
 from kernels.moe import kernel as experts
 from kernels.moe import lists
@@ -21,7 +23,7 @@ from kernels.moe_route import kernel as route
 from kernels.moe_route import logits
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, assert_close, seeded
+from kernels.testing import TOLERANCES, assert_close, check, seeded
 
 
 def made(case: Case, device: torch.device) -> dict[str, Any]:
@@ -42,6 +44,18 @@ def test_expanded_lines_are_absorbed_ones(device: torch.device) -> None:
     )
     whole = latent_attention(**{**inputs, "absorbed": absorbed, "max_entries": 0})
     assert_close("expanded", latent_attention(**inputs), whole, TOLERANCES[torch.float32])
+
+
+def test_queries_absorbed_in_a_launch_of_their_own_are_the_same(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = write_case("", torch.float32, 70, 2, 160, 16, 32, 40)
+    monkeypatch.setattr(write, "OWN_TOKENS", 60)
+    assert not write.absorbs_apart(70, 40)
+    check(case, write.latent_write, latent_write, device)
+    monkeypatch.setattr(write, "MANY_TOKENS", 60)
+    assert write.absorbs_apart(70, 40)
+    check(case, write.latent_write, latent_write, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
