@@ -22,6 +22,7 @@ OPS = (
     "rms_norm",
     "norm_add",
     "linear",
+    "linear_norm",
     "rope_kv_write",
     "paged_attention",
     "rope_attention",

@@ -43,9 +43,10 @@ class Attention(nn.Module):
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
         ends: LineEnds | None,
-    ) -> torch.Tensor:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Writes the step's keys and
-        values into the cache."""
+        after: RmsNorm | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
+        (`Linear.then`). Writes the step's keys and values into the cache."""
         (cache,) = caches
         assert isinstance(cache, PagedCache)
         config = self.config
@@ -87,4 +88,4 @@ class Attention(nn.Module):
         o = o.flatten(1)
         if self.config.gated:
             o = self._ops.sigmoid_gate(o, kept(gate, ends))
-        return self.out(o, residual=residual)
+        return self.out.then(o, residual, after)

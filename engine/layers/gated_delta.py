@@ -51,9 +51,10 @@ class GatedDelta(nn.Module):
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
         ends: LineEnds | None,
-    ) -> torch.Tensor:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Brings the lines' states up
-        to their last token."""
+        after: RmsNorm | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
+        (`Linear.then`). Brings the lines' states up to their last token."""
         (cache,) = caches
         assert isinstance(cache, StateCache)
         inputs, state = cache.states
@@ -77,4 +78,4 @@ class GatedDelta(nn.Module):
             batch.num_single,
             batch.max_query,
         )
-        return self.out(kept(y, ends), residual=residual)
+        return self.out.then(kept(y, ends), residual, after)

@@ -8,6 +8,9 @@ from torch import nn
 from engine.layers.build import Build
 from engine.layers.norm import RmsNorm
 
+# Rows up to which what reads a norm takes it into its own launch.
+TAKEN_IN = 16
+
 
 class Linear(nn.Module):
     """y = residual + act(norm(x) @ weightᵀ + bias), each part only when it is there."""
@@ -18,6 +21,7 @@ class Linear(nn.Module):
         self.bias = build.empty(out) if bias else None
         self._activation = activation
         self._op = build.ops.linear
+        self._with_norm = build.ops.linear_norm
         self._deterministic = build.deterministic
 
     def forward(
@@ -36,3 +40,22 @@ class Linear(nn.Module):
             activation=self._activation,
             deterministic=self._deterministic,
         )
+
+    def then(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """y = forward(x, residual=residual), and `norm` of y: None without one, without a residual, and for rows so few
+        that whatever reads it does better to take it in."""
+        if norm is None or residual is None or len(x) <= TAKEN_IN:
+            return self(x, residual=residual), None
+        y, normed = self._with_norm(
+            x,
+            self.weight,
+            residual,
+            norm.weight,
+            norm.eps,
+            offset=norm.offset,
+            bias=self.bias,
+            deterministic=self._deterministic,
+        )
+        return y, normed

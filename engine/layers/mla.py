@@ -54,9 +54,10 @@ class LatentAttention(nn.Module):
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
         ends: LineEnds | None,
-    ) -> torch.Tensor:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Writes the step's
-        latents into the cache."""
+        after: RmsNorm | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
+        (`Linear.then`). Writes the step's latents into the cache."""
         (cache,) = caches
         assert isinstance(cache, LatentCache)
         config = self.config
@@ -92,7 +93,7 @@ class LatentAttention(nn.Module):
             batch.max_context,
             max_entries=batch.max_entries if expands else 0,
         )
-        return self.out(kept(o.flatten(1), ends), residual=residual)
+        return self.out.then(kept(o.flatten(1), ends), residual, after)
 
     def _expands(self, batch: DeviceBatch) -> bool:
         """Whether to make keys and values for the lines of several queries: it pays from dozens of queries a line on,

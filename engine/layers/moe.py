@@ -39,19 +39,20 @@ class Moe(nn.Module):
         return share * (self.gate_up.numel() + self.down.numel())
 
     def forward(
-        self, x: torch.Tensor, norm: RmsNorm, token_ids: torch.Tensor, residual: torch.Tensor | None
+        self, x: torch.Tensor, norm: RmsNorm | None, token_ids: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        """x, residual [T, hidden] → [T, hidden]."""
+        """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
         config = self.config
+        weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
         return self._ops.moe(
             x,
             self.router,
             self.gate_up,
             self.down,
             config.top_k,
-            norm_weight=norm.weight,
-            eps=norm.eps,
-            offset=norm.offset,
+            norm_weight=weight,
+            eps=eps,
+            offset=offset,
             score=config.score,
             bias=self.correction,
             num_groups=config.num_groups,

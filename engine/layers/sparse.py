@@ -104,9 +104,10 @@ class SparseAttention(nn.Module):
         caches: tuple[LayerCache, ...],
         residual: torch.Tensor | None,
         ends: LineEnds | None,
-    ) -> torch.Tensor:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`. Writes the step's
-        vectors, entries and states."""
+        after: RmsNorm | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
+        (`Linear.then`). Writes the step's vectors, entries and states."""
         config = self.config
         window, entries, keys = _latents(caches)
         q, kv, values, gates, index_values, index_gates, index_weights = self.down(x, norm=norm).split(
@@ -153,7 +154,7 @@ class SparseAttention(nn.Module):
             **more,
         )
         o = kept(o.flatten(1), ends)
-        return self.out(self._ops.group_linear(o, self.out_down), residual=residual)
+        return self.out.then(self._ops.group_linear(o, self.out_down), residual, after)
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
         """The entries that each token reads: [T, top_k] int32."""

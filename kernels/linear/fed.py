@@ -46,9 +46,9 @@ def _ask_weight(w_desc, full, w_ring, stage, tile, slice_, up_row, live, BN: gl.
 
 
 @gluon.jit
-def _feed(x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
-          BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
-          X_STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+def feed(x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+         BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
+         X_STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
     """One warp: asks for all units, for the first weights before the kernel before has finished."""
     X_BYTES: gl.constexpr = BM * BK * 2
     tile = first // slices
@@ -97,6 +97,26 @@ def _before(stage, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def products(acc, x_ring, w_ring, x_full, w_full, empty, stage, phase, x_stage, x_phase, units,
+             STAGES: gl.constexpr, X_STAGES: gl.constexpr):  # fmt: skip
+    """acc [outputs, rows] and the products of the rings' next units, of which there is one at least, and where the
+    rings stand then."""
+    for unit in range(units):
+        mbarrier.wait(w_full.index(stage), phase)
+        mbarrier.wait(x_full.index(x_stage), x_phase)
+        x = x_ring.index(x_stage).permute((1, 0))
+        token = warpgroup_mma(w_ring.index(stage), x, acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[token])
+        # the product before this one is done: its places are free
+        mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)), pred=unit > 0)
+        stage, phase = next_stage(stage, phase, STAGES)
+        x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)))
+    return acc, stage, phase, x_stage, x_phase
+
+
+@gluon.jit
 def _gate_and_up(acc, BN: gl.constexpr, BM: gl.constexpr):
     """[2·BN, BM] as its first and its last BN rows."""
     return gl.split(gl.permute(gl.reshape(acc, (2, BN, BM)), (1, 2, 0)))
@@ -123,18 +143,9 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
         begin = gl.maximum(first, tile * slices)
         end = gl.minimum(stop, (tile + 1) * slices)
         acc = gl.zeros((WIDE * BN, BM), gl.float32, mma)
-        for unit in range(begin, end):
-            mbarrier.wait(w_full.index(stage), phase)
-            mbarrier.wait(x_full.index(x_stage), x_phase)
-            x = x_ring.index(x_stage).permute((1, 0))
-            token = warpgroup_mma(w_ring.index(stage), x, acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=[token])
-            # the product before this one is done: its places are free
-            mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)), pred=unit > begin)
-            stage, phase = next_stage(stage, phase, STAGES)
-            x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)))
+        acc, stage, phase, x_stage, x_phase = products(
+            acc, x_ring, w_ring, x_full, w_full, empty, stage, phase, x_stage, x_phase, end - begin, STAGES, X_STAGES
+        )
 
         n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))[:, None]
         m = gl.arange(0, BM, gl.SliceLayout(0, flat))[None, :]
@@ -219,8 +230,8 @@ def fed_kernel(
             (_multiply, (x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
                          M, N, y_stride, residual_stride, first, stop, slices, units, BM, BN, WIDE, STAGES, X_STAGES,
                          AT_ONCE, SHARED, ACT, BIAS, RESIDUAL, PDL)),
-            (_feed, (x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
-                     BM, BN, BK, WIDE, STAGES, X_STAGES, PDL)),
+            (feed, (x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+                    BM, BN, BK, WIDE, STAGES, X_STAGES, PDL)),
         ],
         [1],
         [24],

@@ -73,6 +73,7 @@ def steps() -> dict[str, dict[str, Step]]:
             "silu": _of_tokens("linear", 48, 64, norm=True, activation="silu"),
             "deterministic": _of_tokens("linear", 96, 64, norm=True, deterministic=True),
         },
+        "linear_norm": {"tokens": _of_tokens("linear_norm", 96, 64)},
         "rope_kv_write": {"tokens": _of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},
         "gated_activation": {"tokens": _of_tokens("gated_activation", 96)},
         "latent_write": {

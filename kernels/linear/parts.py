@@ -1,0 +1,110 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Products of 33 to 64 rows on Hopper as sums over shares of the inputs, in Gluon, for a kernel behind that adds them.
+
+As in `fed`, for outputs so few that several programs take a tile of them. There they wait for each other's sums; here
+they are done when their own are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hopper import boxes
+from kernels.linear.fed import INPUTS, OUTPUTS, REGISTERS, ROWS, feed, products
+
+
+@gluon.jit
+def _multiply(x_ring, w_ring, x_full, w_full, empty, part_ptr, M, N, first, stop, slices, BM: gl.constexpr,
+              BN: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+    """Four warps: the products of a program's units, which are of one tile."""
+    if PDL:
+        gdc_wait()
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
+    flat: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    zero = first * 0
+    acc = gl.zeros((BN, BM), gl.float32, mma)
+    acc, _, _, _, _ = products(
+        acc, x_ring, w_ring, x_full, w_full, empty, zero, zero, zero, zero, stop - first, STAGES, X_STAGES
+    )
+    tile = first // slices
+    part = (first - tile * slices) // (stop - first)
+    n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))[:, None]
+    m = gl.arange(0, BM, gl.SliceLayout(0, flat))[None, :]
+    row = part.to(gl.int64) * M + m
+    gl.store(part_ptr + row * N + n, gl.convert_layout(acc, flat), mask=(n < N) & (m < M))
+
+
+@gluon.jit(do_not_specialize=["M"])
+def parts_kernel(
+    x_desc, w_desc, part_ptr, M, N, K,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr,
+    SPLIT: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """part[s] = x[:, share s of K] · w[:, share s of K]ᵀ, [SPLIT, M, N], float32. SPLIT divides the slices of K."""
+    slices = (K + BK - 1) // BK
+    each = slices // SPLIT
+    first = gl.program_id(0) * each
+    stop = first + each
+    if PDL:
+        gdc_launch_dependents()
+
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [X_STAGES, BM, BK], x_desc.layout)
+    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAGES):
+        mbarrier.init(w_full.index(place), count=1)
+    for place in gl.static_range(X_STAGES):
+        mbarrier.init(x_full.index(place), count=1)
+        mbarrier.init(empty.index(place), count=1)
+    described = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(described.index(0), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_multiply, (x_ring, w_ring, x_full, w_full, empty, part_ptr, M, N, first, stop, slices, BM, BN, STAGES,
+                         X_STAGES, PDL)),
+            (feed, (x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+                    BM, BN, BK, 1, STAGES, X_STAGES, PDL)),
+        ],
+        [1],
+        [24],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PartsTile:
+    """How `parts_kernel` is cut: shares of the inputs, slices of weights and of x in its rings."""
+
+    split: int
+    stages: int
+    x_stages: int
+
+
+def parts_tile(rows: int, n: int, k: int, multiprocessors: int) -> PartsTile | None:
+    """None where a product that adds up its own parts is as fast (measured on an H200 at 2,048 outputs of 2,048 and
+    4,096 inputs, which four programs a tile read at once), and for sizes that were not measured."""
+    split, slices = multiprocessors // triton.cdiv(n, OUTPUTS), triton.cdiv(k, INPUTS)
+    if not ROWS // 2 < rows <= ROWS or split != 4 or not 16 <= slices <= 32 or slices % split:
+        return None
+    return PartsTile(split, slices // split, 4 if slices <= 16 else 3)
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor, tile: PartsTile, pdl: bool) -> torch.Tensor:
+    """x [M, k] · weight [n, k]ᵀ by shares of the inputs: [split, M, n], float32. Takes what `streams` allows."""
+    (m, k), n = x.shape, weight.shape[0]
+    parts = torch.empty(tile.split, m, n, dtype=torch.float32, device=x.device)
+    parts_kernel[(triton.cdiv(n, OUTPUTS) * tile.split,)](
+        boxes(x, ROWS, INPUTS), boxes(weight, OUTPUTS, INPUTS), parts, m, n, k,
+        BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages, SPLIT=tile.split, PDL=pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+    )  # fmt: skip
+    return parts

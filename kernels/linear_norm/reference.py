@@ -1,0 +1,27 @@
+"""A product added to the residual stream, and the norm that follows it."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.linear.reference import linear
+from kernels.rms_norm.reference import rms_norm
+
+
+def linear_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    offset: float = 0.0,
+    bias: torch.Tensor | None = None,
+    deterministic: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y = residual + x @ weightᵀ + bias;  h = y / sqrt(mean(y²) + eps) * (norm_weight + offset).
+
+    x [T, K], weight [N, K], residual [T, N], norm_weight and bias [N] → y and h, both [T, N] in x's dtype. The norm is
+    of what y was rounded to. deterministic: as in `linear`.
+    """
+    y = linear(x, weight, bias, residual=residual, deterministic=deterministic)
+    return y, rms_norm(y, norm_weight, eps, offset=offset)[0]

@@ -1,0 +1,116 @@
+"""The Gluon product that leaves its parts to a norm: that it compiles for Hopper, which sizes it is for, and the sum.
+
+Its results are held by the cases of `linear_norm` on a GPU (test_ops.py): Gluon has no interpreter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.linear.reference import linear
+from kernels.rms_norm.reference import rms_norm
+from kernels.testing import TOLERANCES, assert_close, randn, seeded
+from tests.compiled import SHARED_BYTES, run
+
+COMPILE = """
+from kernels.linear.fed import INPUTS, OUTPUTS, REGISTERS, ROWS
+from kernels.linear.parts import parts_kernel, parts_tile
+from tests.compiled import box, for_hopper
+
+for k in (2048, 4096):
+    tile = parts_tile(64, 2048, k, 132)
+    constants = {
+        "BM": ROWS, "BN": OUTPUTS, "BK": INPUTS, "STAGES": tile.stages, "X_STAGES": tile.x_stages,
+        "SPLIT": tile.split, "PDL": True,
+    }
+    kinds = {"x_desc": box(ROWS, INPUTS), "w_desc": box(OUTPUTS, INPUTS), "part_ptr": "*fp32"}
+    made = for_hopper(parts_kernel, constants, lambda name: kinds.get(name, "i32"), maxnreg=REGISTERS)
+    ptx = made.asm["ptx"]
+    assert f"wgmma.mma_async.sync.aligned.m64n{ROWS}k16" in ptx
+    feed = ptx[: ptx.index("cp.async.bulk.tensor")].rindex("barrier.sync")
+    wait = ptx.index("griddepcontrol.wait", feed)
+    assert ptx.count("cp.async.bulk.tensor", feed, wait) > tile.stages, "weights are asked for before the wait"
+    print(made.metadata.shared)
+"""
+
+
+@pytest.mark.slow
+def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path) -> None:
+    assert all(0 < int(size) <= SHARED_BYTES for size in run(COMPILE, tmp_path).split())
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "taken"),
+    [
+        (33, 2048, 2048, True),
+        (64, 2048, 4096, True),
+        (64, 2040, 2560, True),
+        (32, 2048, 2048, False),
+        (65, 2048, 2048, False),
+        (64, 2048, 8192, False),
+        (64, 2048, 2100, False),
+        (64, 4096, 4096, False),
+        (64, 5120, 2048, False),
+    ],
+)
+def test_takes_the_sizes_that_were_measured(rows: int, n: int, k: int, taken: bool) -> None:
+    from kernels.linear.parts import INPUTS, parts_tile
+
+    tile = parts_tile(rows, n, k, 132)
+    assert (tile is not None) == taken
+    # all of a program's weights stand in its ring before the wait, and its share is whole slices
+    assert tile is None or tile.split * tile.stages * INPUTS == k
+
+
+@pytest.mark.parametrize("size", [40, 96])
+def test_the_norm_adds_up_the_parts_of_a_product(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    from kernels.linear.parts import PartsTile
+    from kernels.linear_norm import kernel
+
+    g = seeded(device)
+    x, weight = randn(g, device, torch.float32, 5, 64), randn(g, device, torch.float32, size, 64)
+    residual, norm_weight = randn(g, device, torch.float32, 7, size)[:5], randn(g, device, torch.float32, size)
+
+    def parts(x: torch.Tensor, weight: torch.Tensor, tile: PartsTile, pdl: bool) -> torch.Tensor:
+        shares = zip(x.chunk(tile.split, dim=1), weight.chunk(tile.split, dim=1), strict=True)
+        return torch.stack([a @ b.T for a, b in shares])
+
+    monkeypatch.setattr(kernel, "group_products", lambda device: True)
+    monkeypatch.setattr(kernel, "streams", lambda x, weight: True)
+    monkeypatch.setattr(kernel, "parts_tile", lambda *sizes: PartsTile(4, 1, 1))
+    monkeypatch.setattr(kernel, "linear_parts", parts)
+    y, h = kernel.linear_norm(x, weight, residual, norm_weight, 1e-5, offset=1.0)
+    want = linear(x, weight, residual=residual)
+    assert_close("y", y, want, TOLERANCES[torch.float32])
+    assert_close("h", h, rms_norm(want, norm_weight, 1e-5, offset=1.0)[0], TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize("more", ["bias", "deterministic"])
+def test_a_product_with_more_to_it_adds_up_its_own_parts(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    from kernels.linear_norm import kernel
+
+    asked: list[Any] = []
+    monkeypatch.setattr(kernel, "group_products", lambda device: True)
+    monkeypatch.setattr(kernel, "streams", lambda x, weight: True)
+    monkeypatch.setattr(kernel, "parts_tile", lambda *sizes: asked.append(sizes))
+    one = torch.ones(16, device=device)
+    given: dict[str, Any] = {"bias": one} if more == "bias" else {"deterministic": True}
+    inputs = (
+        torch.ones(3, 64, device=device),
+        torch.ones(16, 64, device=device),
+        torch.zeros(3, 16, device=device),
+        one,
+    )
+    y, _ = kernel.linear_norm(*inputs, 0.0, **given)
+    assert y.unique().tolist() == [64.0 + (more == "bias")]
+    assert not asked
+    kernel.linear_norm(*inputs, 0.0)
+    assert asked
