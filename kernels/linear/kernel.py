@@ -95,7 +95,7 @@ def vector_tile(n: int, k: int, norm: bool, activation: bool) -> VectorTile:
         if k > FEW_INPUTS:
             return VectorTile(8, 256, 4)
         return VectorTile(8, 512, 4) if n <= 4096 else VectorTile(4, 1024, 4)
-    return VectorTile(1, 2048, 4) if k in (2048, 4096) else VectorTile(2, 1024, 4)
+    return VectorTile(1, 2048, 4) if k == 2048 else VectorTile(2, 1024, 4)
 
 
 def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> StreamTile:
