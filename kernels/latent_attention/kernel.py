@@ -55,7 +55,7 @@ def latent_attention(
             attend_chunks(
                 absorbed, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query
             )
-    if whole and not longer and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
+    if whole and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
         attend_stretches(
             absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single, JoinTile(),
             dependent_launch(q.device),
