@@ -4,7 +4,7 @@ A graph is made for a shape, and a step is padded up to the next shape there is:
 token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
 are the reserved block 0. What varies between replays (lengths, ids, tables) is read from the device.
 
-Short prompts have a second graph, for those with little in the cache: their attention goes by that bound. Layers over
+Short prompts and one line have a second graph, for little in the cache: their attention goes by that bound. Layers over
 latents want to know how many entries the longer lines have at most: all their steps have a second graph.
 
 A shape's first step runs eagerly, which compiles what it needs, and is captured after. A few shapes are made at start,
@@ -39,6 +39,8 @@ MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792
 # What longer lines may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 PAST, SHORT = 2048, 256
+# The longest context of one line's second graph.
+NEAR = 512
 # What a prompt of 1,024 tokens takes beside rows: made before others, behind what a pace fills (`core.policy`).
 COMMON_TOKENS = (1152, 1088)
 # Of MIXED_TOKENS, what a pace may fill: the one that it takes with experts, and how far from the best a smaller one may
@@ -141,7 +143,7 @@ class StepGraphs:
             return None
         if tokens == lines:
             at = bisect_left(self._lines, lines)
-            return self.decode(self._lines[at]) if at < len(self._lines) else None
+            return self.decode(self._lines[at], plan.first[0] + 1) if at < len(self._lines) else None
         past = sum(first for first, count in zip(plan.first, plan.count, strict=True) if count > 1)
         if lines == 1:
             at = bisect_left(self._tokens, tokens)
@@ -150,8 +152,11 @@ class StepGraphs:
         mixed = self.mixed_shapes.fit(singles, tokens - singles, lines - singles)
         return None if mixed is None else self.mixed(*mixed, past)
 
-    def decode(self, lines: int) -> StepShape:
-        return StepShape(lines, lines, num_single=lines, max_query=1, max_context=self._max_context)
+    def decode(self, lines: int, context: int | None = None) -> StepShape:
+        """context: what the first line has with the step's token; None for as much as there may be."""
+        near = lines == 1 and context is not None and context <= NEAR
+        longest = min(self._max_context, NEAR) if near else self._max_context
+        return StepShape(lines, lines, num_single=lines, max_query=1, max_context=longest)
 
     def prompt(self, tokens: int, past: int = 0) -> StepShape:
         """past: what the lines of several tokens have in the cache before the step."""
@@ -186,8 +191,8 @@ class StepGraphs:
     @property
     def first(self) -> list[StepShape]:
         """Shapes to make before the first request."""
-        lines = [n for n in self._lines if n in FIRST_LINES]
-        return [self.decode(n) for n in lines] + [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
+        shapes = [self.decode(1, 1)] + [self.decode(n) for n in self._lines if n in FIRST_LINES]
+        return list(dict.fromkeys(shapes + [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]))
 
     @property
     def missing(self) -> StepShape | None:
@@ -196,7 +201,7 @@ class StepGraphs:
             return None
         held = self.mixed_shapes
         mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + LONGER]
-        shapes = [self.decode(n) for n in self._lines]
+        shapes = [self.decode(1, 1)] + [self.decode(n) for n in self._lines]
         common = (held.even, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]

@@ -22,6 +22,8 @@ from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 
 # kv heads of lines that are few (measured on an H200, see docs/log.md).
 FEW_HEADS = 32
+# The longest context that is short: most of what a program does for it stands before and behind the keys.
+SHORT_CONTEXT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,20 @@ def fuses(lines: int, alone: bool, heads: int, wide: bool) -> bool:
     return lines == 1 or (alone and wide and heads <= FEW_HEADS)
 
 
-def tile_for(dtype: torch.dtype, group: int, channels: int, lines: int) -> LineTile:
-    """The tile for `lines` lines, `channels` wide, a power of two; `group` query heads share a kv head.
+def tile_for(dtype: torch.dtype, group: int, channels: int, lines: int, max_context: int) -> LineTile:
+    """The tile for `lines` lines of up to `max_context` tokens, `channels` wide, a power of two; `group` query heads
+    share a kv head.
 
-    A share that is worth it has no more keys than are loaded before the wait. Wide tiles and those of 256 channels were
-    measured on an H200; for one line of 16 heads that share keys, four warps spill.
+    A share that is worth it has no more keys than are loaded before the wait. One line whose context is short takes
+    small tiles: they are done sooner, and leave the next kernel room to ask for its weights. Wide tiles and those of
+    256 channels were measured on an H200; for one line of 16 heads that share keys, four warps spill.
     """
     rows = max(8, triton.next_power_of_2(group + 1))
     if not _wide(dtype, group, channels):
         return LineTile(max(16, rows), 32, warps=8 if rows * channels > 8192 else 4, stages=2)
+    if lines == 1 and rows <= 16 and max_context <= SHORT_CONTEXT:
+        keys, stages = (32, 3) if rows == 16 else (64, 2)
+        return LineTile(rows, keys, warps=4, stages=stages, programs=1, least=keys)
     if lines == 1 and rows <= 16:
         return LineTile(rows, 128, warps=4, stages=3, programs=1, least=128)
     return LineTile(rows, 256, warps=8, stages=2, programs=1, least=256)
@@ -176,7 +183,7 @@ def _singles(
     _, g, block_size, _ = k_cache.shape
     group = h // g
     block_d = max(16, triton.next_power_of_2(d))
-    tile = tile_for(qkv.dtype, group, block_d, lines)
+    tile = tile_for(qkv.dtype, group, block_d, lines, max_context)
     assert tile.rows > group, "the new key is a row below the queries"
     programs = tile.programs * multiprocessors(qkv.device)
     # A program holds most of a multiprocessor's shared memory, and those without work would keep the next kernel out:

@@ -58,9 +58,10 @@ def test_decoding(replayed: Replayed, truth: Golden, dtype: str, lines: int, siz
     sequences = truth.sequences[-lines:]
     replayed.shapes.clear()
     verdict = record(judge(sequences, PlanPlayer(replayed.runner, WHOLE).play(sequences), dtype))
-    shape = replayed.graphs.decode(size)
-    assert replayed.captured(shape)
-    assert replayed.shapes[-FORCED:] == [shape] * FORCED
+    held = len(sequences[0].prompt)
+    shapes = [replayed.graphs.decode(size, held + step) for step in range(1, FORCED + 1)]
+    assert all(replayed.captured(shape) for shape in shapes)
+    assert replayed.shapes[-FORCED:] == shapes
     assert verdict.positions == lines * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 

@@ -40,11 +40,25 @@ def test_numbers_of_lines_that_take_it() -> None:
 @pytest.mark.parametrize("group", [1, 3, 7, 8, 16, 31])
 @pytest.mark.parametrize("channels", [64, 128, 256])
 @pytest.mark.parametrize("lines", [1, 4])
-def test_every_tile_has_a_row_for_the_new_key(group: int, channels: int, lines: int) -> None:
+@pytest.mark.parametrize("context", [1, 512, 513])
+def test_every_tile_has_a_row_for_the_new_key(group: int, channels: int, lines: int, context: int) -> None:
     from kernels.rope_attention.kernel import tile_for
 
-    rows = tile_for(BF16, group, channels, lines).rows
+    rows = tile_for(BF16, group, channels, lines, context).rows
     assert group < rows <= max(16, 2 * group)
+
+
+@pytest.mark.parametrize(("group", "near", "far"), [(8, 32, 128), (4, 64, 128), (2, 64, 128), (16, 256, 256)])
+def test_one_line_of_a_short_context_takes_small_tiles(group: int, near: int, far: int) -> None:
+    from kernels.rope_attention.kernel import SHORT_CONTEXT, tile_for
+
+    def keys(lines: int, context: int) -> int:
+        tile = tile_for(BF16, group, 128, lines, context)
+        assert tile.least <= tile.ahead * tile.keys
+        return tile.keys
+
+    assert (keys(1, SHORT_CONTEXT), keys(1, SHORT_CONTEXT + 1)) == (near, far)
+    assert keys(2, SHORT_CONTEXT) == keys(2, SHORT_CONTEXT + 1) == 256
 
 
 @pytest.fixture(params=[1, 3], ids="ahead {}".format)

@@ -16,7 +16,7 @@ from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
-from engine.runner.graphs import PAST, Capture, Compute, Outcome, Replay, StepGraphs, even_tokens, mixed_shapes
+from engine.runner.graphs import NEAR, PAST, Capture, Compute, Outcome, Replay, StepGraphs, even_tokens, mixed_shapes
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
@@ -172,6 +172,23 @@ def test_steps_with_more_lines_or_tokens_than_the_largest_shape_run_eagerly(chec
     assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
 
 
+def test_one_line_of_a_short_context_has_a_graph_of_its_own() -> None:
+    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 8192)
+
+    def bound(lines: int, cached: int) -> int:
+        shape = graphs.fit(StepPlan(0, list(range(lines)), [cached] * lines, [1] * lines, [True] * lines))
+        assert shape is not None
+        assert shape.max_context > cached
+        return shape.max_context
+
+    assert bound(1, 0) == bound(1, NEAR - 1) == NEAR
+    assert bound(1, NEAR) == bound(1, 8191) == bound(2, 0) == 8192
+    assert {graphs.decode(1, 1), graphs.decode(1)} < set(graphs.first), "a line does not wait for one as it grows"
+    short = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, NEAR - 1)
+    assert short.decode(1, 1) == short.decode(1)
+    assert len(short.first) == len(set(short.first))
+
+
 def test_a_bound_on_entries_holds_all_that_longer_lines_have() -> None:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 8192, bounded=True)
     for first, count, held in ((0, 100, 100), (PAST, 100, PAST + 100), (PAST + 1, 100, 0)):
@@ -183,7 +200,7 @@ def test_a_bound_on_entries_holds_all_that_longer_lines_have() -> None:
             # dummy lines hold what fills the step up
             dummies = shape.tokens - shape.num_single - count
             assert shape.max_entries >= held + dummies if held else shape.max_entries == 0
-    assert graphs.fit(StepPlan(0, [0], [9], [1], [True])) == graphs.decode(1)
+    assert graphs.fit(StepPlan(0, [0], [9], [1], [True])) == graphs.decode(1, 10)
 
 
 @pytest.mark.parametrize(("rows", "largest"), [(1, 0), (2, 2), (16, 16), (40, 40), (256, 256), (900, 512)])
