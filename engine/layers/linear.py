@@ -45,8 +45,9 @@ class Linear(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """y = forward(x, residual=residual), and `norm` of y: None without one, without a residual, and for rows so few
-        that whatever reads it does better to take it in."""
-        if norm is None or residual is None or len(x) <= TAKEN_IN:
+        that whatever reads it does better to take it in; deterministic, that does so for any number of rows, for the
+        same bits."""
+        if norm is None or residual is None or self._deterministic or len(x) <= TAKEN_IN:
             return self(x, residual=residual), None
         y, normed = self._with_norm(
             x,
@@ -56,6 +57,5 @@ class Linear(nn.Module):
             norm.eps,
             offset=norm.offset,
             bias=self.bias,
-            deterministic=self._deterministic,
         )
         return y, normed

@@ -19,7 +19,6 @@ def case(
     k: int,
     offset: float = 0.0,
     bias: bool = False,
-    deterministic: bool = False,
     small: bool = True,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
@@ -31,7 +30,6 @@ def case(
             "eps": 1e-6,
             "offset": offset,
             "bias": randn(g, device, dtype, n) if bias else None,
-            "deterministic": deterministic,
         }
 
     moved = (n * k + t * k + 3 * t * n + n) * dtype.itemsize
@@ -44,7 +42,6 @@ def cases() -> list[Case]:
         case("odd sizes", f32, 5, 123, 60),
         case("bias and offset", f32, 3, 96, 64, offset=1.0, bias=True),
         case("bfloat16", bf16, 33, 96, 128),
-        case("deterministic", bf16, 3, 96, 128, deterministic=True),
         case("no tokens", f32, 0, 64, 64),
     ]
     sizes = ((2048, 2048), (2048, 4096), (2040, 2560), (4096, 4096))

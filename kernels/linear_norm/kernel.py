@@ -76,14 +76,13 @@ def linear_norm(
     eps: float,
     offset: float = 0.0,
     bias: torch.Tensor | None = None,
-    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the reference. y may stand in residual's place."""
-    if group_products(x.device) and bias is None and not deterministic and streams(x, weight):
+    """See the reference. residual is contiguous along its rows."""
+    if group_products(x.device) and bias is None and streams(x, weight):
         n, k = weight.shape
         tile = parts_tile(len(x), n, k, multiprocessors(x.device))
         if tile is not None:
             pdl = dependent_launch(x.device)
             return sum_norm(linear_parts(x, weight, tile, pdl), residual, norm_weight, eps, offset, pdl)
-    y = linear(x, weight, bias, residual=residual, deterministic=deterministic)
+    y = linear(x, weight, bias, residual=residual)
     return y, rms_norm(y, norm_weight, eps, offset=offset)[0]

@@ -16,12 +16,11 @@ def linear_norm(
     eps: float,
     offset: float = 0.0,
     bias: torch.Tensor | None = None,
-    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """y = residual + x @ weightᵀ + bias;  h = y / sqrt(mean(y²) + eps) * (norm_weight + offset).
 
     x [T, K], weight [N, K], residual [T, N], norm_weight and bias [N] → y and h, both [T, N] in x's dtype. The norm is
-    of what y was rounded to. deterministic: as in `linear`.
+    of what y was rounded to. A residual must not be read afterwards: y may stand in its place.
     """
-    y = linear(x, weight, bias, residual=residual, deterministic=deterministic)
+    y = linear(x, weight, bias, residual=residual)
     return y, rms_norm(y, norm_weight, eps, offset=offset)[0]
