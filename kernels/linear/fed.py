@@ -46,6 +46,27 @@ def _ask_weight(w_desc, full, w_ring, stage, tile, slice_, up_row, live, BN: gl.
 
 
 @gluon.jit
+def rings(x_desc, w_desc, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
+          X_STAGES: gl.constexpr):  # fmt: skip
+    """Rings of weights and of x, the barriers of their places that say full (both) and empty (x's), and that of a
+    description."""
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [X_STAGES, BM, BK], x_desc.layout)
+    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAGES):
+        mbarrier.init(w_full.index(place), count=1)
+    for place in gl.static_range(X_STAGES):
+        mbarrier.init(x_full.index(place), count=1)
+        mbarrier.init(empty.index(place), count=1)
+    described = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(described.index(0), count=1)
+    fence_async_shared()
+    return w_ring, x_ring, w_full, x_full, empty, described
+
+
+@gluon.jit
 def feed(x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
          BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
          X_STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
@@ -212,19 +233,7 @@ def fed_kernel(
     if PDL:
         gdc_launch_dependents()
 
-    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, WIDE * BN, BK], w_desc.layout)
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [X_STAGES, BM, BK], x_desc.layout)
-    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        mbarrier.init(w_full.index(place), count=1)
-    for place in gl.static_range(X_STAGES):
-        mbarrier.init(x_full.index(place), count=1)
-        mbarrier.init(empty.index(place), count=1)
-    described = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(described.index(0), count=1)
-    fence_async_shared()
+    w_ring, x_ring, w_full, x_full, empty, described = rings(x_desc, w_desc, BM, WIDE * BN, BK, STAGES, X_STAGES)
     gl.warp_specialize(
         [
             (_multiply, (x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,

@@ -13,11 +13,10 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hopper import boxes
-from kernels.linear.fed import INPUTS, OUTPUTS, REGISTERS, ROWS, feed, products
+from kernels.linear.fed import INPUTS, OUTPUTS, REGISTERS, ROWS, feed, products, rings
 
 
 @gluon.jit
@@ -55,19 +54,7 @@ def parts_kernel(
     if PDL:
         gdc_launch_dependents()
 
-    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [X_STAGES, BM, BK], x_desc.layout)
-    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        mbarrier.init(w_full.index(place), count=1)
-    for place in gl.static_range(X_STAGES):
-        mbarrier.init(x_full.index(place), count=1)
-        mbarrier.init(empty.index(place), count=1)
-    described = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(described.index(0), count=1)
-    fence_async_shared()
+    w_ring, x_ring, w_full, x_full, empty, described = rings(x_desc, w_desc, BM, BN, BK, STAGES, X_STAGES)
     gl.warp_specialize(
         [
             (_multiply, (x_ring, w_ring, x_full, w_full, empty, part_ptr, M, N, first, stop, slices, BM, BN, STAGES,
