@@ -200,29 +200,30 @@ def latent_write(
     if not t:
         return taken
     pdl = dependent_launch(q.device)
-    block_t = 16 if absorbed <= 16 else 32
+    within = 0 < absorbed <= FEW_TOKENS
     block_c = min(128, max(16, triton.next_power_of_2(latent)))
     block_h = min(16, triton.next_power_of_2(heads))
 
-    def launch(absorb_programs: int, writes: bool) -> None:
-        each = tokens_each(t, absorb_programs > 0)
+    def launch(absorbs: bool, writes: bool) -> None:
+        # where nothing is absorbed the tile is of no account, and shall not make another kernel
+        block_t = 32 if absorbs and absorbed > 16 else 16
+        absorb_programs = triton.cdiv(absorbed, block_t) * heads * triton.cdiv(latent, block_c) if absorbs else 0
+        each = tokens_each(t, absorbs)
         programs = triton.cdiv(t, each) * (1 + triton.cdiv(heads, block_h)) if writes else 0
         _write[(absorb_programs + programs,)](
             q, kv, kv_up, positions, slots, cos_sin, cache, norm, taken, q.stride(0), q.stride(1), kv.stride(0),
             kv_up.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], eps, t, absorb_programs, absorbed,
             HEADS=heads, NOPE=nope, LATENT=latent, HALF=rope // 2, INTERLEAVED=interleaved, BLOCK_T=block_t,
             BLOCK_D=max(16, triton.next_power_of_2(nope)), BLOCK_C=block_c, BLOCK_H=block_h,
-            BLOCK_L=triton.next_power_of_2(latent), TOKENS=each, ABSORBS=absorb_programs > 0,
+            BLOCK_L=triton.next_power_of_2(latent), TOKENS=each, ABSORBS=absorbs,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, launch_pdl=pdl, num_warps=4,
         )  # fmt: skip
 
-    within = 0 < absorbed <= FEW_TOKENS
-    absorb_programs = triton.cdiv(absorbed, block_t) * heads * triton.cdiv(latent, block_c) if within else 0
     if absorbs_apart(t, absorbed):
-        launch(absorb_programs, writes=False)
-        launch(0, writes=True)
+        launch(absorbs=True, writes=False)
+        launch(absorbs=False, writes=True)
     else:
-        launch(absorb_programs, writes=True)
+        launch(within, writes=True)
     if absorbed and not within:
         plain = q[:absorbed, :, :nope].transpose(0, 1)
         torch.bmm(plain, kv_up[:, :nope], out=taken[..., :latent].transpose(0, 1))

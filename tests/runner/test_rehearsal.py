@@ -37,7 +37,7 @@ LATENT_EXPERTS = {
     "kv_lora_rank": 128,
     "q_lora_rank": None,
     "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 64,
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 64,
