@@ -16,6 +16,7 @@ from engine.cache.writes import BlockWrite
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
+from engine.runner import graphs as graphs_of
 from engine.runner.graphs import NEAR, PAST, Capture, Compute, Outcome, Replay, StepGraphs, even_tokens, mixed_shapes
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
@@ -131,6 +132,19 @@ def test_padded_steps_draw_the_same_tokens(checkpoint: Path, lines: int, shape: 
     assert recorder.captured[-1] == StepShape(shape, shape, shape, 1, 256)
     assert len(recorder.replayed) >= 5
     assert len(set(recorder.captured)) == len(recorder.captured)
+
+
+def test_a_line_that_outgrows_its_graph_draws_the_same_tokens(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = prompts(1, torch.Generator().manual_seed(1))
+    (length,) = map(len, given)
+    monkeypatch.setattr(graphs_of, "NEAR", length + 3)
+    recorder = Recorder()
+    assert greedy(make_runner(checkpoint, recorder), given, 6) == greedy(make_runner(checkpoint, None), given, 6)
+    bounds = [shape.max_context for shape in recorder.captured if shape.num_single]
+    assert bounds == [length + 3, 256], "one graph up to the bound, another behind it"
+    assert [shape.max_context for shape in recorder.replayed] == [length + 3] * 2 + [256] * 2
 
 
 @pytest.mark.parametrize("lines", [1, 5, 9, 16])
