@@ -2,9 +2,10 @@
 """Products of a decode step's pairs with their experts' matrices on Hopper, in Gluon: weights are asked for ahead.
 
 A tile is up to ROWS pairs of one expert by some rows of its matrix, which are the long side of the matrix unit. Tiles
-of shared experts and first tiles of the others come first, in order (`order.Lists`), so a program knows its expert
-before anything is chosen: while the choice is made, the bulk copy engine (TMA) fills a ring in shared memory. Programs
-of the down product find their pairs and fill their rings while the up product ends.
+of shared experts and first tiles of the others are numbered first (`order.Lists`) and taken first, the former evenly
+among the latter, so a program knows its expert before anything is chosen: while the choice is made, the bulk copy
+engine (TMA) fills a ring in shared memory. Programs of the down product find their pairs and fill their rings while
+the up product ends.
 """
 
 from __future__ import annotations
