@@ -9,8 +9,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 
-# Channels a warp takes: few rows want their loads at once, many rows fewer warps (measured on an H200).
-_LANES, _MANY_LANES, _MANY_ROWS = 512, 1024, 1024
+# Channels a warp takes: few rows want their loads at once, parts of rows even more, many rows fewer warps (measured on
+# an H200).
+_LANES, _PART_LANES, _MANY_LANES, _MANY_ROWS = 512, 128, 1024, 1024
 
 
 @triton.jit
@@ -21,9 +22,12 @@ def _norm(
     p_y,
     p_h,
     E,
+    part_stride,
     x_stride,
+    residual_stride,
     eps,
     offset,
+    SPLIT: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -37,9 +41,11 @@ def _norm(
     if PDL:
         gdc_wait()
     h = tl.load(p_x + i_row * x_stride + columns, mask=m_columns, other=0.0)
+    for part in tl.static_range(1, SPLIT):
+        h += tl.load(p_x + part * part_stride + i_row * x_stride + columns, mask=m_columns, other=0.0)
     if HAS_RESIDUAL:
-        residual = tl.load(p_residual + i_row * E + columns, mask=m_columns, other=0.0)
-        h = (h.to(tl.float32) + residual.to(tl.float32)).to(h.dtype)
+        residual = tl.load(p_residual + i_row * residual_stride + columns, mask=m_columns, other=0.0)
+        h = (h.to(tl.float32) + residual.to(tl.float32)).to(p_h.dtype.element_ty)
         tl.store(p_h + i_row * E + columns, h, mask=m_columns)
     f = h.to(tl.float32)
     y = f * tl.rsqrt(tl.sum(f * f, axis=0) / E + eps) * (weight + offset)
@@ -56,28 +62,46 @@ def rms_norm(
     """h = x + residual;  y = h / sqrt(mean(h²) + eps) * (weight + offset).
 
     One program a row, the row in registers: one read of x and residual, one write of h and y. Shapes as in the
-    reference; x's rows may be strided, residual is contiguous.
+    reference; rows of x and residual may be strided.
     """
-    rows, channels = x.shape
-    y = torch.empty((rows, channels), dtype=x.dtype, device=x.device)
-    h = x if residual is None else torch.empty((rows, channels), dtype=x.dtype, device=x.device)
+    return _normed(x, weight, eps, residual, offset, _MANY_LANES if len(x) >= _MANY_ROWS else _LANES)
+
+
+def sum_norm(
+    parts: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor, offset: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm` of x = Σ parts [S, T, E], float32, in their order: y and h in residual's dtype."""
+    return _normed(parts, weight, eps, residual, offset, _PART_LANES)
+
+
+def _normed(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, offset: float, lanes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, E], or parts of it [S, T, E]; a warp takes `lanes` channels."""
+    rows, channels = x.shape[-2:]
+    like = x if residual is None else residual
+    y = torch.empty((rows, channels), dtype=like.dtype, device=x.device)
+    h = x if residual is None else torch.empty_like(y)
     if rows:
         block = triton.next_power_of_2(channels)
         pdl = dependent_launch(x.device)
         _norm[(rows,)](
             x,
-            residual if residual is not None else x,
+            like,
             weight,
             y,
             h,
             channels,
             x.stride(0),
+            x.stride(-2),
+            like.stride(0),
             eps,
             offset,
+            SPLIT=1 if x.dim() == 2 else len(x),
             HAS_RESIDUAL=residual is not None,
             BLOCK=block,
             PDL=pdl,
             launch_pdl=pdl,
-            num_warps=min(16, max(1, block // (_MANY_LANES if rows >= _MANY_ROWS else _LANES))),
+            num_warps=min(16, max(1, block // lanes)),
         )
     return y, h
