@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from engine.layers.build import Build
-from engine.layers.norm import RmsNorm
+from engine.layers.norm import RmsNorm, taken_in
 from engine.models.config import MoeConfig
 
 
@@ -43,16 +43,12 @@ class Moe(nn.Module):
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
         config = self.config
-        weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
         return self._ops.moe(
             x,
             self.router,
             self.gate_up,
             self.down,
             config.top_k,
-            norm_weight=weight,
-            eps=eps,
-            offset=offset,
             score=config.score,
             bias=self.correction,
             num_groups=config.num_groups,
@@ -67,4 +63,5 @@ class Moe(nn.Module):
             activation=config.activation,
             limit=config.limit,
             deterministic=self._deterministic,
+            **taken_in(norm),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -28,3 +30,8 @@ class RmsNorm(nn.Module):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + y(x), both [T, size]."""
         return self._add(x, self.weight, self.eps, residual, offset=self.offset)
+
+
+def taken_in(norm: RmsNorm | None) -> dict[str, Any]:
+    """What an op is told of the norm that it takes in; nothing to norm when None."""
+    return {} if norm is None else {"norm_weight": norm.weight, "eps": norm.eps, "offset": norm.offset}

@@ -173,10 +173,15 @@ def tokens_each(tokens: int, absorbs: bool) -> int:
     return 1 if absorbs or tokens <= OWN_TOKENS else 4
 
 
+def absorbs_within(absorbed: int) -> bool:
+    """Whether the kernel absorbs so many queries itself; more are cuBLAS's."""
+    return 0 < absorbed <= FEW_TOKENS
+
+
 def absorbs_apart(tokens: int, absorbed: int) -> bool:
-    """Whether queries are absorbed in a launch of their own: beside many tokens, most of whose programs do without the
-    memory that products take."""
-    return 0 < absorbed <= FEW_TOKENS and tokens > MANY_TOKENS
+    """Whether it does so in a launch of its own: beside many tokens, most of whose programs do without the memory that
+    products take."""
+    return absorbs_within(absorbed) and tokens > MANY_TOKENS
 
 
 def latent_write(
@@ -200,7 +205,7 @@ def latent_write(
     if not t:
         return taken
     pdl = dependent_launch(q.device)
-    within = 0 < absorbed <= FEW_TOKENS
+    within = absorbs_within(absorbed)
     block_c = min(128, max(16, triton.next_power_of_2(latent)))
     block_h = min(16, triton.next_power_of_2(heads))
 
