@@ -6,10 +6,8 @@ import torch
 from torch import nn
 
 from engine.layers.build import Build
-from engine.layers.norm import RmsNorm
-
-# Rows up to which what reads a norm takes it into its own launch.
-TAKEN_IN = 16
+from engine.layers.norm import RmsNorm, taken_in
+from kernels.borders import NORMED_ROWS
 
 
 class Linear(nn.Module):
@@ -28,17 +26,14 @@ class Linear(nn.Module):
         self, x: torch.Tensor, norm: RmsNorm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [T, size], residual [T, out] → [T, out], or [T, out / 2] behind a gated activation."""
-        weight, eps, offset = (None, 0.0, 0.0) if norm is None else (norm.weight, norm.eps, norm.offset)
         return self._op(
             x,
             self.weight,
             self.bias,
-            norm_weight=weight,
-            eps=eps,
-            offset=offset,
             residual=residual,
             activation=self._activation,
             deterministic=self._deterministic,
+            **taken_in(norm),
         )
 
     def then(
@@ -47,15 +42,6 @@ class Linear(nn.Module):
         """y = forward(x, residual=residual), and `norm` of y: None without one, without a residual, and for rows so few
         that whatever reads it does better to take it in; deterministic, that does so for any number of rows, for the
         same bits."""
-        if norm is None or residual is None or self._deterministic or len(x) <= TAKEN_IN:
+        if norm is None or residual is None or self._deterministic or len(x) <= NORMED_ROWS:
             return self(x, residual=residual), None
-        y, normed = self._with_norm(
-            x,
-            self.weight,
-            residual,
-            norm.weight,
-            norm.eps,
-            offset=norm.offset,
-            bias=self.bias,
-        )
-        return y, normed
+        return self._with_norm(x, self.weight, residual, **taken_in(norm), bias=self.bias)

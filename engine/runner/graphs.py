@@ -24,6 +24,7 @@ import torch
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
 from engine.runner.inputs import LONGER, StepShape
 from engine.sampling.sampler import Drawn
+from kernels.borders import SHORT_CONTEXT
 from kernels.linear.waves import filled
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792
 # What longer lines may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 PAST, SHORT = 2048, 256
-# The longest context of one line's second graph.
-NEAR = 512
 # What a prompt of 1,024 tokens takes beside rows: made before others, behind what a pace fills (`core.policy`).
 COMMON_TOKENS = (1152, 1088)
 # Of MIXED_TOKENS, what a pace may fill: the one that it takes with experts, and how far from the best a smaller one may
@@ -154,8 +153,8 @@ class StepGraphs:
 
     def decode(self, lines: int, context: int | None = None) -> StepShape:
         """context: what the first line has with the step's token; None for as much as there may be."""
-        near = lines == 1 and context is not None and context <= NEAR
-        longest = min(self._max_context, NEAR) if near else self._max_context
+        near = lines == 1 and context is not None and context <= SHORT_CONTEXT
+        longest = min(self._max_context, SHORT_CONTEXT) if near else self._max_context
         return StepShape(lines, lines, num_single=lines, max_query=1, max_context=longest)
 
     def prompt(self, tokens: int, past: int = 0) -> StepShape:
@@ -189,10 +188,15 @@ class StepGraphs:
         return outcome
 
     @property
+    def _decodes(self) -> list[StepShape]:
+        """Shapes of decode steps, each once."""
+        return list(dict.fromkeys((self.decode(1, 1), *(self.decode(n) for n in self._lines))))
+
+    @property
     def first(self) -> list[StepShape]:
         """Shapes to make before the first request."""
-        shapes = [self.decode(1, 1)] + [self.decode(n) for n in self._lines if n in FIRST_LINES]
-        return list(dict.fromkeys(shapes + [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]))
+        shapes = [shape for shape in self._decodes if shape.lines in FIRST_LINES]
+        return shapes + [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
 
     @property
     def missing(self) -> StepShape | None:
@@ -201,7 +205,7 @@ class StepGraphs:
             return None
         held = self.mixed_shapes
         mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + LONGER]
-        shapes = [self.decode(1, 1)] + [self.decode(n) for n in self._lines]
+        shapes = [*self._decodes]
         common = (held.even, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]

@@ -15,13 +15,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.borders import NORMED_ROWS
 from kernels.hardware import dependent_launch
 from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.logits import logit_parts
 from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
 
-FEW_TOKENS = 16
+FEW_TOKENS = NORMED_ROWS
 # Router values that a program of `_few` holds in registers.
 _VALUES = 8192
 

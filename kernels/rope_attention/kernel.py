@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from kernels.borders import SHORT_CONTEXT
 from kernels.hardware import branch, dependent_launch, multiprocessors
 from kernels.paged_attention.kernel import (
     LEAST_LINES,
@@ -22,8 +23,6 @@ from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 
 # kv heads of lines that are few (measured on an H200, see docs/log.md).
 FEW_HEADS = 32
-# The longest context that is short: most of what a program does for it stands before and behind the keys.
-SHORT_CONTEXT = 512
 
 
 @dataclass(frozen=True, slots=True)

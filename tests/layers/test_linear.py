@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from engine.layers.build import Build
-from engine.layers.linear import TAKEN_IN, Linear
+from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, NormConfig
 from kernels import select
+from kernels.borders import NORMED_ROWS
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig("test", 8, 12, (), NormConfig(eps=1e-5, offset=1.0), 64, tied=False)
@@ -28,18 +29,18 @@ def made(bias: bool = False, deterministic: bool = False) -> tuple[Linear, RmsNo
 @pytest.mark.parametrize("bias", [False, True])
 def test_many_rows_come_with_their_norm(bias: bool) -> None:
     linear, norm = made(bias)
-    x, residual = torch.randn(TAKEN_IN + 1, 20), torch.randn(TAKEN_IN + 1, 12)
+    x, residual = torch.randn(NORMED_ROWS + 1, 20), torch.randn(NORMED_ROWS + 1, 12)
     y, normed = linear.then(x, residual.clone(), norm)
     torch.testing.assert_close(y, linear(x, residual=residual))
     torch.testing.assert_close(normed, norm(y))
 
 
-@pytest.mark.parametrize("rows", [1, TAKEN_IN, TAKEN_IN + 1])
+@pytest.mark.parametrize("rows", [1, NORMED_ROWS, NORMED_ROWS + 1])
 def test_a_norm_is_left_to_what_reads_it(rows: int) -> None:
     """For few rows; without a residual, whose sum may be another op's; and deterministic, where any number of rows is
     normed in one place."""
     x, residual = torch.randn(rows, 20), torch.randn(rows, 12)
-    for given, deterministic in ((None, False), (residual, True), (residual, rows > TAKEN_IN)):
+    for given, deterministic in ((None, False), (residual, True), (residual, rows > NORMED_ROWS)):
         linear, norm = made(deterministic=deterministic)
         y, normed = linear.then(x, None if given is None else given.clone(), norm)
         assert normed is None

@@ -17,10 +17,11 @@ from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerCon
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
 from engine.runner import graphs as graphs_of
-from engine.runner.graphs import NEAR, PAST, Capture, Compute, Outcome, Replay, StepGraphs, even_tokens, mixed_shapes
+from engine.runner.graphs import PAST, Capture, Compute, Outcome, Replay, StepGraphs, even_tokens, mixed_shapes
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
+from kernels.borders import SHORT_CONTEXT
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -139,7 +140,7 @@ def test_a_line_that_outgrows_its_graph_draws_the_same_tokens(
 ) -> None:
     given = prompts(1, torch.Generator().manual_seed(1))
     (length,) = map(len, given)
-    monkeypatch.setattr(graphs_of, "NEAR", length + 3)
+    monkeypatch.setattr(graphs_of, "SHORT_CONTEXT", length + 3)
     recorder = Recorder()
     assert greedy(make_runner(checkpoint, recorder), given, 6) == greedy(make_runner(checkpoint, None), given, 6)
     bounds = [shape.max_context for shape in recorder.captured if shape.num_single]
@@ -195,10 +196,10 @@ def test_one_line_of_a_short_context_has_a_graph_of_its_own() -> None:
         assert shape.max_context > cached
         return shape.max_context
 
-    assert bound(1, 0) == bound(1, NEAR - 1) == NEAR
-    assert bound(1, NEAR) == bound(1, 8191) == bound(2, 0) == 8192
+    assert bound(1, 0) == bound(1, SHORT_CONTEXT - 1) == SHORT_CONTEXT
+    assert bound(1, SHORT_CONTEXT) == bound(1, 8191) == bound(2, 0) == 8192
     assert {graphs.decode(1, 1), graphs.decode(1)} < set(graphs.first), "a line does not wait for one as it grows"
-    short = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, NEAR - 1)
+    short = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, SHORT_CONTEXT - 1)
     assert short.decode(1, 1) == short.decode(1)
     assert len(short.first) == len(set(short.first))
 
