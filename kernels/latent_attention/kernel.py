@@ -19,6 +19,9 @@ from kernels.latent_attention.stretches import JoinTile, attend_stretches
 
 # Lines of one query whose entries are read faster in equal stretches than in parts of each line (measured on an H200).
 STRETCHED_LINES = range(5, 193)
+# From so many of them on, parts are joined by programs of all of a head's values, each part read once; fewer lines want
+# more programs.
+JOINED_WHOLE = 49
 # Tokens of longer lines beside which lines of one query wait: more than any graph holds.
 MANY_TOKENS = 4096
 
@@ -57,8 +60,8 @@ def latent_attention(
             )
     if whole and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
         attend_stretches(
-            absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single, JoinTile(),
-            dependent_launch(q.device),
+            absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single,
+            join_tile(num_single), dependent_launch(q.device),
         )  # fmt: skip
     elif num_single:
         attend_steps(
@@ -74,6 +77,11 @@ def fills_device(num_single: int, rest: int, heads: int) -> bool:
     heads: in steps of one kind of line, and where longer lines are so many that lines of one query gain little by
     running beside them and go behind."""
     return heads <= 16 and (not num_single or not rest or rest >= MANY_TOKENS)
+
+
+def join_tile(lines: int) -> JoinTile:
+    """The cut of joining the parts of so many lines (measured on an H200 at 16 heads of 128 values)."""
+    return JoinTile(values=128) if lines >= JOINED_WHOLE else JoinTile()
 
 
 def step_cut(dtype: torch.dtype, heads: int, lines: int) -> StepCut:

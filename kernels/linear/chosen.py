@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 TABLE = Path(__file__).with_name("algorithms.json")
 # Steps of few tokens are padded to sizes that are in the table, those of many have any size: from here on they take the
-# next size's. With 6,000 rows that was faster than torch's choice; at 3,000, with the algorithms of 4,096, it was not.
+# next size's, or the largest's. With 6,000 and with 16,448 rows that was faster than torch's choice; at 3,000, with the
+# algorithms of 4,096, it was not.
 LONG_ROWS = 6000
 
 
@@ -46,10 +47,12 @@ class Table:
         return cls(held["gpu"], held["version"], made)
 
     def find(self, outputs: int, inputs: int, rows: int) -> Algorithm | None:
-        """What these sizes take; long products take what the next number of rows that was measured takes."""
+        """What these sizes take; long products take what the next number of rows that was measured takes, or the
+        largest."""
         by_rows = self.algorithms.get((outputs, inputs), {})
         if rows >= LONG_ROWS:
-            rows = min((n for n in by_rows if n >= rows), default=rows)
+            measured = [n for n in by_rows if n >= LONG_ROWS]
+            rows = min((n for n in measured if n >= rows), default=max(measured, default=rows))
         return by_rows.get(rows)
 
 

@@ -248,7 +248,7 @@ def lists_moe(
     (t, hidden), k = x.shape, experts.shape[1]
     e, inter = gate_up.shape[0], gate_up.shape[1] // 2
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=torch.float32, device=x.device)
+    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
 
     def product(
         source: torch.Tensor, table: torch.Tensor, target: torch.Tensor, tile: RingTile, act: str | None

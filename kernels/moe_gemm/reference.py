@@ -24,8 +24,8 @@ def moe_gemm(
 
     x [T, M]; gate_up [E, 2F, M] (gate, then up); down [E, M, F]; weights [T, K] float32; experts [T, K] int32, an
     expert outside of [0, E) adds nothing; residual [T, M] → [T, M] in x's dtype. Products accumulate in float32;
-    act(g) ∘ u is rounded to x's dtype, the sum over k and the residual is taken in float32 and rounded once; for many
-    tokens its summands may be rounded too.
+    act(g) ∘ u is rounded to x's dtype, the sum over k and the residual is taken in float32 and rounded once; for more
+    than a few tokens its summands may be rounded too.
     num_shared: that each token's last so many experts are the table's last, in order; may be used to read them early.
     deterministic: a token's result has the same bits whatever stands beside it.
     """

@@ -19,9 +19,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.moe_gemm.order import Lists, Order
 from kernels.moe_gemm.rows import activate
 
-# From tiles of so many pairs on, summands are rounded to the dtype of x: they are most of what moves beside weights.
-EXACT_ROWS = 64
-
 
 @triton.jit
 def _find_listed(counts, capacity, tile, num_experts, shared, parts, ROWS: tl.constexpr, BLOCK_E: tl.constexpr):
@@ -329,7 +326,7 @@ def tiles_moe(
     else:
         where = (places.order, places.offsets, places.ends, 0, 0, 1)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=torch.float32 if places.rows < EXACT_ROWS else x.dtype, device=x.device)
+    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
     same: dict[str, Any] = {
         "LISTS": isinstance(places, Lists),
         "ROWS": places.rows,

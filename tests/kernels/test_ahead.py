@@ -28,7 +28,7 @@ for act, tile in (("silu", UP), (None, DOWN)):
     }
     kinds = {
         "x": "*bf16", "w_desc": box(tile.outputs, tile.inputs), "pairs": "*i32", "counts": "*i32", "weights": "*fp32",
-        "y": "*bf16" if act else "*fp32", "limit": "fp32",
+        "y": "*bf16", "limit": "fp32",
     }
     aligned = ("x", "pairs", "counts", "weights", "y", "inputs", "outputs", "expert_rows")
     made = for_hopper(list_kernel, constants, lambda name: kinds.get(name, "i32"), aligned)

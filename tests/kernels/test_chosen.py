@@ -159,14 +159,16 @@ def test_the_linear_op_gives_the_same_with_a_chosen_algorithm(library: StandIn, 
     assert len(library.launched) == 3
 
 
-def test_long_products_take_what_the_next_measured_size_takes() -> None:
+def test_long_products_take_what_the_next_measured_size_or_the_largest_takes() -> None:
     one, other = Algorithm(66, 20), Algorithm(66, 23)
     table = Table("a GPU", 7, {(48, 64): {1024: one, 2048: None, 4096: one, 8192: other}})
-    sizes = (1000, 1024, 2048, 3000, 4096, 5000, 5999, 6000, 8191, 8192, 8193)
+    sizes = (1000, 1024, 2048, 3000, 4096, 5000, 5999, 6000, 8191, 8192, 8193, 20000)
     taken = {rows: table.find(48, 64, rows) for rows in sizes}
     assert [rows for rows, algorithm in taken.items() if algorithm == one] == [1024, 4096]
-    assert [rows for rows, algorithm in taken.items() if algorithm == other] == [6000, 8191, 8192]
+    assert [rows for rows, algorithm in taken.items() if algorithm == other] == [6000, 8191, 8192, 8193, 20000]
     assert table.find(64, 48, 1024) is None
+    short = Table("a GPU", 7, {(48, 64): {4096: one}})
+    assert short.find(48, 64, 7000) is None, "the algorithm of few rows is none for many"
 
 
 def entries() -> Iterator[tuple[int, int, int, Algorithm]]:
