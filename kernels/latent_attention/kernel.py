@@ -21,7 +21,7 @@ from kernels.latent_attention.stretches import JoinTile, attend_stretches
 STRETCHED_LINES = range(5, 193)
 # From so many of them on, parts are joined by programs of all of a head's values, each part read once; fewer lines want
 # more programs.
-JOINED_WHOLE = 49
+JOINED_WHOLE = 33
 # Tokens of longer lines beside which lines of one query wait: more than any graph holds.
 MANY_TOKENS = 4096
 
