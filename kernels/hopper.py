@@ -5,6 +5,7 @@ memory, and boxes of the bulk copy engine (TMA)."""
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from triton.experimental import gluon
@@ -95,16 +96,25 @@ def ring_product(
     return acc, stage, phase
 
 
-@lru_cache(maxsize=64)
-def _layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a box lies in shared memory. Eager steps ask for three of them a launch."""
-    return gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
+@lru_cache(maxsize=4096)
+def _described(shape: torch.Size, strides: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """What a description holds beside its tensor, as Triton checks it."""
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
+    like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return vars(TensorDescriptor(like, list(shape), list(strides), list(box), layout))
 
 
 def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
     """What the copy engine knows of a tensor, of 16-bit values, that it reads or writes in boxes; places outside of it
-    read as zero and are not written."""
-    return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box), _layout(box, source.dtype))
+    read as zero and are not written. Checked once for all tensors of a shape: steps without a graph ask for hundreds.
+
+    Raises ValueError when the tensor does not begin at a multiple of 16 bytes.
+    """
+    if source.data_ptr() % 16:
+        raise ValueError("the bulk copy engine reads tensors that begin at a multiple of 16 bytes")
+    made = object.__new__(TensorDescriptor)
+    made.__dict__.update(_described(source.shape, source.stride(), box, source.dtype), base=source)
+    return made
 
 
 def whole_rows(cache: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_C, QUERIES, WARPS = 256, 16, 4
 
@@ -105,9 +106,9 @@ def conv_lines(
 ) -> None:
     """Lines first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
     channels, width = weight.shape
-    queries = 1 if longest == 1 else max(QUERIES, triton.next_power_of_2(width - 1))
+    queries = 1 if longest == 1 else max(QUERIES, next_power_of_2(width - 1))
     pdl = dependent_launch(x.device)
-    _conv[(triton.cdiv(channels, BLOCK_C), triton.cdiv(longest, queries), stop - first)](
+    _conv[(cdiv(channels, BLOCK_C), cdiv(longest, queries), stop - first)](
         x,
         weight,
         state,
@@ -120,7 +121,7 @@ def conv_lines(
         x.stride(0),
         state.stride(0),
         WIDTH=width,
-        BLOCK_W=triton.next_power_of_2(width),
+        BLOCK_W=next_power_of_2(width),
         QUERIES=queries,
         BLOCK_C=BLOCK_C,
         PDL=pdl,

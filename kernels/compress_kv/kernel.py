@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 TOKENS = 32
 
@@ -193,7 +194,7 @@ def compress_kv(
         if not count:
             continue
         single = longest == 1
-        _compress[(count, 1 if single else triton.cdiv(longest + ratio - 1, ratio))](
+        _compress[(count, 1 if single else cdiv(longest + ratio - 1, ratio))](
             kv,
             gate,
             bias,
@@ -216,10 +217,10 @@ def compress_kv(
             DIM=dim,
             ROPE=cos_sin.shape[1],
             SIZE=size,
-            TOKENS=min(TOKENS, triton.next_power_of_2(channels // dim * ratio)),
+            TOKENS=min(TOKENS, next_power_of_2(channels // dim * ratio)),
             KEEP=single,
-            BLOCK=triton.next_power_of_2(dim),
-            BLOCK_C=triton.next_power_of_2(channels),
+            BLOCK=next_power_of_2(dim),
+            BLOCK_C=next_power_of_2(channels),
             PDL=pdl,
             launch_pdl=pdl,
             num_warps=8 if channels // dim * ratio > 8 else 4,
@@ -236,7 +237,7 @@ def compress_kv(
                 *strides,
                 CHANNELS=channels,
                 SIZE=size,
-                BLOCK=triton.next_power_of_2(channels),
+                BLOCK=next_power_of_2(channels),
                 PDL=pdl,
                 launch_pdl=pdl,
                 num_warps=2,

@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv
 
 _BLOCK = 1024
 
@@ -45,7 +46,7 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> to
     y = torch.empty((tokens, channels), dtype=weight.dtype, device=weight.device)
     if tokens:
         pdl = dependent_launch(weight.device)
-        _gather[(tokens, triton.cdiv(channels, _BLOCK))](
+        _gather[(tokens, cdiv(channels, _BLOCK))](
             ids,
             weight,
             y,

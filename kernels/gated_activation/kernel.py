@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv
 
 _BLOCK = 1024
 
@@ -56,7 +57,7 @@ def gated_activation(x: torch.Tensor, activation: str = "silu", limit: float | N
     y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     if tokens:
         pdl = dependent_launch(x.device)
-        _gate[(tokens, triton.cdiv(channels, _BLOCK))](
+        _gate[(tokens, cdiv(channels, _BLOCK))](
             x,
             y,
             channels,

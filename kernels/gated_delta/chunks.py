@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gated_delta.step import softplus
 from kernels.hardware import dependent_launch, multiprocessors
+from kernels.sizes import cdiv, next_power_of_2
 
 CHUNK = 64
 # Diagonal blocks that are inverted row by row; four of them make a chunk.
@@ -261,14 +262,14 @@ def chunk_lines(
     exact = qkv.dtype == torch.float32
     sizes = {"KEY_HEADS": num_key_heads, "HEADS": heads, "DK": dk, "DV": dv}
     tiles = {
-        "BLOCK_K": max(16, triton.next_power_of_2(dk)),
+        "BLOCK_K": max(16, next_power_of_2(dk)),
         "CHUNK": CHUNK,
         "PRECISION": "tf32x3" if exact else "tf32",
         "PDL": pdl,
         "launch_pdl": pdl,
     }
-    wide = max(16, triton.next_power_of_2(dv))
-    _prepare[(triton.cdiv(longest, CHUNK), heads, lines)](
+    wide = max(16, next_power_of_2(dv))
+    _prepare[(cdiv(longest, CHUNK), heads, lines)](
         qkv,
         a,
         b,
@@ -291,8 +292,8 @@ def chunk_lines(
         num_warps=PREPARE_WARPS,
     )
     # Slices of the state that fill the machine; wider ones read keys and queries less often.
-    narrow = min(wide, 32 if lines * heads * triton.cdiv(dv, 64) < multiprocessors(qkv.device) else 64)
-    _carry[(triton.cdiv(dv, narrow), heads, lines)](
+    narrow = min(wide, 32 if lines * heads * cdiv(dv, 64) < multiprocessors(qkv.device) else 64)
+    _carry[(cdiv(dv, narrow), heads, lines)](
         qkv,
         scores,
         w,

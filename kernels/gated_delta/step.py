@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch, multiprocessors
+from kernels.sizes import cdiv, next_power_of_2
 
 # Values of a slice, for few programs and for many: narrow ones fill the machine, wide ones convolve keys less often.
 NARROW, WIDE, WARPS = 32, 64, 4
@@ -152,9 +153,9 @@ def step_lines(
     _, heads, dk, dv = state.shape
     weight, inputs = (x, x) if conv is None else conv
     block_v = NARROW if count * heads < 4 * multiprocessors(x.device) else WIDE
-    block_v = min(block_v, triton.next_power_of_2(dv))
+    block_v = min(block_v, next_power_of_2(dv))
     pdl = dependent_launch(x.device)
-    _step[(count, heads, triton.cdiv(dv, block_v))](
+    _step[(count, heads, cdiv(dv, block_v))](
         x,
         a,
         b,
@@ -178,7 +179,7 @@ def step_lines(
         DV=dv,
         WIDTH=weight.shape[1] if conv is not None else 1,
         CONV=conv is not None,
-        BLOCK_K=max(16, triton.next_power_of_2(dk)),
+        BLOCK_K=max(16, next_power_of_2(dk)),
         BLOCK_V=block_v,
         PDL=pdl,
         launch_pdl=pdl,

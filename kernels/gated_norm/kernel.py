@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 TILE = 2048
 
@@ -48,10 +49,10 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     x = x.contiguous()
     out = torch.empty(t, heads * dim, dtype=x.dtype, device=x.device)
     if t:
-        block = triton.next_power_of_2(dim)
-        block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
+        block = next_power_of_2(dim)
+        block_h = max(1, min(TILE // block, next_power_of_2(heads)))
         pdl = dependent_launch(x.device)
-        _norm[(t, triton.cdiv(heads, block_h))](
+        _norm[(t, cdiv(heads, block_h))](
             x,
             gate,
             weight,

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 FEW_ROWS = 64
 OUTPUTS, INPUTS, STAGES = 32, 256, 4
@@ -65,7 +66,7 @@ def group_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         pdl = dependent_launch(x.device)
         exact = x.dtype == torch.float32
         block_t = 16 if rows <= 16 else 64
-        _group[(triton.cdiv(outputs, OUTPUTS), groups, triton.cdiv(rows, block_t))](
+        _group[(cdiv(outputs, OUTPUTS), groups, cdiv(rows, block_t))](
             x,
             weight,
             y,
@@ -75,7 +76,7 @@ def group_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             size,
             BLOCK_T=block_t,
             BLOCK_N=OUTPUTS,
-            BLOCK_K=64 if exact else min(INPUTS if block_t == 16 else INPUTS // 2, triton.next_power_of_2(size)),
+            BLOCK_K=64 if exact else min(INPUTS if block_t == 16 else INPUTS // 2, next_power_of_2(size)),
             STAGES=2 if exact else STAGES,
             PRECISION="tf32x3" if exact else "tf32",
             PDL=pdl,

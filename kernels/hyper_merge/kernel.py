@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -39,8 +40,8 @@ def hyper_merge(x: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb
     out = torch.empty_like(streams)
     if t:
         pdl = dependent_launch(x.device)
-        block = min(1024, triton.next_power_of_2(hidden))
-        _merge[(t, triton.cdiv(hidden, block))](
+        block = min(1024, next_power_of_2(hidden))
+        _merge[(t, cdiv(hidden, block))](
             x.contiguous(),
             streams,
             post.contiguous(),
@@ -48,7 +49,7 @@ def hyper_merge(x: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb
             out,
             hidden,
             N=n,
-            BLOCK_N=triton.next_power_of_2(n),
+            BLOCK_N=next_power_of_2(n),
             BLOCK=block,
             PDL=pdl,
             launch_pdl=pdl,

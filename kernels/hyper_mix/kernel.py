@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch, multiprocessors
+from kernels.sizes import cdiv, next_power_of_2
 
 ROWS = 64
 SLICE = 128
@@ -128,8 +129,8 @@ def _mix(
 
 def _slices(tokens: int, width: int, processors: int) -> int:
     """Into how many slices the values of a token are cut: enough programs for the machine, as few as do."""
-    wanted = max(1, 2 * processors // triton.cdiv(tokens, ROWS))
-    return min(triton.next_power_of_2(wanted), 128, triton.cdiv(width, SLICE))
+    wanted = max(1, 2 * processors // cdiv(tokens, ROWS))
+    return min(next_power_of_2(wanted), 128, cdiv(width, SLICE))
 
 
 def hyper_mix(
@@ -151,11 +152,11 @@ def hyper_mix(
         return out, post, comb
     width, outputs = n * hidden, n * (2 + n)
     slices = _slices(t, width, multiprocessors(streams.device))
-    reach = triton.cdiv(triton.cdiv(width, slices), SLICE) * SLICE
-    slices = triton.cdiv(width, reach)
+    reach = cdiv(cdiv(width, slices), SLICE) * SLICE
+    slices = cdiv(width, reach)
     parts = torch.empty(slices, t, outputs + 1, dtype=torch.float32, device=streams.device)
     pdl = dependent_launch(streams.device)
-    _products[(triton.cdiv(t, ROWS), slices)](
+    _products[(cdiv(t, ROWS), slices)](
         streams,
         fn,
         parts,
@@ -163,7 +164,7 @@ def hyper_mix(
         width,
         reach,
         OUTPUTS=outputs,
-        BLOCK_O=max(16, triton.next_power_of_2(outputs)),
+        BLOCK_O=max(16, next_power_of_2(outputs)),
         BLOCK_T=ROWS,
         SLICE=SLICE,
         PRECISION="tf32x3" if streams.dtype == torch.float32 else "tf32",
@@ -171,8 +172,8 @@ def hyper_mix(
         launch_pdl=pdl,
         num_warps=4,
     )
-    block_e = min(1024, triton.next_power_of_2(hidden))
-    _mix[(t, triton.cdiv(hidden, block_e))](
+    block_e = min(1024, next_power_of_2(hidden))
+    _mix[(t, cdiv(hidden, block_e))](
         streams,
         parts,
         base,
@@ -185,10 +186,10 @@ def hyper_mix(
         norm_eps,
         eps,
         SLICES=slices,
-        BLOCK_S=triton.next_power_of_2(slices),
+        BLOCK_S=next_power_of_2(slices),
         ITERATIONS=iterations,
         N=n,
-        BLOCK_N=triton.next_power_of_2(n),
+        BLOCK_N=next_power_of_2(n),
         BLOCK_E=block_e,
         PDL=pdl,
         launch_pdl=pdl,

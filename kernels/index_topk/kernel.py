@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 SCORE_BYTES = 256 << 20
 BLOCK_N = 64
@@ -187,7 +188,7 @@ def index_topk(
             if not count:
                 continue
             if scored:
-                _score[(count, longest, triton.cdiv(width, BLOCK_N))](
+                _score[(count, longest, cdiv(width, BLOCK_N))](
                     q,
                     weights,
                     cache,
@@ -209,8 +210,8 @@ def index_topk(
                     RATIO=ratio,
                     PER_BLOCK=cache.shape[1],
                     TOP_K=top_k,
-                    BLOCK_H=max(16, triton.next_power_of_2(heads)),
-                    BLOCK_D=max(16, triton.next_power_of_2(dim)),
+                    BLOCK_H=max(16, next_power_of_2(heads)),
+                    BLOCK_D=max(16, next_power_of_2(dim)),
                     BLOCK_N=BLOCK_N,
                     PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
                     PDL=pdl,
@@ -227,7 +228,7 @@ def index_topk(
                 width,
                 RATIO=ratio,
                 TOP_K=top_k,
-                BLOCK_K=triton.next_power_of_2(top_k),
+                BLOCK_K=next_power_of_2(top_k),
                 LOOK=LOOK,
                 DIGIT=DIGIT,
                 PDL=pdl,

@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv
 
 _BLOCK = 256
 
@@ -33,7 +34,7 @@ def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, l
     """tokens[rows[i], lengths[i]] = max(drawn[i], 0); returns drawn as int32. Shapes as in the reference."""
     out = torch.empty(drawn.shape, dtype=torch.int32, device=drawn.device)
     if len(drawn):
-        grid = (triton.cdiv(len(drawn), _BLOCK),)
+        grid = (cdiv(len(drawn), _BLOCK),)
         pdl = dependent_launch(drawn.device)
         found = (drawn, tokens, rows, lengths, out, len(drawn), tokens.stride(0))
         _keep[grid](*found, BLOCK=_BLOCK, PDL=pdl, launch_pdl=pdl, num_warps=4)

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.sizes import cdiv, next_power_of_2
+
 
 @triton.jit(do_not_specialize=["first_line"], do_not_specialize_on_alignment=["query_start", "context_len"])
 def _attend(
@@ -101,14 +103,14 @@ def attend_chunks(
     """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`."""
     t, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
-    block_h = min(64, max(16, triton.next_power_of_2(heads)))
+    block_h = min(64, max(16, next_power_of_2(heads)))
     queries = max(1, 64 // block_h)
     o = torch.empty(t, heads, latent, dtype=out.dtype, device=out.device)
-    _attend[(len(context_len) - first_line, triton.cdiv(max_query, queries) * triton.cdiv(heads, block_h))](
+    _attend[(len(context_len) - first_line, cdiv(max_query, queries) * cdiv(heads, block_h))](
         absorbed, cache, block_table, query_start, context_len, o, scale, first_line, block_table.stride(0),
         cache.stride(0), cache.stride(1), HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=cache.shape[1],
-        QUERIES=queries, BLOCK_H=block_h, BLOCK_L=max(16, triton.next_power_of_2(latent)),
-        BLOCK_R=max(16, triton.next_power_of_2(width - latent)), BLOCK_N=32,
+        QUERIES=queries, BLOCK_H=block_h, BLOCK_L=max(16, next_power_of_2(latent)),
+        BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=32,
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32", num_warps=8, num_stages=2,
     )  # fmt: skip
     v_up = kv_up[:, kv_up.shape[1] - value :].transpose(1, 2)

@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.latent_attention.prompt import attend_prompts
 from kernels.latent_attention.up import ENTRIES, LINES, expand
+from kernels.sizes import cdiv, next_power_of_2
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -234,10 +235,10 @@ def attend_expanded(
     width, value = cache.shape[-1], out.shape[-1]
     rope, nope = width - latent, own - value
     lines, tokens = len(context_len) - first_line, len(q) - first_line
-    block_b = max(LINES, triton.next_power_of_2(lines))
+    block_b = max(LINES, next_power_of_2(lines))
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     padded = ENTRIES if up is None else up.entries
-    row_tiles = triton.cdiv(max_entries, padded) + lines
+    row_tiles = cdiv(max_entries, padded) + lines
     kv = torch.empty(row_tiles * padded, heads * own, dtype=cache.dtype, device=cache.device)
     rotated = torch.empty(row_tiles * padded, rope, dtype=cache.dtype, device=cache.device)
 
@@ -247,8 +248,8 @@ def attend_expanded(
     if up is None:
         expand(kv_up, cache, block_table, context_len, kv, rotated, first_line, pdl)
     else:
-        channels = min(up.channels, triton.next_power_of_2(latent))
-        _expand[(triton.cdiv(heads * own, up.outputs), row_tiles)](
+        channels = min(up.channels, next_power_of_2(latent))
+        _expand[(cdiv(heads * own, up.outputs), row_tiles)](
             cache, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv, rotated,
             block_table.stride(0), cache.stride(0), cache.stride(1), first_line, lines, OUTPUTS=heads * own,
             LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded, BLOCK_O=up.outputs, BLOCK_C=channels,

@@ -8,7 +8,6 @@ whose keys have channels of their own and rotated ones that all heads share, and
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -23,6 +22,7 @@ from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, sync, view
 from kernels.latent_attention.up import LINES
 from kernels.paged_attention.prompt import GROUPS, ROWS, fold, key_weights, query_tile, turn_place
+from kernels.sizes import cdiv, next_power_of_2
 
 # Keys a tile, and tiles that shared memory holds.
 KEYS, STAGES = 64, 3
@@ -269,10 +269,10 @@ def attend_prompts(
     _, heads, width = q.shape
     rope, value = rotated.shape[1], out.shape[-1]
     lines = len(context_len) - first_line
-    ranks = triton.cdiv(max_query, GROUPS.value * ROWS.value)
+    ranks = cdiv(max_query, GROUPS.value * ROWS.value)
     attend_kernel[(min(multiprocessors(q.device), ranks * lines * heads),)](
         boxes(q, ROWS.value, 1, 64), boxes(kv, KEYS, 64), boxes(rotated, KEYS, 64), query_start, context_len, out,
         scale, first_line, lines, ranks, HEADS=heads, NOPE=width - rope, ROPE=rope, VALUE=value, PADDED=padded,
-        LINES=max(LINES, triton.next_power_of_2(lines)), BLOCK_N=KEYS, STAGES=STAGES, PDL=pdl, num_warps=4,
+        LINES=max(LINES, next_power_of_2(lines)), BLOCK_N=KEYS, STAGES=STAGES, PDL=pdl, num_warps=4,
         launch_pdl=pdl,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
+from kernels.sizes import cdiv, next_power_of_2
 
 LOG2E = tl.constexpr(1.4426950408889634)
 _MAX_SPLITS = 64
@@ -244,8 +245,8 @@ def _join_line(
 @lru_cache(maxsize=64)
 def _splits(lines: int, head_tiles: int, max_context: int, keys: int, processors: int) -> int:
     """Programs a line may have: eight for each that would do, so that lines of very different length still spread."""
-    wanted = triton.cdiv(8 * processors, lines * head_tiles)
-    return max(1, min(wanted, triton.cdiv(max_context, keys), _MAX_SPLITS))
+    wanted = cdiv(8 * processors, lines * head_tiles)
+    return max(1, min(wanted, cdiv(max_context, keys), _MAX_SPLITS))
 
 
 def attend_steps(
@@ -265,30 +266,30 @@ def attend_steps(
     _, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
     nope = kv_up.shape[1] - value
-    block_h = min(64, max(16, triton.next_power_of_2(heads)))
-    head_tiles = triton.cdiv(heads, block_h)
+    block_h = min(64, max(16, next_power_of_2(heads)))
+    head_tiles = cdiv(heads, block_h)
     processors = multiprocessors(absorbed.device)
     splits = _splits(lines, head_tiles, max_context, cut.keys, processors)
     programs = max(1, cut.programs * processors // head_tiles)
     parts = torch.empty(lines, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
     sums = torch.empty(lines, splits, heads, dtype=torch.float32, device=absorbed.device)
-    block_l = max(16, triton.next_power_of_2(latent))
-    block_b = max(_LEAST_LINES, triton.next_power_of_2(lines))
+    block_l = max(16, next_power_of_2(latent))
+    block_b = max(_LEAST_LINES, next_power_of_2(lines))
     precision = "ieee" if absorbed.dtype == torch.float32 else "tf32"
     _part[(lines, head_tiles, splits)](
         absorbed, cache, block_table, context_len, parts, sums, scale, block_table.stride(0), cache.stride(0),
         cache.stride(1), lines, splits, programs, HEADS=heads, LATENT=latent, ROPE=width - latent,
         BLOCK_SIZE=cache.shape[1], BLOCK_H=block_h, BLOCK_L=block_l,
-        BLOCK_R=max(16, triton.next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b, STAGES=cut.stages,
+        BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b, STAGES=cut.stages,
         PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=cut.warps,
     )  # fmt: skip
-    block_v = min(32 if lines <= FEW_LINES else cut.values, max(16, triton.next_power_of_2(value)))
+    block_v = min(32 if lines <= FEW_LINES else cut.values, max(16, next_power_of_2(value)))
     sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": block_l, "BLOCK_V": block_v}
     share = {"BLOCK_N": cut.keys, "BLOCK_B": block_b, "PDL": pdl, "launch_pdl": pdl, "num_warps": 8}
     joined = (parts, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), lines, splits, programs)
     if lines <= FEW_LINES:
-        _join_line[(heads, triton.cdiv(value, block_v), lines)](*joined, BLOCK_S=16, **sizes, **share)
+        _join_line[(heads, cdiv(value, block_v), lines)](*joined, BLOCK_S=16, **sizes, **share)
         return
-    _join[(heads, triton.cdiv(value, block_v), triton.cdiv(lines, 16))](
+    _join[(heads, cdiv(value, block_v), cdiv(lines, 16))](
         *joined, BLOCK_T=16, STAGES=3, PRECISION=precision, **sizes, **share
     )

@@ -27,6 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
 from kernels.paged_attention.attend import LOG2E
+from kernels.sizes import cdiv, next_power_of_2
 
 # Entries a tile, heads of a program, channels of a slab: a tile is slabs of whole swizzled rows, side by side.
 ENTRIES = gl.constexpr(64)
@@ -334,7 +335,7 @@ def attend_stretches(
     latent, value = kv_up.shape[-1], out.shape[-1]
     block_size, block_rows, rows = cache.shape[1], cache.stride(0) // width, rows_of(cache[:, None])
     programs = multiprocessors(absorbed.device)
-    held = max(LEAST_LINES, triton.next_power_of_2(lines))
+    held = max(LEAST_LINES, next_power_of_2(lines))
     copied = min(block_size, ENTRIES.value)
     parts = torch.empty(programs + lines, heads, latent, dtype=torch.float32, device=absorbed.device)
     sums = torch.empty(programs + lines, heads, dtype=torch.float32, device=absorbed.device)
@@ -344,8 +345,8 @@ def attend_stretches(
         SLABS=width // SLAB.value, BLOCK_SIZE=block_size, COPIED=copied, LINES=held, STAGES=STAGES, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-    values = min(join.values, max(16, triton.next_power_of_2(value)))
-    _join_stretches[(heads, triton.cdiv(value, values), triton.cdiv(lines, join.lines))](
+    values = min(join.values, max(16, next_power_of_2(value)))
+    _join_stretches[(heads, cdiv(value, values), cdiv(lines, join.lines))](
         parts, sums, kv_up[:, kv_up.shape[1] - value :], context_len, out, kv_up.stride(0), lines, programs,
         HEADS=heads, LATENT=latent, VALUE=value, TILE=ENTRIES.value, BLOCK_T=join.lines, BLOCK_V=values, BLOCK_B=held,
         AT_ONCE=join.at_once, PDL=pdl, num_warps=join.warps, launch_pdl=pdl,

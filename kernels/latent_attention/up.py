@@ -8,7 +8,6 @@ pairs: the bulk copy engine (TMA) brings them from where blocks hold them.
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
@@ -17,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, emit, halves, load_box, next_stage, plus, ring_product, rows_of, view, whole_rows
 from kernels.moe_gemm.grouped import REGISTERS
+from kernels.sizes import next_power_of_2
 
 # Entries of a tile, outputs of a tile, channels of a slice. Slices that shared memory holds.
 ENTRIES, OUTPUTS, BOX = 128, 256, 64
@@ -188,6 +188,6 @@ def expand(
         boxes(rows, copied, BOX), boxes(kv_up.flatten(0, 1), BOX, BOX), boxes(kv, BOX, BOX), cache, block_table,
         context_len, rotated, block_table.stride(0), block_rows, first_line, lines, columns, latent // BOX,
         LATENT=latent, BLOCK_SIZE=block_size, COPIED=copied, ENTRIES=ENTRIES,
-        LINES=max(LINES, triton.next_power_of_2(lines)), STAGES=STAGES, PDL=pdl, num_warps=4, maxnreg=REGISTERS,
+        LINES=max(LINES, next_power_of_2(lines)), STAGES=STAGES, PDL=pdl, num_warps=4, maxnreg=REGISTERS,
         launch_pdl=pdl,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 # Tokens up to which the up-projection is part of the launch.
 FEW_TOKENS = 64
@@ -206,21 +207,21 @@ def latent_write(
         return taken
     pdl = dependent_launch(q.device)
     within = absorbs_within(absorbed)
-    block_c = min(128, max(16, triton.next_power_of_2(latent)))
-    block_h = min(16, triton.next_power_of_2(heads))
+    block_c = min(128, max(16, next_power_of_2(latent)))
+    block_h = min(16, next_power_of_2(heads))
 
     def launch(absorbs: bool, writes: bool) -> None:
         # where nothing is absorbed the tile is of no account, and shall not make another kernel
         block_t = 32 if absorbs and absorbed > 16 else 16
-        absorb_programs = triton.cdiv(absorbed, block_t) * heads * triton.cdiv(latent, block_c) if absorbs else 0
+        absorb_programs = cdiv(absorbed, block_t) * heads * cdiv(latent, block_c) if absorbs else 0
         each = tokens_each(t, absorbs)
-        programs = triton.cdiv(t, each) * (1 + triton.cdiv(heads, block_h)) if writes else 0
+        programs = cdiv(t, each) * (1 + cdiv(heads, block_h)) if writes else 0
         _write[(absorb_programs + programs,)](
             q, kv, kv_up, positions, slots, cos_sin, cache, norm, taken, q.stride(0), q.stride(1), kv.stride(0),
             kv_up.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], eps, t, absorb_programs, absorbed,
             HEADS=heads, NOPE=nope, LATENT=latent, HALF=rope // 2, INTERLEAVED=interleaved, BLOCK_T=block_t,
-            BLOCK_D=max(16, triton.next_power_of_2(nope)), BLOCK_C=block_c, BLOCK_H=block_h,
-            BLOCK_L=triton.next_power_of_2(latent), TOKENS=each, ABSORBS=absorbs,
+            BLOCK_D=max(16, next_power_of_2(nope)), BLOCK_C=block_c, BLOCK_H=block_h,
+            BLOCK_L=next_power_of_2(latent), TOKENS=each, ABSORBS=absorbs,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, launch_pdl=pdl, num_warps=4,
         )  # fmt: skip
 

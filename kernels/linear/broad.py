@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -29,6 +28,7 @@ from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, halves, load_box, next_stage, store_box, sync
 from kernels.linear.stream import activate, streams
 from kernels.linear.waves import OUTPUTS, ROWS
+from kernels.sizes import cdiv
 
 # Inputs of a slice. Of a tile's rows each warpgroup has 64.
 INPUTS = 64
@@ -161,10 +161,10 @@ def broad_linear(x: torch.Tensor, weight: torch.Tensor, activation: str, tile: B
     m, k = x.shape
     n = weight.shape[0] // 2
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    row_tiles, column_tiles = triton.cdiv(m, ROWS), triton.cdiv(n, OUTPUTS)
+    row_tiles, column_tiles = cdiv(m, ROWS), cdiv(n, OUTPUTS)
     broad_kernel[(min(multiprocessors(x.device), row_tiles * column_tiles),)](
         boxes(x, 64, INPUTS), boxes(weight, OUTPUTS, INPUTS), boxes(y, 64, OUTPUTS),
-        n, row_tiles, column_tiles, triton.cdiv(k, INPUTS),
+        n, row_tiles, column_tiles, cdiv(k, INPUTS),
         BN=OUTPUTS, BK=INPUTS, TEAMS=ROWS // 64, STAGES=tile.stages, BAND=tile.band, ACT=activation, PDL=pdl,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
     )  # fmt: skip

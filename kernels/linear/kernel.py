@@ -10,7 +10,6 @@ tiles were measured on an H200, most by `perf.tune_linear`.
 from __future__ import annotations
 
 import torch
-import triton
 
 from kernels.gated_activation.kernel import gated_activation
 from kernels.hardware import dependent_launch, group_products, multiprocessors
@@ -21,6 +20,7 @@ from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_
 from kernels.linear.stream import StreamTile, stream_linear, streams
 from kernels.linear.waves import filled
 from kernels.rms_norm.kernel import rms_norm
+from kernels.sizes import cdiv
 
 STREAM_ROWS = 64
 BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
@@ -111,8 +111,8 @@ def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: in
         return StreamTile(height, 64, 128, 5) if height == 32 else StreamTile(height, 64, 256, 3)
     if n >= HEAD_OUTPUTS:
         return StreamTile(height, 128, 128, 4, warps=8)
-    blocks = triton.cdiv(n, 64)
-    split = max(1, min(multiprocessors // blocks, triton.cdiv(k, 256)))
+    blocks = cdiv(n, 64)
+    split = max(1, min(multiprocessors // blocks, cdiv(k, 256)))
     if height == 8:
         if 2 * blocks < multiprocessors and k <= 4096:
             return StreamTile(height, 64, 256, 3, split=split + 1)
@@ -133,7 +133,7 @@ def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) 
         return None
     if activation:
         return FedTile(2, 2) if k >= MIDDLE_INPUTS else None
-    split = multiprocessors // triton.cdiv(n, 64)
+    split = multiprocessors // cdiv(n, 64)
     if not 2 <= split <= 4:
         return None
     if k <= FEW_INPUTS:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hopper import boxes
 from kernels.linear.fed import INPUTS, OUTPUTS, REGISTERS, ROWS, feed, products, rings
+from kernels.sizes import cdiv
 
 
 @gluon.jit
@@ -79,7 +79,7 @@ class PartsTile:
 def parts_tile(rows: int, n: int, k: int, multiprocessors: int) -> PartsTile | None:
     """None where a product that adds up its own parts is as fast (measured on an H200 at 2,048 outputs of 2,048 and
     4,096 inputs, which four programs a tile read at once), and for sizes that were not measured."""
-    split, slices = multiprocessors // triton.cdiv(n, OUTPUTS), triton.cdiv(k, INPUTS)
+    split, slices = multiprocessors // cdiv(n, OUTPUTS), cdiv(k, INPUTS)
     if not ROWS // 2 < rows <= ROWS or split != 4 or not 16 <= slices <= 32 or slices % split:
         return None
     return PartsTile(split, slices // split, 4 if slices <= 16 else 3)
@@ -89,7 +89,7 @@ def linear_parts(x: torch.Tensor, weight: torch.Tensor, tile: PartsTile, pdl: bo
     """x [M, k] · weight [n, k]ᵀ by shares of the inputs: [split, M, n], float32. Takes what `streams` allows."""
     (m, k), n = x.shape, weight.shape[0]
     parts = torch.empty(tile.split, m, n, dtype=torch.float32, device=x.device)
-    parts_kernel[(triton.cdiv(n, OUTPUTS) * tile.split,)](
+    parts_kernel[(cdiv(n, OUTPUTS) * tile.split,)](
         boxes(x, ROWS, INPUTS), boxes(weight, OUTPUTS, INPUTS), parts, m, n, k,
         BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages, SPLIT=tile.split, PDL=pdl,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,

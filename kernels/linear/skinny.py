@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.prefetch import prefetch
+from kernels.sizes import cdiv
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -291,7 +292,7 @@ def vector_linear(
     k = weight.shape[1]
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty((1, n), dtype=x.dtype, device=x.device)
-    vector_kernel[(triton.cdiv(n, tile.outputs),)](
+    vector_kernel[(cdiv(n, tile.outputs),)](
         x, weight, bias, norm_weight, residual, y, n, k, eps, offset,
         BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
@@ -310,7 +311,7 @@ def tile_linear(
     n = weight.shape[0] // (2 if activation else 1)
     assert tile.split == 1 or activation is None, "a slice keeps one sum, and a gated output has two"
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(n, tile.outputs), triton.cdiv(m, tile.rows), tile.split)
+    grid = (cdiv(n, tile.outputs), cdiv(m, tile.rows), tile.split)
     parts = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
     counts = y if tile.split == 1 else counters(x.device)
     tile_kernel[grid](

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -28,6 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, load_box, sync
+from kernels.sizes import cdiv
 
 
 @gluon.jit
@@ -236,7 +236,7 @@ def work_of(x: torch.Tensor, n: int, rows: int, outputs: int, inputs: int, wide:
     programs a tile, or for up to `most` that take equal stretches of all slices. A program has a partial tile, or
     `wide` of them, for its first and for its last tile."""
     m, k = x.shape
-    tiles, slices = triton.cdiv(n, outputs), triton.cdiv(k, inputs)
+    tiles, slices = cdiv(n, outputs), cdiv(k, inputs)
     programs = min(tiles * slices, tiles * split if split else most)
     shared = programs > tiles or tiles % programs != 0
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.logprobs.reference import MAX_K
+from kernels.sizes import cdiv, next_power_of_2
 
 _TILE = 4096
 
@@ -128,7 +129,7 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.
     ranks = torch.empty((rows, k + 1), dtype=torch.int64, device=device)
     if not rows:
         return ids, values, ranks
-    tiles = triton.cdiv(vocab, _TILE)
+    tiles = cdiv(vocab, _TILE)
     tile_max, tile_sum = torch.empty((2, rows, tiles), dtype=torch.float32, device=device).unbind()
     tile_rank = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     tile_ordinals, tile_ids = torch.empty((2, rows, tiles, max(k, 1)), dtype=torch.int32, device=device).unbind()
@@ -145,8 +146,8 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.
         tiles,
         vocab,
         K=k,
-        BLOCK_TILES=triton.next_power_of_2(tiles),
-        BLOCK_CANDIDATES=triton.next_power_of_2(max(tiles * k, 1)),
+        BLOCK_TILES=next_power_of_2(tiles),
+        BLOCK_CANDIDATES=next_power_of_2(max(tiles * k, 1)),
         num_warps=4,
     )
     return ids, values, ranks

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.moe_gemm.order import Places, add_up, counters, in_tiles
 from kernels.moe_route.choose import Choice, choose, summed
+from kernels.sizes import cdiv, next_power_of_2
 
 # Tokens of a program, and integers from one counter to the next: counters that share a line of the cache are added to
 # in turn.
@@ -80,9 +81,9 @@ def chosen_in_tiles(
 
     weights = torch.empty(t, width, dtype=torch.float32, device=device)
     experts, rank, offsets, ends = integers(t, width), integers(t, width), integers(every + 1), integers(every)
-    choose_and_count[(triton.cdiv(t, _TOKENS),)](
+    choose_and_count[(cdiv(t, _TOKENS),)](
         parts, bias, weights, experts, counters(device, every, _APART), rank, offsets, ends, t, e, scale,
-        SPLITS=splits, ROWS=rows, APART=_APART, BLOCK_T=_TOKENS, BLOCK_C=triton.next_power_of_2(every + 1),
+        SPLITS=splits, ROWS=rows, APART=_APART, BLOCK_T=_TOKENS, BLOCK_C=next_power_of_2(every + 1),
         HOW=how, PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
     return weights, experts, in_tiles(experts, rank, offsets, ends, rows, pdl)

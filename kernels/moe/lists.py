@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.moe_gemm.order import Lists
 from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.places import best, ordered, value_of
+from kernels.sizes import cdiv
 
 # Experts whose ranks a warp holds, a few a thread.
 MOST_EXPERTS = 128
@@ -129,7 +130,7 @@ def chosen_in_lists(
         parts, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
         SPLITS=splits, HOW=how, ROUNDS=rounds, PDL=pdl, launch_pdl=pdl, num_warps=1 if rounds else 4,
     )  # fmt: skip
-    shared, each = how.shared, triton.cdiv(t, rows)
+    shared, each = how.shared, cdiv(t, rows)
     # a routed expert's further tiles have full ones before them
     tiles = shared * each + e + t * how.top_k // rows
     return weights, experts, Lists(pairs, counts, rows, tiles, shared, each)

@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.moe_gemm.rows import RowTile, expert_up
 from kernels.moe_route.places import place, places, ranks, shares
 from kernels.moe_route.scores import row_scores
+from kernels.sizes import cdiv, next_power_of_2
 
 # Elements of the router that four warps of a program of the scores hold.
 _HELD = 16384
@@ -159,29 +160,29 @@ def rows_moe(
     channels. With the same tiles a token's sums are taken in one order, whatever stands beside it."""
     (t, hidden), e = x.shape, router.shape[0]
     inter = gate_up.shape[1] // 2
-    block_m = triton.next_power_of_2(hidden)
+    block_m = next_power_of_2(hidden)
     h = x.contiguous() if norm_weight is None else torch.empty(t, hidden, dtype=x.dtype, device=x.device)
     logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
     inner = torch.empty(t * top_k, inter, dtype=x.dtype, device=x.device)
     out = torch.empty(t, hidden, dtype=x.dtype, device=x.device)
     launch: dict[str, Any] = {"PDL": pdl, "launch_pdl": pdl}
-    chosen: dict[str, Any] = {"K": top_k, "BLOCK_E": triton.next_power_of_2(e), **launch}
+    chosen: dict[str, Any] = {"K": top_k, "BLOCK_E": next_power_of_2(e), **launch}
     each = _experts_each(router, t, block_m)
-    row_scores[(triton.cdiv(e, each), t)](
+    row_scores[(cdiv(e, each), t)](
         x, norm_weight, router, h, logits, e, hidden, x.stride(0), eps, offset, NORM=norm_weight is not None,
         BLOCK_N=each, BLOCK_M=block_m, num_warps=4 if each * block_m <= _HELD else 16, **launch,
     )  # fmt: skip
-    up[(triton.cdiv(inter, up_tile.outputs), t * top_k)](
+    up[(cdiv(inter, up_tile.outputs), t * top_k)](
         h, gate_up, logits, inner, e, hidden, inter, limit or 0.0,
         GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs, STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
         WARPS=up_tile.warps, num_warps=up_tile.warps, **chosen,
     )  # fmt: skip
-    down[(triton.cdiv(hidden, down_tile.outputs), t)](
+    down[(cdiv(hidden, down_tile.outputs), t)](
         inner, matrices, logits, residual, out, e, hidden, inter, top_k, scale,
-        RENORMALIZE=renormalize, BLOCK_K=triton.next_power_of_2(top_k), RESIDUAL=residual is not None,
+        RENORMALIZE=renormalize, BLOCK_K=next_power_of_2(top_k), RESIDUAL=residual is not None,
         BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
-        CHUNKS=triton.cdiv(inter, down_tile.inputs), STAGES=down_tile.stages,
+        CHUNKS=cdiv(inter, down_tile.inputs), STAGES=down_tile.stages,
         WARPS=down_tile.warps, num_warps=down_tile.warps, **chosen,
     )  # fmt: skip
     return out

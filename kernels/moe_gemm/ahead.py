@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -30,6 +29,7 @@ from kernels.hopper import boxes, load_box, load_pointers, plus, sync
 from kernels.linear.stream import activate
 from kernels.moe_gemm.order import Lists
 from kernels.moe_gemm.tiles import combined
+from kernels.sizes import next_power_of_2
 
 
 @gluon.jit
@@ -258,7 +258,7 @@ def lists_moe(
             source, boxes(table.flatten(0, 1), tile.outputs, tile.inputs), lists.pairs, lists.counts, weights, target,
             e, lists.shared, lists.parts, table.shape[2], outputs, table.shape[1], lists.pairs.shape[1], rings.first,
             0.0 if limit is None else limit,
-            K=k, ROWS=lists.rows, BN=tile.outputs, BK=tile.inputs, BLOCK_E=triton.next_power_of_2(e),
+            K=k, ROWS=lists.rows, BN=tile.outputs, BK=tile.inputs, BLOCK_E=next_power_of_2(e),
             STAGES=tile.stages, ACT=act, LIMITED=limit is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
 

@@ -17,7 +17,6 @@ the chip may draw: its clock falls, and fewer cycles save less. Rows of a tile w
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -39,6 +38,7 @@ from kernels.hopper import (
 from kernels.moe_gemm.order import Places
 from kernels.moe_gemm.results import first_part, kept_of, last_part, rounded
 from kernels.moe_gemm.tiles import combined
+from kernels.sizes import cdiv
 
 # Pairs of a tile, inputs of a slice; a box of the copy engine is 64 × 64, or a tile's rows of one matrix by 64.
 PAIRS, ROWS, BOX = 128, 256, 64
@@ -284,7 +284,7 @@ def grouped_moe(
         source: torch.Tensor, table: torch.Tensor, target: torch.Tensor, act: str | None, turns: torch.Tensor
     ) -> None:
         matrix, size = table.flatten(0, 1), table.shape[2]
-        columns = triton.cdiv(target.shape[1], ROWS if act is None else ROWS // 2)
+        columns = cdiv(target.shape[1], ROWS if act is None else ROWS // 2)
         grouped_kernel[(min(multiprocessors(x.device), places.tiles * columns),)](
             source, boxes(source, BOX, BOX), boxes(matrix, ROWS if act is None else BOX, BOX), boxes(target, BOX, BOX),
             *lists, turns, e, places.tiles, columns, size // BOX, size, table.shape[1], inter,

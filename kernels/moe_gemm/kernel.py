@@ -6,13 +6,13 @@ Tiles and borders were measured on an H200 by `perf.tune_moe`.
 from __future__ import annotations
 
 import torch
-import triton
 
 from kernels.hardware import bulk_copies, dependent_launch
 from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
 from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
+from kernels.sizes import next_power_of_2
 
 FEW_TOKENS = 4
 # Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
@@ -53,13 +53,13 @@ def bulk_rows(x: torch.Tensor, inter: int) -> bool:
 
 def row_tiles(inter: int) -> tuple[RowTile, RowTile]:
     """The cut of both products of a few tokens, for `inter` inner channels."""
-    inputs = min(1024, max(32, triton.next_power_of_2(inter)))
+    inputs = min(1024, max(32, next_power_of_2(inter)))
     return RowTile(4, 256, 4, 5), RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4)
 
 
 def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype, bulk: bool) -> tuple[int, PairTile, PairTile]:
     """Pairs a tile and the cut of both products; `bulk` allows the bulk copy engine."""
-    rows = min(128, max(16, triton.next_power_of_2(pairs // num_experts)))
+    rows = min(128, max(16, next_power_of_2(pairs // num_experts)))
     if dtype == torch.float32:
         return min(rows, 64), PairTile(64, 32, 2, 4), PairTile(64, 32, 2, 4)
     if rows <= 32:

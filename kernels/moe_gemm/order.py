@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.sizes import cdiv, next_power_of_2
+
 # Pairs a program counts; up to so many are ordered in one launch. A few have a program of their own size.
 FEW, CHUNK = 256, 1024
 
@@ -134,7 +136,7 @@ def _place_in_tiles(
 @lru_cache(maxsize=64)
 def counters(device: torch.device, num_experts: int, apart: int) -> torch.Tensor:
     """Zeros that every launch leaves zero; made by the eager call before any capture."""
-    return torch.zeros(triton.next_power_of_2(num_experts + 1) * apart, dtype=torch.int32, device=device)
+    return torch.zeros(next_power_of_2(num_experts + 1) * apart, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def ordered(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Or
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
     rank, offsets, ends = _counted(experts, num_experts, rows, order if pairs <= CHUNK else None, pdl)
     if pairs > CHUNK:
-        _place[(triton.cdiv(pairs, CHUNK),)](experts, rank, order, offsets, pairs, num_experts, CHUNK=CHUNK)
+        _place[(cdiv(pairs, CHUNK),)](experts, rank, order, offsets, pairs, num_experts, CHUNK=CHUNK)
     return Order(order, offsets, ends, rows, _most_tiles(pairs, num_experts, rows))
 
 
@@ -211,7 +213,7 @@ def in_tiles(
     tiles = _most_tiles(pairs, len(ends), rows)
     sizes = pairs, tiles * rows, tiles, tiles, 2
     row, token, tile_expert, tile_pairs, turns = (experts.new_empty(size) for size in sizes)
-    _place_in_tiles[(triton.cdiv(pairs, CHUNK),)](
+    _place_in_tiles[(cdiv(pairs, CHUNK),)](
         experts, rank, offsets, ends, row, token, tile_expert, tile_pairs, turns, pairs, len(ends),
         K=k, CHUNK=CHUNK, ROWS=rows, PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
@@ -219,7 +221,7 @@ def in_tiles(
 
 
 def _most_tiles(pairs: int, num_experts: int, rows: int) -> int:
-    return min(pairs, triton.cdiv(pairs, rows) + num_experts)
+    return min(pairs, cdiv(pairs, rows) + num_experts)
 
 
 def _counted(
@@ -232,9 +234,9 @@ def _counted(
     ends = torch.empty(num_experts, dtype=torch.int32, device=device)
     rank = torch.empty(pairs, dtype=torch.int32, device=device) if order is None else order
     chunk = FEW if pairs <= FEW else CHUNK
-    _count[(triton.cdiv(pairs, chunk),)](
+    _count[(cdiv(pairs, chunk),)](
         experts, counters(device, num_experts, 1), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk,
-        ROWS=rows, BLOCK_E=triton.next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=pdl,
+        ROWS=rows, BLOCK_E=next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=pdl,
         launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
     return rank, offsets, ends

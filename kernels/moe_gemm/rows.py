@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.prefetch import prefetch
+from kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -206,16 +207,16 @@ def rows_moe(
     k = experts.shape[1]
     out = torch.empty_like(x)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    rows_up[(triton.cdiv(inter, up_tile.outputs), t * k)](
+    rows_up[(cdiv(inter, up_tile.outputs), t * k)](
         x, gate_up, experts, h, e, hidden, inter, limit or 0.0,
         K=k, SHARED=num_shared, GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs,
-        LINES=triton.next_power_of_2(triton.cdiv(hidden, 64)), STAGES=up_tile.stages,
+        LINES=next_power_of_2(cdiv(hidden, 64)), STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
         PDL=pdl, launch_pdl=pdl, num_warps=up_tile.warps,
     )  # fmt: skip
-    rows_down[(triton.cdiv(hidden, down_tile.outputs), t)](
+    rows_down[(cdiv(hidden, down_tile.outputs), t)](
         h, down, weights, experts, residual, out, e, hidden, inter, K=k, RESIDUAL=residual is not None,
-        CHUNKS=triton.cdiv(inter, down_tile.inputs), BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
+        CHUNKS=cdiv(inter, down_tile.inputs), BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
         PDL=pdl, launch_pdl=pdl, num_warps=down_tile.warps,
     )  # fmt: skip
     return out

@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.moe_gemm.order import Lists, Order
 from kernels.moe_gemm.rows import activate
+from kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit
@@ -270,7 +271,7 @@ def combined(
     (t, k), hidden = experts.shape, y.shape[1]
     out = torch.empty(t, hidden, dtype=dtype, device=y.device)
     width = 256 if t <= 256 else 1024
-    combine[(t, triton.cdiv(hidden, width))](
+    combine[(t, cdiv(hidden, width))](
         y, experts if rows is None else rows, experts, weights, residual, out, num_experts, hidden, K=k,
         PLACED=rows is not None, WHOLE=whole, RESIDUAL=residual is not None, BLOCK_N=width, PDL=pdl, launch_pdl=pdl,
         num_warps=width // 128,
@@ -330,20 +331,20 @@ def tiles_moe(
     same: dict[str, Any] = {
         "LISTS": isinstance(places, Lists),
         "ROWS": places.rows,
-        "BLOCK_E": triton.next_power_of_2(e),
+        "BLOCK_E": next_power_of_2(e),
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
         "PDL": pdl,
         "launch_pdl": pdl,
     }
     tile = up_tile
-    tiles_up[(triton.cdiv(inter, tile.outputs), places.tiles)](
+    tiles_up[(cdiv(inter, tile.outputs), places.tiles)](
         x, _matrix(gate_up, tile), *where, h, e, hidden, inter, limit or 0.0,
         K=k, GELU=gelu, LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=inter % tile.outputs == 0 and hidden % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
     tile = down_tile
-    tiles_down[(triton.cdiv(hidden, tile.outputs), places.tiles)](
+    tiles_down[(cdiv(hidden, tile.outputs), places.tiles)](
         h, _matrix(down, tile), weights, *where, y, e, hidden, inter,
         BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,

@@ -21,6 +21,7 @@ from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.logits import logit_parts
 from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
+from kernels.sizes import cdiv, next_power_of_2
 
 FEW_TOKENS = NORMED_ROWS
 # Router values that a program of `_few` holds in registers.
@@ -130,12 +131,12 @@ def moe_route(
     how = choice(e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared)
     launch: dict[str, Any] = {"HOW": how, "PDL": pdl, "launch_pdl": pdl}
     if t <= FEW_TOKENS or deterministic:
-        block_m = triton.next_power_of_2(hidden)
-        block_n = max(1, min(_VALUES // block_m, triton.next_power_of_2(e)))
+        block_m = next_power_of_2(hidden)
+        block_n = max(1, min(_VALUES // block_m, next_power_of_2(e)))
         h = x if norm_weight is None else torch.empty(t, hidden, dtype=x.dtype, device=x.device)
         logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-        arrived = _arrivals(x.device, triton.next_power_of_2(max(t, FEW_TOKENS)))
-        _few[(triton.cdiv(e, block_n), t)](
+        arrived = _arrivals(x.device, next_power_of_2(max(t, FEW_TOKENS)))
+        _few[(cdiv(e, block_n), t)](
             x, norm_weight, router, bias, table, token_ids, h, logits, weights, experts, arrived,
             e, hidden, x.stride(0), eps, offset, scale, NORM=norm_weight is not None, BLOCK_N=block_n, BLOCK_M=block_m,
             num_warps=4 if block_n * block_m <= 2 * _VALUES else 16, **launch,
@@ -144,7 +145,7 @@ def moe_route(
     h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
     parts = logit_parts(h, router, pdl)
     each = 1 if t <= 1024 else 4
-    _choose[(triton.cdiv(t, each),)](
+    _choose[(cdiv(t, each),)](
         parts, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=len(parts), BLOCK_T=each,
         num_warps=4 if each == 1 or e > 128 else 1, **launch,
     )  # fmt: skip
@@ -174,7 +175,7 @@ def choice(
         renormalize,
         top_k,
         num_shared,
-        triton.next_power_of_2(top_k + num_shared),
-        triton.next_power_of_2(num_experts),
-        triton.next_power_of_2(num_groups),
+        next_power_of_2(top_k + num_shared),
+        next_power_of_2(num_experts),
+        next_power_of_2(num_groups),
     )

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.sizes import cdiv
+
 # From here on the scores are exact products of bfloat16 on tensor cores.
 MANY_TOKENS = 1024
 # Up to here the inputs of such products are split over programs, so that they fill a GPU.
@@ -133,11 +135,11 @@ def logit_parts(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> torch.Tenso
         thirds, exact = router, router.dtype == h.dtype
         if not exact:
             thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
-            _thirds[(triton.cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
+            _thirds[(cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
         tile = score_tile(t, exact)
         block_n = 128 if e > 64 else 64
         parts = torch.empty(tile.splits, t, e, dtype=torch.float32, device=h.device)
-        _many_scores[(triton.cdiv(t, 64), triton.cdiv(e, block_n), tile.splits)](
+        _many_scores[(cdiv(t, 64), cdiv(e, block_n), tile.splits)](
             h, thirds, parts, t, e, hidden, h.stride(0), THIRDS=1 if exact else 3, SPLITS=tile.splits, BLOCK_T=64,
             BLOCK_N=block_n, BLOCK_M=tile.inputs, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
@@ -145,7 +147,7 @@ def logit_parts(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> torch.Tenso
     # Two cuts, not one for each number of tokens: each is compiled.
     block_t, block_n, block_m, splits = (16, 64, 64, 8) if t <= 256 else (64, 64, 32, 2)
     parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
-    _scores[(triton.cdiv(t, block_t), triton.cdiv(e, block_n), splits)](
+    _scores[(cdiv(t, block_t), cdiv(e, block_n), splits)](
         h, router, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,
         PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=3,
     )  # fmt: skip

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.sizes import cdiv
+
 _BLOCK = 1024
 
 
@@ -37,8 +39,8 @@ def move_words(
     reach pinned memory themselves.
     """
     n, p = len(source), 0 if changes is None else changes.shape[1]
-    copying = triton.cdiv(n, _BLOCK)
-    programs = copying + triton.cdiv(p, _BLOCK)
+    copying = cdiv(n, _BLOCK)
+    programs = copying + cdiv(p, _BLOCK)
     if programs:
         changes, table = (target if of is None else of for of in (changes, table))
         _move[(programs,)](source, target, changes, table, n, p, copying, BLOCK=_BLOCK, num_warps=4)

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import next_power_of_2
 
 
 @triton.jit
@@ -36,7 +37,7 @@ def norm_add(
     rows, size = x.shape
     y = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     if rows:
-        block = triton.next_power_of_2(size)
+        block = next_power_of_2(size)
         pdl = dependent_launch(x.device)
         _norm_add[(rows,)](
             x,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import triton
 
 from kernels.hardware import branch, dependent_launch, multiprocessors
 from kernels.paged_attention import lines as stream
 from kernels.paged_attention.attend import attend
 from kernels.paged_attention.prompt import attend_prompts, suits
+from kernels.sizes import cdiv, next_power_of_2
 
 MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
@@ -69,8 +69,8 @@ def tile_for(
 ) -> Tile:
     """The tile for `lines` lines of up to `queries` queries, `channels` wide: of key and value the wider, padded to a
     power of two."""
-    least = triton.next_power_of_2(group)
-    rows = triton.next_power_of_2(min(max(queries * group, 16), max(least, 128)))
+    least = next_power_of_2(group)
+    rows = next_power_of_2(min(max(queries * group, 16), max(least, 128)))
     wide, deep = dtype == torch.float32, channels > 128
     if wide or deep:
         rows = max(min(rows, 64), least)
@@ -214,7 +214,7 @@ def attend_into(
     lines = context_len.shape[0]
     q = q if q.stride(1) == d and q.stride(2) == 1 else q.contiguous()
     group = h // g
-    block_d, block_dv = max(16, triton.next_power_of_2(d)), max(16, triton.next_power_of_2(dv))
+    block_d, block_dv = max(16, next_power_of_2(d)), max(16, next_power_of_2(dv))
     pdl = dependent_launch(q.device)
 
     def launch(first_line: int, num_lines: int, tokens: int, queries: int, single: bool) -> None:
@@ -227,16 +227,16 @@ def attend_into(
         block_q = 1 if single else tile.rows // group
         tiles = num_lines if single else tokens // block_q + num_lines
         spare = SPARE * programs if single else programs
-        splits = min(power_below(spare // (tiles * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
+        splits = min(power_below(spare // (tiles * g)), next_power_of_2(cdiv(max_context, tile.keys)))
         splits = 1 if deterministic else max(1, min(splits, MAX_SPLITS))
-        rows = triton.next_power_of_2(group) if single else tile.rows
+        rows = next_power_of_2(group) if single else tile.rows
         work = (tiles * g, splits, rows) if splits > 1 else (1, 1, 1)
         partial = torch.empty((*work, dv), dtype=torch.float32, device=q.device)
         lse = torch.empty(work, dtype=torch.float32, device=q.device)
         programs = dealt_to(programs, tiles * g) if tile.rounded else programs
         dealt = tile.dealt and single and splits > 1
         # Lines have as many shares as `programs` have work, and at most one more each.
-        grid = (g, tiles + triton.cdiv(programs, g)) if dealt else (tiles, g, splits)
+        grid = (g, tiles + cdiv(programs, g)) if dealt else (tiles, g, splits)
         attend[grid](
             q,
             k_cache,
@@ -272,7 +272,7 @@ def attend_into(
             BLOCK_N=tile.keys,
             BLOCK_D=block_d,
             BLOCK_DV=block_dv,
-            BLOCK_B=max(LEAST_LINES, triton.next_power_of_2(num_lines)) if single and splits > 1 else 1,
+            BLOCK_B=max(LEAST_LINES, next_power_of_2(num_lines)) if single and splits > 1 else 1,
             ROWS=rows,
             SPLITS=1 if splits == 1 else MAX_SPLITS,
             MERGE=tile.merged(rows * block_dv),

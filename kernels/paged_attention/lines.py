@@ -11,7 +11,6 @@ run ahead across the border of shares, as far as the ring in shared memory allow
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -25,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
 from kernels.paged_attention.attend import LOG2E
+from kernels.sizes import next_power_of_2
 
 # Keys a tile, tokens of a block, channels of a slab: a tile is two slabs of keys and two of values, each of whole
 # swizzled rows.
@@ -380,6 +380,6 @@ def attend_lines(
         boxes(rows_of(k_cache), BLOCK.value, SLAB.value), boxes(rows_of(v_cache), BLOCK.value, SLAB.value),
         block_table, context_len, out, partial, sums, arrived, arrived[-1:], scale, block_table.stride(0),
         k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, lines, LEAST, MOST,
-        H=h, G=g, GROUP=h // g, LINES=max(32, triton.next_power_of_2(lines)), STAGES=STAGES, PDL=pdl,
+        H=h, G=g, GROUP=h // g, LINES=max(32, next_power_of_2(lines)), STAGES=STAGES, PDL=pdl,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
     )  # fmt: skip

@@ -11,7 +11,6 @@ program takes tiles of queries in turn, the longest first and back and forth, so
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch, group_products, multiprocessors
 from kernels.hopper import boxes, load_box, rows_of, sync, view, whole_rows
+from kernels.sizes import cdiv, next_power_of_2
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # Rows that a group of four warps multiplies, and such groups.
@@ -381,11 +381,11 @@ def attend_prompts(
     _, h, d = q.shape
     g, block_size = k_cache.shape[1:3]
     group = h // g
-    width = triton.next_power_of_2(group)
+    width = next_power_of_2(group)
     queries = ROWS.value // width
     copied = min(block_size, KEYS)
     pdl = dependent_launch(q.device)
-    ranks = triton.cdiv(max_query, GROUPS.value * queries)
+    ranks = cdiv(max_query, GROUPS.value * queries)
     attend_kernel[(min(multiprocessors(q.device), ranks * num_lines * g),)](
         boxes(q, queries, width, 64), boxes(rows_of(k_cache), copied, 64), boxes(rows_of(v_cache), copied, 64),
         block_table, query_start, context_len,

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.sizes import cdiv
+
 _CHUNK = 1024
 
 # A bit above any count of output tokens: the prompt holds the token.
@@ -103,7 +105,7 @@ def penalties(
     lines, vocab = logits.shape
     if not lines:
         return
-    grid = (lines, triton.cdiv(token_table.shape[1], _CHUNK))
+    grid = (lines, cdiv(token_table.shape[1], _CHUNK))
     counts = torch.zeros((lines, vocab), dtype=torch.int32, device=logits.device)
     settings = (repetition, presence, frequency)
     _count[grid](

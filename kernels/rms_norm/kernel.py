@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import next_power_of_2
 
 # Channels a warp takes: few rows want their loads at once, parts of rows even more, many rows fewer warps (measured on
 # an H200).
@@ -83,7 +84,7 @@ def _normed(
     y = torch.empty((rows, channels), dtype=like.dtype, device=x.device)
     h = x if residual is None else torch.empty_like(y)
     if rows:
-        block = triton.next_power_of_2(channels)
+        block = next_power_of_2(channels)
         pdl = dependent_launch(x.device)
         _norm[(rows,)](
             x,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from kernels.borders import SHORT_CONTEXT
 from kernels.hardware import branch, dependent_launch, multiprocessors
@@ -20,6 +19,7 @@ from kernels.paged_attention.kernel import (
 )
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
+from kernels.sizes import cdiv, next_power_of_2
 
 # kv heads of lines that are few (measured on an H200, see docs/log.md).
 FEW_HEADS = 32
@@ -52,7 +52,7 @@ def tile_for(dtype: torch.dtype, group: int, channels: int, lines: int, max_cont
     small tiles: they are done sooner, and leave the next kernel room to ask for its weights. Wide tiles and those of
     256 channels were measured on an H200; for one line of 16 heads that share keys, four warps spill.
     """
-    rows = max(8, triton.next_power_of_2(group + 1))
+    rows = max(8, next_power_of_2(group + 1))
     if not _wide(dtype, group, channels):
         return LineTile(max(16, rows), 32, warps=8 if rows * channels > 8192 else 4, stages=2)
     if lines == 1 and rows <= 16 and max_context <= SHORT_CONTEXT:
@@ -104,7 +104,7 @@ def rope_attention(
     bounds = (num_single, max_query, max_context)
     tokens, d = qkv.shape[0], k_cache.shape[-1]
     groups = k_cache.shape[1]
-    wide = _wide(qkv.dtype, num_heads // groups, triton.next_power_of_2(d))
+    wide = _wide(qkv.dtype, num_heads // groups, next_power_of_2(d))
     heads = num_single * groups
     one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
     if deterministic or not fused or not one:
@@ -181,15 +181,15 @@ def _singles(
     _, h, d = out.shape
     _, g, block_size, _ = k_cache.shape
     group = h // g
-    block_d = max(16, triton.next_power_of_2(d))
+    block_d = max(16, next_power_of_2(d))
     tile = tile_for(qkv.dtype, group, block_d, lines, max_context)
     assert tile.rows > group, "the new key is a row below the queries"
     programs = tile.programs * multiprocessors(qkv.device)
     # A program holds most of a multiprocessor's shared memory, and those without work would keep the next kernel out:
     # one wave is all there is.
-    splits = min(power_below(programs // (lines * g)), triton.next_power_of_2(triton.cdiv(max_context, tile.keys)))
+    splits = min(power_below(programs // (lines * g)), next_power_of_2(cdiv(max_context, tile.keys)))
     splits = max(1, min(splits, MAX_SPLITS))
-    rows = triton.next_power_of_2(group)
+    rows = next_power_of_2(group)
     work = (lines * g, splits, rows) if splits > 1 else (1, 1, 1)
     partial = torch.empty((*work, d), dtype=torch.float32, device=qkv.device)
     lse = torch.empty(work, dtype=torch.float32, device=qkv.device)
@@ -232,7 +232,7 @@ def _singles(
         BLOCK_N=tile.keys,
         BLOCK_D=block_d,
         # The keys of one line are all there are to deal out.
-        BLOCK_B=max(LEAST_LINES, triton.next_power_of_2(lines)) if splits > 1 and lines > 1 else 1,
+        BLOCK_B=max(LEAST_LINES, next_power_of_2(lines)) if splits > 1 and lines > 1 else 1,
         ROWS=rows,
         SPLITS=1 if splits == 1 else MAX_SPLITS,
         MERGE=tile.merged(rows * block_d),

@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 # Rotated pairs a program takes. Angles, weights and addresses, which heads share, are a third of a small tile's
 # instructions: thousands of tokens take more heads at once (measured on an H200).
@@ -166,10 +167,10 @@ def rope_into(
     if tokens:
         pdl = dependent_launch(qkv.device)
         rotary = cos_sin.shape[1]
-        half = triton.next_power_of_2(rotary // 2)
+        half = next_power_of_2(rotary // 2)
         tile = _WIDE_TILE if tokens >= _WIDE_TOKENS else _TILE
-        block_h = min(max(1, tile // half), triton.next_power_of_2(num_heads + 2 * g))
-        _rope[(tokens, triton.cdiv(num_heads + 2 * g, block_h))](
+        block_h = min(max(1, tile // half), next_power_of_2(num_heads + 2 * g))
+        _rope[(tokens, cdiv(num_heads + 2 * g, block_h))](
             qkv,
             positions,
             slots,
@@ -194,7 +195,7 @@ def rope_into(
             IS_INTERLEAVED=interleaved,
             BLOCK_H=block_h,
             BLOCK_HALF=half,
-            BLOCK_TAIL=triton.next_power_of_2(max(d - rotary, 1)),
+            BLOCK_TAIL=next_power_of_2(max(d - rotary, 1)),
             HAS_TAIL=d > rotary,
             PDL=pdl,
             launch_pdl=pdl,

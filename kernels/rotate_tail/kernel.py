@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv, next_power_of_2
 
 TILE = 2048
 
@@ -65,9 +66,9 @@ def rotate_tail(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor)
     out = torch.empty(t, heads, dim, dtype=x.dtype, device=x.device)
     if t:
         pdl = dependent_launch(x.device)
-        block = triton.next_power_of_2(dim)
-        block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
-        _turn[(t, triton.cdiv(heads, block_h))](
+        block = next_power_of_2(dim)
+        block_h = max(1, min(TILE // block, next_power_of_2(heads)))
+        _turn[(t, cdiv(heads, block_h))](
             x,
             positions,
             cos_sin,

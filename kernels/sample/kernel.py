@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 from kernels.sample.reference import COLDEST as COLDEST_DRAW
+from kernels.sizes import cdiv, next_power_of_2
 
 RUN = tl.constexpr(1024)
 GROUP = tl.constexpr(32)
@@ -320,7 +321,7 @@ def sample(
     if not lines:
         return tokens
     pdl = dependent_launch(device)
-    tiles = triton.cdiv(vocab, 4 * RUN.value)
+    tiles = cdiv(vocab, 4 * RUN.value)
     runs = 4 * tiles
     groups = runs * (RUN.value // GROUP.value)
     run_max, run_sum = torch.empty((2, lines, runs), dtype=torch.float32, device=device).unbind()
@@ -342,8 +343,8 @@ def sample(
         logits.stride(0),
         runs,
         vocab,
-        BLOCK_RUNS=triton.next_power_of_2(runs),
-        BLOCK_GROUPS=triton.next_power_of_2(groups),
+        BLOCK_RUNS=next_power_of_2(runs),
+        BLOCK_GROUPS=next_power_of_2(groups),
         ZERO_BITS=_ZERO_BITS[logits.dtype],
         PDL=pdl,
         launch_pdl=pdl,

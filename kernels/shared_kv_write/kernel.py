@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
 from kernels.rotate_tail.kernel import angles, turn_pairs
+from kernels.sizes import cdiv, next_power_of_2
 
 TILE = 4096
 
@@ -81,9 +82,9 @@ def shared_kv_write(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if t:
         pdl = dependent_launch(q.device)
-        block = triton.next_power_of_2(dim)
-        block_h = max(1, min(TILE // block, triton.next_power_of_2(heads)))
-        _write[(t, 1 + triton.cdiv(heads, block_h))](
+        block = next_power_of_2(dim)
+        block_h = max(1, min(TILE // block, next_power_of_2(heads)))
+        _write[(t, 1 + cdiv(heads, block_h))](
             q,
             kv,
             positions,

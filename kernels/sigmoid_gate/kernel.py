@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch
+from kernels.sizes import cdiv
 
 
 @triton.jit
@@ -29,7 +30,5 @@ def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     out = torch.empty(t, n, dtype=x.dtype, device=x.device)
     if t:
         pdl = dependent_launch(x.device)
-        _gate[(t, triton.cdiv(n, 1024))](
-            x, gate, out, n, x.stride(0), gate.stride(0), BLOCK=1024, PDL=pdl, launch_pdl=pdl
-        )
+        _gate[(t, cdiv(n, 1024))](x, gate, out, n, x.stride(0), gate.stride(0), BLOCK=1024, PDL=pdl, launch_pdl=pdl)
     return out

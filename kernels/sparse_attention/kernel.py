@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import dependent_launch, multiprocessors
 from kernels.rotate_tail.kernel import angles, turn_pairs
+from kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_N, WARPS, STAGES = 32, 8, 2
 MOST_SHARES = 16
@@ -248,9 +249,9 @@ def sparse_attention(
     pdl = dependent_launch(q.device)
     ratio = 0 if entries is None else ratio
     most = 0 if chosen is None else chosen.shape[1]
-    block_h = min(64, max(16, triton.next_power_of_2(heads)))
-    tall = triton.cdiv(heads, block_h)
-    tiles = triton.cdiv(window, BLOCK_N) + (triton.cdiv(most or max_context // ratio, BLOCK_N) if ratio else 0)
+    block_h = min(64, max(16, next_power_of_2(heads)))
+    tall = cdiv(heads, block_h)
+    tiles = cdiv(window, BLOCK_N) + (cdiv(most or max_context // ratio, BLOCK_N) if ratio else 0)
     for first, count, longest, first_token, tokens in (
         (0, num_single, 1, 0, num_single),
         (num_single, lines - num_single, max_query, num_single, t - num_single),
@@ -261,7 +262,7 @@ def sparse_attention(
         if longest == 1:
             # one program fills a multiprocessor
             shares = max(1, multiprocessors(q.device) // (count * tall))
-            shares = min(1 << (shares.bit_length() - 1), MOST_SHARES, triton.next_power_of_2(tiles))
+            shares = min(1 << (shares.bit_length() - 1), MOST_SHARES, next_power_of_2(tiles))
         kept = torch.float32 if shares > 1 else q.dtype
         parts = torch.empty(shares, tokens, heads, dim, dtype=kept, device=q.device)
         sums = torch.empty(shares, tokens, heads, 2, dtype=torch.float32, device=q.device)
@@ -295,7 +296,7 @@ def sparse_attention(
             CHOSEN=most,
             SHARES=shares,
             BLOCK_H=block_h,
-            BLOCK_D=max(16, triton.next_power_of_2(dim)),
+            BLOCK_D=max(16, next_power_of_2(dim)),
             BLOCK_N=BLOCK_N,
             STAGES=STAGES,
             PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
@@ -303,8 +304,8 @@ def sparse_attention(
             launch_pdl=pdl,
             num_warps=WARPS,
         )
-        joined_h = min(triton.next_power_of_2(heads), max(1, 2048 // triton.next_power_of_2(dim)))
-        _join[(tokens, triton.cdiv(heads, joined_h))](
+        joined_h = min(next_power_of_2(heads), max(1, 2048 // next_power_of_2(dim)))
+        _join[(tokens, cdiv(heads, joined_h))](
             parts,
             sums,
             sinks,
@@ -317,9 +318,9 @@ def sparse_attention(
             DIM=dim,
             ROPE=cos_sin.shape[1],
             SHARES=shares,
-            BLOCK_S=max(2, triton.next_power_of_2(shares)),
+            BLOCK_S=max(2, next_power_of_2(shares)),
             BLOCK_H=joined_h,
-            BLOCK=triton.next_power_of_2(dim),
+            BLOCK=next_power_of_2(dim),
             PDL=pdl,
             launch_pdl=pdl,
             num_warps=4,

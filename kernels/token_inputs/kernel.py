@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.sizes import cdiv
+
 _TOKENS, _ENTRIES = 128, 1024
 
 
@@ -72,8 +74,8 @@ def token_inputs(
     ids = torch.empty(count, dtype=torch.int32, device=device)
     slots = torch.empty(count, dtype=torch.int64, device=device)
     table = torch.empty((len(rows), entries), dtype=torch.int32, device=device)
-    token_programs = triton.cdiv(count, _TOKENS)
-    programs = token_programs + len(rows) * triton.cdiv(entries, _ENTRIES)
+    token_programs = cdiv(count, _TOKENS)
+    programs = token_programs + len(rows) * cdiv(entries, _ENTRIES)
     if programs:
         _inputs[(programs,)](
             tokens,
