@@ -105,10 +105,10 @@ def without_gate(runner: DeviceRunner) -> None:
 
 
 def another_ratio(runner: DeviceRunner) -> None:
-    """Entries are made as they should be, and read as if each stood for one token more."""
+    """Entries are made as they should be, and read as if each stood for twice as many tokens."""
     for layer in runner._decoder.layers:
         if layer.mixer.config.ratio:
-            layer.mixer.config = replace(layer.mixer.config, ratio=layer.mixer.config.ratio + 1)
+            layer.mixer.config = replace(layer.mixer.config, ratio=2 * layer.mixer.config.ratio)
 
 
 def rolled_table(runner: DeviceRunner) -> None:
