@@ -36,6 +36,7 @@ from engine.types import (
     RequestInput,
     TokenEvent,
     TokenLogprobs,
+    check_bad_word_ids,
 )
 
 _MANY_IDS = 1024
@@ -239,8 +240,10 @@ class Engine:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        check_bad_word_ids(input.bad_word_ids)
         for word in input.bad_word_ids:
             self._check_ids("bad_word_ids", word)
+        _check_bans(input, () if params.ignore_eos else self.info.eos_ids)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         if isinstance(ids, array) and len(ids) > _MANY_IDS:
@@ -316,3 +319,19 @@ class Engine:
     def check_integrity(self) -> None:
         """Account for every block and slot. For tests, while the engine is idle. Raises AssertionError."""
         self._kv.check_integrity()
+
+
+def _check_bans(input: RequestInput, eos_ids: Iterable[int]) -> None:
+    """Raises RequestError when nothing is left to draw of the tokens that a request allows."""
+    params = input.params
+    allowed = set(params.allowed_token_ids)
+    if not allowed:
+        return
+    allowed.difference_update(word[0] for word in input.bad_word_ids if len(word) == 1)
+    if not allowed:
+        raise RequestError("allowed_token_ids: bad_words bans every one of them; allow another token")
+    if params.min_tokens and allowed <= {*eos_ids, *params.stop_token_ids}:
+        raise RequestError(
+            f"allowed_token_ids: every one of them ends the request, and min_tokens ({params.min_tokens}) forbids that "
+            "at first; allow another token or leave min_tokens out"
+        )

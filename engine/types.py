@@ -16,10 +16,26 @@ from msgspec import Meta
 
 TokenIds = list[int]
 
+# What one request may hold. Each candidate of n has its own copy, and each is looked at in every step.
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 4096
+MAX_STOP_IDS = 128
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 256
+MAX_BAD_WORD_IDS = 1024  # tokens of all bad words together
+MAX_BIASES = 1024
+MAX_BIAS = 1e6  # a hundredfold of it, over the coldest temperature, is a finite float32
+MAX_ALLOWED_IDS = 1024
 MAX_LOGPROBS = 20
 SEED_BITS = 63
+
+
+MAX_MESSAGE = 2000  # characters of a sentence that a client reads
+
+
+def shown(text: str, most: int = 80) -> str:
+    """`text` for a sentence: what a client sent comes back to it cut to `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class FinishReason(str, Enum):
@@ -44,11 +60,11 @@ class ErrorCode(str, Enum):
 
 
 class RequestError(Exception):
-    """A request that cannot be served. The message is shown to the client as it stands."""
+    """A request that cannot be served. The message is shown to the client, cut where it is very long."""
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_ARG) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = shown(message, MAX_MESSAGE)
+        super().__init__(self.message)
         self.code = code
 
 
@@ -91,10 +107,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ValueError(f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
-        if any(not s or len(s.encode()) > MAX_STOP_BYTES for s in self.stop):
+        for name, most in _MOST_ITEMS.items():
+            if len(getattr(self, name)) > most:
+                raise ValueError(f"{name} holds {len(getattr(self, name))} values; at most {most} are allowed")
+        if any(not s or _num_bytes(s) > MAX_STOP_BYTES for s in self.stop):
             raise ValueError(f"each stop string must hold between 1 and {MAX_STOP_BYTES} bytes")
-        if any(not math.isfinite(v) for v in self.logit_bias.values()):
-            raise ValueError("logit_bias values must be finite numbers")
+        if any(not s or _num_bytes(s) > MAX_BAD_WORD_BYTES for s in self.bad_words):
+            raise ValueError(f"bad_words: each must hold between 1 and {MAX_BAD_WORD_BYTES} bytes")
+        if any(not abs(v) <= MAX_BIAS for v in self.logit_bias.values()):
+            raise ValueError(f"logit_bias values must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}")
 
     @property
     def greedy(self) -> bool:
@@ -114,6 +135,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
 
+_MOST_ITEMS = {
+    "stop_token_ids": MAX_STOP_IDS,
+    "bad_words": MAX_BAD_WORDS,
+    "logit_bias": MAX_BIASES,
+    "allowed_token_ids": MAX_ALLOWED_IDS,
+}
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
 class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request as the engine takes it: token ids, never text.
 
@@ -129,6 +162,16 @@ class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     params: SamplingParams
     output_ids: TokenIds = []
     bad_word_ids: list[TokenIds] = []
+
+
+def check_bad_word_ids(words: Sequence[Sequence[int]]) -> None:
+    """Raises RequestError when bad words have too many tokens together."""
+    count = sum(map(len, words))
+    if count > MAX_BAD_WORD_IDS:
+        raise RequestError(
+            f"bad_words: they are {count} tokens, each word at the start of a text and after a space; at most "
+            f"{MAX_BAD_WORD_IDS} are allowed"
+        )
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -72,6 +72,20 @@ def test_the_control_side_imports_no_torch() -> None:
             RequestInput(request_id="r", prompt_ids=[5], params=SamplingParams(), bad_word_ids=[[5, 70]]),
             "bad_word_ids holds the token id 70",
         ),
+        (
+            RequestInput(request_id="r", prompt_ids=[5], params=SamplingParams(), bad_word_ids=[[5] * 600, [6] * 600]),
+            "bad_words: they are 1200 tokens, .* at most 1024 are allowed",
+        ),
+        (
+            make_request("r", [5], allowed_token_ids=(3, 2), stop_token_ids=(2, 3, 4), min_tokens=1),
+            r"allowed_token_ids: every one of them ends the request, and min_tokens \(1\) forbids that",
+        ),
+        (
+            RequestInput(
+                request_id="r", prompt_ids=[5], params=SamplingParams(allowed_token_ids=(3,)), bad_word_ids=[[3], [4]]
+            ),
+            "allowed_token_ids: bad_words bans every one of them",
+        ),
     ],
 )
 def test_what_can_never_be_served_is_refused_with_the_numbers(request_: RequestInput, message: str) -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from engine.types import MAX_MESSAGE, shown
+
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499
 
@@ -68,10 +70,10 @@ class ApiError(Exception):
     """An answer other than 200. The message is for the person who sent the request."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = shown(message, MAX_MESSAGE)
+        self.param = None if param is None else shown(param)
+        super().__init__(self.message)
         self.code = code
 
     @property

@@ -16,6 +16,8 @@ from starlette.responses import Response
 
 from clients.openai.errors import ApiError, from_validation
 
+_MOST_MISTAKES = 1000
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -40,6 +42,8 @@ def _handler(model: type[BaseModel], endpoint: Callable[..., Awaitable[Response]
         try:
             body = model.model_validate_json(data)
         except ValidationError as error:
+            if error.error_count() > _MOST_MISTAKES:  # each would be made a dict of, only to show the first
+                raise ApiError(400, f"The request body holds {error.error_count()} mistakes; see /docs.") from None
             raise from_validation(error.errors(include_url=False)) from None
         return await endpoint(http, body)
 

@@ -4,19 +4,35 @@ honour are refused with the reason (`refuse`), never dropped.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clients.openai.errors import invalid, unsupported
+from engine.types import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORD_BYTES,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_STOP_BYTES,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+)
 
+T = TypeVar("T")
+
+# The first wrong item ends the reading of a list: millions of mistakes in one body would take minutes and gigabytes.
+List = Annotated[list[T], Field(fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(max_length=64 << 20)]
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
-Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)]
+# The engine's own bounds, in characters here: a request is refused before it is sent on n times.
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]
+Stops = Annotated[List[Stop], Field(max_length=MAX_STOP_STRINGS)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_BYTES)]
 
 _LATER = "constrained decoding is not built yet; ask for JSON in the prompt instead."
 
@@ -66,18 +82,18 @@ class Sampling(Strict):
     min_p: Unit | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[str, Field(min_length=1)] | Stops | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Stop | Stops | None = None
+    stop_token_ids: Annotated[List[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
-    logit_bias: dict[TokenName, Bias] | None = Field(
+    logit_bias: Annotated[dict[TokenName, Bias], Field(max_length=MAX_BIASES)] | None = Field(
         None, description="Token id (as a string) to a bias added to its logit."
     )
-    bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: Annotated[List[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[List[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
@@ -116,9 +132,9 @@ class CompletionRequest(Sampling):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[List[Text], Field(min_length=1)]
+        | Annotated[List[TokenId], Field(min_length=1)]
+        | Annotated[List[Annotated[List[TokenId], Field(min_length=1)]], Field(min_length=1)]
     )
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
     echo: bool | None = None
@@ -190,9 +206,9 @@ class Message(Strict):
     """One turn. `reasoning_content` is what an earlier answer carried; templates that know it render it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | List[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -245,11 +261,11 @@ class NamedTool(Strict):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[List[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
@@ -260,8 +276,8 @@ class ChatRequest(Sampling):
     safety_identifier: str | None = Field(None, description="Written to the access log.")
     prompt_cache_key: str | None = Field(None, description="Requests with equal keys go to the same replica.")
     store: bool | None = None
-    metadata: dict[str, str] | None = None
-    modalities: list[str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    modalities: List[str] | None = None
     service_tier: str | None = None
     prompt_cache_retention: str | None = None
     reasoning_effort: str | None = None
@@ -356,8 +372,8 @@ class TokenizeRequest(Strict):
 
     model: Annotated[str, Field(min_length=1)] | None = Field(None, description="Not needed with one model.")
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[List[Message], Field(min_length=1)] | None = None
+    tools: List[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -381,5 +397,5 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: Annotated[str, Field(min_length=1)] | None = Field(None, description="Not needed with one model.")
-    tokens: list[TokenId]
+    tokens: List[TokenId]
     skip_special_tokens: bool | None = None

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from engine import env
 from engine.cache.spec import PoolSpec
 from engine.cache.tensors import CacheTensors
-from engine.config import EngineConfig
-from engine.core.plan import RunnerInfo, StepPlan
+from engine.config import EngineConfig, SchedulerConfig
+from engine.core.plan import RowStart, RunnerInfo, StepPlan
 from engine.layers.build import Build
 from engine.models import registry
 from engine.models.config import AttentionConfig, ModelConfig
@@ -23,6 +23,7 @@ from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
 from engine.runner.rehearsal import rehearsals
 from engine.runner.runner import DeviceRunner
+from engine.types import MAX_LOGPROBS, SamplingParams
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
 from kernels import select
@@ -167,17 +168,23 @@ def _runner(
 
 
 def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:
-    """Bytes that the largest step needs beside weights and pools: max_rows lines, token_budget tokens, all sampled."""
-    rows, budget, longest = config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len
-    count = [1] * rows
-    for line in reversed(range(rows)):
-        count[line] += min(longest - 1, budget - sum(count))
+    """Bytes that the largest step needs beside weights and pools."""
+    plan = largest_step(config.scheduler, build.max_model_len)
     torch.cuda.reset_peak_memory_stats(build.device)
     before = torch.cuda.memory_allocated(build.device)
-    plan = StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows)
     runner.launch(plan).wait()
     peak = torch.cuda.max_memory_allocated(build.device) - before
     return peak
+
+
+def largest_step(scheduler: SchedulerConfig, longest: int) -> StepPlan:
+    """max_rows lines, token_budget tokens, all sampled, from logits that are edited, penalised and explained."""
+    rows, count = scheduler.max_rows, [1] * scheduler.max_rows
+    for line in reversed(range(rows)):
+        count[line] += min(longest - 1, scheduler.token_budget - sum(count))
+    all_of_it = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS)
+    starts = [RowStart(row, [0], 1, all_of_it) for row in range(rows)]
+    return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts)
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -22,7 +22,7 @@ from engine.runner.inputs import Inputs, Lines, StepShape, places
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
 from engine.runner.rehearsal import Rehearsal, logprobs_bucket
 from engine.runner.tables import RowTables
-from engine.sampling.logits import LineEdits, RowEdits
+from engine.sampling.logits import LINE, LineEdits, RowEdits
 from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
@@ -66,6 +66,8 @@ class DeviceRunner:
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
+        # For the most that a request may ask for: none takes more of the device than there was at the start.
+        self._edit_ids = torch.zeros((max_rows, LINE), dtype=torch.int64, device=device)
         self._wishing: set[int] = set()  # rows whose drawing takes more than their parameters on the device
         self._explained: set[int] = set()  # rows that asked for log-probabilities of their prompt
         self._limits = (max_rows, token_budget, info.max_model_len)
@@ -170,7 +172,7 @@ class DeviceRunner:
         """Free the device memory. The runner cannot be used afterwards."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_graphs"):
+        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs"):
             delattr(self, name)
         gc.collect()
         if self._device.type == "cuda":
@@ -184,7 +186,7 @@ class DeviceRunner:
         self._wishing.discard(row)
         self._explained.discard(row)
         if not params.plain:
-            edits = RowEdits(start, self._device)
+            edits = RowEdits(start, self._edit_ids[row])
             if edits.touch(start.num_prompt):
                 self._edits[row] = edits
         if not params.plain or params.logprobs is not None:

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 
 from engine.core.plan import RowStart
+from engine.types import MAX_ALLOWED_IDS, MAX_BAD_WORD_IDS
 
 BANNED = float("-inf")
+# Ids that the edits of one row read on the device: allowed tokens, then three for each token of a bad word.
+LINE = MAX_ALLOWED_IDS + 3 * MAX_BAD_WORD_IDS
 
 
 def sent(values: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -20,18 +23,23 @@ def sent(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 class RowEdits:
-    """The edits of one row, made when it starts."""
+    """The edits of one row, made when it starts. line [LINE] int64: the row's own place on the device for ids."""
 
-    def __init__(self, start: RowStart, device: torch.device) -> None:
+    def __init__(self, start: RowStart, line: torch.Tensor) -> None:
         params = start.params
         self.num_prompt = start.num_prompt
         self.min_tokens = params.min_tokens
         self.bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self.bias_values = np.fromiter(params.logit_bias.values(), np.float32)
         self.ending_ids = np.array(sorted({*start.eos_ids, *params.stop_token_ids}), np.int64)
-        allowed = params.allowed_token_ids
-        self.allowed = sent(np.array(allowed, np.int64), device) if allowed else None
-        self.words = BadWords.of(start.bad_word_ids, device)
+        allowed, words = np.array(params.allowed_token_ids, np.int64), flat(start.bad_word_ids)
+        ids = np.concatenate((allowed, *words))
+        if len(ids):
+            line[: len(ids)].copy_(sent(ids, line.device), non_blocking=True)
+        counts = (len(allowed), *map(len, words))
+        parts = line[: len(ids)].split(counts)
+        self.allowed = parts[0] if counts[0] else None
+        self.words = BadWords(*parts[1:]) if counts[1] else None
 
     def touch(self, length: int) -> bool:
         """Whether they change anything for a row that holds `length` tokens. Once they do not, they never do again."""
@@ -46,35 +54,35 @@ class RowEdits:
         return np.concatenate((self.bias_ids, self.ending_ids)), np.concatenate((self.bias_values, banned))
 
 
+def flat(words: Sequence[Sequence[int]]) -> tuple[np.ndarray, ...]:
+    """Token sequences as the four fields of BadWords, int64."""
+    words = [word for word in words if word]
+    last = [word[-1] for word in words]
+    prefix = [token for word in words for token in word[:-1]]
+    back = [places for word in words for places in range(len(word) - 1, 0, -1)]
+    of = [number for number, word in enumerate(words) for _ in word[:-1]]
+    return tuple(np.array(values, np.int64) for values in (last, prefix, back, of))
+
+
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """Token sequences that must not be completed: all but the last token, right-aligned and padded by −1, and the last.
+    """Token sequences that must not be completed. As in vLLM, only generated tokens are matched.
 
-    prefixes [W, P] int32, last [W] int64. As in vLLM, only generated tokens are matched.
+    last [W] int64: the last token of each. prefix, back, of [P] int64: every token before a last one, how many places
+    before the next token it stands, and of which word it is.
     """
 
-    prefixes: torch.Tensor
     last: torch.Tensor
-
-    @classmethod
-    def of(cls, words: Sequence[Sequence[int]], device: torch.device) -> BadWords | None:
-        words = [word for word in words if word]
-        if not words:
-            return None
-        longest = max(len(word) for word in words) - 1
-        prefixes = [[-1] * (longest - len(word) + 1) + list(word[:-1]) for word in words]
-        return cls(
-            sent(np.array(prefixes, np.int32).reshape(len(words), longest), device),
-            sent(np.array([word[-1] for word in words], np.int64), device),
-        )
+    prefix: torch.Tensor
+    back: torch.Tensor
+    of: torch.Tensor
 
     def ban(self, logits: torch.Tensor, tokens: torch.Tensor, num_prompt: int, length: int) -> None:
         """logits [V], changed in place; tokens [L] int32, of which [num_prompt, length) were generated."""
-        size = self.prefixes.shape[1]
-        places = torch.arange(length - size, length, device=tokens.device)
-        tail = torch.where(places >= num_prompt, tokens[places.clamp(min=0)], -2)
-        complete = ((self.prefixes == tail) | (self.prefixes == -1)).all(dim=1)
-        logits.index_add_(0, self.last, torch.where(complete, BANNED, 0.0))
+        places = length - self.back
+        found = torch.where(places >= num_prompt, tokens[places.clamp(min=0)].long(), -1)
+        wrong = torch.zeros_like(self.last).index_add_(0, self.of, (found != self.prefix).long())
+        logits.index_add_(0, self.last, torch.where(wrong == 0, BANNED, 0.0))
 
 
 @dataclass(frozen=True, slots=True)

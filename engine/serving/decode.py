@@ -179,6 +179,8 @@ def _add(fields: dict[str, Any], name: str, value: Any, source: str) -> None:
 
 def _scalar_or_strings(tensor: Array, name: str) -> Any:
     if tensor.dtype == object:
+        sampling_fields.check_count(name, tensor.size)
+        sampling_fields.check_size(name, sum(map(len, tensor.flat)))
         try:
             return [value.decode("utf-8") for value in tensor.ravel()]
         except UnicodeDecodeError as error:

@@ -28,7 +28,7 @@ from engine.serving.responses import Responses
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
 from engine.text import Tokenizer
-from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent
+from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent, check_bad_word_ids
 
 logger = logging.getLogger("nereid.frontend")
 
@@ -376,11 +376,13 @@ def cancelled(request_id: str) -> TokenEvent:
 
 
 def bad_word_ids(words: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token sequences of each word as it stands at the start of a text and after a space."""
+    """Token sequences of each word as it stands at the start of a text and after a space. Raises RequestError when they
+    are too long together."""
     sequences: list[list[int]] = []
     for word in words:
         for text in (word.lstrip(), f" {word.lstrip()}"):
             ids = tokenizer.encode(text, add_special_tokens=False)
             if ids and ids not in sequences:
                 sequences.append(ids)
+    check_bad_word_ids(sequences)
     return sequences

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.serving.protocol import LORA_REFUSAL
-from engine.types import MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams
+from engine.types import MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
 
 _ALIASES = {"max_completion_tokens": "max_tokens"}
 
@@ -50,11 +50,14 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
 
 _FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams))
 _TEXTS = ("stop", "bad_words")
+_IDS = ("stop_token_ids", "allowed_token_ids")
+MAX_BYTES = 2 << 20  # of one request's fields: all strings and ids that are allowed, written at their longest
 _OFF = {"top_k": -1, "seed": -1}  # vLLM's and TensorRT-LLM's ways to say "not set"
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
     """The JSON object in the `sampling_parameters` tensor. Raises RequestError."""
+    check_size("sampling_parameters", len(raw))
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -70,12 +73,18 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return value
 
 
+def check_size(name: str, num_bytes: int) -> None:
+    """Raises RequestError when fields come in more bytes than any that are allowed need."""
+    if num_bytes > MAX_BYTES:
+        raise RequestError(f"{name}: {num_bytes} bytes are too many; at most {MAX_BYTES} are allowed")
+
+
 def build(fields: Mapping[str, Any]) -> SamplingParams:
     """Validated parameters from named values; values may be strings. Raises RequestError with the field's name."""
     known: dict[str, Any] = {}
     for given, value in fields.items():
         name = _ALIASES.get(given, given)
-        if value is None or (name not in _TEXTS and str(value).strip().lower() in ("none", "null")):
+        if value is None or (name not in _TEXTS and _word(value) in ("none", "null")):
             continue
         if name in _NOT_IMPLEMENTED:
             _check_neutral(name, value)
@@ -84,16 +93,31 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
             raise RequestError(unknown_field(given))
         if name in known:
             raise RequestError(f"sampling_parameters: {name} is given twice")
-        if name in _OFF and str(value).strip() == str(_OFF[name]):
+        if name in _OFF and _word(value) == str(_OFF[name]):
             continue
-        known[name] = _strings(name, value) if name in _TEXTS else value
+        if name in _TEXTS:
+            value = _strings(name, value)
+        elif name in _IDS and isinstance(value, list | tuple):
+            value = _without_repeats(value)
+        known[name] = value
     try:
         return msgspec.convert(known, SamplingParams, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"sampling_parameters: {_sentence(str(error), known)}") from None
 
 
+def _word(value: Any) -> str:
+    """A single value as text; nothing of a list or an object."""
+    return "" if isinstance(value, list | tuple | dict) else str(value).strip().lower()
+
+
+def _without_repeats(ids: list[Any] | tuple[Any, ...]) -> list[Any]:
+    """An id counts once, however often it is sent."""
+    return list(dict.fromkeys(ids)) if all(isinstance(i, int | str) for i in ids) else list(ids)
+
+
 def unknown_field(name: str) -> str:
+    name = shown(name)
     close = difflib.get_close_matches(name, _FIELDS, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_FIELDS))}"
     return f"unknown sampling parameter {name!r}{hint}"
@@ -104,9 +128,14 @@ def _strings(name: str, value: Any) -> list[str]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or any(not isinstance(v, str) for v in values):
         raise RequestError(f"{name} must be a string or a list of strings")
-    if len(values) > MAX_STOP_STRINGS:
-        raise RequestError(f"{name} holds {len(values)} strings; at most {MAX_STOP_STRINGS} are allowed")
-    return [v for v in values if v]
+    check_count(name, len(values))
+    return [v for v in dict.fromkeys(values) if v]
+
+
+def check_count(name: str, count: int) -> None:
+    """Raises RequestError when a list of strings is too long."""
+    if count > MAX_STOP_STRINGS:
+        raise RequestError(f"{name} holds {count} strings; at most {MAX_STOP_STRINGS} are allowed")
 
 
 def _check_neutral(name: str, value: Any) -> None:
@@ -126,8 +155,7 @@ def _sentence(error: str, known: Mapping[str, Any]) -> str:
         return error
     field = re.split(r"[.\[]", match["path"])[0]
     what = match["what"].replace("`", "")
-    shown = repr(known.get(field))
-    return f"{match['path']}: {what[0].lower()}{what[1:]}, got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+    return f"{shown(match['path'])}: {what[0].lower()}{what[1:]}, got {shown(repr(known.get(field)))}"
 
 
 def _refuse_constant(name: str) -> float:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.cache.spec import LayerSpec, PagedKV, PoolSpec, Recurrent
 from engine.cache.tensors import CacheTensors, PagedCache
 from engine.config import CacheConfig, SchedulerConfig
+from engine.runner.build import largest_step
 from engine.runner.memory import size_pools
+from engine.types import MAX_LOGPROBS
+from tests.runner import tiny
 
 torch = pytest.importorskip("torch")
 
@@ -80,3 +85,12 @@ def test_a_block_holds_all_layers_of_its_group_together() -> None:
     assert whole[3].sum() == first.k[3].numel() * 3
     assert whole.sum() == whole[3].sum()
     assert tensors.layers[1][0].group == 1
+
+
+def test_the_step_that_memory_is_measured_by_asks_for_all_that_a_request_can(tmp_path: Path) -> None:
+    """So that edits, penalties and log-probabilities of every row have their room before the pool is made."""
+    runner = tiny.make(tmp_path)
+    plan = largest_step(FEW, 256)
+    assert (plan.num_tokens, plan.samples) == (FEW.token_budget, [True] * FEW.max_rows)
+    result = runner.launch(plan).wait()
+    assert {len(result.logprobs[line].ids) for line in range(FEW.max_rows)} == {MAX_LOGPROBS + 1}

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.core.plan import RowStart
-from engine.sampling.logits import LineEdits, RowEdits, edit
-from engine.types import SamplingParams
+from engine.sampling.logits import LINE, LineEdits, RowEdits, edit
+from engine.types import MAX_ALLOWED_IDS, MAX_BAD_WORD_IDS, SamplingParams
 
-CPU = torch.device("cpu")
 VOCAB = 12
 PROMPT = [1, 2, 3]
 NEVER = float("-inf")
+
+
+def line() -> torch.Tensor:
+    """A row's place for ids, with what an earlier row left there."""
+    return torch.full((LINE,), 99)
 
 
 def edited(
@@ -27,7 +33,7 @@ def edited(
     logits = torch.arange(2 * VOCAB, dtype=torch.float32).view(2, VOCAB)
     before = logits.clone()
     table = torch.tensor(tokens + [0] * 8, dtype=torch.int32)
-    edit(logits, [LineEdits(1, len(tokens), RowEdits(start, CPU), table)])
+    edit(logits, [LineEdits(1, len(tokens), RowEdits(start, line()), table)])
     assert torch.equal(logits[0], before[0])
     return logits[1] - before[1]
 
@@ -76,10 +82,33 @@ def test_bad_words_look_at_what_was_generated_only() -> None:
 
 def test_a_plain_row_needs_no_edits() -> None:
     start = RowStart(0, PROMPT, 3, SamplingParams(temperature=0.7, top_k=5, repetition_penalty=1.2))
-    assert not RowEdits(start, CPU).touch(len(PROMPT))
+    assert not RowEdits(start, line()).touch(len(PROMPT))
 
 
 def test_a_row_that_has_its_least_tokens_needs_no_edits_any_more() -> None:
     for more, ever in (({}, False), ({"logit_bias": {4: 1.0}}, True), ({"allowed_token_ids": (4,)}, True)):
-        edits = RowEdits(RowStart(0, PROMPT, len(PROMPT), SamplingParams(min_tokens=2, max_tokens=5, **more)), CPU)
+        edits = RowEdits(RowStart(0, PROMPT, len(PROMPT), SamplingParams(min_tokens=2, max_tokens=5, **more)), line())
         assert [edits.touch(len(PROMPT) + generated) for generated in range(4)] == [True, True, ever, ever]
+
+
+TOKENS = st.lists(st.integers(0, 4), max_size=6)
+
+
+@given(TOKENS, st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=6))
+@settings(deadline=None)
+def test_the_last_tokens_of_words_that_would_be_complete_are_banned(
+    generated: list[int], words: list[list[int]]
+) -> None:
+    ends = {
+        word[-1]
+        for word in words
+        if len(word) - 1 <= len(generated) and generated[len(generated) - len(word) + 1 :] == word[:-1]
+    }
+    assert banned(edited(generated, bad_word_ids=tuple(map(tuple, words)))) == sorted(ends)
+
+
+def test_the_most_that_a_request_may_ask_for_fits_its_place() -> None:
+    """Of the sizes that are checked when it comes (engine.types)."""
+    words = ((4,) * (MAX_BAD_WORD_IDS - 1), (5,))
+    change = edited([], bad_word_ids=words, allowed_token_ids=tuple(range(VOCAB)) * (MAX_ALLOWED_IDS // VOCAB))
+    assert banned(change) == [5]

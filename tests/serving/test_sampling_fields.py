@@ -30,6 +30,9 @@ def test_strings_are_read_by_the_fields_type() -> None:
         ({"max_completion_tokens": 3}, SamplingParams(max_tokens=3)),
         ({"n": 1, "best_of": "1", "use_beam_search": False, "length_penalty": "1.0"}, SamplingParams()),
         ({"logprobs": "2"}, SamplingParams(logprobs=2)),
+        ({"allowed_token_ids": [7, 7, 3] * 9000}, SamplingParams(allowed_token_ids=(7, 3))),
+        ({"stop_token_ids": [7] * 9000}, SamplingParams(stop_token_ids=(7,))),
+        ({"bad_words": ["a", "b", "a"]}, SamplingParams(bad_words=("a", "b"))),
     ],
 )
 def test_other_servers_spellings(fields: dict[str, Any], expected: SamplingParams) -> None:
@@ -49,12 +52,34 @@ def test_other_servers_spellings(fields: dict[str, Any], expected: SamplingParam
         ({"stop": {"a": 1}}, "stop must be a string or a list of strings"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens is given twice"),
+        ({"stop_token_ids": list(range(129))}, "stop_token_ids holds 129 values; at most 128 are allowed"),
+        ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids holds 1025 values; at most 1024 are allowed"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias holds 1025 values; at most 1024 are allowed"),
+        ({"bad_words": ["no"] * 65}, "bad_words holds 65 strings; at most 64 are allowed"),
+        ({"bad_words": "no" * 200}, "bad_words: each must hold between 1 and 256 bytes"),
+        ({"logit_bias": {"5": 1e308}}, "logit_bias values must lie between -1e+06 and 1e+06"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias values must lie between"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestError) as caught:
         build(fields)
     assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"x" * 100_000: 1}, {"logit_bias": {"x" * 100_000: 1}}, {"max_tokens": "x" * 100_000}, {"stop": ["x" * 100_000]}],
+)
+def test_what_was_sent_comes_back_cut(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        build(fields)
+    assert len(caught.value.message) < 500
+
+
+def test_more_bytes_than_the_fields_can_need_are_not_read() -> None:
+    with pytest.raises(RequestError, match="sampling_parameters: 2097153 bytes are too many"):
+        parse_json(b" " * (2 << 20 | 1))
 
 
 def outcome(call: Callable[[Any], Any], value: Any) -> Any:

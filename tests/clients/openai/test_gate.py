@@ -162,3 +162,15 @@ def test_every_answer_is_counted() -> None:
     ask("POST", "/v1/completions", json=BODY)
     page = ask("GET", "/metrics").text
     assert 'nereid_openai_requests_total{path="/v1/completions",status="503"} 1.0' in page
+
+
+def test_a_body_of_many_mistakes_is_answered_with_their_number() -> None:
+    response = asker()("POST", "/v1/completions", json={**BODY, **{f"k{i}": 0 for i in range(2000)}})
+    assert response.status_code == 400
+    assert error_of(response)["message"] == "The request body holds 2000 mistakes; see /docs."
+
+
+def test_names_that_nothing_here_has_come_back_cut() -> None:
+    response = asker()("GET", "/" + "x" * 50_000)
+    assert response.status_code == 404
+    assert len(response.content) < 2200

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from clients.openai.errors import ApiError, from_validation
 from clients.openai.params import derive_seed, sampling_fields
-from clients.openai.schema import ChatRequest, CompletionRequest, Strict, TokenizeRequest
+from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ASK = [{"role": "user", "content": "hi"}]
@@ -75,6 +75,12 @@ def test_every_field_of_the_official_client_is_known() -> None:
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"timeout": 0}, "timeout"),
+        ({"bad_words": ["x" * 257]}, "bad_words"),
+        ({"bad_words": ["x"] * 65}, "bad_words"),
+        ({"stop": "x" * 4097}, "stop"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+        ({"allowed_token_ids": [1] * 1025}, "allowed_token_ids"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     ],
 )
 def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
@@ -188,3 +194,29 @@ def test_choices_have_seeds_of_their_own_that_can_be_had_again() -> None:
     assert len(set(seeds)) == 100
     assert seeds == [derive_seed(7, choice) for choice in range(100)]
     assert all(0 <= seed < 2**63 for seed in [*seeds, derive_seed(-5, 0)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "wrong"),
+    [
+        (ChatRequest, "messages", 1),
+        (ChatRequest, "messages", {}),
+        (ChatRequest, "tools", {}),
+        (CompletionRequest, "prompt", True),
+        (CompletionRequest, "prompt", [True]),
+        (CompletionRequest, "stop", 1),
+        (DetokenizeRequest, "tokens", "a"),
+    ],
+)
+def test_the_first_wrong_item_ends_the_reading_of_a_list(kind: type[Strict], field: str, wrong: Any) -> None:
+    """Millions of them would be as many mistakes to keep and to describe."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate({"model": "m", "messages": ASK, field: [wrong] * 100})
+    assert sum(problem["loc"][0] == field for problem in caught.value.errors()) < 10
+
+
+def test_names_come_back_cut() -> None:
+    error = refusal(ChatRequest, **{"x" * 100_000: 1})
+    assert (error.status, error.code) == (400, "unknown_parameter")
+    assert len(error.message) <= 2000
+    assert len(error.param or "") <= 80
