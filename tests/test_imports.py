@@ -18,6 +18,7 @@ CONTRACTS = {
     "engine.types",
     "engine.config",
     "engine.env",
+    "engine.files",
     "engine.core.plan",
     "engine.cache.spec",
     "engine.cache.writes",

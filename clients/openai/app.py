@@ -32,6 +32,7 @@ from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequ
 from clients.openai.shim import Shim, package_version
 from clients.openai.stats import Stats
 from clients.openai.stream import connected
+from clients.openai.trace import trace_of
 from clients.openai.wire import ModelInfo
 
 log = logging.getLogger("nereid.openai")
@@ -106,8 +107,11 @@ def _errors(app: FastAPI) -> None:
         return response
 
     @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> Response:
-        return error_response(ApiError(500, "The shim failed on this request; its log says why.", code="internal"))
+    async def unexpected(http: Request, error: Exception) -> Response:
+        number = trace_of(http).request_id
+        log.error("request %s failed", number, exc_info=error)
+        sentence = f"The shim failed on this request; its log says why under the id {number}."
+        return error_response(ApiError(500, sentence, code="internal"))
 
 
 def _api(app: FastAPI, shim: Shim) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import struct
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +17,16 @@ from tritonclient.grpc import service_pb2
 
 from clients.openai.errors import BackendError
 
+log = logging.getLogger("nereid.openai")
+
 _LLM_INPUTS = {"text_input", "input_ids", "sampling_parameters", "stream"}
 _TOKENIZER_INPUTS = {"text_input", "messages", "template_parameters", "token_ids"}
 _NOT_FINISHED = b"None"
 _TIMED_OUT = "ran past its timeout"  # Triton has no code for it; another replica must not be asked
 _UNREACHABLE = "The model's server cannot be reached or is going away; try again in a moment."
 _DEAD_INSTANCE = "is not healthy"  # "Stub process 'demo_1_0' is not healthy.": the model has others, or will soon
+# A model's own words; what else the server says of an inner failure may be a trace with the names of its files.
+_OWN = "its log says why under the id"
 _TRUE, _FALSE = b"\x01", b"\x00"
 
 _parse = service_pb2.ModelStreamInferResponse.FromString
@@ -238,6 +244,10 @@ def from_status(code: str, message: str) -> BackendError:
         code = "UNAVAILABLE"  # it was there at the last look: it is being unloaded or has just failed
     if code == "UNAVAILABLE":
         return BackendError(code, _UNREACHABLE, detail=message)
+    if code == "INTERNAL" and _OWN not in message:
+        number = uuid.uuid4().hex[:12]
+        log.error("a model's server failed on a request (id %s): %s", number, message)
+        return BackendError(code, f"The model's server failed on this request; {_OWN} {number}.", detail=message)
     return BackendError(code, message)
 
 

@@ -24,7 +24,7 @@ from engine.serving import decode
 from engine.serving.link import Link
 from engine.serving.messages import Stats
 from engine.serving.metrics import Metrics
-from engine.serving.responses import Responses
+from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
 from engine.text import Tokenizer
@@ -197,9 +197,8 @@ class Frontend:
             self._responses.send_error(
                 sender, error.message, error.code, decode.wants_error(request), decode.wants_text(request)
             )
-        except Exception as error:
-            logger.exception("%s: a request failed in the frontend", self._name)
-            sentence = f"{type(error).__name__}: {error}"
+        except Exception:
+            sentence = unexpected(logger)
             self._responses.send_error(
                 sender, sentence, ErrorCode.INTERNAL, decode.wants_error(request), decode.wants_text(request)
             )
@@ -288,10 +287,9 @@ class Frontend:
                 with stream.ending:
                     stream.ended = True
                     self._responses.send(stream, piece)
-        except Exception as error:
-            logger.exception("%s: sending a response failed", self._name)
+        except Exception:
+            sentence = unexpected(logger)
             self._abort([stream.request_id])
-            sentence = f"{type(error).__name__}: {error}"
             wanted = stream.request.wanted
             with stream.ending:
                 stream.ended = True

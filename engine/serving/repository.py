@@ -12,8 +12,9 @@ from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError
 from engine.serving import catalog, protocol
 from engine.serving.protocol import Tensor
+from engine.serving.renderer import Renderer
 from engine.serving.settings import SettingsError, parse
-from engine.text import ChatTemplate, Tokenizer
+from engine.text import Tokenizer
 from engine.types import RequestError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -117,7 +118,7 @@ def add(
         parameters = {"model": str(folder), **_needed(model), **settings}
         parse(parameters, repository / name)
         Tokenizer.from_folder(folder)
-        ChatTemplate.from_folder(folder)
+        Renderer(folder).close()
     except (ConfigError, SettingsError, RequestError) as error:
         raise AddError(str(error)) from None
     written = [write_llm(repository, name, parameters, frontends)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import uuid
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,14 @@ import numpy as np
 from engine.serving import protocol
 from engine.serving.stream import Piece, Stream
 from engine.types import ErrorCode, TokenLogprobs
+
+
+def unexpected(logger: logging.Logger) -> str:
+    """What a client is told of the exception that is being handled: the log has its trace, under the same id. A trace
+    would show the server's files to everybody."""
+    number = uuid.uuid4().hex[:12]
+    logger.exception("a request failed (id %s)", number)
+    return f"the server failed on this request; its log says why under the id {number}"
 
 
 class Responses:

@@ -15,12 +15,13 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.text.checkpoint_files import checkpoint_folder, read_json_object, token_string
-from engine.types import ErrorCode, RequestError
+from engine.text.checkpoint_files import checkpoint_folder, read_json_object, read_text, token_string
+from engine.types import ErrorCode, RequestError, shown
 
 Message = Mapping[str, Any]
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+_MOST = 300  # characters of what a template says
 _CONTINUE_MARK = "\ue000CONTINUE\ue001"  # private-use characters: no text holds them by chance
 
 
@@ -35,11 +36,13 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in templates.items()}
+            self._with_tools = {name for name, source in templates.items() if _names(environment, source, "tools")}
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
-                f"the chat template is not valid Jinja (line {error.lineno}): {error.message}"
+                f"the chat template is not valid Jinja (line {error.lineno}): {shown(str(error.message), _MOST)}"
             ) from error
-        self._with_tools = {name for name, source in templates.items() if _names(environment, source, "tools")}
+        except Exception as error:  # Jinja evaluates what is constant, and templates nest as deep as they like
+            raise RequestError(f"the chat template cannot be compiled: {_reason(error)}") from error
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
@@ -52,10 +55,10 @@ class ChatTemplate:
         config = read_json_object(folder / "tokenizer_config.json")
         templates = _templates_of(config.get("chat_template"), folder)
         for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-            templates[file.stem] = file.read_text(encoding="utf-8")
+            templates[file.stem] = read_text(file)
         single = folder / "chat_template.jinja"
-        if single.is_file():
-            templates["default"] = single.read_text(encoding="utf-8")
+        if single.exists():
+            templates["default"] = read_text(single)
         if not templates:
             return None
         return cls(templates, _special_tokens(config))
@@ -81,6 +84,17 @@ class ChatTemplate:
         for name in template_kwargs or ():
             if name in _RESERVED:
                 raise RequestError(f"chat_template_kwargs must not hold {name}; it is a field of the request itself")
+        for name, value in (("tools", tools), ("documents", documents)):
+            if value is not None and (
+                not isinstance(value, list | tuple) or not all(isinstance(v, Mapping) for v in value)
+            ):
+                raise RequestError(f"{name} must be a list of objects")
+        for name, flag in (
+            ("add_generation_prompt", add_generation_prompt),
+            ("continue_final_message", continue_final_message),
+        ):
+            if not isinstance(flag, bool):
+                raise RequestError(f"{name} must be true or false")
         chat = [_checked_message(message, n) for n, message in enumerate(messages)]
         if not chat:
             raise RequestError("messages is empty; a chat needs at least one message")
@@ -121,9 +135,15 @@ class ChatTemplate:
         try:
             return template.render(variables)
         except jinja2.TemplateError as error:
-            raise RequestError(f"the chat template refused these messages: {error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise RequestError(f"the chat template cannot render these messages: {error}") from error
+            raise RequestError(f"the chat template refused these messages: {shown(str(error), _MOST)}") from error
+        except Exception as error:  # a template computes whatever it likes of what was sent
+            raise RequestError(f"the chat template cannot render these messages: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """In words: Python's own of an error that says nothing by itself."""
+    kinds = {RecursionError: "they nest too deep", MemoryError: "they need too much memory"}
+    return kinds.get(type(error)) or shown(str(error), _MOST) or type(error).__name__
 
 
 def _names(environment: jinja2.Environment, source: str, variable: str) -> bool:
@@ -158,7 +178,7 @@ def _content_text(content: Any, number: int) -> str:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise RequestError(
-                f"messages[{number}].content holds a part of type {kind}; this model takes text parts only",
+                f"messages[{number}].content holds a part of type {shown(str(kind))}; this model takes text parts only",
                 ErrorCode.UNSUPPORTED,
             )
         texts.append(part["text"])
@@ -172,7 +192,7 @@ def _checked_call(call: Any, number: int) -> Any:
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"messages[{number}].tool_calls holds arguments that are not JSON: {error}") from None
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine import files
 from engine.types import ErrorCode, RequestError
+
+MAX_BYTES = 16 << 20  # of a small file: templates and settings have kilobytes
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -19,13 +22,24 @@ def checkpoint_folder(path: str | Path) -> Path:
     return folder
 
 
+def read_text(file: Path) -> str:
+    """The text in `file`. Raises RequestError when it is not a file of UTF-8 text of a size to be read whole."""
+    try:
+        return files.read(file, MAX_BYTES).decode("utf-8")
+    except OSError as error:
+        raise RequestError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{file} is not valid UTF-8 at byte {error.start}") from error
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """The JSON object in `file`, or an empty one when the file is absent. Raises RequestError on anything else."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         return {}
-    except (OSError, ValueError) as error:
+    text = read_text(file)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise RequestError(f"{file} must hold a JSON object, not {type(value).__name__}")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from clients.openai.wire import Generation, Piece, PieceReader, Prompt, llm_request
+from clients.openai.wire import Generation, Piece, PieceReader, Prompt, from_status, llm_request
 from engine.serving import protocol
 
 
@@ -109,3 +109,11 @@ def test_a_model_that_has_gone_since_the_last_look_is_unavailable() -> None:
     assert reader.failure is not None
     assert reader.failure.retryable
     assert "demo" not in reader.failure.message  # addresses and names of the inside are for the log
+
+
+def test_an_inner_failure_of_the_server_is_told_by_an_id_that_the_log_has(caplog: pytest.LogCaptureFixture) -> None:
+    error = from_status("INTERNAL", 'Traceback: File "/srv/engine/serving/frontend.py", line 7')
+    assert "/srv" not in error.message
+    assert error.message.endswith(f"{caplog.records[-1].args[0]}.")
+    assert "/srv/engine" in caplog.text
+    assert error.to_api().status == 500

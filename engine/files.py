@@ -1,0 +1,27 @@
+"""Read the files of a checkpoint, which somebody else made: regular ones alone, and no more of them than a bound."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """`file` to be read. Raises OSError, also of a pipe, a device or a folder: reading those might never end."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens at once so
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read(file: Path, most: int) -> bytes:
+    """All bytes of `file`. Raises OSError as `open_regular` does, and when there are more than `most`."""
+    with open_regular(file) as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it holds more than {most} bytes")
+    return data
