@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -83,6 +84,14 @@ def llm_request(
         params = msgspec.structs.replace(params, logprobs=0)
     echo = not stream and (exclude is None or not bool(exclude.flat[0]))
     return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs)
+
+
+def parameters(request: Any) -> dict[str, Any]:
+    """The parameters of a Triton request. Raises RequestError when they are too long."""
+    text = request.parameters() or "{}"
+    sampling_fields.check_size(_PARAMETERS, len(text))
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def wants_error(request: Any) -> bool:

@@ -1,10 +1,10 @@
 """One frontend: requests in from Triton, tokens back from the engine, text out. No torch here.
 
 Threads, so that none holds up another:
-    intakes  decode, check and tokenize what `submit` was handed, and send it to the engine
+    intakes  tokenize what `submit` has decoded and checked, and send it to the engine
     link     receives events and leaves them with their streams
     senders  detokenize and send; what came for a stream meanwhile goes out as one response
-    cancel   asks Triton which clients have gone
+    watch    asks Triton which clients have gone, and ends what is past its time
 
 A hand-over costs a tenth of a millisecond or more. While there is little to do (`direct`), Triton's thread takes a
 short request in itself, and the link's sends a few responses itself.
@@ -12,12 +12,11 @@ short request in itself, and the link's sends a few responses itself.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from engine.serving import decode
@@ -28,15 +27,16 @@ from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
 from engine.text import Tokenizer
-from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent, check_bad_word_ids
+from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent
 
 logger = logging.getLogger("nereid.frontend")
 
 _INTAKES = 2  # a prompt of megabytes takes one of them a second to tokenize
 _SHORT_TEXT = 4096  # bytes that are tokenized within a fraction of a millisecond
 _FEW_EVENTS = 4  # a send takes about as long as a hand-over
-_CANCEL_S = 0.02
-_CANCEL_SHARE = 10  # of the time, at most one part in so many goes into asking
+_WATCH_S = 0.02
+_LATE_S = 0.3  # the engine ends a request that is past its time, unless it hangs, restarts or has not got it yet
+_ASK_SHARE = 10  # of the time, at most one part in so many goes into asking
 _RESENDS = 2  # an engine that died so often with the same request, and no token between, dies of it
 _DOWN = "the engine process of model {model!r} is not there: {why}"
 
@@ -78,13 +78,13 @@ class Frontend:
         self._streams: dict[str, Stream] = {}
         self._serial = 0
         self._empty = threading.Condition(self._lock)
-        self._intake: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._intake: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
         self._outgoing: list[queue.SimpleQueue[Stream | None]] = [queue.SimpleQueue() for _ in range(config.senders)]
         self._closing = threading.Event()
         self._busy = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=f"nereid-{target.__name__.strip('_')}", daemon=True)
-            for target in (*[self._take_in] * _INTAKES, self._watch_clients)
+            for target in (*[self._take_in] * _INTAKES, self._watch)
         ]
         self._threads += [
             threading.Thread(target=self._send_out, args=(outgoing,), name="nereid-sender", daemon=True)
@@ -98,15 +98,25 @@ class Frontend:
 
     def submit(self, request: Any) -> None:
         """Take a Triton request over. Returns at once; the answer goes through the request's response sender."""
-        arrived = now()
-        if self._config.direct and self._intake.empty() and self._take(request, arrived, _SHORT_TEXT):
+        arrived, sender = now(), request.get_response_sender()
+        try:
+            stream = self._admit(request, sender, arrived)
+        except Exception as error:
+            sentence, code = _told(error)
+            self._responses.send_error(sender, sentence, code, decode.wants_error(request), decode.wants_text(request))
             return
-        self._intake.put((request, arrived))
+        if stream is None:
+            return
+        text = stream.request.text
+        if self._config.direct and self._intake.empty() and (text is None or len(text) <= _SHORT_TEXT):
+            self._take(stream)
+        else:
+            self._intake.put(stream)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no stream is left. False when some are left after `timeout_s`."""
         with self._empty:
-            return self._empty.wait_for(lambda: not self._streams and self._intake.empty(), timeout_s)
+            return self._empty.wait_for(lambda: not self._streams, timeout_s)
 
     def close(self, sentence: str) -> None:
         """End what is left with UNAVAILABLE and stop the threads. The link is closed by its owner, before."""
@@ -128,7 +138,7 @@ class Frontend:
         with self._lock:
             self._up = True
             self._context = context
-            for stream in list(self._streams.values()):
+            for stream in [s for s in self._streams.values() if s.submitted]:
                 if stream.resends > _RESENDS:
                     self._leave(stream, f"the engine died {stream.resends} times while it ran this request")
                 else:
@@ -164,7 +174,7 @@ class Frontend:
             self._up = False
             self.ready.clear()
             for stream in self._streams.values():
-                stream.resends += 1
+                stream.resends += stream.submitted
             count = len(self._streams)
         logger.warning("%s: the engine process died; %d requests wait for the next one", self._name, count)
 
@@ -180,48 +190,14 @@ class Frontend:
 
     # Intake
 
-    def _take_in(self) -> None:
-        while (item := self._intake.get()) is not None:
-            self._take(*item)
-            if self._intake.empty():
-                with self._empty:
-                    self._empty.notify_all()
-
-    def _take(self, request: Any, arrived: float, most_text: int | None = None) -> bool:
-        """Send a request to the engine, or its error to the client. False, and nothing is done, when there is more text
-        to tokenize than `most_text` bytes."""
-        sender = request.get_response_sender()
-        try:
-            return self._admit(request, sender, arrived, most_text)
-        except RequestError as error:
-            self._responses.send_error(
-                sender, error.message, error.code, decode.wants_error(request), decode.wants_text(request)
-            )
-        except Exception:
-            sentence = unexpected(logger)
-            self._responses.send_error(
-                sender, sentence, ErrorCode.INTERNAL, decode.wants_error(request), decode.wants_text(request)
-            )
-        return True
-
-    def _admit(self, request: Any, sender: Any, arrived: float, most_text: int | None) -> bool:
-        assert self._link is not None
+    def _admit(self, request: Any, sender: Any, arrived: float) -> Stream | None:
+        """A stream for a request, in the table: from here on it ends in time. None when the answer has been sent."""
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if decode.wants_description(tensors):
             self._responses.send_description(sender, {"max_model_len": self._context})
-            return True
-        parameters = json.loads(request.parameters() or "{}")
+            return None
         outputs = frozenset(request.requested_output_names())
-        asked = decode.llm_request(tensors, parameters, outputs, request.timeout())
-        if asked.text is not None and most_text is not None and len(asked.text) > most_text:
-            return False
-        prompt_ids: Sequence[int]
-        if asked.text is not None:
-            prompt_ids = self._tokenizer.encode(asked.text)
-        else:
-            prompt_ids = asked.input_ids or ()
-        if not prompt_ids:
-            raise RequestError("the prompt has no tokens: send some text")
+        asked = decode.llm_request(tensors, decode.parameters(request), outputs, request.timeout())
         params, most_s = asked.params, self._config.request_timeout_s
         with self._lock:
             if self.failed is not None:
@@ -235,26 +211,36 @@ class Frontend:
                 self._serial,
                 sender,
                 asked,
-                prompt_ids,
                 random.getrandbits(SEED_BITS) if params.seed is None else params.seed,
                 min(params.timeout_s or most_s, most_s),
-                bad_word_ids(params.bad_words, self._tokenizer),
                 self._tokenizer,
                 arrived,
             )
-            # In the table first: the first token may be back before this thread runs again.
             self._streams[stream.request_id] = stream
-            try:
+        self._busy.set()
+        return stream
+
+    def _take_in(self) -> None:
+        while (stream := self._intake.get()) is not None:
+            self._take(stream)
+
+    def _take(self, stream: Stream) -> None:
+        """Tokenize, and send the request to the engine."""
+        assert self._link is not None
+        try:
+            stream.tokenize()
+            with self._lock:
+                if stream.request_id not in self._streams:
+                    return  # it ended meanwhile
+                stream.submitted = True
                 if self._up:
                     self._link.submit(stream.engine_request())
-            except RequestError:
-                del self._streams[stream.request_id]
-                raise
+        except Exception as error:
+            self._leave(stream, *_told(error), FinishReason.REJECTED)
+            return
         # While the engine computes:
-        self._busy.set()
         with stream.sending:
             stream.prepare()
-        return True
 
     # Sending
 
@@ -310,23 +296,31 @@ class Frontend:
                 self._streams.pop(request_id, None)
             self._link.abort(request_ids)
 
-    # Clients that have gone
+    # Clients that have gone, requests that are past their time
 
-    def _watch_clients(self) -> None:
-        pause = _CANCEL_S
-        while not self._closing.wait(pause):
+    def _watch(self) -> None:
+        asked, pause = now(), _WATCH_S
+        while not self._closing.wait(_WATCH_S):
             if not self._streams:
                 self._busy.clear()
                 if not self._streams and not self._closing.is_set():
                     self._busy.wait()
                     continue  # whoever has just come has not gone yet, and asking takes the server's time
             began = now()
-            gone = [s for s in list(self._streams.values()) if self._is_cancelled(s)]
-            for stream in gone:
-                self._abort([stream.request_id])
-                stream.pending.append(cancelled(stream.request_id))
-                self._queue(stream)
-            pause = max(_CANCEL_S, _CANCEL_SHARE * (now() - began))
+            streams = list(self._streams.values())
+            for stream in [s for s in streams if began - s.arrived > s.timeout_s + _LATE_S]:
+                self._give_up(stream, late(stream))
+            if began - asked < pause:
+                continue
+            for stream in [s for s in streams if self._is_cancelled(s)]:
+                self._give_up(stream, cancelled(stream.request_id))
+            asked = now()
+            pause = max(_WATCH_S, _ASK_SHARE * (asked - began))
+
+    def _give_up(self, stream: Stream, event: TokenEvent) -> None:
+        self._abort([stream.request_id])
+        stream.pending.append(event)
+        self._queue(stream)
 
     def _is_cancelled(self, stream: Stream) -> bool:
         with stream.ending:
@@ -340,17 +334,15 @@ class Frontend:
             for stream in streams:
                 self._leave(stream, sentence)
 
-    def _leave(self, stream: Stream, sentence: str) -> None:
-        """End a stream with UNAVAILABLE through the sender, which forgets it."""
-        stream.pending.append(
-            TokenEvent(
-                stream.request_id,
-                [],
-                finish_reason=FinishReason.ERROR,
-                error=sentence,
-                error_code=ErrorCode.UNAVAILABLE,
-            )
-        )
+    def _leave(
+        self,
+        stream: Stream,
+        sentence: str,
+        code: ErrorCode = ErrorCode.UNAVAILABLE,
+        reason: FinishReason = FinishReason.ERROR,
+    ) -> None:
+        """End a stream through the sender, which forgets it."""
+        stream.pending.append(TokenEvent(stream.request_id, [], finish_reason=reason, error=sentence, error_code=code))
         self._queue(stream)
 
     def _observe(self, stream: Stream, event: TokenEvent, heard: float) -> None:
@@ -373,14 +365,18 @@ def cancelled(request_id: str) -> TokenEvent:
     )
 
 
-def bad_word_ids(words: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token sequences of each word as it stands at the start of a text and after a space. Raises RequestError when they
-    are too long together."""
-    sequences: list[list[int]] = []
-    for word in words:
-        for text in (word.lstrip(), f" {word.lstrip()}"):
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in sequences:
-                sequences.append(ids)
-    check_bad_word_ids(sequences)
-    return sequences
+def late(stream: Stream) -> TokenEvent:
+    """In the engine's own words, for it could not say so."""
+    sentence = (
+        f"the request ran past its timeout of {stream.timeout_s:g} s with {len(stream.received)} tokens generated"
+    )
+    return TokenEvent(
+        stream.request_id, [], finish_reason=FinishReason.ERROR, error=sentence, error_code=ErrorCode.UNAVAILABLE
+    )
+
+
+def _told(error: Exception) -> tuple[str, ErrorCode]:
+    """What a client hears of a failure. Called where it is handled."""
+    if isinstance(error, RequestError):
+        return error.message, error.code
+    return unexpected(logger), ErrorCode.INTERNAL

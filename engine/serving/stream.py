@@ -12,7 +12,15 @@ import msgspec
 
 from engine.serving.decode import LlmRequest
 from engine.text import Detokenizer, Tokenizer
-from engine.types import ErrorCode, FinishReason, RequestInput, TokenEvent, TokenLogprobs
+from engine.types import (
+    ErrorCode,
+    FinishReason,
+    RequestError,
+    RequestInput,
+    TokenEvent,
+    TokenLogprobs,
+    check_bad_word_ids,
+)
 
 _LEAST_TIMEOUT_S = 1e-3
 _ENDED_BADLY = frozenset({FinishReason.CANCELLED, FinishReason.REJECTED, FinishReason.ERROR})
@@ -44,10 +52,8 @@ class Stream:
         serial: int,
         sender: Any,
         request: LlmRequest,
-        prompt_ids: Sequence[int],
         seed: int,
         timeout_s: float,
-        bad_word_ids: list[list[int]],
         tokenizer: Tokenizer,
         arrived: float,
     ) -> None:
@@ -55,9 +61,11 @@ class Stream:
         self.serial = serial
         self.sender = sender
         self.request = request
-        self.prompt_ids = prompt_ids
+        self.prompt_ids: Sequence[int] = ()
         self.params = request.params
         self.arrived = arrived
+        self.timeout_s = timeout_s
+        self.submitted = False  # the engine has it, or the next one is to have it
         self.received: list[int] = []
         self.heard = 0.0
         self.resends = 0
@@ -67,8 +75,7 @@ class Stream:
         self.sending = threading.Lock()  # held from `take` until what it gave is sent
         self.pending: deque[TokenEvent] = deque()
         self._seed = seed
-        self._timeout_s = timeout_s
-        self._bad_word_ids = bad_word_ids
+        self._bad_word_ids: list[list[int]] = []
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         self._reads_text = request.wanted.text or bool(self.params.stop)
@@ -76,6 +83,15 @@ class Stream:
         self.num_cached = 0  # prompt tokens found in the prefix cache
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._held: list[Piece] = []
+
+    def tokenize(self) -> None:
+        """Make ids of what came as text. Raises RequestError. Called once, before the request is submitted."""
+        text = self.request.text
+        ids = (self.request.input_ids or ()) if text is None else self._tokenizer.encode(text)
+        if not ids:
+            raise RequestError("the prompt has no tokens: send some text")
+        self._bad_word_ids = bad_word_ids(self.params.bad_words, self._tokenizer)
+        self.prompt_ids = ids
 
     def prepare(self) -> None:
         """Make what the first token needs, if it is not there. Called by the holder of `sending` only."""
@@ -93,7 +109,7 @@ class Stream:
     def engine_request(self) -> RequestInput:
         """The request as the engine takes it; after tokens have come, the one that goes on behind them, in what is left
         of its time."""
-        left = max(_LEAST_TIMEOUT_S, self._timeout_s - (now() - self.arrived))
+        left = max(_LEAST_TIMEOUT_S, self.timeout_s - (now() - self.arrived))
         return RequestInput(
             request_id=self.request_id,
             prompt_ids=self.prompt_ids,
@@ -189,6 +205,19 @@ class Stream:
             cumulative_logprob=last.cumulative_logprob,
             finish_reason=last.finish_reason,
         )
+
+
+def bad_word_ids(words: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]]:
+    """Token sequences of each word as it stands at the start of a text and after a space. Raises RequestError when they
+    are too long together."""
+    sequences: list[list[int]] = []
+    for word in words:
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in sequences:
+                sequences.append(ids)
+    check_bad_word_ids(sequences)
+    return sequences
 
 
 def now() -> float:

@@ -263,6 +263,85 @@ def test_cancelled_stream_ends_and_the_engine_is_told(rig: Callable[..., Rig]) -
     assert stub.MetricFamily.made["vllm:kv_cache_blocks_used:m:1"].value == 0
 
 
+def timed(running: Rig, **tensors: object) -> Request:
+    """A request with a second to live, of more tokens than that is enough for."""
+    parameters = {**LONG, "max_tokens": 2000, "timeout_s": 1.0}
+    request = Request(parameters=parameters, stream=True, **(tensors or {"input_ids": [2, 3, 4]}))
+    running.frontend.submit(request)
+    return request
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_timeout_holds_while_the_engine_hangs_or_is_started_again(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr("engine.serving.supervisor._BACKOFF_S", (30.0,))
+    running = rig()
+    request = timed(running)
+    first = request.next()
+    running.kill(number)
+    try:
+        with pytest.raises(stub.Error, match=r"ran past its timeout of 1 s with \d+ tokens generated") as caught:
+            tokens_of([first, *request.all()])
+        assert caught.value.code == stub.Error.UNAVAILABLE
+        assert running.frontend.drain(5.0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            running.kill()
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_a_timeout_holds_while_texts_are_tokenized(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Also of a request that waits for one in front of it to be tokenized. The engine never hears of either."""
+    running = rig(direct=False)
+    done = threading.Event()
+    monkeypatch.setattr(running.frontend._tokenizer, "encode", lambda text: done.wait(30) and [2, 3])
+    requests = [timed(running, text_input=b"x" * size) for _ in range(5)]
+    for request in requests:
+        with pytest.raises(stub.Error, match="ran past its timeout of 1 s with 0 tokens generated"):
+            request.all()
+    assert running.frontend.drain(5.0)
+    done.set()
+    monkeypatch.undo()
+    assert len(tokens_of(running.submit().all())) == 120
+
+
+def test_a_client_that_goes_while_its_text_is_tokenized_is_noticed(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = rig(direct=False)
+    done = threading.Event()
+    monkeypatch.setattr(running.frontend._tokenizer, "encode", lambda text: done.wait(30) and [2, 3])
+    request = Request(parameters=LONG, text_input=b"x", stream=True)
+    running.frontend.submit(request)
+    request.cancelled = True
+    with pytest.raises(stub.Error) as caught:
+        request.all()
+    assert caught.value.code == stub.Error.CANCELLED
+    done.set()
+
+
+def test_what_nobody_foresaw_is_told_by_an_id_that_the_log_has(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = rig()
+
+    def fail(text: bytes) -> list[int]:
+        raise ZeroDivisionError("in /srv/secret")
+
+    monkeypatch.setattr(running.frontend._tokenizer, "encode", fail)
+    request = Request(parameters=LONG, text_input=b"x")
+    running.frontend.submit(request)
+    with pytest.raises(stub.Error, match="its log says why under the id") as caught:
+        request.all()
+    assert caught.value.code == stub.Error.INTERNAL
+    assert "secret" not in str(caught.value)
+    assert "ZeroDivisionError: in /srv/secret" in caplog.text
+    assert str(caught.value).rsplit(" ", 1)[1] in caplog.text
+
+
 def test_leaving_last_closes_the_engine_and_removes_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
     running = Rig(tmp_path, tokenizer, "fine", FrontendConfig())
     assert running.frontend.ready.wait(30)

@@ -26,7 +26,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def stream_of(tokenizer: Tokenizer, params: SamplingParams, stream: bool = True, text: bool = True) -> Stream:
     request = LlmRequest(b"x", None, stream, not stream, params, Wanted(text=text), None)
     timeout_s = params.timeout_s or 3600.0
-    return Stream("r", 1, None, request, tokenizer.encode("x"), 7, timeout_s, [], tokenizer, arrived=0.0)
+    made = Stream("r", 1, None, request, 7, timeout_s, tokenizer, arrived=0.0)
+    made.tokenize()
+    return made
 
 
 def event(ids: list[int], reason: FinishReason | None = None, **fields: object) -> TokenEvent:
