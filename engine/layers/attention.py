@@ -71,16 +71,16 @@ class Attention(nn.Module):
                 fused=self._fused,
             )
         else:
-            q = kept(self._ops.rope_kv_write(*written, config.num_heads, **rope), ends)
+            q = self._ops.rope_kv_write(*written, config.num_heads, **rope, deterministic=self._deterministic)
             o = self._ops.paged_attention(
-                q,
+                kept(q, ends),
                 cache.k,
                 cache.v,
                 batch.block_tables[cache.group],
                 ends.starts,
                 batch.context_len,
                 config.scale,
-                len(q),
+                len(batch.context_len),
                 1,
                 batch.max_context,
                 **attend,

@@ -19,12 +19,13 @@ class RmsNorm(nn.Module):
         self.weight = build.empty(size)
         self.eps = build.config.norm.eps if eps is None else eps
         self.offset = build.config.norm.offset
+        self._deterministic = build.deterministic
         self._op = build.ops.rms_norm
         self._add = build.ops.norm_add
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, size] → [T, size]."""
-        y, _ = self._op(x, self.weight, self.eps, offset=self.offset)
+        y, _ = self._op(x, self.weight, self.eps, offset=self.offset, deterministic=self._deterministic)
         return y
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

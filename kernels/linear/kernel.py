@@ -24,6 +24,7 @@ from kernels.sizes import cdiv
 
 STREAM_ROWS = 64
 BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
+INVARIANT_ROWS = 256
 FEW_ROWS = 16
 TILE_ROWS = 32
 FED_ROWS = 32
@@ -61,12 +62,11 @@ def linear(
     narrow = x.dtype != torch.float32 or INTERPRETED
     fits = rows <= FEW_ROWS or (rows <= TILE_ROWS and n < HEAD_OUTPUTS)
     if norm_weight is not None and not (fused_norm and narrow):
-        x, _ = rms_norm(x, norm_weight, eps, offset=offset)
+        x, _ = rms_norm(x, norm_weight, eps, offset=offset, deterministic=deterministic)
         norm_weight = None
     if deterministic:
-        return tile_linear(
-            x, weight, bias, None, eps, offset, residual, activation, _invariant_tile(rows, n, activation), pdl=False
-        )
+        tile = invariant_tile(rows, n, activation)
+        return tile_linear(x, weight, bias, None, eps, offset, residual, activation, tile, pdl)
     if 1 < rows <= STREAM_ROWS and group_products(x.device) and streams(x, weight):
         fed = fed_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
         if fed is not None:
@@ -168,7 +168,7 @@ def _tile(rows: int, n: int, activation: bool) -> Tile:
     return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)
 
 
-def _invariant_tile(rows: int, n: int, activation: str | None) -> Tile:
+def invariant_tile(rows: int, n: int, activation: str | None) -> Tile:
     """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn. Programs that
     share a gated output's inputs would have to share both of its halves: those take one slice.
 
@@ -176,9 +176,10 @@ def _invariant_tile(rows: int, n: int, activation: str | None) -> Tile:
     tensor cores 16 inputs at a time either way.
     """
     slices = 4 if n <= 4096 and activation is None else 1
-    if rows <= 64:
-        return Tile(16 if rows <= 16 else 64, 64, 64, split=slices, stages=4, swap=True)
-    return Tile(128, 128, 64, serial=slices, stages=3, warps=8)
+    if rows <= INVARIANT_ROWS:
+        height = 16 if rows <= FEW_ROWS else 64 if rows <= STREAM_ROWS else 128
+        return Tile(height, 64, 64, split=slices, stages=4 if activation else 6, swap=True, prefetch=256)
+    return Tile(128, 256 if slices == 1 and activation is None else 128, 64, serial=slices, stages=3, warps=8)
 
 
 def _library(

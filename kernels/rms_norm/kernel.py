@@ -59,13 +59,15 @@ def rms_norm(
     eps: float,
     residual: torch.Tensor | None = None,
     offset: float = 0.0,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """h = x + residual;  y = h / sqrt(mean(h²) + eps) * (weight + offset).
 
     One program a row, the row in registers: one read of x and residual, one write of h and y. Shapes as in the
-    reference; rows of x and residual may be strided.
+    reference; rows of x and residual may be strided. How many warps share a row decides in which order it is summed.
     """
-    return _normed(x, weight, eps, residual, offset, _MANY_LANES if len(x) >= _MANY_ROWS else _LANES)
+    many = len(x) >= _MANY_ROWS and not deterministic
+    return _normed(x, weight, eps, residual, offset, _MANY_LANES if many else _LANES)
 
 
 def sum_norm(

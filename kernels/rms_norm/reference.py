@@ -11,11 +11,13 @@ def rms_norm(
     eps: float,
     residual: torch.Tensor | None = None,
     offset: float = 0.0,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """h = x + residual;  y = h / sqrt(mean(h²) + eps) * (weight + offset).
 
     x, residual [T, E], weight [E] → y, h, both [T, E] in x's dtype. Without a residual h is x itself.
     The sum is rounded to x's dtype before it is normed; the norm is computed in float32 and rounded once.
+    deterministic: a row's result has the same bits whatever T is.
     """
     h = x if residual is None else x + residual
     f = h.float()

@@ -108,7 +108,7 @@ def rope_attention(
     heads = num_single * groups
     one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
     if deterministic or not fused or not one:
-        q = rope_kv_write(qkv, positions, slots, cos_sin, k_cache, v_cache, *rope)
+        q = rope_kv_write(qkv, positions, slots, cos_sin, k_cache, v_cache, *rope, deterministic)
         lines = (block_table, query_start, context_len)
         return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, deterministic)
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)

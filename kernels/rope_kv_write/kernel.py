@@ -133,6 +133,7 @@ def rope_kv_write(
     eps: float = 1e-6,
     offset: float = 0.0,
     interleaved: bool = False,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """Norms q and k a head (when weights are given), rotates them, writes k and v to their slots; returns q.
 
@@ -142,7 +143,8 @@ def rope_kv_write(
     values are kept in qkv's dtype.
     """
     q = torch.empty((qkv.shape[0], num_heads, k_cache.shape[-1]), dtype=qkv.dtype, device=qkv.device)
-    rope_into(q, qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, eps, offset, interleaved)
+    how = (num_heads, q_norm, k_norm, eps, offset, interleaved, deterministic)
+    rope_into(q, qkv, positions, slots, cos_sin, k_cache, v_cache, *how)
     return q
 
 
@@ -160,6 +162,7 @@ def rope_into(
     eps: float,
     offset: float,
     interleaved: bool,
+    deterministic: bool = False,
 ) -> None:
     """`rope_kv_write` that puts the queries into `q`, contiguous."""
     _, g, block_size, d = k_cache.shape
@@ -168,7 +171,7 @@ def rope_into(
         pdl = dependent_launch(qkv.device)
         rotary = cos_sin.shape[1]
         half = next_power_of_2(rotary // 2)
-        tile = _WIDE_TILE if tokens >= _WIDE_TOKENS else _TILE
+        tile = _WIDE_TILE if tokens >= _WIDE_TOKENS and not deterministic else _TILE
         block_h = min(max(1, tile // half), next_power_of_2(num_heads + 2 * g))
         _rope[(tokens, cdiv(num_heads + 2 * g, block_h))](
             qkv,

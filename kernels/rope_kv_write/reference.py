@@ -18,6 +18,7 @@ def rope_kv_write(
     eps: float = 1e-6,
     offset: float = 0.0,
     interleaved: bool = False,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """Norms q and k a head (when weights are given), rotates them, writes k and v to their slots; returns q.
 
@@ -28,6 +29,7 @@ def rope_kv_write(
     negative writes nothing);
     cos_sin [P, R] float32, cos in the first R/2 columns; k_cache, v_cache [N, G, block_size, D], written in place;
     q_norm, k_norm [D] → q [T, H, D]. Computed in float32, rounded once.
+    deterministic: a token's results have the same bits whatever T is.
     """
     _, g, block_size, d = k_cache.shape
     t = qkv.shape[0]

@@ -42,7 +42,7 @@ def _made(op: str, *arguments: Any, **options: Any) -> Case:
     return made
 
 
-def _of_tokens(op: str, *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
+def of_tokens(op: str, *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
     """An op whose case takes (name, dtype, tokens, sizes...)."""
     return lambda n: _made(op, "", dtype, n, *sizes, **options)
 
@@ -64,41 +64,41 @@ def steps() -> dict[str, dict[str, Step]]:
             "prompt": lambda n: _made("token_inputs", "", [n], LONGEST),
         },
         "keep_tokens": {"lines": lambda n: _made("keep_tokens", "", n)},
-        "embedding": {"tokens": _of_tokens("embedding", 320, 96)},
-        "rms_norm": {"tokens": _of_tokens("rms_norm", 96), "residual": _of_tokens("rms_norm", 96, residual=True)},
-        "norm_add": {"tokens": _of_tokens("norm_add", 96)},
+        "embedding": {"tokens": of_tokens("embedding", 320, 96)},
+        "rms_norm": {"tokens": of_tokens("rms_norm", 96), "residual": of_tokens("rms_norm", 96, residual=True)},
+        "norm_add": {"tokens": of_tokens("norm_add", 96)},
         "linear": {
-            "norm": _of_tokens("linear", 96, 64, norm=True),
-            "residual": _of_tokens("linear", 64, 96, residual=True),
-            "silu": _of_tokens("linear", 48, 64, norm=True, activation="silu"),
-            "deterministic": _of_tokens("linear", 96, 64, norm=True, deterministic=True),
+            "norm": of_tokens("linear", 96, 64, norm=True),
+            "residual": of_tokens("linear", 64, 96, residual=True),
+            "silu": of_tokens("linear", 48, 64, norm=True, activation="silu"),
+            "deterministic": of_tokens("linear", 96, 64, norm=True, deterministic=True),
         },
-        "linear_norm": {"tokens": _of_tokens("linear_norm", 96, 64)},
-        "rope_kv_write": {"tokens": _of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},
-        "gated_activation": {"tokens": _of_tokens("gated_activation", 96)},
+        "linear_norm": {"tokens": of_tokens("linear_norm", 96, 64)},
+        "rope_kv_write": {"tokens": of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},
+        "gated_activation": {"tokens": of_tokens("gated_activation", 96)},
         "latent_write": {
             "absorbed": lambda n: _made("latent_write", "", BF16, n, 4, 64, 16, 32, n),
             "expanded": lambda n: _made("latent_write", "", BF16, n + 5, 4, 64, 16, 32, 5),
         },
-        "gated_norm": {"tokens": _of_tokens("gated_norm", 4, 32)},
-        "sigmoid_gate": {"tokens": _of_tokens("sigmoid_gate", 96)},
-        "rotate_tail": {"tokens": _of_tokens("rotate_tail", 4, 32, 16)},
-        "shared_kv_write": {"tokens": _of_tokens("shared_kv_write", 4, 64, 16)},
-        "group_linear": {"tokens": _of_tokens("group_linear", 2, 64, 48)},
-        "hyper_mix": {"tokens": _of_tokens("hyper_mix", 4, 64, 2)},
-        "hyper_merge": {"tokens": _of_tokens("hyper_merge", 4, 64)},
-        "moe_route": {"tokens": _of_tokens("moe_route", 64, 32, 4, norm=True)},
-        "moe_gemm": {"tokens": _of_tokens("moe_gemm", 64, 32, 16, 4)},
+        "gated_norm": {"tokens": of_tokens("gated_norm", 4, 32)},
+        "sigmoid_gate": {"tokens": of_tokens("sigmoid_gate", 96)},
+        "rotate_tail": {"tokens": of_tokens("rotate_tail", 4, 32, 16)},
+        "shared_kv_write": {"tokens": of_tokens("shared_kv_write", 4, 64, 16)},
+        "group_linear": {"tokens": of_tokens("group_linear", 2, 64, 48)},
+        "hyper_mix": {"tokens": of_tokens("hyper_mix", 4, 64, 2)},
+        "hyper_merge": {"tokens": of_tokens("hyper_merge", 4, 64)},
+        "moe_route": {"tokens": of_tokens("moe_route", 64, 32, 4, norm=True)},
+        "moe_gemm": {"tokens": of_tokens("moe_gemm", 64, 32, 16, 4)},
         "moe": {
-            "tokens": _of_tokens("moe", 64, 32, 16, 4, norm=True),
-            "groups": _of_tokens("moe", 64, 32, 16, 4, num_groups=4, top_groups=2),
+            "tokens": of_tokens("moe", 64, 32, 16, 4, norm=True),
+            "groups": of_tokens("moe", 64, 32, 16, 4, num_groups=4, top_groups=2),
         },
         "penalties": {"lines": lambda n: _made("penalties", "", F32, 320, [(10, LONGEST, 1.1, 0.1, 0.1)] * n)},
         "sample": {
             "plain": lambda n: _made("sample", "", BF16, 320, [(1.0, 0, 1.0, 0.0)] * n),
             "filters": lambda n: _made("sample", "", BF16, 320, [(0.7, 50, 0.9, 0.02)] * n),
         },
-        "logprobs": {"lines": _of_tokens("logprobs", 320, 5)},
+        "logprobs": {"lines": of_tokens("logprobs", 320, 5)},
     }
     sizes: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "paged_attention": ((4, 2, 64), {"strided": True}),
@@ -115,3 +115,21 @@ def steps() -> dict[str, dict[str, Step]]:
         made[op] = {lines.__name__: _of_lines(op, lines, *arguments, **options) for lines in (decoding, prompt, mixed)}
     made["latent_attention"]["expanded"] = _of_lines("latent_attention", mixed, 4, 64, 16, 32, expanded=True)
     return made
+
+
+def wide_steps() -> dict[str, dict[str, Step]]:
+    """Steps of ops that take tokens, as wide as models are: the warps of a row and the slices of a product go by it."""
+    return {
+        "rms_norm": {"tokens": of_tokens("rms_norm", 2560)},
+        "linear": {
+            "norm": of_tokens("linear", 4160, 2560, norm=True),
+            "residual": of_tokens("linear", 96, 2560, residual=True),
+            "silu": of_tokens("linear", 64, 2560, norm=True, activation="silu"),
+        },
+        "rope_kv_write": {"tokens": of_tokens("rope_kv_write", 32, 8, 128, qk_norm=True)},
+        "moe_route": {"tokens": of_tokens("moe_route", 2048, 32, 4, norm=True)},
+        "moe": {
+            "tokens": of_tokens("moe", 2048, 32, 16, 4, norm=True),
+            "groups": of_tokens("moe", 2048, 32, 16, 4, num_groups=4, top_groups=2, norm=True),
+        },
+    }

@@ -12,9 +12,13 @@ import torch
 
 from kernels.registry import Case, Op, registry
 from kernels.testing import seeded
+from tests.kernels.sizes import wide_steps
 
 # Arguments with a line for each token.
-OF_TOKENS = ("x", "residual", "weights", "experts", "token_ids")
+OF_TOKENS = ("x", "residual", "weights", "experts", "token_ids", "qkv", "positions", "slots")
+# Tokens of a step, up to what the device has time for.
+COUNTS = (2, 9, 16, 17, 33, 63, 64, 65, 72, 136, 257, 1023, 1024, 2047, 2048, 4097)
+MOST = {"cuda": 4097, "cpu": 72}
 CPU = torch.device("cpu")
 
 
@@ -48,3 +52,27 @@ def test_a_token_alone_has_the_same_bits(op: Op, case: Case, device: torch.devic
     for token in {0, 1, tokens // 2, tokens - 1} & set(range(tokens)):
         line = {name: inputs[name][token : token + 1].clone() for name in own}
         assert torch.equal(_first(run(**{**inputs, **line}))[0], together[token]), f"token {token} of {tokens}"
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [pytest.param(Op(op), kind, id=f"{op}: {kind}") for op, kinds in wide_steps().items() for kind in kinds],
+)
+def test_a_token_has_the_same_bits_in_steps_of_any_size(op: Op, kind: str, device: torch.device) -> None:
+    run: Callable[..., Any] = op.kernel if device.type == "cuda" else op.reference
+    most = MOST[device.type]
+    inputs = {**wide_steps()[op.name][kind](most).make(device, seeded(device)), "deterministic": True}
+    own = [name for name in OF_TOKENS if isinstance(inputs.get(name), torch.Tensor)]
+
+    def rows(first: int, stop: int) -> torch.Tensor:
+        return _first(run(**{**inputs, **{name: inputs[name][first:stop].clone() for name in own}}))
+
+    probes = (0, 1, 7, 15)
+    alone = torch.cat([rows(probe, probe + 1) for probe in probes])
+    differ = []
+    for count in (n for n in COUNTS if n <= most):
+        together = rows(0, count)
+        there = [i for i, probe in enumerate(probes) if probe < count]
+        if not torch.equal(together[[probes[i] for i in there]], alone[there]):
+            differ.append(count)
+    assert not differ

@@ -1,0 +1,118 @@
+"""deterministic: how a row is computed follows from the row alone. Held by what is launched: over steps of many sizes
+of one model each kernel has one set of constants, and torch's products, which go by the number of rows, have no part.
+
+The interpreter sums in an order of its own, so bits are compared on a GPU alone: `test_batch_invariant`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.registry import Op, registry
+from kernels.testing import outputs, seeded
+from tests.kernels.sizes import COUNTS, LONGEST, steps, wide_steps
+from tests.kernels.test_specialisation import Launches
+from tests.kernels.test_specialisation import launches as launches
+
+STEPS = {**steps(), **wide_steps()}
+LINES = (*COUNTS[::4], 70, 150, 256)
+TOKENS = (*LINES, 257, 1023, 1024, 2047, 2048, 4097)
+# Of a product's tile, what says nothing of the order of a sum: its sides, which of them is the weight's, the pipeline,
+# and whether slices of the inputs are taken by programs or in turn.
+CUT = {"BM", "BN", "SWAP", "STAGES", "EVEN", "PREFETCH", "SPLIT", "SERIAL", "num_warps", "num_stages"}
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "linear", "matmul"}
+
+Constants = frozenset[tuple[str, str]]
+
+
+class Products(TorchDispatchMode):
+    """Notes torch's own products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in PRODUCTS:
+            self.seen.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def order(name: str, constants: tuple[Any, ...]) -> Constants:
+    """What of a launch's constants a sum's order may hang on."""
+    held = dict(constants)
+    if name != "tile_kernel":
+        return frozenset(held.items())
+    slices = str(int(held["SPLIT"]) * int(held["SERIAL"]))
+    return frozenset({"SLICES": slices, **{k: v for k, v in held.items() if k not in CUT}}.items())
+
+
+def launched(op: Op, kinds: list[str], launches: Launches) -> dict[str, set[Constants]]:
+    """Constants by kernel, over steps of those kinds. On a CPU as on a GPU."""
+    device, cpu = torch.device("cpu"), torch.device("cpu")
+    found: dict[str, set[Constants]] = defaultdict(set)
+    for kind in kinds:
+        step = STEPS[op.name][kind]
+        of_lines = kind in ("decoding", "prompt", "mixed", "expanded")
+        for count in (n for n in (LINES if of_lines else TOKENS) if n < LONGEST or not of_lines):
+            case = step(count)
+            with Products() as products:
+                outputs(op.kernel, case, {**case.make(device, seeded(cpu)), "deterministic": True})
+            assert not products.seen, f"{kind} of {count}: torch's own {products.seen}"
+    for kernel, cuts in launches.seen.items():
+        name = kernel.fn.__name__
+        found[name] |= {order(name, constants) for constants in cuts}
+    return found
+
+
+def cases() -> list[Any]:
+    made = []
+    for op in registry():
+        if "deterministic" not in inspect.signature(op.reference).parameters:
+            continue
+        kinds = list(STEPS[op.name])
+        # one model's lines, whatever they are; other kinds are other models
+        groups = [kinds] if kinds[0] == "decoding" else [[kind] for kind in kinds]
+        made += [pytest.param(op, group, id=f"{op.name}: {', '.join(group)}") for group in groups]
+    return made
+
+
+@pytest.mark.parametrize(("op", "kinds"), cases())
+def test_a_row_is_computed_one_way_whatever_stands_beside_it(
+    op: Op, kinds: list[str], launches: Launches, device: torch.device
+) -> None:
+    if device.type == "cuda":
+        pytest.skip(
+            "what is launched is noted instead of being run, which is the CPU's suite's; bits are compared here"
+        )
+    found = launched(op, kinds, launches)
+    assert found, "no launch was seen"
+    for name, cuts in found.items():
+        first, *others = cuts
+        assert not others, f"{name}: {[sorted(first ^ other) for other in others]}"
+
+
+def test_a_step_of_the_last_tokens_takes_the_kernels_of_all_tokens(launches: Launches, device: torch.device) -> None:
+    """What the trimmed last layer calls is what the others call within one op."""
+    if device.type == "cuda":
+        pytest.skip(
+            "what is launched is noted instead of being run, which is the CPU's suite's; bits are compared here"
+        )
+    within = launched(Op("rope_attention"), ["decoding", "prompt", "mixed"], launches)
+    launches.seen.clear()
+    apart = launched(Op("paged_attention"), ["decoding", "prompt", "mixed"], launches)
+    assert set(apart) == {"attend"}
+    assert within["attend"] == apart["attend"]
+
+
+def test_a_product_by_rows_is_caught() -> None:
+    with Products() as products:
+        torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3))
+    assert products.seen
