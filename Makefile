@@ -16,7 +16,7 @@ RUN   := setup-run
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer gate perf-smoke clean \
+.PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
         packages test-web test-docker test-image
 
 help:  ## this list
@@ -55,6 +55,9 @@ test-gpu: $(SETUP)  ## the tests of kernels, which are compiled when there is a 
 
 test-sanitizer: $(SETUP)  ## every kernel under compute-sanitizer, on a GPU
 	@$(PY) -m perf.sanitize
+
+verify-gpu: $(SETUP)  ## every claim of the docs that a GPU can say yes or no to, under 10 minutes
+	@$(PY) -m perf.verify
 
 gate: $(SETUP)  ## the correctness gate against transformers
 	@$(PY) -m pytest --complete tests/gate
