@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from clients.openai.config import ShimConfig
+from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.errors import unsupported
 from clients.openai.logprobs import chat_logprobs
@@ -164,6 +165,7 @@ class _Answer:
         self._request = request
         self._label = Label.new("chatcmpl", "chat.completion", request.model)
         self._trace = trace
+        self._deadline = Deadline.of(request.timeout, shim.config.request_timeout_s)
         self._usage = trace.usage = Usage(request.num_choices)
         self._choices = [Choice(request, shim.config) for _ in range(request.num_choices)]
         self._source = Source(Prompt())
@@ -249,7 +251,7 @@ class _Answer:
 
     async def _pieces(self, stream: bool) -> AsyncGenerator[tuple[Piece, list[dict[str, Any]]], None]:
         """(piece, its deltas), counted; a choice that needs no more is cancelled."""
-        generations = await self._generations(stream)
+        generations = await self._deadline.kept(self._generations(stream))
         stopped: set[int] = set()
         async with aclosing(relay(self._shim.router, generations, stopped)) as pieces:
             async for piece in pieces:
@@ -283,9 +285,9 @@ class _Answer:
                 max_tokens=_TO_THE_END if limit is None else limit,
                 logprobs=wanted,
                 choice=choice,
-                longest_s=self._shim.config.request_timeout_s,
             ),
             stream=stream,
+            deadline=self._deadline.end,
             logprobs=wanted is not None,
             prompt_logprobs=request.prompt_logprobs is not None,
         )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.logprobs import completion_logprobs, num_characters
 from clients.openai.params import check_length, sampling_fields
@@ -43,12 +44,13 @@ class _Answer:
         self._request = request
         self._label = Label.new("cmpl", "text_completion", request.model)
         self._trace = trace
+        self._deadline = Deadline.of(request.timeout, shim.config.request_timeout_s)
         self._usage = trace.usage = Usage(request.num_candidates)
         self._sources: Sequence[Source] = ()
 
     async def whole(self) -> dict[str, Any]:
         request = self._request
-        generations = await self._generations(stream=False)
+        generations = await self._deadline.kept(self._generations(stream=False))
         collected = [Collected() for _ in generations]
         async with aclosing(relay(self._shim.router, generations)) as pieces:
             async for piece in pieces:
@@ -64,7 +66,7 @@ class _Answer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         request, label = self._request, self._label
-        generations = await self._generations(stream=True)
+        generations = await self._deadline.kept(self._generations(stream=True))
         told: dict[int, int] = {}  # characters of the tokens sent, a choice
         async with aclosing(relay(self._shim.router, generations)) as pieces:
             async for piece in pieces:
@@ -116,7 +118,6 @@ class _Answer:
             max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
             logprobs=request.logprobs,
             choice=candidate,
-            longest_s=self._shim.config.request_timeout_s,
         )
         if request.echo_logprobs:
             sampling["prompt_logprobs"] = max(request.prompt_logprobs or 0, request.logprobs or 0)
@@ -127,6 +128,7 @@ class _Answer:
             prompt=source.prompt,
             sampling=sampling,
             stream=stream,
+            deadline=self._deadline.end,
             logprobs=request.logprobs is not None,
             cumulative=request.num_candidates > request.num_choices,
             prompt_logprobs="prompt_logprobs" in sampling,

@@ -49,13 +49,9 @@ def check_length(info: ModelInfo, name: str, wanted: int | None) -> None:
         )
 
 
-def sampling_fields(
-    request: Sampling, *, max_tokens: int | None, logprobs: int | None, choice: int, longest_s: float
-) -> dict[str, Any]:
-    """The JSON of sampling_parameters. Only what was asked for is in it; the engine has the defaults.
-
-    longest_s: most seconds a request may take. Raises ApiError when it asks for more.
-    """
+def sampling_fields(request: Sampling, *, max_tokens: int | None, logprobs: int | None, choice: int) -> dict[str, Any]:
+    """The JSON of sampling_parameters but for its timeout. Only what was asked for is in it; the engine has the
+    defaults."""
     fields: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) not in (None, [])}
     if max_tokens is not None:
         fields["max_tokens"] = max_tokens
@@ -69,7 +65,4 @@ def sampling_fields(
         fields["logit_bias"] = request.logit_bias
     if request.seed is not None:
         fields["seed"] = derive_seed(request.seed, choice)
-    if request.timeout is not None and request.timeout > longest_s:
-        raise invalid("timeout", f"`timeout` may be at most {longest_s:g} seconds here.")
-    fields["timeout_s"] = request.timeout if request.timeout is not None else longest_s
     return fields

@@ -42,8 +42,9 @@ class Probe:
             model=model,
             request_id=f"probe-{uuid.uuid4().hex}",
             prompt=Prompt(ids=(0,)),
-            sampling={"max_tokens": 1, "temperature": 0.0, "timeout_s": _TIMEOUT_S, "priority": _FIRST},
+            sampling={"max_tokens": 1, "temperature": 0.0, "priority": _FIRST},
             stream=False,
+            deadline=time.monotonic() + _TIMEOUT_S,
         )
         try:
             await asyncio.wait_for(self._drain(generation), _TIMEOUT_S)

@@ -51,7 +51,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One request to an LLM model. `sampling` is sent as the JSON tensor sampling_parameters.
+    """One request to an LLM model. `sampling` is sent as the JSON tensor sampling_parameters, with what is left until
+    `deadline` (on the monotonic clock) as its timeout.
 
     index: its place among the generations of one HTTP request.
     """
@@ -61,6 +62,7 @@ class Generation:
     prompt: Prompt
     sampling: dict[str, Any]
     stream: bool
+    deadline: float
     logprobs: bool = False
     cumulative: bool = False
     prompt_logprobs: bool = False
@@ -98,7 +100,7 @@ class ModelInfo:
     describes: bool = False
 
 
-def llm_request(generation: Generation) -> Any:
+def llm_request(generation: Generation, timeout_s: float) -> Any:
     """The message that starts a generation."""
     prompt = generation.prompt
     request = service_pb2.ModelInferRequest()
@@ -107,7 +109,7 @@ def llm_request(generation: Generation) -> Any:
     )
     request.model_name = generation.model
     request.id = generation.request_id
-    _add(request, "sampling_parameters", "BYTES", _string(_ENCODE(generation.sampling)))
+    _add(request, "sampling_parameters", "BYTES", _string(_ENCODE({**generation.sampling, "timeout_s": timeout_s})))
     if prompt.ids is not None:
         add_ids(request, "input_ids", prompt.ids)
     else:
@@ -238,6 +240,8 @@ def from_status(code: str, message: str) -> BackendError:
     """What Triton or gRPC says of a call. code: gRPC's name of the status."""
     if code in ("OK", "UNKNOWN"):
         code = "INTERNAL"
+    if code == "DEADLINE_EXCEEDED":
+        return BackendError(code, "The request ran past its timeout: the model's server said nothing.", detail=message)
     if _DEAD_INSTANCE in message:
         return BackendError("UNAVAILABLE", _UNREACHABLE, detail=message, again=True)
     if code == "INTERNAL" and "unknown model" in message.lower():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -165,7 +166,7 @@ def test_wrong_replica_addresses_are_refused(text: str) -> None:
 
 
 async def pieces(r: Router) -> list[Piece]:
-    generation = Generation("demo", "r-1", Prompt(text="hello"), sampling={}, stream=True)
+    generation = Generation("demo", "r-1", Prompt(text="hello"), sampling={}, stream=True, deadline=math.inf)
     return [piece async for piece in r.generate(generation)]
 
 

@@ -9,6 +9,7 @@ import openai.types.completion_create_params as completion_params
 import pytest
 from pydantic import ValidationError
 
+from clients.openai.deadline import Deadline
 from clients.openai.errors import ApiError, from_validation
 from clients.openai.params import derive_seed, sampling_fields
 from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
@@ -143,10 +144,10 @@ def test_only_an_assistants_text_can_be_continued(
 
 
 def test_null_means_the_default() -> None:
-    plain = sampling_fields(chat(), max_tokens=5, logprobs=None, choice=0, longest_s=9)
+    plain = sampling_fields(chat(), max_tokens=5, logprobs=None, choice=0)
     nulls = chat(**{name: None for name in ChatRequest.model_fields if name not in ("model", "messages")})
-    assert sampling_fields(nulls, max_tokens=5, logprobs=None, choice=0, longest_s=9) == plain
-    assert plain == {"max_tokens": 5, "timeout_s": 9}
+    assert sampling_fields(nulls, max_tokens=5, logprobs=None, choice=0) == plain
+    assert plain == {"max_tokens": 5}
 
 
 def test_every_sampling_field_reaches_the_engine_under_its_name() -> None:
@@ -171,21 +172,22 @@ def test_every_sampling_field_reaches_the_engine_under_its_name() -> None:
         "priority": 2,
         "prompt_logprobs": 1,
     }
-    sent = sampling_fields(completion(**asked, timeout=3.0), max_tokens=9, logprobs=2, choice=0, longest_s=60)
-    assert sent == {**asked, "max_tokens": 9, "logprobs": 2, "timeout_s": 3.0}
+    sent = sampling_fields(completion(**asked, timeout=3.0), max_tokens=9, logprobs=2, choice=0)
+    assert sent == {**asked, "max_tokens": 9, "logprobs": 2}
     from engine.types import SamplingParams
 
     assert set(sent) <= set(SamplingParams.__struct_fields__)
 
 
 def test_one_stop_string_is_a_list_and_top_k_minus_one_is_off() -> None:
-    sent = sampling_fields(completion(stop="a", top_k=-1), max_tokens=None, logprobs=None, choice=0, longest_s=1)
-    assert sent == {"stop": ["a"], "timeout_s": 1}
+    sent = sampling_fields(completion(stop="a", top_k=-1), max_tokens=None, logprobs=None, choice=0)
+    assert sent == {"stop": ["a"]}
 
 
 def test_a_longer_timeout_than_the_server_allows_is_refused() -> None:
     with pytest.raises(ApiError, match="at most 10 seconds"):
-        sampling_fields(completion(timeout=11.0), max_tokens=None, logprobs=None, choice=0, longest_s=10)
+        Deadline.of(11.0, longest_s=10)
+    assert Deadline.of(None, longest_s=10).seconds == 10
 
 
 def test_choices_have_seeds_of_their_own_that_can_be_had_again() -> None:

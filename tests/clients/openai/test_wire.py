@@ -37,13 +37,13 @@ def token(text: str, *ids: int, finish: str = "None", **more: bytes) -> bytes:
 
 
 def generation(**fields: Any) -> Generation:
-    given = {"prompt": Prompt(text="hé"), "sampling": {"max_tokens": 3}, "stream": True, **fields}
+    given = {"prompt": Prompt(text="hé"), "sampling": {"max_tokens": 3}, "stream": True, "deadline": 0.0, **fields}
     return Generation(model="demo", request_id="r-0", **given)
 
 
 @pytest.mark.parametrize("fields", [{}, {"prompt": Prompt(ids=(5, 6, 7))}, {"logprobs": True, "cumulative": True}])
 def test_a_request_has_the_tensors_of_the_wire_table(fields: dict[str, Any]) -> None:
-    request = llm_request(generation(**fields))
+    request = llm_request(generation(**fields), 2.5)
     table = {tensor.name: tensor for tensor in protocol.LLM_INPUTS}
     assert len(request.inputs) == len(request.raw_input_contents)
     for tensor in request.inputs:
@@ -51,14 +51,14 @@ def test_a_request_has_the_tensors_of_the_wire_table(fields: dict[str, Any]) -> 
         assert tensor.datatype == ("BYTES" if kind == "STRING" else kind)
     assert {output.name for output in request.outputs} <= {tensor.name for tensor in protocol.LLM_OUTPUTS}
     raw = dict(zip((tensor.name for tensor in request.inputs), request.raw_input_contents, strict=True))
-    assert json.loads(raw["sampling_parameters"][4:]) == {"max_tokens": 3}
+    assert json.loads(raw["sampling_parameters"][4:]) == {"max_tokens": 3, "timeout_s": 2.5}
     assert ("input_ids" in raw) != ("text_input" in raw)
     assert raw.get("text_input", string("hé")) == string("hé")
     assert raw.get("input_ids", struct.pack("<3i", 5, 6, 7)) == struct.pack("<3i", 5, 6, 7)
 
 
 def test_two_requests_share_nothing() -> None:
-    first, second = llm_request(generation()), llm_request(generation(prompt=Prompt(ids=(1,))))
+    first, second = llm_request(generation(), 1), llm_request(generation(prompt=Prompt(ids=(1,))), 1)
     assert len(first.inputs) == len(second.inputs)
     assert first.inputs[-1].name != second.inputs[-1].name
 
