@@ -19,13 +19,14 @@ from unittest import mock
 
 import torch
 
-from kernels.linear.kernel import linear
+from kernels.linear.dense import linear
 from kernels.paged_attention import kernel as paged
 from kernels.paged_attention.cases import Line
 from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
 from kernels.testing import seeded
+from kernels.weight import Dense
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
 
@@ -80,7 +81,7 @@ def measure(text: str, weights: Sequence[tuple[torch.Tensor, ...]], samples: int
 
     def products(i: int, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         qkv, out, norm = weights[i % LAYERS]
-        return linear(attend(linear(x, qkv, norm_weight=norm)), out)
+        return linear(attend(linear(x, Dense(qkv), norm_weight=norm)), Dense(out))
 
     def layer(i: int, one: bool) -> torch.Tensor:
         given = {**layers[i % len(layers)], "fused": one}

@@ -69,7 +69,7 @@ def floor_ms(model: Path) -> float:
     total = float(decoder.num_bytes)
     for layer in decoder.layers:
         if isinstance(layer.ffn, Moe):
-            total -= layer.ffn.idle * layer.ffn.down.element_size()
+            total -= layer.ffn.idle * (layer.ffn.gate_up.nbytes + layer.ffn.down.nbytes)
     if not config.tied:
         total -= decoder.embed.weight.nbytes
     for group in group_layers(decoder.specs):

@@ -23,9 +23,9 @@ from unittest import mock
 
 import torch
 
-from kernels.linear import kernel as products_of
+from kernels.linear import dense as products_of
+from kernels.linear.dense import linear
 from kernels.linear.fed import FedTile
-from kernels.linear.kernel import linear
 from kernels.linear.stream import StreamTile
 from kernels.paged_attention import kernel as paged
 from kernels.paged_attention.kernel import Tile
@@ -33,6 +33,7 @@ from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
 from kernels.testing import seeded
+from kernels.weight import Dense
 from perf.chain import BOUND
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
@@ -104,11 +105,11 @@ class Chain:
         h = self._x
         for i in range(calls):
             weights, cache = self._parts[i % self._layers]
-            qkv = linear(h, weights["qkv"], norm_weight=self._norm)
+            qkv = linear(h, Dense(weights["qkv"]), norm_weight=self._norm)
             attended = rope_attention(**{**cache, "qkv": qkv}).flatten(1)
-            h = linear(attended, weights["o"], residual=h)
-            inner = linear(h, weights["gate_up"], norm_weight=self._norm, activation="silu")
-            h = linear(inner, weights["down"], residual=h)
+            h = linear(attended, Dense(weights["o"]), residual=h)
+            inner = linear(h, Dense(weights["gate_up"]), norm_weight=self._norm, activation="silu")
+            h = linear(inner, Dense(weights["down"]), residual=h)
         return h
 
     def microseconds(self) -> float:

@@ -26,7 +26,8 @@ import torch
 
 from kernels.linear.blas import Algorithm, Blas, Plan, Product, Refused
 from kernels.linear.chosen import TABLE, allow_chosen
-from kernels.linear.kernel import linear
+from kernels.linear.dense import linear
+from kernels.weight import Dense
 from perf.provenance import provenance
 from perf.tune_linear import SHAPES, products
 from perf.tune_linear import Product as Part
@@ -276,9 +277,9 @@ def layer(shape: str, rows: int) -> str:
     def chain() -> None:
         x.copy_(noise)
         for qkv, out, gate_up, down in weights:
-            linear(x, qkv, norm_weight=g)
-            h = linear(o, out, residual=x)
-            linear(linear(h, gate_up, norm_weight=g, activation="silu"), down, residual=h)
+            linear(x, Dense(qkv), norm_weight=g)
+            h = linear(o, Dense(out), residual=x)
+            linear(linear(h, Dense(gate_up), norm_weight=g, activation="silu"), Dense(down), residual=h)
 
     graphs, results = [], []
     for on in (True, False):

@@ -23,8 +23,8 @@ import torch
 
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear.broad import BroadTile, broad_linear
+from kernels.linear.dense import STREAM_ROWS, broad_tile, fed_tile, stream_tile, vector_tile
 from kernels.linear.fed import FedTile, fed_linear
-from kernels.linear.kernel import STREAM_ROWS, broad_tile, fed_tile, stream_tile, vector_tile
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear
 from kernels.rms_norm.kernel import rms_norm

@@ -22,12 +22,13 @@ from typing import Any
 import torch
 import triton
 
-from kernels.moe_gemm import kernel, reference
+from kernels.moe_gemm import dense, reference
 from kernels.moe_gemm.grouped import PAIRS, grouped_moe
 from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
+from kernels.weight import Dense
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
 
@@ -107,7 +108,7 @@ PROMPT_DOWN_CUTS = (
 
 
 def row_variants(inter: int, shared: int) -> Iterator[Variant]:
-    up, down = kernel.row_tiles(inter)
+    up, down = dense.row_tiles(inter)
     yield Variant(0, up, down, "base", shared)
     yield Variant(0, up, down, "base")
     for n, m, warps, stages in ROW_CUTS:
@@ -191,7 +192,8 @@ def measure(shape: str, tokens: int, layers: int, made: list[Variant]) -> list[d
     calls = 16 if tokens <= 64 else 4
     held = tables(shape, layers)
     xs, chosen, weights = inputs(shape, tokens, calls)
-    want = reference.moe_gemm(xs[0], *held[0], weights[0], chosen[0], xs[0]).float()
+    gate_up, down = held[0]
+    want = reference.moe_gemm(xs[0], Dense(gate_up), Dense(down), weights[0], chosen[0], xs[0]).float()
     moved = statistics.mean(len(c.unique()) for c in chosen) * 6 * hidden * inter
     work = 6 * tokens * k * hidden * inter
     found = []

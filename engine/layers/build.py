@@ -8,6 +8,7 @@ import torch
 
 from engine.layers.rope import rope_table
 from engine.models.config import ModelConfig, RopeConfig
+from engine.quant.weight import Weight
 from kernels import Ops
 
 
@@ -33,12 +34,15 @@ class Build:
     def dtype_bytes(self) -> int:
         return self.dtype.itemsize
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None, below: int | None = None) -> torch.nn.Parameter:
-        """A parameter to be filled by the loader; it has no memory yet. `below` bounds the values of a table of ids."""
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
+        """A parameter to be filled by the loader; it has no memory yet."""
         tensor = torch.empty(shape, dtype=dtype or self.dtype, device="meta")
-        parameter = torch.nn.Parameter(tensor, requires_grad=False)
-        parameter.below = below  # type: ignore[attr-defined]
-        return parameter
+        return torch.nn.Parameter(tensor, requires_grad=False)
+
+    def weight(self, *shape: int, dense_only: bool = False) -> Weight:
+        """A projection's weight [.., N, K], in the format that the checkpoint has it in. dense_only: what reads it
+        takes dense numbers alone."""
+        return Weight(shape, self.dtype, dense_only)
 
     def rope(self, config: RopeConfig | None, head_dim: int) -> torch.Tensor:
         """The cos and sin table [max_model_len, rotary_dim], shared by layers of equal config."""

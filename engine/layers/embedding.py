@@ -13,10 +13,11 @@ class Embedding(nn.Module):
 
     def __init__(self, build: Build) -> None:
         super().__init__()
-        self.weight = build.empty(build.config.vocab_size, build.config.hidden)
+        self.weight = build.weight(build.config.vocab_size, build.config.hidden)
+        self._dtype = build.dtype
         self._scale = build.config.embedding_scale
         self._op = build.ops.embedding
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [T] int32 → [T, hidden]."""
-        return self._op(ids, self.weight, self._scale)
+        return self._op(ids, self.weight.value, self._dtype, self._scale)

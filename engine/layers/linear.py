@@ -15,7 +15,7 @@ class Linear(nn.Module):
 
     def __init__(self, size: int, out: int, build: Build, bias: bool = False, activation: str | None = None) -> None:
         super().__init__()
-        self.weight = build.empty(out, size)
+        self.weight = build.weight(out, size)
         self.bias = build.empty(out) if bias else None
         self._activation = activation
         self._op = build.ops.linear
@@ -28,7 +28,7 @@ class Linear(nn.Module):
         """x [T, size], residual [T, out] → [T, out], or [T, out / 2] behind a gated activation."""
         return self._op(
             x,
-            self.weight,
+            self.weight.value,
             self.bias,
             residual=residual,
             activation=self._activation,
@@ -44,4 +44,4 @@ class Linear(nn.Module):
         same bits."""
         if norm is None or residual is None or self._deterministic or len(x) <= NORMED_ROWS:
             return self(x, residual=residual), None
-        return self._with_norm(x, self.weight, residual, **taken_in(norm), bias=self.bias)
+        return self._with_norm(x, self.weight.value, residual, **taken_in(norm), bias=self.bias)

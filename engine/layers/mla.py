@@ -37,7 +37,7 @@ class LatentAttention(nn.Module):
         self.q_norm = None if config.q_rank is None else RmsNorm(config.q_rank, build, eps=config.latent_eps)
         self.q_up = None if config.q_rank is None else Linear(config.q_rank, wide, build)
         self.kv_norm = build.empty(config.kv_rank)
-        self.kv_up = build.empty(heads, config.nope_dim + config.value_dim, config.kv_rank)
+        self.kv_up = build.weight(heads, config.nope_dim + config.value_dim, config.kv_rank, dense_only=True)
         self.out = Linear(heads * config.value_dim, hidden, build, config.bias)
         self._rope = build.rope(config.rope, config.rope_dim)
         self._ops = build.ops
@@ -66,10 +66,11 @@ class LatentAttention(nn.Module):
             q = self.q_up(q, norm=self.q_norm)
         q = q.unflatten(-1, (config.num_heads, config.nope_dim + config.rope_dim))
         expands = self._expands(batch)
+        kv_up = self.kv_up.value.dense(self.kv_up.dtype)
         absorbed = self._ops.latent_write(
             q,
             kv,
-            self.kv_up,
+            kv_up,
             batch.positions,
             batch.slots[cache.group],
             self._rope,
@@ -82,7 +83,7 @@ class LatentAttention(nn.Module):
         o = self._ops.latent_attention(
             q,
             absorbed,
-            self.kv_up,
+            kv_up,
             cache.entries,
             batch.block_tables[cache.group],
             batch.query_start,

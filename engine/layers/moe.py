@@ -21,22 +21,21 @@ class Moe(nn.Module):
         hidden, count, inner = build.config.hidden, config.num_experts, config.intermediate
         self.router = build.empty(count, hidden, dtype=build.router_dtype or torch.float32)
         self.correction = build.empty(count, dtype=torch.float32) if config.correction_bias else None
-        self.table = (
-            build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32, below=count)
-            if config.hashed
-            else None
-        )
-        self.gate_up = build.empty(count + config.num_shared, 2 * inner, hidden)
-        self.down = build.empty(count + config.num_shared, hidden, inner)
+        self.table = build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32) if config.hashed else None
+        self.gate_up = build.weight(count + config.num_shared, 2 * inner, hidden)
+        self.down = build.weight(count + config.num_shared, hidden, inner)
         self._deterministic = build.deterministic
         self._ops = build.ops
 
     @property
+    def bounds(self) -> dict[str, int]:
+        """Parameters that hold ids, and what these are below."""
+        return {} if self.table is None else {"table": self.config.num_experts}
+
+    @property
     def idle(self) -> float:
-        """Weights of experts that a token does not choose."""
-        config = self.config
-        share = (config.num_experts - config.top_k) / (config.num_experts + config.num_shared)
-        return share * (self.gate_up.numel() + self.down.numel())
+        """The part of the experts that a token does not choose."""
+        return (self.config.num_experts - self.config.top_k) / (self.config.num_experts + self.config.num_shared)
 
     def forward(
         self, x: torch.Tensor, norm: RmsNorm | None, token_ids: torch.Tensor, residual: torch.Tensor | None
@@ -46,8 +45,8 @@ class Moe(nn.Module):
         return self._ops.moe(
             x,
             self.router,
-            self.gate_up,
-            self.down,
+            self.gate_up.value,
+            self.down.value,
             config.top_k,
             score=config.score,
             bias=self.correction,

@@ -77,7 +77,8 @@ class SparseAttention(nn.Module):
         self.q_up = Linear(config.q_rank, sum(self._second), build)
         self.kv_norm = build.empty(d)
         self.sinks = build.empty(heads, dtype=torch.float32)
-        self.out_down = build.empty(config.out_groups, config.out_rank, heads * d // config.out_groups)
+        groups = config.out_groups
+        self.out_down = build.weight(groups, config.out_rank, heads * d // groups, dense_only=True)
         self.out = Linear(config.out_groups * config.out_rank, hidden, build)
         self._rope = build.rope(config.rope, config.rope.rotary_dim)
         self._eps = build.config.norm.eps
@@ -154,7 +155,7 @@ class SparseAttention(nn.Module):
             **more,
         )
         o = kept(o.flatten(1), ends)
-        return self.out.then(self._ops.group_linear(o, self.out_down), residual, after)
+        return self.out.then(self._ops.group_linear(o, self.out_down.value.dense(self.out_down.dtype)), residual, after)
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
         """The entries that each token reads: [T, top_k] int32."""

@@ -20,7 +20,8 @@ from engine.models.config import (
     RopeConfig,
 )
 from engine.models.reader import LARGEST_POSITION, ConfigError, Reader
-from engine.weights.rules import Rule, concat, shared_behind, shared_behind_concat, stack, stack_concat
+from engine.quant.config import KEYS
+from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, Stack, StackConcat, concat
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -222,18 +223,13 @@ def full_attention_only(reader: Reader) -> None:
 
 def text(reader: Reader) -> Reader | None:
     """The text model inside a larger one, or None when there is none. What the larger one says of both holds."""
-    unquantized(reader)
+    reader.skip(*KEYS)
     return reader.child("text_config", "dtype", "torch_dtype", "eos_token_id")
-
-
-def unquantized(reader: Reader) -> None:
-    for key in ("quantization_config", "quantization", "compression_config"):
-        reader.refuse(key, "weights are read as float32, bfloat16 or float16; use an unquantized checkpoint")
 
 
 def decoder(reader: Reader, family: str, layers: tuple[LayerConfig, ...], rotary: RopeConfig | None) -> ModelConfig:
     """The whole of a plain decoder around its layers."""
-    unquantized(reader)
+    reader.skip(*KEYS)
     vocab_size = reader.size("vocab_size", most=LARGEST_POSITION)
     return ModelConfig(
         family=family,
@@ -332,8 +328,8 @@ def expert_rules(
     downs = tuple(f"{expert}.{down}.weight" for expert in experts + behind)
     at = "layers.{layer}.ffn"
     return [
-        Rule(f"{at}.gate_up", pairs, shared_behind_concat if behind else stack_concat),
-        Rule(f"{at}.down", downs, shared_behind if behind else stack),
+        Rule(f"{at}.gate_up", pairs, SharedBehindConcat() if behind else StackConcat()),
+        Rule(f"{at}.down", downs, SharedBehind() if behind else Stack()),
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from engine.models import common
 from engine.models.config import IndexerConfig, RopeConfig, SparseAttentionConfig
 from engine.models.reader import LARGEST_POSITION, ConfigError, Reader, shown
-from engine.weights.rules import Rule, concat, flat
+from engine.weights.rules import Flat, Rule, concat
 
 KINDS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
@@ -115,6 +115,6 @@ def attention_rules(config: SparseAttentionConfig) -> list[Rule]:
         Rule(f"{at}.q_norm.weight", (f"{name}.q_norm.weight",)),
         Rule(f"{at}.kv_norm", (f"{name}.norm.weight",)),
         Rule(f"{at}.sinks", (f"{name}.attn_sink",)),
-        Rule(f"{at}.out_down", (f"{name}.wo_a.weight",), flat),
+        Rule(f"{at}.out_down", (f"{name}.wo_a.weight",), Flat()),
         Rule(f"{at}.out.weight", (f"{name}.wo_b.weight",)),
     ]

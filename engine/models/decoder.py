@@ -30,6 +30,7 @@ from engine.models.config import (
     MoeConfig,
     SparseAttentionConfig,
 )
+from engine.quant.weight import Weight
 from engine.runner.batch import DeviceBatch, LineEnds, kept
 
 # A mixer is called with (x, norm, batch, caches, residual, ends, after), a feed-forward part with (x, norm, token_ids,
@@ -127,12 +128,26 @@ class Decoder(nn.Module):
 
     def materialize(self, device: torch.device) -> None:
         """Give every parameter uninitialised memory on `device`."""
-        bounds = {name: getattr(parameter, "below", None) for name, parameter in self.named_parameters()}
         # Not to_empty(), whose empty_like() of a tensor without memory imports sympy: 0.4 s and 40 MB.
         self._apply(lambda held: torch.empty(held.shape, dtype=held.dtype, device=device))
-        for name, bound in bounds.items():
-            self.get_parameter(name).below = bound  # type: ignore[attr-defined]
         self.tie()
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """Weights of projections by name; a head that is the embedding goes by the embedding's."""
+        return {name: module for name, module in self.named_modules() if isinstance(module, Weight)}
+
+    @property
+    def others(self) -> dict[str, nn.Parameter]:
+        """Parameters that belong to no weight: norms, biases, routers, tables."""
+        held = {id(parameter) for weight in self.weights.values() for parameter in weight.parameters()}
+        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in held}
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """Parameters that hold ids, by name, and what these are below."""
+        experts = {name: module for name, module in self.named_modules() if isinstance(module, Moe)}
+        return {f"{name}.{part}": below for name, moe in experts.items() for part, below in moe.bounds.items()}
 
     @property
     def specs(self) -> list[tuple[LayerSpec, ...]]:
@@ -147,9 +162,9 @@ class Decoder(nn.Module):
     @property
     def active(self) -> float:
         """The part of its weights that a token is multiplied by: less than 1 with experts."""
-        total = sum(parameter.numel() for layer in self.layers for parameter in layer.parameters())
-        idle = sum(layer.ffn.idle for layer in self.layers if isinstance(layer.ffn, Moe))
-        return 1 - idle / total
+        total = sum(w.count for layer in self.layers for w in layer.modules() if isinstance(w, Weight))
+        experts = [layer.ffn for layer in self.layers if isinstance(layer.ffn, Moe)]
+        return 1 - sum(moe.idle * (moe.gate_up.count + moe.down.count) for moe in experts) / total
 
     @property
     def widest(self) -> int:

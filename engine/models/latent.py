@@ -7,7 +7,7 @@ import math
 from engine.models import common
 from engine.models.config import LatentAttentionConfig, LayerConfig, ModelConfig, MoeConfig
 from engine.models.reader import Reader
-from engine.weights.rules import Rule, concat, flat
+from engine.weights.rules import Flat, Rule, concat
 
 
 def attention(reader: Reader, interleaved: bool) -> LatentAttentionConfig:
@@ -60,7 +60,7 @@ def attention_rules(config: LatentAttentionConfig, name: str) -> list[Rule]:
     made += [Rule(f"{at}.out.{k}", (f"{name}.o_proj.{k}",)) for k in kinds]
     made += [
         Rule(f"{at}.kv_norm", (f"{name}.kv_a_layernorm.weight",)),
-        Rule(f"{at}.kv_up", (f"{name}.kv_b_proj.weight",), flat),
+        Rule(f"{at}.kv_up", (f"{name}.kv_b_proj.weight",), Flat()),
     ]
     if config.q_rank is not None:
         made += [

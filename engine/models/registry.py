@@ -11,6 +11,8 @@ from typing import Any, Protocol, cast
 
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError, Reader, shown
+from engine.quant import config as quant
+from engine.quant.method import Method
 from engine.weights.rules import Rule
 
 # architecture in config.json → module of engine.models
@@ -88,7 +90,13 @@ def parse(values: dict[str, Any]) -> ModelConfig:
     reader = Reader(values)
     config = family_of(values).parse(reader)
     reader.finish()
+    quant.read(values)
     return config
+
+
+def quantization(folder: str | Path) -> Method | None:
+    """How config.json says that weights are quantized. Raises ConfigError as `load` does."""
+    return quant.read(_json(Path(folder) / "config.json"))
 
 
 def load(folder: str | Path) -> tuple[ModelConfig, Family]:

@@ -19,6 +19,7 @@ from engine.models import registry
 from engine.models.config import AttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
+from engine.quant import plan as quant
 from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
 from engine.runner.rehearsal import rehearsals
@@ -50,6 +51,7 @@ def build_runner(
     if progress is not None:
         progress("model", 0, 0)
     model, family = registry.load(config.model)
+    method = registry.quantization(config.model)
     device = _device(config)
     if config.runtime.deterministic and not all(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
         raise ConfigError(
@@ -71,18 +73,19 @@ def build_runner(
     routers = dtype if narrow else torch.float32
     build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention, routers)
     decoder = Decoder(build)
+    rules = quant.plan(decoder.weights, rules, checkpoint, method)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, copies)
     decoder.materialize(device)
 
     def fill() -> None:
-        parameters = dict(decoder.named_parameters())
         if checkpoint is None:
-            dummy.fill(parameters, model.hidden, model.norm.offset)
+            dummy.fill(decoder.others, decoder.weights, decoder.bounds, model.hidden, model.norm.offset)
             return
         report = None if progress is None else lambda done, total: progress("weights", done, total)
-        loader.load(parameters, checkpoint, rules, unused, copies, report)
+        parameters = dict(decoder.named_parameters())
+        loader.load(parameters, checkpoint, rules, unused, copies, report, decoder.bounds)
 
     if device.type == "cuda":
         runner = _on_gpu(config, build, decoder, fill, watch, progress, elsewhere)

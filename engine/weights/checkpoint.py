@@ -26,6 +26,7 @@ DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -170,9 +171,7 @@ def _header(file: Path) -> list[Entry]:
         except (KeyError, TypeError, ValueError):
             raise WeightsError(f"{file}: the header's entry for {name} is broken") from None
         if dtype not in DTYPES:
-            raise WeightsError(
-                f"{file}: tensor {name} has dtype {dtype}, which is not implemented; use an unquantized checkpoint"
-            )
+            raise WeightsError(f"{file}: tensor {name} has dtype {dtype}, which is not implemented")
         entry = Entry(name, file, 8 + length + start, DTYPES[dtype], shape)
         if entry.num_bytes != end - start or entry.start + entry.num_bytes > size:
             raise WeightsError(f"{file}: the bytes of tensor {name} are missing, the file is cut short or broken")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
@@ -14,8 +15,30 @@ BIAS_STD = 0.02
 OFFSET_NORMS = ("norm.weight", "q_norm", "k_norm")
 
 
-def fill(parameters: Mapping[str, torch.Tensor], hidden: int, norm_offset: float) -> None:
-    """Matrices get standard deviation 1/sqrt(fan in), so that activations keep their size through any depth.
+class Drawn(Protocol):
+    """A weight in any format."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def draw(self, std: float, generator: torch.Generator) -> None:
+        """Fill it with random numbers of that standard deviation."""
+        ...
+
+
+def fill(
+    parameters: Mapping[str, torch.Tensor],
+    weights: Mapping[str, Drawn],
+    bounds: Mapping[str, int],
+    hidden: int,
+    norm_offset: float,
+) -> None:
+    """Fill `weights` and the `parameters` beside them; those that hold ids are named by `bounds`.
+
+    Matrices get standard deviation 1/sqrt(fan in), so that activations keep their size through any depth.
 
     Embedding and head get LOGIT_STD/sqrt(hidden): logits then have a standard deviation of about LOGIT_STD, which is
     far from flat. Norm weights act as one. Tables of ids spread evenly over what they may hold. Each parameter has a
@@ -23,14 +46,11 @@ def fill(parameters: Mapping[str, torch.Tensor], hidden: int, norm_offset: float
     """
     with torch.no_grad():
         for name, parameter in parameters.items():
-            generator = torch.Generator(device=parameter.device)
-            generator.manual_seed(SEED ^ zlib.crc32(name.encode()))
-            if not parameter.is_floating_point():
+            generator = _stream(name, parameter.device)
+            if name in bounds:
                 # Places of a row differ: an expert is never chosen twice by one token.
-                count = torch.arange(parameter.numel(), device=parameter.device) % parameter.below  # type: ignore[attr-defined]
+                count = torch.arange(parameter.numel(), device=parameter.device) % bounds[name]
                 parameter.copy_(count.view(parameter.shape))
-            elif name in ("embed.weight", "head.weight"):
-                parameter.normal_(0.0, LOGIT_STD / hidden**0.5, generator=generator)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, BIAS_STD, generator=generator)
             elif parameter.dim() == 1:
@@ -38,3 +58,11 @@ def fill(parameters: Mapping[str, torch.Tensor], hidden: int, norm_offset: float
                 parameter.fill_(1.0 - offset)
             else:
                 parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        for name, weight in weights.items():
+            outer = name in ("embed.weight", "head.weight")
+            std = LOGIT_STD / hidden**0.5 if outer else weight.shape[-1] ** -0.5
+            weight.draw(std, _stream(name, weight.device))
+
+
+def _stream(name: str, device: torch.device) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(SEED ^ zlib.crc32(name.encode()))

@@ -2,7 +2,8 @@
 every tensor used or known to be unused.
 
 Bytes go file → staging buffer → parameter. A few threads each own two buffers; on a GPU these are pinned and the
-copies run on the thread's own stream, so that the disk, the bus and the other threads all stay busy.
+copies run on the thread's own stream, so that the disk, the bus and the other threads all stay busy. What a rule
+transforms is read source by source, and what is made of it copied: a thread holds no more than one source's tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
 from types import MappingProxyType
@@ -18,13 +20,15 @@ from types import MappingProxyType
 import torch
 
 from engine.weights.checkpoint import Checkpoint, Entry, Files, WeightsError, listed
-from engine.weights.rules import Rule
+from engine.weights.rules import Rule, Shape, Transform
 
 # Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 INTS = frozenset({torch.int64, torch.int32})
+# Powers of two, which any float holds.
+EXPONENTS = frozenset({torch.float8_e8m0fnu, torch.float32})
 BUFFER_BYTES = 16 << 20
 THREADS = {"cuda": 8, "cpu": 2}
 
@@ -39,6 +43,28 @@ class Piece:
     entry: Entry
     view: torch.Tensor
 
+    @property
+    def num_bytes(self) -> int:
+        return self.entry.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A source's tensors, and the consecutive rows of parameters that hold what `transform` makes of them."""
+
+    entries: tuple[Entry, ...]
+    views: tuple[torch.Tensor, ...]
+    transform: Transform
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries)
+
+    @property
+    def shape(self) -> Shape:
+        """Of all views together."""
+        return (sum(len(view) for view in self.views), *self.views[0].shape[1:])
+
 
 def load(
     parameters: Mapping[str, torch.Tensor],
@@ -47,9 +73,11 @@ def load(
     unused: Iterable[str] = (),
     copies: Mapping[str, str] = MappingProxyType({}),
     progress: Progress | None = None,
+    bounds: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Fill `parameters` in place. `unused` are name patterns of tensors that this model does not need, and `copies`
-    names of tensors that may be there if they equal another, whose name stands behind.
+    names of tensors that may be there if they equal another, whose name stands behind. `bounds` names parameters that
+    hold ids, which are below the number behind.
 
     Raises WeightsError that names every missing, extra, misshapen and wrong-dtype tensor; parameters are then
     untouched, since everything is checked before the first byte is read.
@@ -63,9 +91,8 @@ def load(
                     "tensor there: set tie_word_embeddings to false, or remove the tensor"
                 )
         copy(pieces, progress)
-        for name, parameter in parameters.items():
-            below = getattr(parameter, "below", None)
-            if below is not None and not bool(((parameter >= 0) & (parameter < below)).all()):
+        for name, below in bounds.items():
+            if not bool(((parameters[name] >= 0) & (parameters[name] < below)).all()):
                 raise WeightsError(f"the tensor of {name} holds ids outside of 0 to {below - 1}")
 
 
@@ -81,10 +108,12 @@ def plan(
     rules: Sequence[Rule],
     unused: Iterable[str] = (),
     copies: Iterable[str] = (),
-) -> list[Piece]:
+) -> list[Piece | Made]:
     """Match rules with both sides, which needs no memory behind `parameters`. Raises WeightsError with all that is
     wrong."""
-    entries, wrong, pieces = checkpoint.entries, [], []
+    entries = checkpoint.entries
+    pieces: list[Piece | Made] = []
+    wrong: list[str] = []
     lacking: list[str] = []
     patterns = (*DERIVED, *unused, *copies)
     targets: set[str] = set()
@@ -95,12 +124,13 @@ def plan(
         if rule.target not in parameters:
             raise WeightsError(f"a rule fills {rule.target}, which the model does not have")
         targets.add(rule.target)
-        sources.update(rule.sources)
-        missing = [name for name in rule.sources if name not in entries]
+        named = [*rule.sources, *(name for beside in rule.beside for name in beside)]
+        sources.update(named)
+        missing = [name for name in named if name not in entries]
         if missing:
             lacking += missing
             continue
-        made, problems = _pieces(rule, parameters[rule.target], [entries[name] for name in rule.sources])
+        made, problems = _made(rule, parameters[rule.target], entries)
         pieces += made
         wrong += problems
     unfilled = sorted(set(parameters) - targets)
@@ -118,15 +148,36 @@ def plan(
     return pieces
 
 
-def _pieces(rule: Rule, target: torch.Tensor, entries: list[Entry]) -> tuple[list[Piece], list[str]]:
-    views = rule.combine(target, [entry.shape for entry in entries])
+def _made(rule: Rule, target: torch.Tensor, entries: Mapping[str, Entry]) -> tuple[Sequence[Piece | Made], list[str]]:
+    sources = [entries[name] for name in rule.sources]
+    views = rule.combine(target, [entry.shape for entry in sources])
+    if rule.transform is None:
+        return _pieces(sources, views)
+    made, wrong = [], []
+    for entry, view, beside in zip(sources, views, rule.beside or ((),) * len(sources), strict=True):
+        parts = (view,) if isinstance(view, torch.Tensor) else tuple(view)
+        one = Made((entry, *(entries[name] for name in beside)), parts, rule.transform)
+        made.append(one)
+        if not rule.transform.fits([e.shape for e in one.entries], one.shape):
+            wrong.append(f"misshapen: {', '.join(map(_shaped, one.entries))}, needed for {list(one.shape)}")
+    return made, wrong
+
+
+def _pieces(
+    entries: Sequence[Entry], views: Sequence[torch.Tensor | list[torch.Tensor]]
+) -> tuple[list[Piece], list[str]]:
     pieces, wrong = [], []
     for entry, view in _parts(entries, views):
         if tuple(view.shape) != entry.shape:
             wrong.append(f"misshapen: {_shaped(entry)}, needed {list(view.shape)}")
-        elif entry.dtype != view.dtype and not any({entry.dtype, view.dtype} <= kinds for kinds in (FLOATS, INTS)):
+        elif entry.dtype != view.dtype and not any(
+            {entry.dtype, view.dtype} <= kinds for kinds in (FLOATS, INTS, EXPONENTS)
+        ):
             found, needed = (str(dtype).removeprefix("torch.") for dtype in (entry.dtype, view.dtype))
-            wrong.append(f"wrong dtype: {entry.name} is {found}, needed {needed} (quantized weights are not read)")
+            wrong.append(
+                f"wrong dtype: {entry.name} is {found}, needed {needed}, and config.json does not "
+                "say how it is quantized"
+            )
         else:
             pieces.append(Piece(entry, view))
     return pieces, wrong
@@ -176,17 +227,16 @@ def _equal(one: Entry, other: Entry) -> bool:
     return True
 
 
-def copy(pieces: Sequence[Piece], progress: Progress | None = None) -> None:
+def copy(pieces: Sequence[Piece | Made], progress: Progress | None = None) -> None:
     """Read every piece's bytes into its view, in file order, on several threads."""
     if not pieces:
         return
-    device = pieces[0].view.device
-    chunks = [
-        chunk for piece in sorted(pieces, key=lambda p: (p.entry.file, p.entry.start)) for chunk in _chunks(piece)
-    ]
-    largest = max(chunk.entry.num_bytes for chunk in chunks)
-    total, done, lock = sum(chunk.entry.num_bytes for chunk in chunks), 0, Lock()
-    work: SimpleQueue[Piece] = SimpleQueue()
+    chunks = [chunk for piece in sorted(pieces, key=_place) for chunk in _chunks(piece)]
+    first = pieces[0]
+    device = (first.views[0] if isinstance(first, Made) else first.view).device
+    largest = max((chunk.num_bytes for chunk in chunks if isinstance(chunk, Piece)), default=0)
+    total, done, lock = sum(chunk.num_bytes for chunk in chunks), 0, Lock()
+    work: SimpleQueue[Piece | Made] = SimpleQueue()
     for chunk in chunks:
         work.put(chunk)
 
@@ -198,9 +248,12 @@ def copy(pieces: Sequence[Piece], progress: Progress | None = None) -> None:
                 chunk = work.get_nowait()
             except Empty:
                 break
-            staging.copy(files, chunk)
+            if isinstance(chunk, Made):
+                staging.make(files, chunk)
+            else:
+                staging.copy(files, chunk)
             with lock:
-                done += chunk.entry.num_bytes
+                done += chunk.num_bytes
                 if progress is not None:
                     progress(done, total)
         staging.finish()
@@ -208,13 +261,26 @@ def copy(pieces: Sequence[Piece], progress: Progress | None = None) -> None:
     threads = min(THREADS.get(device.type, 1), len(chunks))
     with Files() as files, ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
         for chunk in chunks:
-            files.open(chunk.entry.file)
+            for entry in _entries(chunk):
+                files.open(entry.file)
         for future in [pool.submit(drain, files) for _ in range(threads)]:
             future.result()
 
 
-def _chunks(piece: Piece) -> Iterable[Piece]:
+def _entries(piece: Piece | Made) -> tuple[Entry, ...]:
+    return piece.entries if isinstance(piece, Made) else (piece.entry,)
+
+
+def _place(piece: Piece | Made) -> tuple[Path, int]:
+    entry = _entries(piece)[0]
+    return entry.file, entry.start
+
+
+def _chunks(piece: Piece | Made) -> Iterable[Piece | Made]:
     """Cut a piece along its first dimension into parts of about BUFFER_BYTES."""
+    if isinstance(piece, Made):
+        yield piece
+        return
     entry, view = piece.entry, piece.view
     if entry.num_bytes <= BUFFER_BYTES or view.dim() == 0:
         yield piece
@@ -255,6 +321,18 @@ class _Staging:
         else:
             with torch.no_grad():
                 chunk.view.copy_(tensor)
+
+    def make(self, files: Files, piece: Made) -> None:
+        """Through pageable memory: what is made has another size than what was read."""
+        tensors = []
+        for entry in piece.entries:
+            raw = torch.empty(entry.num_bytes, dtype=torch.uint8)
+            files.read_into(entry.file, entry.start, raw.numpy().data)
+            tensors.append(raw.view(entry.dtype).view(entry.shape))
+        with torch.no_grad():
+            made = piece.transform(tensors, piece.shape)
+            for view, part in zip(piece.views, made.split([len(view) for view in piece.views]), strict=True):
+                view.copy_(part)
 
     def finish(self) -> None:
         if self._cuda:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,64 +17,127 @@ Shape = tuple[int, ...]
 # One view a source, or a list of views that take consecutive rows of it. A view of one dimension more than its source
 # takes each row in runs.
 Combine = Callable[["Tensor", Sequence[Shape]], "Sequence[Tensor | list[Tensor]]"]
+# Outputs and inputs that share a scale.
+Block = tuple[int, int]
 
 
-def whole(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+@dataclass(frozen=True, slots=True)
+class Whole:
     """One source fills the target."""
-    return [target] * len(shapes)
+
+    def __call__(self, target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        return [target] * len(shapes)
+
+    def in_blocks(self, shape: Shape, block: Block) -> Whole:
+        return self
 
 
-def concat(*rows: int) -> Combine:
+@dataclass(frozen=True, slots=True)
+class Concat:
     """Sources stand one after another along the first dimension, each of as many rows as the model says."""
 
-    def cut(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-        return list(target.split(rows))
+    rows: tuple[int, ...]
 
-    return cut
+    def __call__(self, target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        return list(target.split(self.rows))
+
+    def in_blocks(self, shape: Shape, block: Block) -> Concat | None:
+        if any(rows % block[0] for rows in self.rows[:-1]):
+            return None
+        return Concat(tuple(-(-rows // block[0]) for rows in self.rows))
 
 
-def stack(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+def concat(*rows: int) -> Concat:
+    return Concat(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
     """Source i becomes target[i] (one matrix an expert)."""
-    return list(target.unbind(0))
+
+    def __call__(self, target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        return list(target.unbind(0))
+
+    def in_blocks(self, shape: Shape, block: Block) -> Stack:
+        return self
 
 
-def stack_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+@dataclass(frozen=True, slots=True)
+class StackConcat:
     """Sources come in runs, one run an entry of the target's first dimension; a run is concatenated (gate, up) in
     equal parts."""
-    run = len(shapes) // target.shape[0]
-    return [view for entry in target for view in entry.chunk(run)]
+
+    def __call__(self, target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        run = len(shapes) // target.shape[0]
+        return [view for entry in target for view in entry.chunk(run)]
+
+    def in_blocks(self, shape: Shape, block: Block) -> StackConcat | None:
+        return self if shape[1] % (2 * block[0]) == 0 else None
 
 
-def shared_behind_concat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor | list[Tensor]]:
-    """As `stack_concat` with gate and up; the last two sources hold those of all shared experts, one after another,
+@dataclass(frozen=True, slots=True)
+class SharedBehindConcat:
+    """As `StackConcat` with gate and up; the last two sources hold those of all shared experts, one after another,
     which stand behind the others."""
-    count, inner = (len(shapes) - 2) // 2, target.shape[1] // 2
-    shared = target[count:]
-    ends: list[Tensor | list[Tensor]] = [[entry[:inner] for entry in shared], [entry[inner:] for entry in shared]]
-    return [*stack_concat(target[:count], shapes[:-2]), *ends]
+
+    def __call__(self, target: Tensor, shapes: Sequence[Shape]) -> list[Tensor | list[Tensor]]:
+        count, inner = (len(shapes) - 2) // 2, target.shape[1] // 2
+        shared = target[count:]
+        ends: list[Tensor | list[Tensor]] = [[entry[:inner] for entry in shared], [entry[inner:] for entry in shared]]
+        return [*StackConcat()(target[:count], shapes[:-2]), *ends]
+
+    def in_blocks(self, shape: Shape, block: Block) -> SharedBehindConcat | None:
+        return self if shape[1] % (2 * block[0]) == 0 else None
 
 
-def shared_behind(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """As `stack`; the last source holds the columns of all shared experts, which stand behind the others."""
-    count = len(shapes) - 1
-    return [*target[:count].unbind(0), target[count:].transpose(0, 1)]
+@dataclass(frozen=True, slots=True)
+class SharedBehind:
+    """As `Stack`; the last source holds the columns of all shared experts, which stand behind the others."""
+
+    def __call__(self, target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        count = len(shapes) - 1
+        return [*target[:count].unbind(0), target[count:].transpose(0, 1)]
+
+    def in_blocks(self, shape: Shape, block: Block) -> SharedBehind | None:
+        return self if shape[2] % block[1] == 0 else None
 
 
-def flat(target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+@dataclass(frozen=True, slots=True)
+class Flat:
     """One matrix whose rows the target keeps in groups (one a head)."""
-    return [target.flatten(0, 1)]
+
+    def __call__(self, target: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
+        return [target.flatten(0, 1)]
+
+    def in_blocks(self, shape: Shape, block: Block) -> Flat | None:
+        return self if shape[1] % block[0] == 0 else None
+
+
+class Transform(Protocol):
+    """Makes what a view needs of a source's tensors: unpacked, repacked, spread or dequantized."""
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        """Whether tensors of these shapes make a view of that one."""
+        ...
+
+    def __call__(self, tensors: Sequence[Tensor], view: Shape) -> Tensor:
+        """The view's numbers, in a dtype that it can take."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Parameter `target` of the decoder is filled from tensors `sources` of the checkpoint.
 
-    Names may hold `{layer}`, filled in by `at`. `combine` places the sources in the target.
+    Names may hold `{layer}`, filled in by `at`. `combine` places the sources in the target. With a transform a view
+    holds what it makes of the source and of the tensors that `beside` names: one tuple a source, or none at all.
     """
 
     target: str
     sources: tuple[str, ...]
-    combine: Combine = whole
+    combine: Combine = Whole()
+    transform: Transform | None = None
+    beside: tuple[tuple[str, ...], ...] = ()
 
     def at(self, layer: int) -> Rule:
         """The same rule for one layer."""
@@ -84,3 +147,10 @@ class Rule:
             target=self.target.replace("{layer}", number),
             sources=tuple(source.replace("{layer}", number) for source in self.sources),
         )
+
+    def in_blocks(self, shape: Shape, block: Block) -> Combine | None:
+        """What places blocks of the sources in the blocks of a target of `shape`; None where a block of the target
+        would hold rows of two sources."""
+        made = getattr(self.combine, "in_blocks", None)
+        placed: Combine | None = None if made is None else made(shape, block)
+        return placed

@@ -8,12 +8,14 @@ import torch
 
 from kernels.registry import Case
 from kernels.testing import EXACT, randint, randn
+from kernels.weight import Dense
 
 
 def case(name: str, dtype: torch.dtype, t: int, v: int, e: int, scale: float = 1.0, small: bool = True) -> Case:
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
         ids = randint(generator, device, 0, v, t)
-        return {"ids": ids, "weight": randn(generator, device, dtype, v, e), "scale": scale}
+        table = Dense(randn(generator, device, dtype, v, e))
+        return {"ids": ids, "weight": table, "dtype": dtype, "scale": scale}
 
     moved = t * (4 + 2 * e * dtype.itemsize)
     return Case(name, dtype, make, EXACT, bytes=moved, flops=0 if scale == 1.0 else t * e, small=small)

@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.embedding import reference
 from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv
+from kernels.weight import Dense, Weight
 
 _BLOCK = 1024
 
@@ -37,22 +39,26 @@ def _rounded(scale: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(scale, dtype=dtype))
 
 
-def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """y[t] = weight[ids[t]] * scale, with `scale` rounded to the weight's dtype first (as Gemma does).
+def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    """y[t] = weight[ids[t]] * scale, with `scale` rounded to `dtype` first (as Gemma does).
 
-    One program copies up to 1024 channels of one token. Shapes as in the reference; weight's rows may be strided.
+    One program copies up to 1024 channels of one token. Shapes as in the reference; rows of a dense weight may be
+    strided.
     """
-    tokens, channels = ids.shape[0], weight.shape[1]
-    y = torch.empty((tokens, channels), dtype=weight.dtype, device=weight.device)
+    if not isinstance(weight, Dense) or weight.data.dtype != dtype:
+        return reference.embedding(ids, weight, dtype, scale)
+    data = weight.data
+    tokens, channels = ids.shape[0], data.shape[1]
+    y = torch.empty((tokens, channels), dtype=dtype, device=ids.device)
     if tokens:
-        pdl = dependent_launch(weight.device)
+        pdl = dependent_launch(ids.device)
         _gather[(tokens, cdiv(channels, _BLOCK))](
             ids,
-            weight,
+            data,
             y,
             channels,
-            weight.stride(0),
-            _rounded(scale, weight.dtype),
+            data.stride(0),
+            _rounded(scale, dtype),
             HAS_SCALE=scale != 1.0,
             BLOCK=_BLOCK,
             PDL=pdl,

@@ -8,6 +8,7 @@ import torch
 
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
+from kernels.weight import Dense
 
 # The reference rounds after each part, kernels that have them inside once: norm, product, activation and sum add up.
 FUSED = {
@@ -38,7 +39,7 @@ def case(
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
         return {
             "x": randn(generator, device, dtype, t, k),
-            "weight": randn(generator, device, dtype, rows, k, scale=k**-0.5),
+            "weight": Dense(randn(generator, device, dtype, rows, k, scale=k**-0.5)),
             "bias": randn(generator, device, dtype, rows) if bias else None,
             "norm_weight": randn(generator, device, dtype, k) if norm else None,
             "eps": 1e-6,

@@ -1,40 +1,21 @@
-"""Matrix product with weights stored as [out, in], fused with its neighbours when there are few rows.
-
-One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gluon kernel that streams the weight
-through shared memory (`stream`, or `fed` with a warp that does nothing but ask for it), elsewhere Triton tiles
-(`skinny`). Many rows: cuBLAS, with norm and activation as kernels of their own, and with algorithms that were measured
-(`chosen`); on Hopper a Gluon kernel has the activation inside (`broad`) where its tiles fill the GPU. The borders and
-tiles were measured on an H200, most by `perf.tune_linear`.
-"""
+"""Matrix product: each kind of weight has its own launches, looked up once a call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from kernels.gated_activation.kernel import gated_activation
-from kernels.hardware import dependent_launch, group_products, multiprocessors
-from kernels.linear.broad import BroadTile, broad_fits, broad_linear
-from kernels.linear.chosen import chosen_product
-from kernels.linear.fed import FedTile, fed_linear
-from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
-from kernels.linear.stream import StreamTile, stream_linear, streams
-from kernels.linear.waves import filled
-from kernels.rms_norm.kernel import rms_norm
-from kernels.sizes import cdiv
+from kernels.linear import dense, reference
+from kernels.weight import Dense, Fp8, Weight
 
-STREAM_ROWS = 64
-BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
-INVARIANT_ROWS = 256
-FEW_ROWS = 16
-TILE_ROWS = 32
-FED_ROWS = 32
-HEAD_OUTPUTS = 1 << 16
-FEW_INPUTS, MIDDLE_INPUTS, MANY_INPUTS = 2048, 4096, 12288
+# Each takes a weight of its kind and the op's other arguments.
+LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {Dense: dense.linear, Fp8: reference.linear}
 
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -45,164 +26,13 @@ def linear(
 ) -> torch.Tensor:
     """y = residual + act(norm(x) @ weightᵀ + bias), each of norm, bias, act and residual only when it is given.
 
-    Shapes as in the reference; weight is contiguous, rows of x and residual may be strided. Up to 64 rows of a 16-bit
-    type take one kernel, which rounds once, at the end; so do many rows behind an activation. float32 goes to cuBLAS at
-    any size. y may stand in residual's place.
+    Shapes as in the reference; rows of x and residual may be strided. y may stand in residual's place.
 
-    Raises ValueError when activation and residual are both given.
+    Raises ValueError when activation and residual are both given, TypeError for a kind of weight without launches.
     """
     if activation is not None and residual is not None:
         raise ValueError("linear takes an activation or a residual, not both")
-    rows = x.shape[0]
-    n = weight.shape[0] // (2 if activation else 1)
-    pdl = dependent_launch(x.device)
-    if not rows:
-        return x.new_zeros((0, n))
-    fused_norm = norm_weight is not None and rows == 1 and not deterministic
-    narrow = x.dtype != torch.float32 or INTERPRETED
-    fits = rows <= FEW_ROWS or (rows <= TILE_ROWS and n < HEAD_OUTPUTS)
-    if norm_weight is not None and not (fused_norm and narrow):
-        x, _ = rms_norm(x, norm_weight, eps, offset=offset, deterministic=deterministic)
-        norm_weight = None
-    if deterministic:
-        tile = invariant_tile(rows, n, activation)
-        return tile_linear(x, weight, bias, None, eps, offset, residual, activation, tile, pdl)
-    if 1 < rows <= STREAM_ROWS and group_products(x.device) and streams(x, weight):
-        fed = fed_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
-        if fed is not None:
-            return fed_linear(x, weight, bias, residual, activation, fed, counters(x.device), pdl)
-        stream = stream_tile(rows, n, weight.shape[1], activation is not None, multiprocessors(x.device))
-        return stream_linear(x, weight, bias, residual, activation, stream, counters(x.device), pdl)
-    if activation is not None and rows > STREAM_ROWS and group_products(x.device) and broad_fits(x, weight, bias):
-        broad = broad_tile(rows, n, weight.shape[1], multiprocessors(x.device))
-        if broad is not None:
-            return broad_linear(x, weight, activation, broad, pdl)
-    if not (narrow and fits):
-        return _library(x, weight, bias, residual, activation)
-    if rows == 1:
-        vector = vector_tile(n, weight.shape[1], norm_weight is not None, activation is not None)
-        return vector_linear(x, weight, bias, norm_weight, eps, offset, residual, activation, vector, pdl)
-    tile = _tile(rows, n, activation is not None)
-    return tile_linear(x, weight, bias, None, eps, offset, residual, activation, tile, pdl)
-
-
-def vector_tile(n: int, k: int, norm: bool, activation: bool) -> VectorTile:
-    if activation:
-        return VectorTile(4, 256, 4, stages=5)
-    if k >= MANY_INPUTS or n >= HEAD_OUTPUTS:
-        return VectorTile(8, 256, 4, stages=5)
-    if norm:
-        if k > FEW_INPUTS:
-            return VectorTile(8, 256, 4)
-        return VectorTile(8, 512, 4) if n <= 4096 else VectorTile(4, 1024, 4)
-    return VectorTile(1, 2048, 4) if k == 2048 else VectorTile(2, 1024, 4)
-
-
-def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> StreamTile:
-    """Tiles of 64 outputs, rings as deep as shared memory allows (half of that where two programs share it).
-
-    Fewer tiles than multiprocessors are cut into slices, so that nearly all have one; more of them, and sizes at which
-    adding slices up costs little, are cut into equal stretches.
-    """
-    height = next(h for h in (8, 16, 32, STREAM_ROWS) if rows <= h)
-    if activation:
-        if height == STREAM_ROWS:
-            return StreamTile(height, 64, 128, 2, split=1)
-        return StreamTile(height, 64, 128, 5) if height == 32 else StreamTile(height, 64, 256, 3)
-    if n >= HEAD_OUTPUTS:
-        return StreamTile(height, 128, 128, 4, warps=8)
-    blocks = cdiv(n, 64)
-    split = max(1, min(multiprocessors // blocks, cdiv(k, 256)))
-    if height == 8:
-        if 2 * blocks < multiprocessors and k <= 4096:
-            return StreamTile(height, 64, 256, 3, split=split + 1)
-        return StreamTile(height, 64, 256, 6, split=split if blocks <= multiprocessors else 0)
-    if height == STREAM_ROWS:
-        return StreamTile(height, 64, 128, 6, split=split if blocks <= multiprocessors else 0)
-    if k > 4096 or height == 32:
-        return StreamTile(height, 64, 256, 5 if height == 16 else 4)
-    return StreamTile(height, 64, 256, 2)
-
-
-def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> FedTile | None:
-    """None where a warp that feeds did not gain at 40 to 64 rows, and for sizes that were not measured.
-
-    Of few inputs a program takes whole tiles: adding parts up took longer than the multiprocessors left idle.
-    """
-    if rows <= FED_ROWS:
-        return None
-    if activation:
-        return FedTile(2, 2) if k >= MIDDLE_INPUTS else None
-    split = multiprocessors // cdiv(n, 64)
-    if not 2 <= split <= 4:
-        return None
-    if k <= FEW_INPUTS:
-        return FedTile(9, 4)
-    # all of a program's weights stand in its ring before the wait
-    return FedTile(8, 3, split) if k <= 1024 * split else None
-
-
-def broad_tile(rows: int, n: int, k: int, multiprocessors: int) -> BroadTile | None:
-    """None where the library is faster: it fills a GPU at any size, and pays 256/k of its time for the activation.
-
-    From ALL_BROAD_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a rehearsal of
-    that many rows then knows the kernel.
-    """
-    if rows >= ALL_BROAD_ROWS or (rows >= BROAD_ROWS and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1):
-        return BroadTile()
-    return None
-
-
-def _tile(rows: int, n: int, activation: bool) -> Tile:
-    """Narrow outputs are split over the inputs, so that there are programs for every multiprocessor."""
-    if rows <= FEW_ROWS:
-        if n >= HEAD_OUTPUTS:
-            return Tile(16, 32, 256, prefetch=256)
-        if activation:
-            return Tile(16, 64, 128, stages=4, swap=True)
-        if n > 4096:
-            return Tile(16, 64, 128, stages=6, swap=True, prefetch=256)
-        return Tile(16, 32, 128, split=4, stages=6, prefetch=256)
-    if activation:
-        return Tile(32, 64, 128, stages=3, warps=8, prefetch=256)
-    return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)
-
-
-def invariant_tile(rows: int, n: int, activation: str | None) -> Tile:
-    """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn. Programs that
-    share a gated output's inputs would have to share both of its halves: those take one slice.
-
-    Few rows take a slice a program, many rows take the slices one after another; a slice's own sum goes through the
-    tensor cores 16 inputs at a time either way.
-    """
-    slices = 4 if n <= 4096 and activation is None else 1
-    if rows <= INVARIANT_ROWS:
-        height = 16 if rows <= FEW_ROWS else 64 if rows <= STREAM_ROWS else 128
-        return Tile(height, 64, 64, split=slices, stages=4 if activation else 6, swap=True, prefetch=256)
-    return Tile(128, 256 if slices == 1 and activation is None else 128, 64, serial=slices, stages=3, warps=8)
-
-
-def _library(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str | None,
-) -> torch.Tensor:
-    if bias is None:
-        y = _product(x, weight, residual)
-        return y if activation is None else gated_activation(y, activation)
-    y = torch.nn.functional.linear(x, weight, bias)
-    if activation is not None:
-        return gated_activation(y, activation)
-    return y if residual is None else residual + y
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """residual + x @ weightᵀ, in residual's place when there is one."""
-    y = chosen_product(x, weight, residual)
-    if y is not None:
-        return y
-    if residual is None:
-        return torch.nn.functional.linear(x, weight)
-    return torch.addmm(residual, x, weight.t(), out=residual)
+    launch = LAUNCHES.get(type(weight))
+    if launch is None:
+        raise TypeError(f"linear has no launch for weights of the kind {type(weight).__name__}")
+    return launch(x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)

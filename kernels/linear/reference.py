@@ -6,11 +6,12 @@ import torch
 
 from kernels.gated_activation.reference import gated_activation
 from kernels.rms_norm.reference import rms_norm
+from kernels.weight import Weight
 
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -21,7 +22,8 @@ def linear(
 ) -> torch.Tensor:
     """y = residual + act(norm(x) @ weightᵀ + bias), each of norm, bias, act and residual only when it is given.
 
-    x [T, K], weight [N, K], bias [N], norm_weight [K], residual [T, N] → [T, N] in x's dtype, accumulated in float32.
+    x [T, K], weight [N, K] of any kind, bias [N], norm_weight [K], residual [T, N] → [T, N] in x's dtype,
+    accumulated in float32.
     norm_weight norms x by RMS first (eps, offset as in `rms_norm`). activation ("silu", "gelu_tanh") takes the N
     columns as gate, then up, and gives [T, N/2]; it excludes a residual. A residual must not be read afterwards: the
     result may stand in its place. Each part rounds to x's dtype here; kernels that have several parts inside round
@@ -34,11 +36,7 @@ def linear(
         raise ValueError("linear takes an activation or a residual, not both")
     if norm_weight is not None:
         x, _ = rms_norm(x, norm_weight, eps, offset=offset)
-    if deterministic and x.device.type == "cpu":
-        # CPU libraries pick their blocking by the number of rows, so each row is a product of its own.
-        y = torch.cat([torch.nn.functional.linear(row, weight, bias) for row in x.split(1)]) if len(x) else x @ weight.T
-    else:
-        y = torch.nn.functional.linear(x, weight, bias)
+    y = weight.product(x, bias, deterministic)
     if activation is not None:
         return gated_activation(y, activation)
     return y if residual is None else residual + y

@@ -9,6 +9,7 @@ import torch
 from kernels.linear.cases import FUSED
 from kernels.registry import Case
 from kernels.testing import randn
+from kernels.weight import Dense
 
 
 def case(
@@ -24,7 +25,7 @@ def case(
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         return {
             "x": randn(g, device, dtype, t, k),
-            "weight": randn(g, device, dtype, n, k, scale=k**-0.5),
+            "weight": Dense(randn(g, device, dtype, n, k, scale=k**-0.5)),
             "residual": randn(g, device, dtype, t, n),
             "norm_weight": randn(g, device, dtype, n),
             "eps": 1e-6,

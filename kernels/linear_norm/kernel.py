@@ -9,11 +9,12 @@ from kernels.linear.kernel import linear
 from kernels.linear.parts import linear_parts, parts_tile
 from kernels.linear.stream import streams
 from kernels.rms_norm.kernel import rms_norm, sum_norm
+from kernels.weight import Dense, Weight
 
 
 def linear_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
@@ -21,11 +22,11 @@ def linear_norm(
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the reference. residual is contiguous along its rows."""
-    if group_products(x.device) and bias is None and streams(x, weight):
+    if group_products(x.device) and bias is None and isinstance(weight, Dense) and streams(x, weight.data):
         n, k = weight.shape
         tile = parts_tile(len(x), n, k, multiprocessors(x.device))
         if tile is not None:
-            parts = linear_parts(x, weight, tile, dependent_launch(x.device))
+            parts = linear_parts(x, weight.data, tile, dependent_launch(x.device))
             h, y = sum_norm(parts, norm_weight, eps, residual, offset)
             return y, h
     y = linear(x, weight, bias, residual=residual)

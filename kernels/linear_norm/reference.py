@@ -6,11 +6,12 @@ import torch
 
 from kernels.linear.reference import linear
 from kernels.rms_norm.reference import rms_norm
+from kernels.weight import Weight
 
 
 def linear_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,

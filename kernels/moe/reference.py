@@ -6,13 +6,14 @@ import torch
 
 from kernels.moe_gemm.reference import moe_gemm
 from kernels.moe_route.reference import moe_route
+from kernels.weight import Weight
 
 
 def moe(
     x: torch.Tensor,
     router: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     top_k: int,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,

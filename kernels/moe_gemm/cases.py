@@ -8,6 +8,7 @@ import torch
 
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
+from kernels.weight import Dense
 
 
 def case(
@@ -27,8 +28,8 @@ def case(
         experts = torch.rand(t, e + absent, generator=g, device=g.device).argsort(dim=-1)[:, :k].int()
         return {
             "x": randn(g, device, dtype, t, hidden),
-            "gate_up": randn(g, device, dtype, e, 2 * inter, hidden, scale=hidden**-0.5),
-            "down": randn(g, device, dtype, e, hidden, inter, scale=inter**-0.5),
+            "gate_up": Dense(randn(g, device, dtype, e, 2 * inter, hidden, scale=hidden**-0.5)),
+            "down": Dense(randn(g, device, dtype, e, hidden, inter, scale=inter**-0.5)),
             "weights": torch.rand(t, k, generator=g, device=g.device).to(device),
             "experts": experts.to(device),
             "residual": randn(g, device, dtype, t, hidden) if residual else None,

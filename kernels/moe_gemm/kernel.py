@@ -1,28 +1,22 @@
-"""Feed-forward parts of the chosen experts: by row for a few tokens, by tiles of one expert for more.
-
-Tiles and borders were measured on an H200 by `perf.tune_moe`.
-"""
+"""Feed-forward parts of the chosen experts: each kind of weight has its own launches, looked up once a call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from kernels.hardware import bulk_copies, dependent_launch
-from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
-from kernels.moe_gemm.order import ordered, placed
-from kernels.moe_gemm.rows import RowTile, rows_moe
-from kernels.moe_gemm.tiles import PairTile, tiles_moe
-from kernels.sizes import next_power_of_2
+from kernels.moe_gemm import dense, reference
+from kernels.weight import Dense, Fp8, Weight
 
-FEW_TOKENS = 4
-# Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
-GROUPED_PAIRS = 32
+# Each takes tables of its kind and the op's other arguments.
+LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {Dense: dense.moe_gemm, Fp8: reference.moe_gemm}
 
 
 def moe_gemm(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     weights: torch.Tensor,
     experts: torch.Tensor,
     residual: torch.Tensor | None = None,
@@ -31,38 +25,12 @@ def moe_gemm(
     num_shared: int = 0,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """See the reference. Calls on a device share their counters: they must run in one stream order."""
-    if not len(x):
-        return torch.empty_like(x)
-    x, experts = x.contiguous(), experts.contiguous()
-    gelu, pdl = activation != "silu", dependent_launch(x.device)
-    inputs = (x, gate_up, down, weights, experts, residual, gelu, limit)
-    inter = gate_up.shape[1] // 2
-    if len(x) <= FEW_TOKENS or deterministic:
-        return rows_moe(*inputs, num_shared, *row_tiles(inter), pdl)
-    if experts.numel() > GROUPED_PAIRS * gate_up.shape[0] and grouped_fits(x, gate_up):
-        return grouped_moe(*inputs, placed(experts, gate_up.shape[0], PAIRS, pdl), pdl)
-    rows, up, down_tile = pair_tiles(experts.numel(), gate_up.shape[0], x.dtype, bulk_rows(x, inter))
-    return tiles_moe(*inputs, ordered(experts, gate_up.shape[0], rows, pdl), up, down_tile, pdl)
+    """See the reference. Calls on a device share their counters: they must run in one stream order.
 
-
-def bulk_rows(x: torch.Tensor, inter: int) -> bool:
-    """Whether the bulk copy engine can read rows of matrices for x and for `inter` inner channels."""
-    return bulk_copies(x.device) and all(size * x.element_size() % 16 == 0 for size in (x.shape[1], inter))
-
-
-def row_tiles(inter: int) -> tuple[RowTile, RowTile]:
-    """The cut of both products of a few tokens, for `inter` inner channels."""
-    inputs = min(1024, max(32, next_power_of_2(inter)))
-    return RowTile(4, 256, 4, 5), RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4)
-
-
-def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype, bulk: bool) -> tuple[int, PairTile, PairTile]:
-    """Pairs a tile and the cut of both products; `bulk` allows the bulk copy engine."""
-    rows = min(128, max(16, next_power_of_2(pairs // num_experts)))
-    if dtype == torch.float32:
-        return min(rows, 64), PairTile(64, 32, 2, 4), PairTile(64, 32, 2, 4)
-    if rows <= 32:
-        return rows, PairTile(64, 128, 3, 4, True, bulk), PairTile(128, 64, 3, 4, True, bulk)
-    up = PairTile(128, 32, 5, 8, False, bulk) if rows == 64 else PairTile(128, 64, 4, 8, False, bulk)
-    return rows, up, PairTile(256, 64, 3, 8, False, bulk)
+    Raises TypeError for a kind of weight without launches, and for two tables of different kinds.
+    """
+    launch = LAUNCHES.get(type(gate_up))
+    if launch is None or type(down) is not type(gate_up):
+        kinds = f"{type(gate_up).__name__} and {type(down).__name__}"
+        raise TypeError(f"moe_gemm has no launch for experts of the kinds {kinds}")
+    return launch(x, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.weight import Weight
+
 
 def moe_gemm(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Weight,
+    down: Weight,
     weights: torch.Tensor,
     experts: torch.Tensor,
     residual: torch.Tensor | None = None,
@@ -22,10 +24,10 @@ def moe_gemm(
 
     With a limit, g is clipped above and u on both sides before the activation.
 
-    x [T, M]; gate_up [E, 2F, M] (gate, then up); down [E, M, F]; weights [T, K] float32; experts [T, K] int32, an
-    expert outside of [0, E) adds nothing; residual [T, M] → [T, M] in x's dtype. Products accumulate in float32;
-    act(g) ∘ u is rounded to x's dtype, the sum over k and the residual is taken in float32 and rounded once; for more
-    than a few tokens its summands may be rounded too.
+    x [T, M]; gate_up [E, 2F, M] (gate, then up) and down [E, M, F] of any kind; weights [T, K] float32; experts [T, K]
+    int32, an expert outside of [0, E) adds nothing; residual [T, M] → [T, M] in x's dtype. Products accumulate in
+    float32; act(g) ∘ u is rounded to x's dtype, the sum over k and the residual is taken in float32 and rounded once;
+    for more than a few tokens its summands may be rounded too.
     num_shared: that each token's last so many experts are the table's last, in order; may be used to read them early.
     deterministic: a token's result has the same bits whatever stands beside it.
     """
@@ -44,10 +46,10 @@ def moe_gemm(
         if not 0 <= expert < gate_up.shape[0]:
             continue
         tokens = pairs // experts.shape[1]
-        g, u = F.linear(x[tokens], gate_up[expert]).float().chunk(2, dim=-1)
+        g, u = gate_up.matrix(expert).product(x[tokens]).float().chunk(2, dim=-1)
         if limit is not None:
             g, u = g.clamp(max=limit), u.clamp(-limit, limit)
         act = F.silu(g) if activation == "silu" else F.gelu(g, approximate="tanh")
-        y = F.linear((act * u).to(x.dtype), down[expert]).float()
+        y = down.matrix(expert).product((act * u).to(x.dtype)).float()
         out = out.index_add(0, tokens, y * weights.flatten()[pairs, None])
     return out.to(x.dtype)

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from kernels.weight import Weight
+
 
 def token_inputs(
     tokens: torch.Tensor,
@@ -29,11 +31,12 @@ def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, l
     return drawn
 
 
-def embedding(ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-    rounded = float(torch.tensor(scale).to(weight.dtype))
+def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    numbers = weight.dense(torch.float64)
+    rounded = float(torch.tensor(scale).to(dtype))
     made = torch.empty(len(ids), weight.shape[1], dtype=torch.float64)
     for token, i in enumerate(ids.tolist()):
-        made[token] = weight[i].double() * rounded
+        made[token] = numbers[i] * rounded
     return made
 
 
@@ -48,7 +51,7 @@ def rms_norm(
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -60,7 +63,7 @@ def linear(
     f = x.double()
     if norm_weight is not None:
         f = f / torch.sqrt((f * f).mean(dim=1, keepdim=True) + eps) * (norm_weight.double() + offset)
-    y = torch.einsum("tk,nk->tn", f, weight.double())
+    y = torch.einsum("tk,nk->tn", f, weight.dense(torch.float64))
     if bias is not None:
         y = y + bias.double()
     if activation is not None:

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.weight import Dense
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
@@ -60,16 +61,16 @@ def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path
 def test_it_is_taken_for_decode_steps_in_whole_boxes(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, hidden: int, inter: int, dtype: torch.dtype, taken: bool
 ) -> None:
-    from kernels.moe import kernel
+    from kernels.moe import dense
     from kernels.moe_gemm import ahead
 
     asked: list[Any] = []
     monkeypatch.setattr(ahead, "group_products", lambda device: True)
-    monkeypatch.setattr(kernel, "lists_moe", lambda *inputs: asked.append(inputs))
-    monkeypatch.setattr(kernel, "tiles_moe", lambda *inputs: None)
+    monkeypatch.setattr(dense, "lists_moe", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(dense, "tiles_moe", lambda *inputs: None)
     x, router = torch.randn(20, hidden, device=device).to(dtype), torch.randn(4, hidden, device=device)
     gate_up, down = x.new_empty(4, 2 * inter, hidden), x.new_empty(4, hidden, inter)
-    kernel.moe(x, router, gate_up, down, 2)
+    dense.moe(x, router, Dense(gate_up), Dense(down), 2)
     assert bool(asked) == taken
 
 

@@ -18,6 +18,7 @@ from kernels.linear import chosen
 from kernels.linear.blas import REDUCE_IN_FLOAT, Algorithm, Product, Refused
 from kernels.linear.chosen import TABLE, Table, allow_chosen, chosen_product
 from kernels.testing import TOLERANCES, assert_close, randn, seeded
+from kernels.weight import Dense
 
 ROWS, INPUTS, OUTPUTS = 24, 64, 48
 
@@ -148,13 +149,13 @@ def test_another_gpu_or_library_takes_nothing_of_the_table(
 
 
 def test_the_linear_op_gives_the_same_with_a_chosen_algorithm(library: StandIn, device: torch.device) -> None:
-    from kernels.linear import kernel, reference
+    from kernels.linear import dense, reference
 
     for activation, summed in (("silu", False), (None, True), (None, False)):
         x, weight, residual = operands(device)
         given = {"activation": activation, "residual": residual if summed else None}
-        want = reference.linear(x, weight, **given)
-        got = kernel._library(x, weight, None, residual.clone() if summed else None, activation)
+        want = reference.linear(x, Dense(weight), **given)
+        got = dense._library(x, weight, None, residual.clone() if summed else None, activation)
         assert_close(f"{activation}, {summed}", got, want, TOLERANCES[torch.bfloat16])
     assert len(library.launched) == 3
 

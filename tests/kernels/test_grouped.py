@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.weight import Dense
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
@@ -70,13 +71,14 @@ def test_it_is_taken_for_many_pairs_in_whole_boxes(
     dtype: torch.dtype,
     taken: bool,
 ) -> None:
-    from kernels.moe_gemm import grouped, kernel
+    from kernels.moe_gemm import dense, grouped
 
     asked: list[Any] = []
     monkeypatch.setattr(grouped, "group_products", lambda device: True)
-    monkeypatch.setattr(kernel, "grouped_moe", lambda *inputs: asked.append(inputs))
-    monkeypatch.setattr(kernel, "tiles_moe", lambda *inputs: None)
+    monkeypatch.setattr(dense, "grouped_moe", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(dense, "tiles_moe", lambda *inputs: None)
     experts = torch.zeros(tokens, 1, dtype=torch.int32, device=device)
     x, weights = torch.empty(tokens, hidden, dtype=dtype, device=device), torch.ones(tokens, 1, device=device)
-    kernel.moe_gemm(x, x.new_empty(1, 2 * inter, hidden), x.new_empty(1, hidden, inter), weights, experts)
+    gate_up, down = x.new_empty(1, 2 * inter, hidden), x.new_empty(1, hidden, inter)
+    dense.moe_gemm(x, Dense(gate_up), Dense(down), weights, experts)
     assert bool(asked) == taken

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.moe import kernel as experts
+from kernels.moe import dense as experts
 from kernels.registry import Case, Op
 from kernels.testing import seeded
 from tests.kernels.sizes import decoding, steps

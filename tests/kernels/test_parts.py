@@ -14,6 +14,7 @@ import torch
 from kernels.linear.reference import linear
 from kernels.rms_norm.reference import rms_norm
 from kernels.testing import TOLERANCES, assert_close, randn, seeded
+from kernels.weight import Dense
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
@@ -85,8 +86,8 @@ def test_the_norm_adds_up_the_parts_of_a_product(
     monkeypatch.setattr(kernel, "streams", lambda x, weight: True)
     monkeypatch.setattr(kernel, "parts_tile", lambda *sizes: PartsTile(4, 1, 1))
     monkeypatch.setattr(kernel, "linear_parts", parts)
-    y, h = kernel.linear_norm(x, weight, residual, norm_weight, 1e-5, offset=1.0)
-    want = linear(x, weight, residual=residual)
+    y, h = kernel.linear_norm(x, Dense(weight), residual, norm_weight, 1e-5, offset=1.0)
+    want = linear(x, Dense(weight), residual=residual)
     assert_close("y", y, want, TOLERANCES[torch.float32])
     assert_close("h", h, rms_norm(want, norm_weight, 1e-5, offset=1.0)[0], TOLERANCES[torch.float32])
 
@@ -99,7 +100,7 @@ def test_a_product_with_a_bias_adds_up_its_own_parts(device: torch.device, monke
     monkeypatch.setattr(kernel, "streams", lambda x, weight: True)
     monkeypatch.setattr(kernel, "parts_tile", lambda *sizes: asked.append(sizes))
     one = torch.ones(16, device=device)
-    inputs = (one.new_ones(3, 64), one.new_ones(16, 64), one.new_zeros(3, 16), one)
+    inputs = (one.new_ones(3, 64), Dense(one.new_ones(16, 64)), one.new_zeros(3, 16), one)
     y, _ = kernel.linear_norm(*inputs, 0.0, bias=one)
     assert y.unique().tolist() == [65.0]
     assert not asked

@@ -13,10 +13,10 @@ from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write import kernel as write
 from kernels.latent_write.cases import case as write_case
 from kernels.latent_write.reference import latent_write
-from kernels.moe import kernel as experts
+from kernels.moe import dense as experts
 from kernels.moe import lists
 from kernels.moe.cases import case as layer_case
-from kernels.moe_gemm import kernel as moe
+from kernels.moe_gemm import dense as moe
 from kernels.moe_gemm.cases import case as experts_case
 from kernels.moe_gemm.rows import RowTile
 from kernels.moe_route import kernel as route
@@ -24,6 +24,7 @@ from kernels.moe_route import logits
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, assert_close, check, seeded
+from kernels.weight import Dense
 
 
 def made(case: Case, device: torch.device) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def test_experts_of_a_prompt_counted_with_their_choice_are_those_chosen_before(
 
     def products(h: torch.Tensor, *given: Any) -> torch.Tensor:
         gate_up, down, weights, chosen, residual, _, limit, _, _ = given
-        return moe.moe_gemm(h, gate_up, down, weights, chosen, residual, limit=limit)
+        return moe.moe_gemm(h, Dense(gate_up), Dense(down), weights, chosen, residual, limit=limit)
 
     # the products themselves need Hopper: here others take what they are given
     monkeypatch.setattr(experts, "counts_in_choice", lambda *_: True)

@@ -60,7 +60,7 @@ def test_what_nobody_read_is_refused_by_name_and_value() -> None:
         ({"use_sliding_window": True, "sliding_window": 512}, "use_sliding_window = True"),
         ({"sliding_window": 512}, "sliding_window = 512"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method = 'hqq'"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype = 'float8_e4m3fn'"),
         ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping = 30.0"),
         ({"num_attention_heads": "4"}, "num_attention_heads = '4' must be of type int"),

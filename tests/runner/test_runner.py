@@ -74,7 +74,7 @@ def test_a_row_that_is_not_finite_fails_alone(tmp_path: Path) -> None:
     good = prompt(20)
     alone = generate(runner, good, 2)
     with torch.inference_mode():
-        runner._decoder.embed.weight[5] = float("nan")
+        runner._decoder.embed.weight.data[5] = float("nan")
     bad = [9, 5, 11]
     result = step(runner, [(0, 0, 3), (1, 0, 20)], [start(0, bad), start(1, good)])
     assert list(result.errors) == [0]

@@ -28,7 +28,7 @@ def test_tables_of_experts_name_experts_that_exist_and_none_twice_a_token() -> N
     model = decoder(config)
     model.materialize(torch.device("cpu"))
     parameters = dict(model.named_parameters())
-    dummy.fill(parameters, config.hidden, config.norm.offset)
+    dummy.fill(model.others, model.weights, model.bounds, config.hidden, config.norm.offset)
     ffn = config.layers[0].ffn
     assert isinstance(ffn, MoeConfig)
     table = parameters["layers.0.ffn.table"]
@@ -51,7 +51,7 @@ def test_norms_act_as_one_whatever_they_are_stored_around() -> None:
     model = decoder(config)
     model.materialize(torch.device("cpu"))
     parameters = dict(model.named_parameters())
-    dummy.fill(parameters, config.hidden, config.norm.offset)
+    dummy.fill(model.others, model.weights, model.bounds, config.hidden, config.norm.offset)
     stored = {name: float(p.unique()) for name, p in parameters.items() if "norm" in name}
     assert stored.pop("layers.0.mixer.norm") == 1.0  # the gated norm's weight is the weight itself
     assert set(stored.values()) == {0.0}

@@ -1,0 +1,41 @@
+"""What a checkpoint's config.json says of how its weights are stored. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.models.reader import ConfigError, Reader
+from engine.quant.method import Method
+from engine.quant.methods import fp8
+
+# quant_method → what reads the object around it
+METHODS: dict[str, Callable[[Reader], Method]] = {"fp8": fp8.read}
+# Read here and by no family. "quantization" is what MLX writes.
+KEYS = ("quantization_config", "compression_config", "quantization")
+
+
+def read(values: dict[str, Any]) -> Method | None:
+    """The method that the content of a config.json names, None for weights that are stored as they are.
+
+    Raises ConfigError for a method, or a value of one, that is not implemented.
+    """
+    found = [
+        (f"{where}{key}", part[key]) for where, part in _parts(values) for key in KEYS if part.get(key) is not None
+    ]
+    if not found:
+        return None
+    where, said = found[0]
+    if any(other != said for _, other in found[1:]):
+        raise ConfigError(f"config.json: {' and '.join(name for name, _ in found)} say different things; keep one")
+    if not isinstance(said, dict):
+        raise ConfigError(f"config.json: {where} must be an object, not {type(said).__name__}")
+    reader = Reader(said, f"config.json: {where}")
+    made = METHODS[reader.require("quant_method", *METHODS)](reader)
+    reader.finish()
+    return made
+
+
+def _parts(values: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    inner = values.get("text_config")
+    return [("", values), *([("text_config.", inner)] if isinstance(inner, dict) else [])]

@@ -1,0 +1,1 @@
+"""What quantization methods write into a config.json, one file each. No torch."""

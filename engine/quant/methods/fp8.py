@@ -1,0 +1,34 @@
+"""quant_method "fp8": by blocks, or one scale a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.models.reader import Reader
+from engine.quant.scheme import Activations, Fp8Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Method:
+    """Every projection is stored so, less those that `ignored` names and their parts."""
+
+    stored: Fp8Scheme
+    ignored: tuple[str, ...] = ()
+
+    def scheme(self, module: str) -> Fp8Scheme | None:
+        left_out = any(module == name or module.startswith(f"{name}.") for name in self.ignored)
+        return None if left_out else self.stored
+
+
+def read(reader: Reader) -> Fp8Method:
+    """Raises ConfigError for a value that is not implemented."""
+    scheme = reader.require("activation_scheme", "dynamic", "static", default="dynamic")
+    reader.require("fmt", "e4m3", default="e4m3")
+    ue8m0 = reader.optional(str, "scale_fmt") is not None and reader.require("scale_fmt", "ue8m0", "float") == "ue8m0"
+    block = reader.items(int, "weight_block_size")
+    by_block = block is not None
+    reader.check(not by_block or block == [128, 128], f"weight_block_size = {block} is not implemented, [128, 128] is")
+    reader.check(not (by_block and scheme == "static"), "activation_scheme = 'static' does not go with blocks")
+    names = (reader.items(str, "modules_to_not_convert") or []) + (reader.items(str, "ignored_layers") or [])
+    activations: Activations = "dynamic by 128" if by_block else "static" if scheme == "static" else "dynamic by token"
+    return Fp8Method(Fp8Scheme(activations, (128, 128) if by_block else None, ue8m0), tuple(dict.fromkeys(names)))

@@ -1,0 +1,73 @@
+"""Which format each weight of a decoder takes, by the tensors that the checkpoint holds, and what fills it then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from engine.quant.formats import fp8
+from engine.quant.method import Method
+from engine.quant.scheme import Scheme
+from engine.quant.weight import Weight
+from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
+from engine.weights.rules import Rule
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def plan(
+    weights: Mapping[str, Weight], rules: Sequence[Rule], checkpoint: Checkpoint | None, method: Method | None
+) -> list[Rule]:
+    """Give each of `weights`, by name, the format that its sources have, and return the rules that fill parameters.
+
+    The checkpoint's tensors decide: `method` says how a module is stored if it is, and a module that is stored as it is
+    stays so whether or not the config says that it was left out. Without a checkpoint the config decides.
+
+    Raises WeightsError for a weight whose sources are stored in different ways.
+    """
+    entries = None if checkpoint is None else checkpoint.entries
+    made: list[Rule] = []
+    for rule in rules:
+        weight = weights.get(rule.target)
+        made += [rule] if weight is None else _filled(weight, rule, entries, method)
+    return made
+
+
+def _filled(weight: Weight, rule: Rule, entries: Mapping[str, Entry] | None, method: Method | None) -> list[Rule]:
+    modules = [source.removesuffix(".weight") for source in rule.sources]
+    schemes = [_scheme(module, entries, method) for module in modules]
+    scheme = schemes[0]
+    if any(other != scheme for other in schemes[1:]):
+        odd = [module for module, other in zip(modules, schemes, strict=True) if other != scheme]
+        raise WeightsError(
+            f"{listed(odd)} and {modules[0]} are stored in different ways, and they form one product here, which is "
+            "not implemented: use a checkpoint that quantizes all of them or none"
+        )
+    if scheme is None:
+        return weight.held.rules(rule, weight.shape)
+    if weight.dense_only:
+        return (
+            weight.held.rules(rule, weight.shape)
+            if entries is None
+            else [fp8.dequantized(scheme, modules, rule, entries)]
+        )
+    weight.hold(fp8.make(scheme, modules, rule, weight.shape, entries))
+    return weight.held.rules(rule, weight.shape)
+
+
+def _scheme(module: str, entries: Mapping[str, Entry] | None, method: Method | None) -> Scheme | None:
+    """How the module's weight is stored; None: as it is, or missing, which the loader says."""
+    if entries is None:
+        return None if method is None else method.scheme(module)
+    weight = entries.get(f"{module}.weight")
+    if weight is None or weight.dtype in FLOATS:
+        return None
+    said = None if method is None else method.scheme(weight.name.removesuffix(".weight"))
+    if said is None or fp8.stored(module, entries) is None:
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"{weight.name} is stored as {kind}, and "
+            + ("config.json does not say that it is quantized" if said is None else "no scales stand beside it")
+        )
+    return said

@@ -1,0 +1,56 @@
+"""What is made of a source's tensors while they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from engine.weights.rules import Block, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class RowScales:
+    """A scale for each row of a view [.., N, 1], of a source that has one a row or one in all."""
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        return prod(shapes[0]) in (1, prod(view))
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        return tensors[0].reshape(-1).expand(prod(view)).reshape(view)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """Scales of blocks of so many rows, given to each of their rows: [ceil(N / rows), C] → [N, C]."""
+
+    rows: int
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        (blocks, columns), count = shapes[0], prod(view[:-1])
+        return columns == view[-1] and blocks == -(-count // self.rows)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        return tensors[0].repeat_interleave(self.rows, dim=0)[: prod(view[:-1])].reshape(view)
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantized:
+    """data [N, K] times its scales, for what takes dense numbers alone. block as in `kernels.weight.Fp8`; None for
+    a scale a row or one in all."""
+
+    block: Block | None
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        (n, k), scales = shapes[0], shapes[1]
+        wanted = None if self.block is None else (-(-n // self.block[0]), -(-k // self.block[1]))
+        return n * k == prod(view) and (scales == wanted if wanted else prod(scales) in (1, n))
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        data, scale = tensors[0].float(), tensors[1].float()
+        if self.block is None:
+            return (data * scale.reshape(-1, 1)).reshape(view)
+        spread = scale.repeat_interleave(self.block[0], dim=0).repeat_interleave(self.block[1], dim=1)
+        return (data * spread[: data.shape[0], : data.shape[1]]).reshape(view)

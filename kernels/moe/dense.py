@@ -1,0 +1,106 @@
+"""Routed experts with fewer launches than choice and products have by themselves, where that is faster."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.hardware import dependent_launch
+from kernels.moe.count import chosen_in_tiles
+from kernels.moe.lists import MOST_EXPERTS, chosen_in_lists
+from kernels.moe.rows import rows_moe
+from kernels.moe.scores import scored
+from kernels.moe_gemm.ahead import lists_moe, ring_tiles
+from kernels.moe_gemm.dense import FEW_TOKENS as ROW_TOKENS
+from kernels.moe_gemm.dense import GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
+from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
+from kernels.moe_gemm.order import CHUNK
+from kernels.moe_gemm.rows import RowTile
+from kernels.moe_gemm.tiles import tiles_moe
+from kernels.moe_route.kernel import FEW_TOKENS, choice, moe_route
+from kernels.moe_route.logits import MANY_TOKENS, logit_parts
+from kernels.rms_norm.kernel import rms_norm
+from kernels.weight import Dense
+
+# Inner channels of an expert that a few tokens' products find by themselves; of larger ones they gain nothing by it.
+SMALL_EXPERT = 1024
+
+
+def chooses_in_products(tokens: int, inter: int, experts: int, plain: bool) -> bool:
+    """Whether the products find their experts by themselves: for a few tokens and small experts, where the choice is
+    `plain`, that is the highest of the scores."""
+    return tokens <= ROW_TOKENS and inter <= SMALL_EXPERT and experts <= MOST_EXPERTS and plain
+
+
+def down_tile(tokens: int, inter: int) -> RowTile:
+    """The cut of the down product: whole rows in registers for one token, a pipeline for more."""
+    return row_tiles(inter)[1] if tokens == 1 else RowTile(8, 512, 4, 5)
+
+
+def chooses_in_lists(tokens: int, pairs: int, experts: int) -> bool:
+    """Whether the launch that chooses lists each expert's pairs as well, as it does for tiles of a decode step."""
+    return tokens > FEW_TOKENS and pairs <= min(CHUNK, GROUPED_PAIRS * experts)
+
+
+def counts_in_choice(tokens: int, pairs: int, experts: int, by_token: bool) -> bool:
+    """Whether the launch that chooses counts each expert's pairs as well, as it does for tiles of a prompt unless the
+    choice is `by_token` ids, which may name an expert twice."""
+    return tokens >= MANY_TOKENS and pairs > GROUPED_PAIRS * experts and not by_token
+
+
+def moe(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    gate_up: Dense,
+    down: Dense,
+    top_k: int,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    score: str = "softmax",
+    bias: torch.Tensor | None = None,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    group_score: str = "max",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    num_shared: int = 0,
+    table: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str = "silu",
+    limit: float | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """See the reference. Calls on a device share their counters: they must run in one stream order."""
+    up, out = gate_up.data, down.data
+    tokens, inter = len(x), up.shape[1] // 2
+    pairs = tokens * (top_k + num_shared)
+    gelu, pdl = activation != "silu", dependent_launch(x.device)
+    alone = deterministic or not tokens
+    plain = score == "softmax" and bias is None and table is None and num_groups == 1 and not num_shared
+    if not alone and chooses_in_products(tokens, inter, len(router), plain):
+        return rows_moe(
+            x, router, up, out, top_k, norm_weight, eps, offset, renormalize, scale, residual, gelu, limit,
+            row_tiles(inter)[0], down_tile(tokens, inter), pdl,
+        )  # fmt: skip
+    how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
+    listed = not alone and chooses_in_lists(tokens, pairs, len(up))
+    counted = not (alone or listed) and counts_in_choice(tokens, pairs, len(up), table is not None)
+    if listed or (counted and grouped_fits(x, up)):
+        h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
+        constants = choice(
+            len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared
+        )
+        given = (residual, gelu, limit)
+        if not listed:
+            weights, experts, found = chosen_in_tiles(logit_parts(h, router, pdl), bias, PAIRS, scale, constants, pdl)
+            return grouped_moe(h, up, out, weights, experts, *given, found, pdl)
+        rows, up_cut, down_cut = pair_tiles(pairs, len(up), x.dtype, bulk_rows(x, inter))
+        parts, counts = scored(h, router, num_shared, pdl)
+        weights, experts, lists = chosen_in_lists(parts, counts, bias, table, token_ids, rows, scale, constants, pdl)
+        rings = ring_tiles(h, inter, rows)
+        if rings is not None:
+            return lists_moe(h, up, out, weights, experts, *given, lists, rings, pdl)
+        return tiles_moe(h, up, out, weights, experts, *given, lists, up_cut, down_cut, pdl)
+    h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
+    return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)

@@ -1,0 +1,69 @@
+"""Feed-forward parts of the chosen experts: by row for a few tokens, by tiles of one expert for more.
+
+Tiles and borders were measured on an H200 by `perf.tune_moe`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.hardware import bulk_copies, dependent_launch
+from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
+from kernels.moe_gemm.order import ordered, placed
+from kernels.moe_gemm.rows import RowTile, rows_moe
+from kernels.moe_gemm.tiles import PairTile, tiles_moe
+from kernels.sizes import next_power_of_2
+from kernels.weight import Dense
+
+FEW_TOKENS = 4
+# Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
+GROUPED_PAIRS = 32
+
+
+def moe_gemm(
+    x: torch.Tensor,
+    gate_up: Dense,
+    down: Dense,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    activation: str = "silu",
+    limit: float | None = None,
+    num_shared: int = 0,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """See the reference. Calls on a device share their counters: they must run in one stream order."""
+    if not len(x):
+        return torch.empty_like(x)
+    x, experts, table = x.contiguous(), experts.contiguous(), gate_up.data
+    gelu, pdl = activation != "silu", dependent_launch(x.device)
+    inputs = (x, table, down.data, weights, experts, residual, gelu, limit)
+    inter = table.shape[1] // 2
+    if len(x) <= FEW_TOKENS or deterministic:
+        return rows_moe(*inputs, num_shared, *row_tiles(inter), pdl)
+    if experts.numel() > GROUPED_PAIRS * table.shape[0] and grouped_fits(x, table):
+        return grouped_moe(*inputs, placed(experts, table.shape[0], PAIRS, pdl), pdl)
+    rows, up, down_tile = pair_tiles(experts.numel(), table.shape[0], x.dtype, bulk_rows(x, inter))
+    return tiles_moe(*inputs, ordered(experts, table.shape[0], rows, pdl), up, down_tile, pdl)
+
+
+def bulk_rows(x: torch.Tensor, inter: int) -> bool:
+    """Whether the bulk copy engine can read rows of matrices for x and for `inter` inner channels."""
+    return bulk_copies(x.device) and all(size * x.element_size() % 16 == 0 for size in (x.shape[1], inter))
+
+
+def row_tiles(inter: int) -> tuple[RowTile, RowTile]:
+    """The cut of both products of a few tokens, for `inter` inner channels."""
+    inputs = min(1024, max(32, next_power_of_2(inter)))
+    return RowTile(4, 256, 4, 5), RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4)
+
+
+def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype, bulk: bool) -> tuple[int, PairTile, PairTile]:
+    """Pairs a tile and the cut of both products; `bulk` allows the bulk copy engine."""
+    rows = min(128, max(16, next_power_of_2(pairs // num_experts)))
+    if dtype == torch.float32:
+        return min(rows, 64), PairTile(64, 32, 2, 4), PairTile(64, 32, 2, 4)
+    if rows <= 32:
+        return rows, PairTile(64, 128, 3, 4, True, bulk), PairTile(128, 64, 3, 4, True, bulk)
+    up = PairTile(128, 32, 5, 8, False, bulk) if rows == 64 else PairTile(128, 64, 4, 8, False, bulk)
+    return rows, up, PairTile(256, 64, 3, 8, False, bulk)

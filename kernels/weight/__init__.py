@@ -1,0 +1,11 @@
+"""What a projection holds, as one value: data, scales, zero points and layout. Dense is one kind.
+
+Ops of projections take a `Weight`. Their references ask it for its product; their kernels accept the kinds that they
+have a launch for (`kernels.linear.kernel`, `kernels.moe.kernel`).
+"""
+
+from kernels.weight.base import Weight
+from kernels.weight.dense import Dense
+from kernels.weight.fp8 import Fp8
+
+__all__ = ["Dense", "Fp8", "Weight"]

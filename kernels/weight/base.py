@@ -1,0 +1,40 @@
+"""The interface of every kind of weight."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Weight(Protocol):
+    """A matrix [N, K] of N outputs and K inputs, or a table of E such matrices [E, N, K], however it is stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, K] or [E, N, K], of the numbers and not of how they are stored."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data, scales and zero points together."""
+        ...
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """The numbers, `shape`, computed in float32 and rounded once to `dtype`."""
+        ...
+
+    def matrix(self, index: int) -> Weight:
+        """Matrix `index` of a table."""
+        ...
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `ids` [T] of a matrix as `dense` gives them: [T, K]. An embedding reads its table so."""
+        ...
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None, deterministic: bool = False) -> torch.Tensor:
+        """The definition of x @ weightᵀ + bias for this kind: x [T, K] → [T, N] in x's dtype, accumulated in float32.
+
+        deterministic: a row's result has the same bits whatever T is and wherever in x the row stands.
+        """
+        ...

@@ -1,0 +1,55 @@
+"""A weight of 8-bit floats with scales: by blocks (DeepSeek-V3, arXiv:2412.19437, section 3.3), rows or one for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.weight.base import Weight
+from kernels.weight.dense import Dense
+from kernels.weight.inputs import Inputs, quantized
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8(Weight):
+    """w[n, k] = data[n, k] · scale[n // block[0], k // block[1]].
+
+    data [.., N, K] float8_e4m3fn; scale [.., ceil(N / block[0]), ceil(K / block[1])] float32; a row's scale has block
+    (1, K). inputs says how x is quantized before the product.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    block: tuple[int, int]
+    inputs: Inputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + self.scale.nbytes
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        return (self.data.float() * self._spread()).to(dtype)
+
+    def matrix(self, index: int) -> Fp8:
+        return Fp8(self.data[index], self.scale[index], self.block, self.inputs)
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        scale = self.scale[ids.long() // self.block[0]]
+        spread = scale.repeat_interleave(self.block[1], dim=-1)[:, : self.data.shape[-1]]
+        return (self.data.view(torch.uint8)[ids.long()].view(torch.float8_e4m3fn).float() * spread).to(dtype)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None, deterministic: bool = False) -> torch.Tensor:
+        wide = quantized(x, self.inputs)
+        y = Dense(self.dense(torch.float32)).product(wide, None if bias is None else bias.float(), deterministic)
+        return y.to(x.dtype)
+
+    def _spread(self) -> torch.Tensor:
+        """A scale for each number: [.., N, K]."""
+        n, k = self.data.shape[-2:]
+        rows = self.scale.repeat_interleave(self.block[0], dim=-2)[..., :n, :]
+        return rows.repeat_interleave(self.block[1], dim=-1)[..., :k]
