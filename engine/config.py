@@ -94,6 +94,16 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     deterministic: bool = False
 
 
+class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How quantized weights are used.
+
+    activations: "auto" quantizes the inputs of a quantized projection as its checkpoint says; "16bit" leaves them in
+    the model's dtype.
+    """
+
+    activations: Literal["auto", "16bit"] = "auto"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an engine is told. `model` is a Hugging Face checkpoint folder.
 
@@ -107,3 +117,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    weights: WeightsConfig = WeightsConfig()

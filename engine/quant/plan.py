@@ -17,12 +17,17 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def plan(
-    weights: Mapping[str, Weight], rules: Sequence[Rule], checkpoint: Checkpoint | None, method: Method | None
+    weights: Mapping[str, Weight],
+    rules: Sequence[Rule],
+    checkpoint: Checkpoint | None,
+    method: Method | None,
+    activations: str = "auto",
 ) -> list[Rule]:
     """Give each of `weights`, by name, the format that its sources have, and return the rules that fill parameters.
 
     The checkpoint's tensors decide: `method` says how a module is stored if it is, and a module that is stored as it is
-    stays so whether or not the config says that it was left out. Without a checkpoint the config decides.
+    stays so whether or not the config says that it was left out. Without a checkpoint the config decides. activations
+    "16bit" leaves the inputs of products as they are.
 
     Raises WeightsError for a weight whose sources are stored in different ways.
     """
@@ -30,11 +35,13 @@ def plan(
     made: list[Rule] = []
     for rule in rules:
         weight = weights.get(rule.target)
-        made += [rule] if weight is None else _filled(weight, rule, entries, method)
+        made += [rule] if weight is None else _filled(weight, rule, entries, method, activations)
     return made
 
 
-def _filled(weight: Weight, rule: Rule, entries: Mapping[str, Entry] | None, method: Method | None) -> list[Rule]:
+def _filled(
+    weight: Weight, rule: Rule, entries: Mapping[str, Entry] | None, method: Method | None, activations: str
+) -> list[Rule]:
     modules = [source.removesuffix(".weight") for source in rule.sources]
     schemes = [_scheme(module, entries, method) for module in modules]
     scheme = schemes[0]
@@ -52,7 +59,7 @@ def _filled(weight: Weight, rule: Rule, entries: Mapping[str, Entry] | None, met
             if entries is None
             else [fp8.dequantized(scheme, modules, rule, entries)]
         )
-    weight.hold(fp8.make(scheme, modules, rule, weight.shape, entries))
+    weight.hold(fp8.make(scheme, modules, rule, weight.shape, entries, activations == "16bit"))
     return weight.held.rules(rule, weight.shape)
 
 

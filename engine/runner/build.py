@@ -73,7 +73,7 @@ def build_runner(
     routers = dtype if narrow else torch.float32
     build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention, routers)
     decoder = Decoder(build)
-    rules = quant.plan(decoder.weights, rules, checkpoint, method)
+    rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, copies)

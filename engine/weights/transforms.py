@@ -13,27 +13,30 @@ from engine.weights.rules import Block, Shape
 
 @dataclass(frozen=True, slots=True)
 class RowScales:
-    """A scale for each row of a view [.., N, 1], of a source that has one a row or one in all."""
+    """A scale for each row of a view [N, 1], of a source that has one a row or one in all. A view [N, S, 1] is of S
+    matrices that stand side by side in the source, whose rows they share."""
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
-        return prod(shapes[0]) in (1, prod(view))
+        return prod(shapes[0]) in (1, view[0])
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        return tensors[0].reshape(-1).expand(prod(view)).reshape(view)
+        return tensors[0].reshape(-1, *(1,) * (len(view) - 1)).expand(view)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """Scales of blocks of so many rows, given to each of their rows: [ceil(N / rows), C] → [N, C]."""
+    """Scales of blocks of so many rows, given to each of their rows: [ceil(N / rows), C] → [N, C]. A view [N, S, C] is
+    of S matrices that stand side by side in the source; one block may hold them all."""
 
     rows: int
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
-        (blocks, columns), count = shapes[0], prod(view[:-1])
-        return columns == view[-1] and blocks == -(-count // self.rows)
+        blocks, columns = shapes[0]
+        return blocks == -(-view[0] // self.rows) and columns in (1, prod(view[1:]))
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        return tensors[0].repeat_interleave(self.rows, dim=0)[: prod(view[:-1])].reshape(view)
+        scales = tensors[0].repeat_interleave(self.rows, dim=0)[: view[0]]
+        return scales.reshape(view) if scales.numel() == prod(view) else scales[:, None].expand(view)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from unittest import mock
 import torch
 import triton
 from kernels.compiles import Compiler
-from kernels.linear import broad, kernel
+from kernels.linear import broad, dense
+from kernels.weight import Dense
 from tests.runner.ahead import Driver
 
 triton.runtime.driver.set_active(Driver())
@@ -40,12 +41,13 @@ triton.knobs.compilation.listener = lambda *, src, **_: compiled.append(src.name
 with (
     Compiler(1, None) as compiler,
     compiler.only(),
-    mock.patch.multiple(kernel, group_products=lambda device: True, multiprocessors=lambda device: 132),
+    mock.patch.multiple(dense, group_products=lambda device: True, multiprocessors=lambda device: 132),
     mock.patch.object(broad, "multiprocessors", lambda device: 132),
 ):
     for rows in (2048, 2049, 2064, 3000):
         for n, k in ((144, 64), (128, 128), (136, 72)):
-            kernel.linear(torch.randn(rows, k).bfloat16(), torch.randn(2 * n, k).bfloat16(), activation="silu")
+            w = Dense(torch.randn(2 * n, k).bfloat16())
+            dense.linear(torch.randn(rows, k).bfloat16(), w, activation="silu")
 print(compiled)
 """
 

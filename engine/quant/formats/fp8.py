@@ -24,13 +24,15 @@ INPUT_SCALE = "input_scale"
 @dataclass(frozen=True, slots=True)
 class Fp8(Format):
     """scales: the end of the names of scales. published: the block that sources have a scale for, None for one a row or
-    one in all. block: the block that the parameter has a scale for; None is a row. sources: how many there are."""
+    one in all. block: the block that the parameter has a scale for; None is a row. sources: how many there are.
+    exact_inputs: products take their inputs as they are, whatever the scheme says."""
 
     scheme: Fp8Scheme
     scales: str
     published: Block | None
     block: Block | None
     sources: int
+    exact_inputs: bool = False
 
     def declare(self, shape: Shape, dtype: torch.dtype) -> Declared:
         *table, n, k = shape
@@ -72,7 +74,7 @@ class Fp8(Format):
 
     def _inputs(self, parameters: Mapping[str, torch.Tensor]) -> Inputs:
         kind = self.scheme.activations
-        if kind == "as they are":
+        if self.exact_inputs or kind == "as they are":
             return Inputs()
         if kind == "static":
             # Projections that were fused read the same inputs, whose largest magnitude calibration found in each.
@@ -89,7 +91,12 @@ def stored(module: str, entries: Mapping[str, Entry]) -> str | None:
 
 
 def make(
-    scheme: Fp8Scheme, modules: Sequence[str], rule: Rule, shape: Shape, entries: Mapping[str, Entry] | None
+    scheme: Fp8Scheme,
+    modules: Sequence[str],
+    rule: Rule,
+    shape: Shape,
+    entries: Mapping[str, Entry] | None,
+    exact_inputs: bool,
 ) -> Fp8:
     """The format of the weight that `rule` fills. entries None: a checkpoint that is not there, for random weights.
 
@@ -108,13 +115,17 @@ def make(
     block = published
     if published is not None and rule.in_blocks(shape, published) is None:
         block = (1, published[1])
-    return Fp8(scheme, scales, published, block, len(modules))
+    return Fp8(scheme, scales, published, block, len(modules), exact_inputs)
 
 
 def dequantized(scheme: Fp8Scheme, modules: Sequence[str], rule: Rule, entries: Mapping[str, Entry]) -> Rule:
     """What fills a weight whose reader takes dense numbers alone."""
-    names = [stored(module, entries) for module in modules]
-    beside = tuple((f"{module}.{name}",) for module, name in zip(modules, names, strict=True))
+    ends = [stored(module, entries) for module in modules]
+    # A scale of inputs says nothing of the numbers: it is read, for it is part of the model, and not used.
+    static = (INPUT_SCALE,) if scheme.activations == "static" else ()
+    beside = tuple(
+        tuple(f"{module}.{end}" for end in (own, *static)) for module, own in zip(modules, ends, strict=True)
+    )
     transform = Dequantized(_published(modules[0], scheme, entries))
     return replace(rule, target=f"{rule.target}.data", transform=transform, beside=beside)
 

@@ -1,0 +1,144 @@
+"""Quantized checkpoints of the gate's shapes, packed by code written from each format's definition, and what
+transformers says of their dequantized weights.
+
+A packing gives, for a projection's matrix, the tensors that a checkpoint holds and the numbers that these stand for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.gate.oracle import FORCED, Golden, Sequence
+from tests.gate.shapes import Shape
+
+Tensors = dict[str, torch.Tensor]
+E4M3_MAX = 448.0
+# Of the gate's sequences every so many.
+STEP = 4
+PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """pack(matrix [N, K] float32) → the tensors by the end of their names, and the numbers that they stand for.
+
+    config is the checkpoint's quantization_config. packs says by the module's name whether it is quantized.
+    """
+
+    name: str
+    config: dict[str, Any] = field(hash=False)
+    pack: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]] = field(hash=False)
+    packs: Callable[[str], bool] = field(hash=False, default=lambda module: True)
+
+
+def packed_golden(shape: Shape, base: Golden, packing: Packing, cache: Path) -> Golden:
+    """A folder of `base`'s checkpoint packed so, and what transformers says in float32 of the numbers it stands for, to
+    some of base's sequences. Made once and kept, as `golden` is."""
+    source = json.dumps(asdict(shape), sort_keys=True) + packing.name + json.dumps(packing.config, sort_keys=True)
+    digest = hashlib.sha256(source.encode() + Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = cache / f"{shape.name}-{packing.name}-{digest}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as made:
+            _make(base, packing, Path(made))
+            try:
+                Path(made).rename(folder)
+            except OSError:
+                assert folder.exists()  # another process was first
+    with np.load(folder / "logprobs.npz") as file:
+        kept = [
+            Sequence(sequence.prompt, sequence.forced, {"float32": file[str(i)], "bfloat16": file[str(i)]})
+            for i, sequence in enumerate(base.sequences[::STEP])
+        ]
+    return Golden(folder, kept, kept[-1])
+
+
+def _make(base: Golden, packing: Packing, folder: Path) -> None:
+    import transformers
+
+    plain: Tensors = {}
+    packed: Tensors = {}
+    for file in sorted(base.folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            module = name.removesuffix(".weight")
+            if tensor.dim() == 2 and name.endswith(PROJECTIONS) and packing.packs(module):
+                tensors, numbers = packing.pack(tensor.float())
+                packed |= {f"{module}.{end}": part.contiguous() for end, part in tensors.items()}
+                plain[name] = numbers.contiguous()
+            else:
+                packed[name], plain[name] = tensor, tensor.float() if tensor.is_floating_point() else tensor
+    config = json.loads((base.folder / "config.json").read_text())
+    whole = folder / "plain"
+    whole.mkdir()
+    save_file(plain, whole / "model.safetensors", metadata={"format": "pt"})
+    (whole / "config.json").write_text(json.dumps(config))
+    architecture = getattr(transformers, config["architectures"][0])
+    model = architecture.from_pretrained(whole, dtype=torch.float32, attn_implementation="eager").eval()
+    logprobs = {}
+    for i, sequence in enumerate(base.sequences[::STEP]):
+        with torch.inference_mode():
+            tokens = torch.tensor([[*sequence.prompt, *sequence.forced]])
+            logits = model(tokens, logits_to_keep=FORCED + 1).logits[0]
+        logprobs[str(i)] = logits.float().log_softmax(-1).numpy()
+    np.savez_compressed(folder / "logprobs.npz", **logprobs)
+    shutil.rmtree(whole)
+    save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": packing.config}))
+    for file in base.folder.glob("generation_config.json"):
+        shutil.copy(file, folder)
+
+
+def fp8_blocks(scale_dtype: torch.dtype, end: str = "weight_scale_inv") -> Callable[..., tuple[Tensors, torch.Tensor]]:
+    """Blocks of 128 × 128, the last ones cut off; scales multiply."""
+
+    def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        n, k = w.shape
+        wide = torch.zeros(-(-n // 128) * 128, -(-k // 128) * 128)
+        wide[:n, :k] = w
+        blocks = wide.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
+        scale = (blocks.abs().amax(dim=(1, 3)) / E4M3_MAX).to(scale_dtype)
+        spread = scale.float()[:, None, :, None]
+        quantized = (blocks / spread).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        numbers = (quantized.float() * spread).flatten(2, 3).flatten(0, 1)[:n, :k]
+        return {"weight": quantized.flatten(2, 3).flatten(0, 1)[:n, :k], end: scale}, numbers
+
+    return pack
+
+
+def fp8_rows(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """A bfloat16 scale a row."""
+    scale = (w.abs().amax(dim=1, keepdim=True) / E4M3_MAX).bfloat16()
+    quantized = (w / scale.float()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    return {"weight": quantized, "weight_scale": scale}, quantized.float() * scale.float()
+
+
+def fp8_tensor(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """One scale a tensor, and one for its inputs."""
+    scale = (w.abs().amax() / E4M3_MAX).float()
+    quantized = (w / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    inputs = torch.tensor(8 / E4M3_MAX)
+    return {"weight": quantized, "weight_scale": scale, "input_scale": inputs}, quantized.float() * scale
+
+
+BLOCKS: dict[str, Any] = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+}
+PACKINGS = (
+    Packing("fp8-blocks-f32", BLOCKS, fp8_blocks(torch.float32)),
+    Packing("fp8-blocks-bf16", BLOCKS, fp8_blocks(torch.bfloat16)),
+    Packing("fp8-rows", {"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_rows),
+    Packing("fp8-tensor-static", {"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor),
+)

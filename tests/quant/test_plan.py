@@ -1,0 +1,89 @@
+"""Which format a weight takes: by the tensors that are there, and a sentence where they do not make sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.quant import config
+from engine.quant.plan import plan
+from engine.quant.weight import Weight
+from engine.weights import loader
+from engine.weights.checkpoint import Checkpoint, WeightsError
+from engine.weights.rules import Rule, concat
+from kernels.weight import Dense, Fp8
+
+BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+ROWS = {"quantization_config": {"quant_method": "fp8"}}
+RULES = [Rule("qk", ("q.weight", "k.weight"), concat(256, 64))]
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(torch.float8_e4m3fn)
+
+
+def loaded(folder: Path, tensors: dict[str, torch.Tensor], said: dict, k: int = 160) -> Weight:
+    save_file(tensors, folder / "model.safetensors")
+    weight, checkpoint = Weight((320, k), torch.bfloat16), Checkpoint.open(folder)
+    rules = plan({"qk": weight}, RULES, checkpoint, config.read(said))
+    weight.to_empty(device="cpu")
+    loader.load({f"qk.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    return weight
+
+
+def test_blocks_are_held_by_blocks_and_multiply(tmp_path: Path) -> None:
+    scales = {"q.weight_scale_inv": torch.rand(2, 2), "k.weight_scale_inv": torch.rand(1, 2).bfloat16()}
+    data = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
+    value = loaded(tmp_path, {**data, **scales}, BLOCKS).value
+    assert isinstance(value, Fp8)
+    assert value.scale.shape == (3, 2)
+    dense = value.dense(torch.float32)
+    assert torch.equal(dense[130:256, 128:], data["q.weight"][130:, 128:].float() * scales["q.weight_scale_inv"][1, 1])
+    wanted = data["k.weight"][:, :128].float() * scales["k.weight_scale_inv"][0, 0].float()
+    assert torch.equal(dense[256:, :128], wanted)
+
+
+def test_scales_that_are_powers_of_two_may_be_stored_as_such(tmp_path: Path) -> None:
+    exponents = torch.tensor([[0, 127], [130, 120]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    tensors = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
+    tensors |= {"q.weight_scale_inv": exponents, "k.weight_scale_inv": exponents[:1].clone()}
+    value = loaded(tmp_path, tensors, BLOCKS).value
+    assert isinstance(value, Fp8)
+    assert value.scale.tolist() == [[2.0**-127, 1.0], [8.0, 2.0**-7], [2.0**-127, 1.0]]
+
+
+def test_one_scale_a_source_becomes_one_a_row(tmp_path: Path) -> None:
+    tensors = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
+    tensors |= {"q.weight_scale": torch.tensor(0.5), "k.weight_scale": torch.tensor([0.25])}
+    value = loaded(tmp_path, tensors, ROWS).value
+    assert isinstance(value, Fp8)
+    assert value.scale[:, 0].tolist() == [0.5] * 256 + [0.25] * 64
+
+
+def test_what_is_stored_as_it_is_stays_so_though_the_config_does_not_say_that_it_was_left_out(tmp_path: Path) -> None:
+    tensors = {"q.weight": torch.ones(256, 160).bfloat16(), "k.weight": torch.ones(64, 160).bfloat16()}
+    assert isinstance(loaded(tmp_path, tensors, BLOCKS).value, Dense)
+
+
+HALF = {"q.weight": fp8(256, 160), "q.weight_scale": torch.ones(1), "k.weight": torch.ones(64, 160)}
+BOTH = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said", "sentence"),
+    [
+        (HALF, ROWS, "stored in different ways"),
+        (BOTH, ROWS, r"q\.weight is stored as float8_e4m3fn, and no scales stand beside it"),
+        (BOTH, {}, "does not say that it is quantized"),
+        ({**BOTH, "q.scale": torch.ones(3, 3), "k.scale": torch.ones(1)}, BLOCKS, r"q\.scale has the shape \[3, 3\]"),
+        ({**BOTH, "q.scale": torch.ones(2, 2), "k.scale": torch.ones(1)}, BLOCKS, "of different kinds"),
+    ],
+)
+def test_tensors_that_make_no_sense(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], said: dict, sentence: str
+) -> None:
+    with pytest.raises(WeightsError, match=sentence):
+        loaded(tmp_path, tensors, said)
