@@ -26,6 +26,8 @@ def main(
     api_key_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None,
     max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20,
+    max_header_bytes: Annotated[int, typer.Option(help="Longer request headers get 431.")] = 64 << 10,
+    header_timeout: Annotated[float, typer.Option(help="Headers that take more seconds to come get 408.")] = 10.0,
     max_concurrency_per_key: Annotated[
         int, typer.Option(help="Open requests a key may have in one worker; 0 is no limit.")
     ] = 0,
@@ -54,6 +56,8 @@ def main(
             api_keys=(*(api_key or ()), *_keys_in(api_key_file)),
             cors_origins=tuple(cors_origin or ()),
             max_body_bytes=max_body_bytes,
+            max_header_bytes=max_header_bytes,
+            header_timeout_s=header_timeout,
             max_concurrency_per_key=max_concurrency_per_key,
             max_choices=max_choices,
             request_timeout_s=request_timeout,

@@ -51,6 +51,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     api_keys: accepted bearer keys; empty lets everyone in.
     cors_origins: origins a browser may call from; empty sends no CORS header.
     max_body_bytes: a larger request body gets 413.
+    max_header_bytes: a longer request target and headers together get 431.
+    header_timeout_s: headers that take longer get 408.
     max_concurrency_per_key: requests one key (or, without keys, one address) may have open in one worker; 0
         is no limit.
     max_choices: most prompts x n (or best_of) one request may ask for.
@@ -67,6 +69,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
+    max_header_bytes: Annotated[int, Meta(ge=1024)] = 64 << 10
+    header_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     max_concurrency_per_key: Annotated[int, Meta(ge=0)] = 0
     max_choices: Annotated[int, Meta(ge=1)] = 256
     request_timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0

@@ -16,6 +16,7 @@ from types import FrameType
 import uvicorn
 
 from clients.openai.config import ShimConfig
+from clients.openai.protocol import protocol_of
 from engine.serving import heap
 
 log = logging.getLogger("nereid.openai")
@@ -84,6 +85,8 @@ def _work(config: ShimConfig, log_level: str, metrics_folder: str | None) -> Non
     heap.freeze()
     settings = uvicorn.Config(
         app,
+        http=protocol_of(config),
+        ws="none",
         log_level=log_level,
         access_log=False,  # the gate writes one line a request, with the model and the token counts
         server_header=False,
