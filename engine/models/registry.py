@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from engine import files
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError, Reader, shown
 from engine.quant import config as quant
 from engine.quant.method import Method
 from engine.weights.rules import Rule
+
+MAX_BYTES = 16 << 20  # of a config.json, which has kilobytes
 
 # architecture in config.json → module of engine.models
 FAMILIES: dict[str, str] = {
@@ -75,7 +78,7 @@ def family_of(values: dict[str, Any]) -> Family:
     named = values.get("architectures") or []
     known = [FAMILIES[name] for name in named if str(name) in FAMILIES] if isinstance(named, list) else []
     if not known:
-        said = ", ".join(map(str, named)) or "none" if isinstance(named, list) else shown(named)
+        said = ", ".join(map(str, named))[:200] or "none" if isinstance(named, list) else shown(named)
         raise ConfigError(
             f"config.json names the architecture {said}, which is not implemented; "
             f"implemented: {', '.join(sorted(FAMILIES))}"
@@ -116,7 +119,7 @@ def load(folder: str | Path) -> tuple[ModelConfig, Family]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(files.read(path, MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: a model is a folder with config.json and *.safetensors") from None
     except (OSError, ValueError, RecursionError) as error:

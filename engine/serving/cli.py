@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine.serving import doctor as checks
-from engine.serving import launcher, repository, serve_loop
-from engine.text import ChatTemplate
+from engine.serving import launcher, renderer, repository, serve_loop
 from engine.types import RequestError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
@@ -76,7 +75,7 @@ def add(
             ensemble=ensemble,
             frontends=frontends or launcher.default_frontends(),
         )
-        if ChatTemplate.from_folder(checkpoint) is None:
+        if not renderer.has_template(checkpoint):
             console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")
     except (repository.AddError, RequestError) as error:
         raise _failure(str(error)) from None

@@ -168,6 +168,13 @@ class _Process:
         self._socket.close()
 
 
+def has_template(folder: Path) -> bool:
+    """Whether a checkpoint has a chat template. Raises RequestError when it is broken."""
+    made = Renderer(folder)
+    made.close()
+    return made.found
+
+
 def _send(connection: socket.socket, data: bytes, end: float) -> None:
     connection.settimeout(max(1e-3, end - time.monotonic()))
     connection.sendall(struct.pack("<Q", len(data)) + data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from engine.serving.protocol import Tensor
 from engine.serving.renderer import Renderer
 from engine.serving.settings import SettingsError, parse
 from engine.text import Tokenizer
-from engine.types import RequestError
+from engine.types import RequestError, shown
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+MAX_NAME = 128  # with what is added to it, a folder's name of at most 255 bytes
+NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MAX_NAME - 1}}}")
 
 _GENERATED = "# Written by `nereid add` from engine/serving/protocol.py; parameters are yours to edit.\n"
 
@@ -104,7 +106,9 @@ def add(
     Raises AddError, and then nothing has been written.
     """
     if not NAME.fullmatch(name):
-        raise AddError(f"the name {name!r} cannot be a model's: use letters, digits, '_', '-' and '.'")
+        raise AddError(
+            f"the name {shown(name)!r} cannot be a model's: use up to {MAX_NAME} letters, digits, '_', '-' and '.'"
+        )
     folder = checkpoint.resolve()
     if not (folder / "config.json").is_file():
         raise AddError(f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout")
@@ -121,12 +125,17 @@ def add(
         Renderer(folder).close()
     except (ConfigError, SettingsError, RequestError) as error:
         raise AddError(str(error)) from None
-    written = [write_llm(repository, name, parameters, frontends)]
-    if tokenizer:
-        written.append(write_tokenizer(repository, tokenizer_name, {"model": str(folder)}))
-    if ensemble:
-        written.append(write_ensemble(repository, ensemble_name, tokenizer_name, name))
-    return written
+    try:
+        write_llm(repository, name, parameters, frontends)
+        if tokenizer:
+            write_tokenizer(repository, tokenizer_name, {"model": str(folder)})
+        if ensemble:
+            write_ensemble(repository, ensemble_name, tokenizer_name, name)
+    except OSError as error:
+        for entry in names:
+            shutil.rmtree(repository / entry, ignore_errors=True)
+        raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
+    return [repository / entry for entry in names]
 
 
 def _needed(model: ModelConfig) -> dict[str, str]:

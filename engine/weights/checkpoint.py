@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 
+from engine import files
+from engine.types import shown
 from engine.weights.rules import Shape
 
 DTYPES: dict[str, torch.dtype] = {
@@ -35,7 +38,12 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 RUN_IN = (torch.float32, torch.bfloat16, torch.float16)
-MAX_HEADER_BYTES = 100 << 20
+# Of one file, and of the index: bounds that no release comes near and that are read within a second.
+MAX_HEADER_BYTES = 16 << 20
+MAX_INDEX_BYTES = 32 << 20
+MAX_TENSORS = 100_000
+MAX_DIMS = 8
+_MOST_NAME = 200  # characters of a tensor's name in a message
 
 
 class WeightsError(ValueError):
@@ -73,14 +81,14 @@ class Checkpoint:
         index = folder / "model.safetensors.index.json"
         if index.exists():
             placed = _placed(index)
-            files = [folder / name for name in sorted(set(placed.values()))]
+            stored = [folder / name for name in sorted(set(placed.values()))]
         else:
             placed, single = {}, folder / "model.safetensors"
-            files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-        if not files:
+            stored = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+        if not stored:
             raise WeightsError(f"{folder} holds no *.safetensors file, the one format that weights are read from")
         entries: dict[str, Entry] = {}
-        for file in files:
+        for file in stored:
             for entry in _header(file):
                 if entry.name in entries:
                     raise WeightsError(f"tensor {entry.name} is stored in both {entries[entry.name].file} and {file}")
@@ -141,40 +149,56 @@ class Files:
 def _placed(index: Path) -> dict[str, str]:
     """Each tensor's file, as the index says."""
     try:
-        placed = _parse(index.read_bytes(), index).get("weight_map")
+        placed = _parse(files.read(index, MAX_INDEX_BYTES), index).get("weight_map")
     except OSError as error:
         raise WeightsError(f"{index} cannot be read: {error.strerror}") from None
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
         raise WeightsError(f"{index} must hold weight_map, an object of a file name for each tensor")
+    for name in set(placed.values()):
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise WeightsError(
+                f"{index} names the file {shown(name)!r}: only files of the same folder are read, named without a path"
+            )
     return placed
 
 
 def _header(file: Path) -> list[Entry]:
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
+        with files.open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
             head = stream.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else MAX_HEADER_BYTES + 1
-            if length > min(MAX_HEADER_BYTES, size - 8):
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+            if length > size - 8:
                 raise WeightsError(f"{file} is no safetensors file, or it is cut short in its header")
-            table = _parse(stream.read(length), file)
+            if length > MAX_HEADER_BYTES:
+                raise WeightsError(f"{file} has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read")
+            text = stream.read(length)
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {error.strerror}") from None
+    count = text.count(b'"data_offsets"')
+    if count > MAX_TENSORS:
+        raise WeightsError(f"{file} holds {count} tensors; at most {MAX_TENSORS} of one file are read")
+    table = _parse(text, file)
     entries = []
     for name, about in table.items():
         if name == "__metadata__":
             continue
+        label = shown(name, _MOST_NAME)
         try:
             dtype, shape, (start, end) = str(about["dtype"]), tuple(about["shape"]), about["data_offsets"]
+            if len(shape) > MAX_DIMS:
+                raise WeightsError(f"{file}: tensor {label} has {len(shape)} dimensions; at most {MAX_DIMS} are read")
             if any(type(number) is not int or number < 0 for number in (*shape, start, end)):
                 raise ValueError
+        except WeightsError:
+            raise
         except (KeyError, TypeError, ValueError):
-            raise WeightsError(f"{file}: the header's entry for {name} is broken") from None
+            raise WeightsError(f"{file}: the header's entry for {label} is broken") from None
         if dtype not in DTYPES:
-            raise WeightsError(f"{file}: tensor {name} has dtype {dtype}, which is not implemented")
+            raise WeightsError(f"{file}: tensor {label} has dtype {shown(dtype)}, which is not implemented")
         entry = Entry(name, file, 8 + length + start, DTYPES[dtype], shape)
         if entry.num_bytes != end - start or entry.start + entry.num_bytes > size:
-            raise WeightsError(f"{file}: the bytes of tensor {name} are missing, the file is cut short or broken")
+            raise WeightsError(f"{file}: the bytes of tensor {label} are missing, the file is cut short or broken")
         entries.append(entry)
     for before, entry in itertools.pairwise(sorted(entries, key=lambda e: (e.start, e.num_bytes))):
         if entry.start < before.start + before.num_bytes:
@@ -196,12 +220,12 @@ def _once(pairs: list[tuple[str, Any]], file: Path) -> dict[str, Any]:
     """A JSON object, whose names must differ."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise WeightsError(f"{file} names {listed(sorted({n for n in names if names.count(n) > 1}))} more than once")
+        twice = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise WeightsError(f"{file} names {listed(twice)} more than once")
     return made
 
 
 def listed(names: list[str], most: int = 8, separator: str = ", ") -> str:
     """Names for a message: the first few, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return separator.join(names[:most]) + more
+    return separator.join(shown(name, _MOST_NAME) for name in names[:most]) + more

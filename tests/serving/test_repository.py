@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,7 @@ def test_add_writes_the_model_its_tokenizer_and_its_ensemble(checkpoint: Path, t
         (["--name", "a/b"], "cannot be a model's"),
         (["--name", "m", "--set", "cache.num_block=3"], "did you mean 'cache.num_blocks'?"),
         (["--name", "m", "--set", "nonsense"], "write KEY=VALUE"),
+        (["--name", "m" * 300], "use up to 128 letters"),
     ],
 )
 def test_add_refuses_with_a_sentence_and_writes_nothing(
@@ -85,3 +89,63 @@ def test_add_refuses_a_name_that_is_taken(checkpoint: Path, tmp_path: Path) -> N
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 1
     assert "exists already" in " ".join(again.output.split())
+
+
+def hostile(files: dict[str, str]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="latin-1")
+
+    return change
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (hostile({"tokenizer_config.json": '{"a":' * 100_000}), "tokenizer_config.json cannot be read as JSON"),
+        (hostile({"config.json": "[" * 100_000}), "config.json cannot be read as JSON"),
+        (hostile({"tokenizer.json": '{"a":' * 100_000}), "tokenizer.json is not a tokenizer"),
+        (hostile({"chat_template.jinja": "{{ " + "(" * 5000}), "chat template"),
+        (hostile({"chat_template.jinja": "{% if a %}" * 5000 + "{% endif %}" * 5000}), "the chat template"),
+        (hostile({"chat_template.jinja": "\xff"}), "chat_template.jinja is not valid UTF-8"),
+        (hostile({"chat_template.jinja": "x" * (17 << 20)}), "it holds more than 16777216 bytes"),
+        (pipe("tokenizer_config.json"), "it is no regular file"),
+        (pipe("chat_template.jinja"), "it is no regular file"),
+        (pipe("config.json"), "has no config.json"),
+        (pipe("generation_config.json"), "it is no regular file"),
+        (pipe("tokenizer.json"), "no tokenizer.json"),
+    ],
+)
+def test_add_refuses_a_hostile_checkpoint_with_a_sentence(
+    checkpoint: Path, tmp_path: Path, change: Callable[[Path], None], sentence: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    change(tmp_path / "c")
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert sentence in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+
+
+def test_add_leaves_nothing_where_it_cannot_write_all(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(repository, "write_ensemble", full)
+    words = ["add", str(checkpoint), "--name", "m", "--model-repository", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert "cannot be written to: No space left on device" in " ".join(result.output.split())
+    assert list(tmp_path.iterdir()) == []
