@@ -17,7 +17,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        packages test-web test-docker test-image
+        packages test-web test-docker test-image chaos
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ test-image:  ## build the CPU image with buildah, start it, ask it for a complet
 	@(command -v buildah && command -v debootstrap) >/dev/null || (apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends buildah debootstrap)
 	@sh docker/check_image.sh
+
+chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
+	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 clean:  ## remove .venv and everything made
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

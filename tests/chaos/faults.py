@@ -1,0 +1,346 @@
+"""What can go wrong: each kind of fault does it, undoes it, and waits until the fleet has come back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import InferenceServerClient
+
+from tests.chaos import hostile
+from tests.chaos.clients import perform
+from tests.chaos.fleet import EXIT_TIMEOUT_S, EXTRA, Fleet, Replica, until
+from tests.chaos.schedule import Fault, Shape
+from tests.chaos.watch import PROBE
+
+RECOVERY_S = 30.0  # after which a replica that answers no probe has not come back
+NEWBORN_S = 20.0  # for a process to take the place of one that was killed
+_TORN = {"unavailable", "broken", "stub"}  # ends of requests whose way was cut
+
+
+class Problem(Exception):
+    """A promise about the fault itself was broken."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """run: does the fault and undoes it. direct, shim: classes of errors that requests over Triton's own ports and
+    through the shim may end with meanwhile (`invariants.classify`); in no case a wrong token. stops: it holds up
+    what answers, so its time is added to deadlines."""
+
+    run: Callable[[Fleet, Fault], None]
+    shape: Shape = field(default_factory=Shape)
+    direct: frozenset[str] = frozenset()
+    shim: frozenset[str] = frozenset()
+    stops: bool = False
+
+
+def apply(fleet: Fleet, fault: Fault) -> str | None:
+    """Do the fault and wait until its replica answers again; a sentence when a promise was broken."""
+    try:
+        KINDS[fault.kind].run(fleet, fault)
+    except Problem as problem:
+        return str(problem)
+    replica = fleet.replicas[fault.replica]
+    if not until(lambda: _answers(fleet, fault.replica), RECOVERY_S, look_s=0.2):
+        return f"replica {replica.number} answers no probe {RECOVERY_S:g} s after it"
+    return None
+
+
+def _answers(fleet: Fleet, number: int) -> bool:
+    return fleet.replicas[number].says_ready() and perform(fleet, PROBE, str(number)).error is None
+
+
+def pids(fleet: Fleet, fault: Fault, role: str) -> list[int]:
+    return fleet.shim.workers() if role == "worker" else fleet.replicas[fault.replica].pids(role)
+
+
+def picked(fleet: Fleet, fault: Fault, role: str) -> list[int]:
+    found = pids(fleet, fault, role)
+    return [found[fault.pick % len(found)]] if found else []
+
+
+def kill(role: str, everyone: bool = False, wait_s: float = 0.0) -> Callable[[Fleet, Fault], None]:
+    """kill -9; repeated on what comes in the killed ones' place, `wait_s` after it has appeared."""
+
+    def run(fleet: Fleet, fault: Fault) -> None:
+        for turn in range(fault.times):
+            old = pids(fleet, fault, role) if everyone else picked(fleet, fault, role)
+            for pid in old:
+                _signal(pid, signal.SIGKILL)
+            if turn + 1 < fault.times:
+                many = len(old) if everyone else 1
+                before = set(pids(fleet, fault, role)) - set(old)
+                until(lambda: len(set(pids(fleet, fault, role)) - before - set(old)) >= many, NEWBORN_S)  # noqa: B023
+                time.sleep(wait_s)
+
+    return run
+
+
+def stop(role: str) -> Callable[[Fleet, Fault], None]:
+    """SIGSTOP, and SIGCONT after a while."""
+
+    def run(fleet: Fleet, fault: Fault) -> None:
+        found = picked(fleet, fault, role)
+        for pid in found:
+            _signal(pid, signal.SIGSTOP)
+        time.sleep(fault.hold_s)
+        for pid in found:
+            _signal(pid, signal.SIGCONT)
+
+    return run
+
+
+def end(role: str, number: int) -> Callable[[Fleet, Fault], None]:
+    """A signal to what holds a replica together. All of it must be gone in time, its ports free; then it is started
+    again, as an orchestrator does. A gRPC stream on which nothing was sent is open meanwhile."""
+
+    def run(fleet: Fleet, fault: Fault) -> None:
+        replica = fleet.replicas[fault.replica]
+        with idle_stream(replica):
+            for pid in replica.pids(role):
+                _signal(pid, number)
+            gone = until(lambda: not list(replica.members()), EXIT_TIMEOUT_S + 5.0 + 1.0, look_s=0.1)
+            listening = replica.listens()
+            left = replica.wipe()
+        replica.start()
+        replica.wait_ready()
+        if not gone:
+            raise Problem(f"left {EXIT_TIMEOUT_S + 5} s after {signal.Signals(number).name} of the {role}: {left}")
+        if listening:
+            raise Problem(f"a port is not free after {signal.Signals(number).name} of the {role}")
+
+    return run
+
+
+def remove_run_folder(fleet: Fleet, fault: Fault) -> None:
+    """As those that sweep temporary folders do, and then the engine dies."""
+    for entry in fleet.replicas[fault.replica].run_folder.iterdir():
+        shutil.rmtree(entry, ignore_errors=True)
+        entry.unlink(missing_ok=True) if not entry.is_dir() else None
+    time.sleep(0.5)
+    kill("engine")(fleet, fault)
+
+
+def fill_disk(fleet: Fleet, fault: Fault) -> None:
+    """No byte more can be written to the run folder, and the engine dies meanwhile."""
+    replica = fleet.replicas[fault.replica]
+    with _full(replica):
+        kill("engine")(fleet, fault)
+        time.sleep(fault.hold_s)
+
+
+@contextlib.contextmanager
+def _full(replica: Replica) -> Iterator[None]:
+    if not replica.mounted:
+        with contextlib.ExitStack() as limits:
+            for pid in replica.pids("frontend"):
+                limits.enter_context(_limited(pid, resource.RLIMIT_FSIZE, 0))
+            yield
+        return
+    ballast = replica.run_folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    try:
+        yield
+    finally:
+        ballast.unlink(missing_ok=True)
+
+
+def starve_descriptors(fleet: Fleet, fault: Fault) -> None:
+    """A process may open hardly any file more."""
+    role = ("server", "engine", "frontend", "worker")[fault.pick % 4]
+    for pid in pids(fleet, fault, role)[:1]:
+        highest = max((int(fd) for fd in os.listdir(f"/proc/{pid}/fd")), default=0)
+        with _limited(pid, resource.RLIMIT_NOFILE, highest + 2):
+            time.sleep(fault.hold_s)
+
+
+def starve_memory(fleet: Fleet, fault: Fault) -> None:
+    """A process may map hardly any memory more."""
+    role = ("engine", "frontend", "worker")[fault.pick % 3]
+    for pid in pids(fleet, fault, role)[:1]:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        with _limited(pid, resource.RLIMIT_AS, pages * os.sysconf("SC_PAGE_SIZE") + (8 << 20)):
+            time.sleep(fault.hold_s)
+
+
+@contextlib.contextmanager
+def _limited(pid: int, what: int, most: int) -> Iterator[None]:
+    try:
+        before = resource.prlimit(pid, what)
+        resource.prlimit(pid, what, (most, before[1]))
+    except ProcessLookupError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, what, before)
+
+
+def read_slowly(fleet: Fleet, fault: Fault) -> None:
+    """Clients that ask for much and take a few bytes a second, half of them over the shim; then they are gone."""
+    replica = fleet.replicas[fault.replica]
+    fields = {"max_tokens": 2000, "ignore_eos": True, "stream": True}
+    shim = _post("/v1/completions", {"model": "demo", "prompt": "slow", "timeout": 20, **fields})
+    direct = _post("/v2/models/demo/generate_stream", {"text_input": "slow", **fields})
+    open_ = [_connect(port) for port in (fleet.shim.port, fleet.shim.port, replica.http_port, replica.http_port)]
+    for connection, data in zip(open_, (shim, shim, direct, direct), strict=True):
+        connection.sendall(data)
+    ended = time.monotonic() + fault.hold_s
+    while time.monotonic() < ended:
+        for connection in open_:
+            with contextlib.suppress(OSError):
+                connection.recv(64, socket.MSG_DONTWAIT)
+        time.sleep(0.5)
+    for connection in open_:
+        connection.close()
+
+
+def half_open(fleet: Fleet, fault: Fault) -> None:
+    """Connections on which half a request was sent and nothing more; in the end half of them are reset."""
+    replica = fleet.replicas[fault.replica]
+    body = _post("/v1/completions", {"model": "demo", "prompt": "half"})
+    halves = [b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Half: ", body[:-5]]
+    ports = (fleet.shim.port, replica.http_port, replica.grpc_port)
+    with idle_stream(replica):
+        open_ = []
+        for port in ports:
+            for turn in range(12):
+                connection = _connect(port)
+                connection.sendall(halves[turn % 3] if port != replica.grpc_port else b"PRI * HTTP/2.0\r\n"[: turn + 1])
+                open_.append(connection)
+        time.sleep(fault.hold_s)
+        for turn, connection in enumerate(open_):
+            if turn % 2:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+
+@contextlib.contextmanager
+def idle_stream(replica: Replica) -> Iterator[None]:
+    """A bidirectional gRPC stream on which nothing is sent."""
+    client = InferenceServerClient(replica.grpc)
+    client.start_stream(lambda result, error: None)
+    try:
+        yield
+    finally:
+        client.stop_stream(cancel_requests=True)
+        client.close()
+
+
+def send_hostile(fleet: Fleet, fault: Fault) -> None:
+    name = sorted(hostile.BODIES)[fault.pick % len(hostile.BODIES)]
+    hostile_named(name)(fleet, fault)
+
+
+def hostile_named(name: str) -> Callable[[Fleet, Fault], None]:
+    def run(fleet: Fleet, fault: Fault) -> None:
+        problem = hostile.BODIES[name](fleet, fleet.replicas[fault.replica])
+        if problem is not None:
+            raise Problem(f"{name}: {problem}")
+
+    return run
+
+
+def load_and_unload(fleet: Fleet, fault: Fault) -> None:
+    """Another model comes and goes beside the one that is asked."""
+    replica = fleet.replicas[fault.replica]
+    status, body = replica.get(f"/v2/repository/models/{EXTRA}/load", b"{}", 60.0)
+    if status != 200:
+        raise Problem(f"the model {EXTRA} does not load: {status} {body[:300]!r}")
+    ask = json.dumps({"text_input": "a", "max_tokens": 2}).encode()
+    status, body = replica.get(f"/v2/models/{EXTRA}/generate", ask, 30.0)
+    time.sleep(fault.hold_s)
+    replica.get(f"/v2/repository/models/{EXTRA}/unload", b"{}", 60.0)
+    if not until(lambda: not replica.says_ready(EXTRA), 40.0):
+        raise Problem(f"the model {EXTRA} does not unload")
+    if status != 200:
+        raise Problem(f"the model {EXTRA} does not answer after its load: {status} {body[:300]!r}")
+
+
+def scale(fleet: Fleet, fault: Fault) -> None:
+    """One frontend less or one more, and back."""
+    replica = fleet.replicas[fault.replica]
+    config = replica.config()
+    if config is None:
+        return
+    groups: Any = config["instance_group"]
+    more = {**groups[-1], "name": f"demo_{len(groups)}", "host_policy": f"frontend-{len(groups)}"}
+    _load(replica, {**config, "instance_group": groups[:-1] if fault.pick % 2 else [*groups, more]})
+    time.sleep(fault.hold_s)
+    _load(replica, config)
+
+
+def _load(replica: Replica, config: dict[str, Any]) -> None:
+    body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+    status, answer = replica.get("/v2/repository/models/demo/load", body, 60.0)
+    if status != 200:
+        raise Problem(f"a load with another number of frontends fails: {status} {answer[:300]!r}")
+
+
+def _post(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def _connect(port: int) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect(("127.0.0.1", port))
+    return connection
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+_CUT = frozenset(_TORN)
+_WAY = frozenset({"unavailable", "broken"})
+
+KINDS: dict[str, Kind] = {
+    # An engine's death costs time and nothing else.
+    "kill-engine": Kind(kill("engine"), Shape(weight=3, times=(1, 3))),
+    "stop-engine": Kind(stop("engine"), Shape(weight=2, hold_s=(0.5, 4))),
+    # 2.51 never ends a request that a dead stub held; the shim does.
+    "kill-frontend": Kind(kill("frontend"), Shape(times=(1, 2)), _CUT | {"lost"}, _WAY),
+    "kill-frontends": Kind(kill("frontend", everyone=True, wait_s=0.5), Shape(times=(1, 2)), _CUT | {"lost"}, _WAY),
+    "stop-frontend": Kind(stop("frontend"), Shape(hold_s=(0.5, 3)), stops=True),
+    "kill-tokenizer": Kind(kill("tokenizer"), Shape(times=(1, 2)), shim=_WAY),
+    "stop-tokenizer": Kind(stop("tokenizer"), Shape(hold_s=(0.5, 3)), stops=True),
+    "kill-worker": Kind(kill("worker"), Shape(times=(1, 2)), shim=_WAY),
+    "stop-worker": Kind(stop("worker"), Shape(hold_s=(0.5, 3)), stops=True),
+    "stop-server": Kind(stop("server"), Shape(hold_s=(0.5, 3)), shim=_WAY, stops=True),
+    "stop-serve": Kind(stop("serve"), Shape(hold_s=(0.5, 3))),
+    "kill-server": Kind(end("server", signal.SIGKILL), Shape(ends=True), _CUT, _WAY),
+    "kill-serve": Kind(end("serve", signal.SIGKILL), Shape(ends=True), _CUT, _WAY),
+    "term-serve": Kind(end("serve", signal.SIGTERM), Shape(ends=True), _CUT, _WAY),
+    "remove-run-folder": Kind(remove_run_folder, Shape(), _WAY, _WAY),
+    "fill-disk": Kind(fill_disk, Shape(hold_s=(0.5, 3)), _WAY, _WAY),
+    "starve-descriptors": Kind(starve_descriptors, Shape(hold_s=(0.5, 3)), _WAY, _WAY),
+    "starve-memory": Kind(starve_memory, Shape(hold_s=(0.5, 3)), _WAY, _WAY),
+    "slow-readers": Kind(read_slowly, Shape(hold_s=(2, 6))),
+    "half-open": Kind(half_open, Shape(hold_s=(1, 6))),
+    "hostile": Kind(send_hostile, Shape(weight=4)),
+    "load-unload": Kind(load_and_unload, Shape(hold_s=(0, 2))),
+    "scale": Kind(scale, Shape(hold_s=(0, 2))),
+}
+# By name too, for schedules that are kept.
+KINDS |= {f"hostile-{name}": Kind(hostile_named(name), Shape(weight=0)) for name in hostile.BODIES}

@@ -1,0 +1,136 @@
+"""Requests that mean harm: each must be refused with a sentence, in time, and cost nobody else anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import httpx
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.chaos.fleet import Fleet, Replica
+
+_IN_TIME_S = 15.0
+_MOST_ANSWER = 10_000  # bytes
+_TRACES = ("Traceback", "site-packages", 'File "')
+REFUSALS = {400, 413, 414, 422, 429, 431, 501, 503}
+
+Body = Callable[[Fleet, Replica], "str | None"]
+
+
+def body(path: str, fields: dict[str, Any], statuses: frozenset[int] = frozenset(REFUSALS)) -> Body:
+    """A request to the shim. A field that is a function is called for its value: some are large."""
+
+    def send(fleet: Fleet, replica: Replica) -> str | None:
+        made = {name: value() if callable(value) else value for name, value in fields.items()}
+        asked = {"model": "demo", "max_tokens": 2, **made}
+        try:
+            answer = httpx.post(f"{fleet.shim.url}{path}", content=json.dumps(asked), timeout=_IN_TIME_S)
+        except httpx.TimeoutException:
+            return f"no answer within {_IN_TIME_S:g} s"
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}"
+        return judged(answer.status_code, answer.text, statuses)
+
+    return send
+
+
+def judged(status: int, text: str, statuses: frozenset[int]) -> str | None:
+    """What is wrong with an answer, if anything."""
+    if any(mark in text for mark in _TRACES):
+        return f"a stack trace reaches the client: {status} {text[:300]}"
+    if status not in statuses:
+        return f"{status} {text[:300]}"
+    return f"an answer of {len(text)} bytes" if len(text) > _MOST_ANSWER else None
+
+
+def raw_shape(dims: list[int], content: bytes = b"", name: str = "input_ids") -> Body:
+    """One gRPC message with a shape that its content does not fill."""
+
+    def send(fleet: Fleet, replica: Replica) -> str | None:
+        request = service_pb2.ModelInferRequest(model_name="demo")
+        tensor = request.inputs.add(name=name, datatype="INT32")
+        tensor.shape.extend(dims)
+        if content:
+            request.raw_input_contents.append(content)
+        before = replica.pids("frontend")
+        with grpc.insecure_channel(replica.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            with contextlib.suppress(grpc.RpcError):  # a refusal, or what the dead stub's server says
+                list(stub.ModelStreamInfer(iter([request]), timeout=_IN_TIME_S))
+        time.sleep(0.3)
+        dead = set(before) - set(replica.pids("frontend"))
+        return f"the frontend {dead} died of it" if dead else None
+
+    return send
+
+
+def endless_header(size: int) -> Body:
+    """One header that does not end."""
+
+    def send(fleet: Fleet, replica: Replica) -> str | None:
+        piece = b"a" * 65536
+        with socket.create_connection(("127.0.0.1", fleet.shim.port), timeout=_IN_TIME_S) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ")
+            try:
+                for _ in range(size // len(piece)):
+                    connection.sendall(piece)
+            except OSError:
+                return None  # cut off
+            connection.settimeout(2.0)
+            try:
+                answer = connection.recv(4096)
+            except TimeoutError:
+                return f"{size} bytes of an unfinished header were taken"
+            except OSError:
+                return None
+        return None if not answer or b" 431 " in answer or b" 400 " in answer else repr(answer[:100])
+
+    return send
+
+
+def _chat(**fields: Any) -> Body:
+    return body("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **fields})
+
+
+def _call(arguments: str) -> Body:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    return body("/v1/chat/completions", {"messages": messages})
+
+
+def _complete(**fields: Any) -> Body:
+    return body("/v1/completions", {"prompt": "x", **fields})
+
+
+def _words() -> list[str]:
+    return [f"word {n}" for n in range(900_000)]
+
+
+_SERVED = frozenset(REFUSALS | {200})
+
+BODIES: dict[str, Body] = {
+    "deep-arguments": _call("[" * 5000),
+    "bad-words": _complete(bad_words=_words, n=4, max_tokens=64),
+    "allowed-ids": _complete(allowed_token_ids=lambda: [5] * 2_000_000),
+    "spinning-template": _chat(chat_template_kwargs={"spin": 5000}),
+    "template-overflow": _chat(chat_template_kwargs={"spin": 10**30}),
+    "only-stops-allowed": body(
+        "/v1/completions", {"prompt": "x", "min_tokens": 2, "allowed_token_ids": [0, 2]}, _SERVED
+    ),
+    "huge-bias": _complete(logit_bias={"1": 1e308}),
+    "deep-json": _complete(stop=lambda: json.loads("[" * 500 + "]" * 500)),
+    "long-name": body("/v1/completions", {"model": "m" * 100_000, "prompt": "x"}, frozenset({400, 404})),
+    "long-field": _complete(**{"f" * 100_000: 1}),
+    "negative-ids": _complete(prompt=[-1]),
+    "huge-n": _complete(n=10**9),
+    "long-header": endless_header(1 << 20),
+    "raw-empty-shape": raw_shape([2**62]),
+    "raw-negative-shape": raw_shape([-5]),
+    "raw-short-content": raw_shape([1000], b"\0\0\0\0"),
+}
