@@ -2,5 +2,6 @@
 
 from kernels.registry import Case, Op, Tolerance, registry
 from kernels.select import Ops, select
+from kernels.workspace import Workspace
 
-__all__ = ["Case", "Op", "Ops", "Tolerance", "registry", "select"]
+__all__ = ["Case", "Op", "Ops", "Tolerance", "Workspace", "registry", "select"]

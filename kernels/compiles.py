@@ -6,16 +6,17 @@ that its steps can need ahead (`Compiler`), and counts what comes later all the 
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+from kernels.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ Elsewhere = Callable[[bytes], bool]
 class CompileWatch:
     """Counts the kernels that this process compiles, or loads from Triton's cache on disk, once `arm` was called.
 
-    One a process: Triton has one listener. `late` counts by name; a name is logged the first time.
+    Whichever engine asks for them: a compilation holds up the others of the process as well. `late` counts by name; a
+    name is logged the first time.
     """
 
     def __init__(self) -> None:
@@ -38,10 +40,17 @@ class CompileWatch:
         return sum(self.late.values())
 
     def install(self) -> CompileWatch:
-        """Be told of every compilation of this process."""
+        """Be told of every compilation of this process. Triton has one listener: who was told before goes on to be."""
         import triton
 
-        triton.knobs.compilation.listener = self._heard
+        before = triton.knobs.compilation.listener
+
+        def heard(**said: Any) -> None:
+            if before is not None:
+                before(**said)
+            self._heard(**said)
+
+        triton.knobs.compilation.listener = heard
         return self
 
     def arm(self) -> None:
@@ -70,7 +79,7 @@ class Compiler:
     `elsewhere` compiles in other processes; without it, or where it fails, threads of this one do.
 
     with Compiler(16) as compiler:
-        with compiler.only():
+        with compiler.only(workspace):
             ...launches
         ...something else
 
@@ -98,43 +107,31 @@ class Compiler:
         self._made.clear()
 
     @contextmanager
-    def only(self) -> Iterator[None]:
-        """Within, launches compile and do not run. What kernels would have written is zero, so that torch's own
-        operations between them stay in bounds."""
-        from triton.runtime.jit import JITFunction
-
-        run, do_compile = JITFunction.run, JITFunction._do_compile
-        taken = inspect.signature(do_compile)
-
-        def do_compile_it(function: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._mode.submitting(function, taken.bind(function, *args, **kwargs).arguments):
-                return do_compile(function, *args, **kwargs)
-
-        def compile_it(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            kernel = run(function, *args, grid=grid, warmup=True, **options)
-            self._made[id(kernel)] = kernel
-            # Triton looks a kernel up in full until somebody has asked for its result.
-            future = getattr(kernel, "future", None)
-            if future is not None and future.done():
-                kernel.result()
-            return kernel
-
-        with (
-            mock.patch.object(JITFunction, "run", compile_it),
-            mock.patch.object(JITFunction, "_do_compile", do_compile_it),
-            zeroed(),
-        ):
+    def only(self, workspace: Workspace) -> Iterator[None]:
+        """Within, the workspace's launches compile and do not run. What kernels would have written is zero, so that
+        torch's own operations between them stay in bounds. Other engines of the process launch as ever."""
+        with workspace.launched_by(self._compile), Zeroed():
             yield
 
+    def _compile(self, function: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        from kernels.variants import hash_functions
 
-@contextmanager
-def zeroed() -> Iterator[None]:
-    """Memory from torch comes full of zeros instead of what stood there."""
+        hash_functions(function.fn.__module__)
+        kernel = function.run(*args, grid=grid, warmup=True, **options)
+        self._made[id(kernel)] = kernel
+        # Triton looks a kernel up in full until somebody has asked for its result.
+        future = getattr(kernel, "future", None)
+        if future is not None and future.done():
+            kernel.result()
 
-    def wrap(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        return lambda *args, **kwargs: make(*args, **kwargs).zero_()
 
-    with ExitStack() as stack:
-        for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-            stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
-        yield
+class Zeroed(TorchFunctionMode):
+    """Within, memory from torch comes full of zeros instead of what stood there. For the thread that enters it."""
+
+    _makers = frozenset({torch.empty, torch.empty_like, torch.Tensor.new_empty})
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in self._makers else made

@@ -1,7 +1,8 @@
 """One registry of ops: tests, benchmarks, docs and the engine read it.
 
-An op is a folder: `reference.py` (torch, the definition and the CPU backend), `kernel.py` (Triton, same signature)
-and `cases.py` (inputs, tolerances, bytes and flops). `kernels.select(device)` binds every op once, at start.
+An op is a folder: `reference.py` (torch, the definition and the CPU backend), `kernel.py` (Triton, the same signature
+behind a `Workspace`) and `cases.py` (inputs, tolerances, bytes and flops). `kernels.select(workspace)` binds every op
+once, at start.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+
+if TYPE_CHECKING:
+    from kernels.workspace import Workspace
 
 Choice = Literal["auto", "reference", "triton"]
 
@@ -94,6 +99,10 @@ class Op:
     def kernel(self) -> Callable[..., Any]:
         fn: Callable[..., Any] = getattr(importlib.import_module(f"kernels.{self.name}.kernel"), self.name)
         return fn
+
+    def bound(self, workspace: Workspace) -> Callable[..., Any]:
+        """The kernel with the reference's signature."""
+        return partial(self.kernel, workspace)
 
     def cases(self) -> list[Case]:
         made: list[Case] = importlib.import_module(f"kernels.{self.name}.cases").cases()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from kernels.hardware import allow_dependent_launch
-from kernels.linear.chosen import allow_chosen
 from kernels.registry import Choice, Op, registry
+from kernels.workspace import Workspace
 
 if TYPE_CHECKING:
 
@@ -36,30 +35,20 @@ else:
     Ops = SimpleNamespace
 
 
-def select(
-    device: torch.device,
-    choice: Choice = "auto",
-    dependent_launch: bool = True,
-    chosen_products: bool = True,
-    direct_copies: bool = True,
-) -> Ops:
-    """Ops for `device`: kernels on a GPU and references on CPU, unless `choice` says otherwise.
-
-    dependent_launch lets each kernel start while the one before it ends, on GPUs that can. chosen_products takes the
-    library algorithms that were measured to be faster than the library's own choice. Both are switches of the process.
-    direct_copies lets kernels reach into pinned host memory.
+def select(workspace: Workspace, choice: Choice = "auto", direct_copies: bool = True) -> Ops:
+    """Ops for the workspace's device: kernels on a GPU and references on CPU, unless `choice` says otherwise. Each is
+    handed `workspace`, which carries the engine's switches. direct_copies lets kernels reach into pinned host memory.
 
     Raises ValueError when compiled kernels are asked for on a device that cannot run them.
     """
+    device = workspace.device
     if choice == "auto":
         choice = "triton" if device.type == "cuda" else "reference"
     if choice == "triton" and device.type != "cuda":
         raise ValueError(
             f"kernels='triton' needs a CUDA device and this engine runs on {device.type}: use kernels='reference'"
         )
-    allow_dependent_launch(dependent_launch)
-    allow_chosen(chosen_products)
-    bound = {op.name: op.kernel if choice == "triton" else op.reference for op in registry()}
+    bound = {op.name: op.bound(workspace) if choice == "triton" else op.reference for op in registry()}
     if not direct_copies:
         bound["move_words"] = Op("move_words").reference
     return cast(Ops, SimpleNamespace(**bound))

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
 import torch
 
-from kernels.registry import Case, Tolerance
+from kernels.registry import Case, Op, Tolerance
+from kernels.workspace import Workspace
+
+
+@lru_cache(maxsize=1)
+def workspace() -> Workspace:
+    """The one of all tests and benchmarks of ops in this process, on the GPU where there is one: a kernel that leaves a
+    counter behind spoils those after it."""
+    return Workspace(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def bound(op: Op) -> Callable[..., Any]:
+    """The op's kernel in that workspace."""
+    return op.bound(workspace())
+
 
 EXACT = Tolerance(0.0, 0.0)
 

@@ -6,11 +6,12 @@ Compiling needs no GPU, as long as the target is named. What it makes stands in 
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
@@ -21,7 +22,6 @@ from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
-from triton.runtime import driver
 from triton.runtime.cache import get_cache_manager, triton_key
 from triton.runtime.jit import JITCallable, JITFunction
 
@@ -69,33 +69,25 @@ class CompileFirst(triton.AsyncCompileMode):
     def __init__(self, executor: Executor, elsewhere: Callable[[bytes], bool] | None) -> None:
         super().__init__(executor)
         self._elsewhere = elsewhere
-        self._variant: Variant | None = None
-
-    @contextmanager
-    def submitting(self, function: JITFunction[Any], values: Mapping[str, Any]) -> Iterator[None]:
-        """Within, Triton submits `function`; `values` are the arguments of its `JITFunction._do_compile`."""
-        hash_functions(function.fn.__module__)
-        self._variant = Variant(
-            function,
-            values["signature"],
-            values["constexprs"],
-            values["attrs"],
-            values["options"].__dict__,
-            driver.active.get_current_target(),
-        )
-        try:
-            yield
-        finally:
-            self._variant = None
 
     def submit(self, key: str, compile_fn: Any, *rest: Any) -> Any:
-        return super().submit(key, partial(self._compile, key, self._variant, compile_fn), *rest)
+        return super().submit(key, partial(self._compile, key, _variant(compile_fn), compile_fn), *rest)
 
     def _compile(self, key: str, variant: Variant | None, compile_fn: Any) -> Any:
         if self._elsewhere is not None and variant is not None and not _cached(key, variant.function.__name__):
             with suppress(pickle.PicklingError, AttributeError, TypeError):  # what cannot be written down
                 self._elsewhere(variant.to_bytes())
         return compile_fn()
+
+
+def _variant(compile_fn: Any) -> Variant | None:
+    """What Triton is about to compile, which its function holds: None for another function than that of
+    `JITFunction._do_compile` of triton 3.6 to 3.9."""
+    held = inspect.getclosurevars(compile_fn).nonlocals
+    source, target, options = (held.get(name) for name in ("src", "target", "options"))
+    if source is None or target is None or options is None:
+        return None
+    return Variant(source.fn, source.signature, source.constants, source.attrs, options.__dict__, target)
 
 
 def prepare() -> None:

@@ -25,7 +25,7 @@ from kernels.paged_attention.cases import Line
 from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
-from kernels.testing import seeded
+from kernels.testing import seeded, workspace
 from kernels.weight import Dense
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
@@ -81,11 +81,11 @@ def measure(text: str, weights: Sequence[tuple[torch.Tensor, ...]], samples: int
 
     def products(i: int, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         qkv, out, norm = weights[i % LAYERS]
-        return linear(attend(linear(x, Dense(qkv), norm_weight=norm)), Dense(out))
+        return linear(workspace(), attend(linear(workspace(), x, Dense(qkv), norm_weight=norm)), Dense(out))
 
     def layer(i: int, one: bool) -> torch.Tensor:
         given = {**layers[i % len(layers)], "fused": one}
-        return products(i, lambda qkv: rope_attention(**{**given, "qkv": qkv}).flatten(1))
+        return products(i, lambda qkv: rope_attention(workspace(), **{**given, "qkv": qkv}).flatten(1))
 
     figures = {
         "us": microseconds(lambda i: layer(i, True), samples),

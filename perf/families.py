@@ -60,12 +60,12 @@ def floor_ms(model: Path) -> float:
     from engine.layers.moe import Moe
     from engine.models import registry
     from engine.models.decoder import Decoder
-    from kernels import select
+    from kernels import Workspace, select
 
     config, _ = registry.load(model)
     dtype = getattr(torch, config.dtype or "bfloat16")
     cpu = torch.device("cpu")
-    decoder = Decoder(Build(select(cpu), config, dtype, cpu, 128, router_dtype=dtype))
+    decoder = Decoder(Build(select(Workspace(cpu)), config, dtype, cpu, 128, router_dtype=dtype))
     total = float(decoder.num_bytes)
     for layer in decoder.layers:
         if isinstance(layer.ffn, Moe):

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from kernels.registry import Case, Op, registry
-from kernels.testing import seeded
+from kernels.testing import bound, seeded
 
 GRAPH_SECONDS = 1e-3
 MOST_CALLS = 200
@@ -107,7 +107,7 @@ def time_case(op: Op, case: Case, device: torch.device, ceiling: Ceilings, sampl
     size = _nbytes(sets[0])
     for seed in range(1, min(MOST_INPUTS, max(2, 1 + 3 * cache // max(size, 1)))):
         sets.append(case.make(device, seeded(device, seed)))
-    kernel = op.kernel
+    kernel = bound(op)
     for inputs in sets:
         kernel(**inputs)
     turns = itertools.cycle(sets)
@@ -164,7 +164,7 @@ def _compile(work: tuple[str, int]) -> str:
     case = op.cases()[work[1]]
     device = torch.device("cuda")
     try:
-        op.kernel(**case.make(device, seeded(device)))
+        bound(op)(**case.make(device, seeded(device)))
         torch.cuda.synchronize()
     except Exception as problem:
         return f"{op.name}, {case.name}, {case.dtype}: {type(problem).__name__}: {str(problem).splitlines()[0]}"

@@ -32,7 +32,7 @@ from kernels.paged_attention.kernel import Tile
 from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
-from kernels.testing import seeded
+from kernels.testing import seeded, workspace
 from kernels.weight import Dense
 from perf.chain import BOUND
 from perf.kernels import graph_seconds
@@ -105,11 +105,11 @@ class Chain:
         h = self._x
         for i in range(calls):
             weights, cache = self._parts[i % self._layers]
-            qkv = linear(h, Dense(weights["qkv"]), norm_weight=self._norm)
-            attended = rope_attention(**{**cache, "qkv": qkv}).flatten(1)
-            h = linear(attended, Dense(weights["o"]), residual=h)
-            inner = linear(h, Dense(weights["gate_up"]), norm_weight=self._norm, activation="silu")
-            h = linear(inner, Dense(weights["down"]), residual=h)
+            qkv = linear(workspace(), h, Dense(weights["qkv"]), norm_weight=self._norm)
+            attended = rope_attention(workspace(), **{**cache, "qkv": qkv}).flatten(1)
+            h = linear(workspace(), attended, Dense(weights["o"]), residual=h)
+            inner = linear(workspace(), h, Dense(weights["gate_up"]), norm_weight=self._norm, activation="silu")
+            h = linear(workspace(), inner, Dense(weights["down"]), residual=h)
         return h
 
     def microseconds(self) -> float:

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from kernels.registry import OPS, Case, Op
-from kernels.testing import outputs, seeded
+from kernels.testing import bound, outputs, seeded
 from perf.provenance import provenance
 
 TOOLS = ("memcheck", "racecheck")
@@ -71,7 +71,7 @@ def run_cases(op: Op, tool: str) -> None:
     """Runs in the process that the sanitizer watches."""
     device, cpu = torch.device("cuda"), torch.device("cpu")
     for case in selected(op, tool):
-        outputs(op.kernel, case, case.make(device, seeded(cpu)))
+        outputs(bound(op), case, case.make(device, seeded(cpu)))
         torch.cuda.synchronize()
 
 

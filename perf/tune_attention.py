@@ -21,7 +21,7 @@ import torch
 from kernels.paged_attention import kernel
 from kernels.paged_attention.kernel import Tile
 from kernels.registry import Case, Op
-from kernels.testing import seeded
+from kernels.testing import bound, seeded
 from perf.kernels import Ceilings, time_case
 from perf.provenance import provenance
 
@@ -71,7 +71,7 @@ def _compile(work: tuple[int, Tile]) -> None:
     case = bounded(OP.cases()[work[0]], BOUND)
     with holding(work[1]):
         try:
-            OP.kernel(**case.make(device, seeded(device)))
+            bound(OP)(**case.make(device, seeded(device)))
             torch.cuda.synchronize()
         except Exception:  # found again, and left out, when it is timed
             return

@@ -19,15 +19,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kernels.linear.blas import Algorithm, Blas, Plan, Product, Refused
-from kernels.linear.chosen import TABLE, allow_chosen
+from kernels.linear.chosen import TABLE
 from kernels.linear.dense import linear
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 from perf.provenance import provenance
 from perf.tune_linear import SHAPES, products
 from perf.tune_linear import Product as Part
@@ -274,20 +276,21 @@ def layer(shape: str, rows: int) -> str:
     x = torch.empty_like(noise)
     o = torch.randn(rows, attention, device="cuda").bfloat16()
 
-    def chain() -> None:
+    def chain(workspace: Workspace) -> None:
         x.copy_(noise)
         for qkv, out, gate_up, down in weights:
-            linear(x, Dense(qkv), norm_weight=g)
-            h = linear(o, Dense(out), residual=x)
-            linear(linear(h, Dense(gate_up), norm_weight=g, activation="silu"), Dense(down), residual=h)
+            linear(workspace, x, Dense(qkv), norm_weight=g)
+            h = linear(workspace, o, Dense(out), residual=x)
+            inner = linear(workspace, h, Dense(gate_up), norm_weight=g, activation="silu")
+            linear(workspace, inner, Dense(down), residual=h)
 
     graphs, results = [], []
-    for on in (True, False):
-        allow_chosen(on)
-        graphs.append(captured(chain))
+    # graphs read and write their workspaces: these outlive them
+    workspaces = [Workspace(torch.device("cuda"), chosen_products=on) for on in (True, False)]
+    for workspace in workspaces:
+        graphs.append(captured(partial(chain, workspace)))
         graphs[-1].replay()
         results.append(x.float())
-    allow_chosen(True)
     off = float((results[0] - results[1]).norm() / results[1].norm())
     by_table, by_torch = (statistics.median(times) / LAYERS * 1e6 for times in turns(graphs, ROUNDS))
     return (

@@ -28,6 +28,7 @@ from kernels.linear.fed import FedTile, fed_linear
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear
 from kernels.rms_norm.kernel import rms_norm
+from kernels.workspace import Workspace
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
 
@@ -140,28 +141,28 @@ def choices(rows: int, product: Product) -> list[Choice]:
     return [None, *dict.fromkeys([chosen(rows, product), *tried])]
 
 
-def call(product: Product, tile: Choice, counts: torch.Tensor, pdl: bool = True) -> Callable[..., torch.Tensor]:
+def call(product: Product, tile: Choice, workspace: Workspace) -> Callable[..., torch.Tensor]:
     """The product as a function of x, weight, norm weight and residual; a norm stands apart but for VectorTile."""
 
     def run(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor | None, r: torch.Tensor) -> torch.Tensor:
         residual = r if product.residual else None
         if isinstance(tile, VectorTile):
-            return vector_linear(x, w, None, g, 1e-6, 0.0, residual, product.activation, tile, pdl)
+            return vector_linear(workspace, x, w, None, g, 1e-6, 0.0, residual, product.activation, tile)
         if g is not None:
-            x, _ = rms_norm(x, g, 1e-6)
+            x, _ = rms_norm(workspace, x, g, 1e-6)
         if isinstance(tile, StreamTile):
-            return stream_linear(x, w, None, residual, product.activation, tile, counts, pdl)
+            return stream_linear(workspace, x, w, None, residual, product.activation, tile, counters(workspace))
         if isinstance(tile, FedTile):
-            return fed_linear(x, w, None, residual, product.activation, tile, counts, pdl)
+            return fed_linear(workspace, x, w, None, residual, product.activation, tile, counters(workspace))
         if isinstance(tile, BroadTile):
             assert product.activation, "it is the activation that it is for"
-            return broad_linear(x, w, product.activation, tile, pdl)
+            return broad_linear(workspace, x, w, product.activation, tile)
         if tile is not None:
-            return tile_linear(x, w, None, None, 1e-6, 0.0, residual, product.activation, tile, pdl)
+            return tile_linear(workspace, x, w, None, None, 1e-6, 0.0, residual, product.activation, tile)
         if residual is not None:
             return torch.addmm(residual, x, w.t())
         y = torch.nn.functional.linear(x, w)
-        return gated_activation(y, product.activation) if product.activation else y
+        return gated_activation(workspace, y, product.activation) if product.activation else y
 
     return run
 
@@ -189,13 +190,13 @@ def error(y: torch.Tensor, want: torch.Tensor) -> float:
 def compile_share(share: list[tuple[Product, int, Choice]]) -> None:
     """Compiles by launching once, into Triton's disk cache. A tile that does not fit shows when it is measured."""
     made: dict[tuple[Product, int], tuple[torch.Tensor, ...]] = {}
-    counts = counters(torch.device("cuda"))
+    workspace = Workspace(torch.device("cuda"))
     for product, rows, tile in share:
         if (product, rows) not in made:
             made[product, rows] = operands(product, rows, 1)
         x, w, g, r = made[product, rows]
         try:
-            call(product, tile, counts)(x, w[0], g if product.norm else None, r)
+            call(product, tile, workspace)(x, w[0], g if product.norm else None, r)
         except Exception as problem:
             print("FAILED", product.name, rows, tile, type(problem).__name__, str(problem)[:120])
     torch.cuda.synchronize()
@@ -219,7 +220,7 @@ def write(path: str | None, records: list[dict[str, object]]) -> None:
 
 def measure(shape: str, product: Product, all_rows: list[int], best: Best) -> list[dict[str, object]]:
     records: list[dict[str, object]] = []
-    counts = counters(torch.device("cuda"))
+    workspace = Workspace(torch.device("cuda"))
     _, weights, g, _ = operands(product, 1, product.layers)
     for rows in all_rows:
         x, _, _, r = operands(product, rows, 0)
@@ -229,7 +230,7 @@ def measure(shape: str, product: Product, all_rows: list[int], best: Best) -> li
         )
         results: list[tuple[float, Choice]] = []
         for tile in choices(rows, product):
-            run = call(product, tile, counts)
+            run = call(product, tile, workspace)
             # only these have the norm inside; for the others it is a kernel of its own, timed in the chain
             norm, want = (g, normed) if product.norm and isinstance(tile, VectorTile) else (None, bare)
             try:
@@ -265,12 +266,12 @@ def layer_chain(shape: str, rows: int, best: Best) -> list[dict[str, object]]:
     ]
     g = torch.rand(hidden, device="cuda").bfloat16()
     x = torch.randn(rows, hidden, device="cuda").bfloat16()
-    counts = counters(torch.device("cuda"))
+    workspace = Workspace(torch.device("cuda"))
     total = layers * sum(p.bytes for p in parts)
     records: list[dict[str, object]] = []
 
-    def seconds(tiles: list[Choice], pdl: bool = True) -> float:
-        runs = [call(p, t, counts, pdl) for p, t in zip(parts, tiles, strict=True)]
+    def seconds(tiles: list[Choice]) -> float:
+        runs = [call(p, t, workspace) for p, t in zip(parts, tiles, strict=True)]
 
         def chain() -> None:
             h = x

@@ -28,6 +28,7 @@ from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
+from kernels.testing import workspace
 from kernels.weight import Dense
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
@@ -55,14 +56,16 @@ class Variant:
     def run(self, x: torch.Tensor, table: Tables, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         gate_up, down = table
         if self.up is None:
-            tiles = placed(experts, gate_up.shape[0], PAIRS, True)
-            return grouped_moe(x, gate_up, down, weights, experts, x, False, None, tiles, True)
+            tiles = placed(workspace(), experts, gate_up.shape[0], PAIRS)
+            return grouped_moe(workspace(), x, gate_up, down, weights, experts, x, False, None, tiles)
         if isinstance(self.up, RowTile) and isinstance(self.down, RowTile):
-            return rows_moe(x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down, True)
+            return rows_moe(
+                workspace(), x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down
+            )
         assert isinstance(self.up, PairTile)
         assert isinstance(self.down, PairTile)
-        places = ordered(experts, gate_up.shape[0], self.rows, True)
-        return tiles_moe(x, gate_up, down, weights, experts, x, False, None, places, self.up, self.down, True)
+        places = ordered(workspace(), experts, gate_up.shape[0], self.rows)
+        return tiles_moe(workspace(), x, gate_up, down, weights, experts, x, False, None, places, self.up, self.down)
 
 
 # A few tokens, the up product: outputs, inputs, warps, stages.
@@ -230,7 +233,7 @@ def route_time(shape: str, tokens: int) -> float:
 
     def chain() -> None:
         for i in range(16):
-            moe_route(x, router[i], k - shared, norm_weight=norm, num_shared=shared)
+            moe_route(workspace(), x, router[i], k - shared, norm_weight=norm, num_shared=shared)
 
     return graph_seconds(chain) / 16
 

@@ -27,7 +27,7 @@ from engine.runner.runner import DeviceRunner
 from engine.types import MAX_LOGPROBS, SamplingParams
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
-from kernels import select
+from kernels import Workspace, select
 from kernels.compiles import Compiler, CompileWatch, Elsewhere
 
 # Weights up to which one thread of a CPU is as fast as four or faster, and does not wait for others where other work
@@ -60,7 +60,8 @@ def build_runner(
         )
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
-    ops = select(device, runtime.kernels, runtime.dependent_launch, runtime.chosen_products, runtime.direct_copies)
+    workspace = Workspace(device, runtime.dependent_launch, runtime.chosen_products)
+    ops = select(workspace, runtime.kernels, runtime.direct_copies)
     length = _max_model_len(config, model)
     checkpoint = None
     if config.load_format != "dummy":
@@ -88,7 +89,7 @@ def build_runner(
         loader.load(parameters, checkpoint, rules, unused, copies, report, decoder.bounds)
 
     if device.type == "cuda":
-        runner = _on_gpu(config, build, decoder, fill, watch, progress, elsewhere)
+        runner = _on_gpu(config, build, workspace, decoder, fill, watch, progress, elsewhere)
     else:
         if env.read().threads is None and decoder.num_bytes <= ONE_THREAD_BYTES:
             torch.set_num_threads(1)
@@ -108,6 +109,7 @@ def build_runner(
 def _on_gpu(
     config: EngineConfig,
     build: Build,
+    workspace: Workspace,
     decoder: Decoder,
     fill: Callable[[], None],
     watch: CompileWatch | None,
@@ -125,7 +127,7 @@ def _on_gpu(
     ahead = config.runtime.compile_ahead != "off"
     with Compiler(min(len(os.sched_getaffinity(0)), MOST_COMPILERS), elsewhere) as compiler:
         if ahead and config.runtime.kernels != "reference":
-            with compiler.only():
+            with compiler.only(workspace):
                 for step in steps:
                     small.rehearse(step)
         report("weights", 0, 0)

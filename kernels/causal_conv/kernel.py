@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 BLOCK_C, QUERIES, WARPS = 256, 16, 4
 
@@ -93,6 +93,7 @@ def _conv(
 
 
 def conv_lines(
+    workspace: Workspace,
     x: torch.Tensor,
     weight: torch.Tensor,
     state: torch.Tensor,
@@ -107,8 +108,8 @@ def conv_lines(
     """Lines first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
     channels, width = weight.shape
     queries = 1 if longest == 1 else max(QUERIES, next_power_of_2(width - 1))
-    pdl = dependent_launch(x.device)
-    _conv[(cdiv(channels, BLOCK_C), cdiv(longest, queries), stop - first)](
+    pdl = workspace.pdl
+    workspace.launch(_conv, (cdiv(channels, BLOCK_C), cdiv(longest, queries), stop - first))(
         x,
         weight,
         state,
@@ -131,6 +132,7 @@ def conv_lines(
 
 
 def causal_conv(
+    workspace: Workspace,
     x: torch.Tensor,
     weight: torch.Tensor,
     state: torch.Tensor,
@@ -145,5 +147,5 @@ def causal_conv(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     for first, stop, longest in ((0, num_single, 1), (num_single, lines, max_query)):
         if stop > first:
-            conv_lines(x, weight, state, state_slots, query_start, context_len, out, first, stop, longest)
+            conv_lines(workspace, x, weight, state, state_slots, query_start, context_len, out, first, stop, longest)
     return out

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 TOKENS = 32
 
@@ -169,6 +169,7 @@ def _keep(
 
 
 def compress_kv(
+    workspace: Workspace,
     kv: torch.Tensor,
     gate: torch.Tensor,
     bias: torch.Tensor,
@@ -188,13 +189,13 @@ def compress_kv(
     """See the reference. A slot of the state and the last axis of every tensor are dense."""
     channels, dim = kv.shape[1], norm.shape[0]
     lines, size = context_len.shape[0], state.shape[1]
-    pdl = dependent_launch(kv.device)
+    pdl = workspace.pdl
     strides = (kv.stride(0), gate.stride(0), state.stride(0))
     for first, count, longest in ((0, num_single, 1), (num_single, lines - num_single, max_query)):
         if not count:
             continue
         single = longest == 1
-        _compress[(count, 1 if single else cdiv(longest + ratio - 1, ratio))](
+        workspace.launch(_compress, (count, 1 if single else cdiv(longest + ratio - 1, ratio)))(
             kv,
             gate,
             bias,
@@ -226,7 +227,7 @@ def compress_kv(
             num_warps=8 if channels // dim * ratio > 8 else 4,
         )
         if not single:
-            _keep[(count, size)](
+            workspace.launch(_keep, (count, size))(
                 kv,
                 gate,
                 state,

@@ -8,9 +8,11 @@ from kernels.causal_conv.kernel import conv_lines
 from kernels.gated_delta.chunks import chunk_lines
 from kernels.gated_delta.step import step_lines
 from kernels.gated_norm.kernel import gated_norm
+from kernels.workspace import Workspace
 
 
 def delta_net(
+    workspace: Workspace,
     x: torch.Tensor,
     z: torch.Tensor,
     a: torch.Tensor,
@@ -38,10 +40,10 @@ def delta_net(
     o = torch.empty(tokens, heads, dv, dtype=x.dtype, device=x.device)
     delta = (a, b, a_log, dt_bias, state, state_slots, query_start, context_len, num_key_heads)
     if num_single:
-        step_lines(x, *delta, num_single, o, (conv_weight, conv_state))
+        step_lines(workspace, x, *delta, num_single, o, (conv_weight, conv_state))
     if lines > num_single:
         qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         places = (state_slots, query_start, context_len)
-        conv_lines(x, conv_weight, conv_state, *places, qkv, num_single, lines, max_query)
-        chunk_lines(qkv, *delta, num_single, lines, max_query, o)
-    return gated_norm(o, z, norm_weight, eps)
+        conv_lines(workspace, x, conv_weight, conv_state, *places, qkv, num_single, lines, max_query)
+        chunk_lines(workspace, qkv, *delta, num_single, lines, max_query, o)
+    return gated_norm(workspace, o, z, norm_weight, eps)

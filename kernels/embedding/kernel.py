@@ -10,9 +10,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.embedding import reference
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv
 from kernels.weight import Dense, Weight
+from kernels.workspace import Workspace
 
 _BLOCK = 1024
 
@@ -39,7 +39,9 @@ def _rounded(scale: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(scale, dtype=dtype))
 
 
-def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+def embedding(
+    workspace: Workspace, ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: float = 1.0
+) -> torch.Tensor:
     """y[t] = weight[ids[t]] * scale, with `scale` rounded to `dtype` first (as Gemma does).
 
     One program copies up to 1024 channels of one token. Shapes as in the reference; rows of a dense weight may be
@@ -51,8 +53,8 @@ def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: floa
     tokens, channels = ids.shape[0], data.shape[1]
     y = torch.empty((tokens, channels), dtype=dtype, device=ids.device)
     if tokens:
-        pdl = dependent_launch(ids.device)
-        _gather[(tokens, cdiv(channels, _BLOCK))](
+        pdl = workspace.pdl
+        workspace.launch(_gather, (tokens, cdiv(channels, _BLOCK)))(
             ids,
             data,
             y,

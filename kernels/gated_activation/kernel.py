@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 _BLOCK = 1024
 
@@ -45,7 +45,9 @@ def _gate(
     tl.store(p_y + i_token * F + columns, (act * up).to(gate.dtype), mask=m_columns)
 
 
-def gated_activation(x: torch.Tensor, activation: str = "silu", limit: float | None = None) -> torch.Tensor:
+def gated_activation(
+    workspace: Workspace, x: torch.Tensor, activation: str = "silu", limit: float | None = None
+) -> torch.Tensor:
     """y = act(x[:, :F]) * x[:, F:], in float32, rounded once. A limit clips gate above and up on both sides first.
 
     silu(g) = g·σ(g);  gelu_tanh(g) = ½g(1 + tanh u) = g·σ(2u) with u = √(2/π)(g + 0.044715 g³).
@@ -56,8 +58,8 @@ def gated_activation(x: torch.Tensor, activation: str = "silu", limit: float | N
     tokens, channels = x.shape[0], x.shape[1] // 2
     y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     if tokens:
-        pdl = dependent_launch(x.device)
-        _gate[(tokens, cdiv(channels, _BLOCK))](
+        pdl = workspace.pdl
+        workspace.launch(_gate, (tokens, cdiv(channels, _BLOCK)))(
             x,
             y,
             channels,

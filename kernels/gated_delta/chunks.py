@@ -17,8 +17,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gated_delta.step import softplus
-from kernels.hardware import dependent_launch, multiprocessors
+from kernels.hardware import multiprocessors
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 CHUNK = 64
 # Diagonal blocks that are inverted row by row; four of them make a chunk.
@@ -235,6 +236,7 @@ def _carry(
 
 
 def chunk_lines(
+    workspace: Workspace,
     qkv: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -254,7 +256,7 @@ def chunk_lines(
     tokens = qkv.shape[0]
     _, heads, dk, dv = state.shape
     lines = stop - first
-    pdl = dependent_launch(qkv.device)
+    pdl = workspace.pdl
     scores = torch.empty(tokens, heads, CHUNK, dtype=qkv.dtype, device=qkv.device)
     w = torch.empty(tokens, heads, dk, dtype=qkv.dtype, device=qkv.device)
     u = torch.empty(tokens, heads, dv, dtype=qkv.dtype, device=qkv.device)
@@ -269,7 +271,7 @@ def chunk_lines(
         "launch_pdl": pdl,
     }
     wide = max(16, next_power_of_2(dv))
-    _prepare[(cdiv(longest, CHUNK), heads, lines)](
+    workspace.launch(_prepare, (cdiv(longest, CHUNK), heads, lines))(
         qkv,
         a,
         b,
@@ -293,7 +295,7 @@ def chunk_lines(
     )
     # Slices of the state that fill the machine; wider ones read keys and queries less often.
     narrow = min(wide, 32 if lines * heads * cdiv(dv, 64) < multiprocessors(qkv.device) else 64)
-    _carry[(cdiv(dv, narrow), heads, lines)](
+    workspace.launch(_carry, (cdiv(dv, narrow), heads, lines))(
         qkv,
         scores,
         w,

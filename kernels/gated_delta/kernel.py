@@ -6,9 +6,11 @@ import torch
 
 from kernels.gated_delta.chunks import chunk_lines
 from kernels.gated_delta.step import step_lines
+from kernels.workspace import Workspace
 
 
 def gated_delta(
+    workspace: Workspace,
     qkv: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -28,7 +30,7 @@ def gated_delta(
     out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
     values = (qkv, a, b, a_log, dt_bias, state, state_slots, query_start, context_len, num_key_heads)
     if num_single:
-        step_lines(*values, num_single, out)
+        step_lines(workspace, *values, num_single, out)
     if lines > num_single:
-        chunk_lines(*values, num_single, lines, max_query, out)
+        chunk_lines(workspace, *values, num_single, lines, max_query, out)
     return out

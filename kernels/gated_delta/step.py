@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch, multiprocessors
+from kernels.hardware import multiprocessors
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Values of a slice, for few programs and for many: narrow ones fill the machine, wide ones convolve keys less often.
 NARROW, WIDE, WARPS = 32, 64, 4
@@ -132,6 +133,7 @@ def _step(
 
 
 def step_lines(
+    workspace: Workspace,
     x: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -154,8 +156,8 @@ def step_lines(
     weight, inputs = (x, x) if conv is None else conv
     block_v = NARROW if count * heads < 4 * multiprocessors(x.device) else WIDE
     block_v = min(block_v, next_power_of_2(dv))
-    pdl = dependent_launch(x.device)
-    _step[(count, heads, cdiv(dv, block_v))](
+    pdl = workspace.pdl
+    workspace.launch(_step, (count, heads, cdiv(dv, block_v)))(
         x,
         a,
         b,

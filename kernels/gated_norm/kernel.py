@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 TILE = 2048
 
@@ -43,7 +43,9 @@ def _norm(
     tl.store(out + t * (HEADS * DIM) + place, f.to(out.dtype.element_ty), mask=live)
 
 
-def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_norm(
+    workspace: Workspace, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
     """See the reference. The last axis of gate is dense."""
     t, heads, dim = x.shape
     x = x.contiguous()
@@ -51,8 +53,8 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
     if t:
         block = next_power_of_2(dim)
         block_h = max(1, min(TILE // block, next_power_of_2(heads)))
-        pdl = dependent_launch(x.device)
-        _norm[(t, cdiv(heads, block_h))](
+        pdl = workspace.pdl
+        workspace.launch(_norm, (t, cdiv(heads, block_h)))(
             x,
             gate,
             weight,

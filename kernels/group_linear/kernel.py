@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 FEW_ROWS = 64
 OUTPUTS, INPUTS, STAGES = 32, 256, 4
@@ -53,7 +53,7 @@ def _group(
     tl.store(place, acc.to(y.dtype.element_ty), mask=m_t[:, None] & m_n[None])
 
 
-def group_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def group_linear(workspace: Workspace, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """See the reference. x and weight are dense."""
     groups, outputs, size = weight.shape
     rows = x.shape[0]
@@ -63,10 +63,10 @@ def group_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.bmm(grouped, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
     y = torch.empty(rows, groups * outputs, dtype=x.dtype, device=x.device)
     if rows:
-        pdl = dependent_launch(x.device)
+        pdl = workspace.pdl
         exact = x.dtype == torch.float32
         block_t = 16 if rows <= 16 else 64
-        _group[(cdiv(outputs, OUTPUTS), groups, cdiv(rows, block_t))](
+        workspace.launch(_group, (cdiv(outputs, OUTPUTS), groups, cdiv(rows, block_t)))(
             x,
             weight,
             y,

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 
 @triton.jit
@@ -33,15 +33,17 @@ def _merge(
     tl.store(place, y.to(out.dtype.element_ty), mask=m_n[:, None] & live[None])
 
 
-def hyper_merge(x: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+def hyper_merge(
+    workspace: Workspace, x: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+) -> torch.Tensor:
     """See the reference."""
     t, n, hidden = streams.shape
     streams = streams.contiguous()
     out = torch.empty_like(streams)
     if t:
-        pdl = dependent_launch(x.device)
+        pdl = workspace.pdl
         block = min(1024, next_power_of_2(hidden))
-        _merge[(t, cdiv(hidden, block))](
+        workspace.launch(_merge, (t, cdiv(hidden, block)))(
             x.contiguous(),
             streams,
             post.contiguous(),

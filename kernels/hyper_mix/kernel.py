@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch, multiprocessors
+from kernels.hardware import multiprocessors
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 ROWS = 64
 SLICE = 128
@@ -134,6 +135,7 @@ def _slices(tokens: int, width: int, processors: int) -> int:
 
 
 def hyper_mix(
+    workspace: Workspace,
     streams: torch.Tensor,
     fn: torch.Tensor,
     base: torch.Tensor,
@@ -155,8 +157,8 @@ def hyper_mix(
     reach = cdiv(cdiv(width, slices), SLICE) * SLICE
     slices = cdiv(width, reach)
     parts = torch.empty(slices, t, outputs + 1, dtype=torch.float32, device=streams.device)
-    pdl = dependent_launch(streams.device)
-    _products[(cdiv(t, ROWS), slices)](
+    pdl = workspace.pdl
+    workspace.launch(_products, (cdiv(t, ROWS), slices))(
         streams,
         fn,
         parts,
@@ -173,7 +175,7 @@ def hyper_mix(
         num_warps=4,
     )
     block_e = min(1024, next_power_of_2(hidden))
-    _mix[(t, cdiv(hidden, block_e))](
+    workspace.launch(_mix, (t, cdiv(hidden, block_e)))(
         streams,
         parts,
         base,

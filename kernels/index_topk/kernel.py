@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 SCORE_BYTES = 256 << 20
 BLOCK_N = 64
@@ -157,6 +157,7 @@ def _select(
 
 
 def index_topk(
+    workspace: Workspace,
     q: torch.Tensor,
     weights: torch.Tensor,
     cache: torch.Tensor,
@@ -178,7 +179,7 @@ def index_topk(
     if not t:
         return out
     q = q.contiguous()
-    pdl = dependent_launch(q.device)
+    pdl = workspace.pdl
     scored = width > top_k
     piece = max(1, min(t, SCORE_BYTES // (4 * width))) if scored else t
     scores = torch.empty((piece, width) if scored else (1,), dtype=torch.float32, device=q.device)
@@ -188,7 +189,7 @@ def index_topk(
             if not count:
                 continue
             if scored:
-                _score[(count, longest, cdiv(width, BLOCK_N))](
+                workspace.launch(_score, (count, longest, cdiv(width, BLOCK_N)))(
                     q,
                     weights,
                     cache,
@@ -217,7 +218,7 @@ def index_topk(
                     PDL=pdl,
                     launch_pdl=pdl,
                 )
-            _select[(count, longest)](
+            workspace.launch(_select, (count, longest))(
                 scores,
                 query_start,
                 context_len,

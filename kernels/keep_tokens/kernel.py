@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 _BLOCK = 256
 
@@ -30,12 +30,14 @@ def _keep(p_drawn, p_tokens, p_rows, p_lengths, p_out, B, stride, BLOCK: tl.cons
     tl.store(p_out + line, drawn, mask=held)
 
 
-def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def keep_tokens(
+    workspace: Workspace, drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
     """tokens[rows[i], lengths[i]] = max(drawn[i], 0); returns drawn as int32. Shapes as in the reference."""
     out = torch.empty(drawn.shape, dtype=torch.int32, device=drawn.device)
     if len(drawn):
         grid = (cdiv(len(drawn), _BLOCK),)
-        pdl = dependent_launch(drawn.device)
+        pdl = workspace.pdl
         found = (drawn, tokens, rows, lengths, out, len(drawn), tokens.stride(0))
-        _keep[grid](*found, BLOCK=_BLOCK, PDL=pdl, launch_pdl=pdl, num_warps=4)
+        workspace.launch(_keep, grid)(*found, BLOCK=_BLOCK, PDL=pdl, launch_pdl=pdl, num_warps=4)
     return out

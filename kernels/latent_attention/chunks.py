@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 
 @triton.jit(do_not_specialize=["first_line"], do_not_specialize_on_alignment=["query_start", "context_len"])
@@ -89,6 +90,7 @@ def _attend(
 
 
 def attend_chunks(
+    workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
     cache: torch.Tensor,
@@ -106,7 +108,7 @@ def attend_chunks(
     block_h = min(64, max(16, next_power_of_2(heads)))
     queries = max(1, 64 // block_h)
     o = torch.empty(t, heads, latent, dtype=out.dtype, device=out.device)
-    _attend[(len(context_len) - first_line, cdiv(max_query, queries) * cdiv(heads, block_h))](
+    workspace.launch(_attend, (len(context_len) - first_line, cdiv(max_query, queries) * cdiv(heads, block_h)))(
         absorbed, cache, block_table, query_start, context_len, o, scale, first_line, block_table.stride(0),
         cache.stride(0), cache.stride(1), HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=cache.shape[1],
         QUERIES=queries, BLOCK_H=block_h, BLOCK_L=max(16, next_power_of_2(latent)),

@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.latent_attention.prompt import attend_prompts
 from kernels.latent_attention.up import ENTRIES, LINES, expand
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -210,6 +211,7 @@ def _attend(
 
 
 def attend_expanded(
+    workspace: Workspace,
     q: torch.Tensor,
     kv_up: torch.Tensor,
     cache: torch.Tensor,
@@ -223,7 +225,6 @@ def attend_expanded(
     max_entries: int,
     up: UpTile | None,
     tile: Tile | None,
-    pdl: bool,
 ) -> None:
     """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`.
 
@@ -246,19 +247,19 @@ def attend_expanded(
         return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box))
 
     if up is None:
-        expand(kv_up, cache, block_table, context_len, kv, rotated, first_line, pdl)
+        expand(workspace, kv_up, cache, block_table, context_len, kv, rotated, first_line)
     else:
         channels = min(up.channels, next_power_of_2(latent))
-        _expand[(cdiv(heads * own, up.outputs), row_tiles)](
+        workspace.launch(_expand, (cdiv(heads * own, up.outputs), row_tiles))(
             cache, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv, rotated,
             block_table.stride(0), cache.stride(0), cache.stride(1), first_line, lines, OUTPUTS=heads * own,
             LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded, BLOCK_O=up.outputs, BLOCK_C=channels,
             BLOCK_B=block_b, STAGES=up.stages, PRECISION=precision, num_warps=up.warps,
         )  # fmt: skip
     if tile is None:
-        attend_prompts(q, kv, rotated, query_start, context_len, out, scale, first_line, max_query, padded, pdl)
+        attend_prompts(workspace, q, kv, rotated, query_start, context_len, out, scale, first_line, max_query, padded)
         return
-    _attend[(tokens // tile.queries + lines, heads)](
+    workspace.launch(_attend, (tokens // tile.queries + lines, heads))(
         q, boxes(kv, tile.keys, nope), boxes(kv, tile.keys, value), boxes(rotated, tile.keys, rope), query_start,
         context_len, out, q.stride(0), q.stride(1), scale, first_line, lines, HEADS=heads, NOPE=nope, ROPE=rope,
         VALUE=value, ROWS=padded, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_B=block_b, PRECISION=precision,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from kernels.hardware import branch, dependent_launch
 from kernels.latent_attention import prompt, stretches, up
 from kernels.latent_attention.chunks import attend_chunks
 from kernels.latent_attention.expand import Tile, UpTile, attend_expanded
 from kernels.latent_attention.steps import FEW_LINES, StepCut, attend_steps
 from kernels.latent_attention.stretches import JoinTile, attend_stretches
+from kernels.workspace import Workspace
 
 # Lines of one query whose entries are read faster in equal stretches than in parts of each line (measured on an H200).
 STRETCHED_LINES = range(5, 193)
@@ -27,6 +27,7 @@ MANY_TOKENS = 4096
 
 
 def latent_attention(
+    workspace: Workspace,
     q: torch.Tensor,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
@@ -48,25 +49,35 @@ def latent_attention(
     longer = len(context_len) > num_single
     expanded = longer and len(absorbed) < t
     whole = fills_device(num_single, t - num_single, heads)
-    with branch(q.device, expanded and num_single > 0 and not whole) as join:
+    with workspace.branch(expanded and num_single > 0 and not whole) as join:
         if expanded:
-            attend_expanded(
+            attend_expanded(workspace,
                 q, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query, max_entries,
-                *expanded_tiles(q, kv_up, cache, nope, whole), dependent_launch(q.device),
+                *expanded_tiles(q, kv_up, cache, nope, whole),
             )  # fmt: skip
         elif longer:
             attend_chunks(
-                absorbed, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query
+                workspace,
+                absorbed,
+                kv_up,
+                cache,
+                block_table,
+                query_start,
+                context_len,
+                out,
+                scale,
+                num_single,
+                max_query,
             )
     if whole and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
-        attend_stretches(
+        attend_stretches(workspace,
             absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single,
-            join_tile(num_single), dependent_launch(q.device),
+            join_tile(num_single),
         )  # fmt: skip
     elif num_single:
-        attend_steps(
+        attend_steps(workspace,
             absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single, max_context,
-            step_cut(q.dtype, heads, num_single), dependent_launch(q.device),
+            step_cut(q.dtype, heads, num_single),
         )  # fmt: skip
     join()
     return out

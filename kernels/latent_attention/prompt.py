@@ -23,6 +23,7 @@ from kernels.hopper import boxes, load_box, sync, view
 from kernels.latent_attention.up import LINES
 from kernels.paged_attention.prompt import GROUPS, ROWS, fold, key_weights, query_tile, turn_place
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Keys a tile, and tiles that shared memory holds.
 KEYS, STAGES = 64, 3
@@ -249,6 +250,7 @@ def suits(q: torch.Tensor, nope: int, value: int) -> bool:
 
 
 def attend_prompts(
+    workspace: Workspace,
     q: torch.Tensor,
     kv: torch.Tensor,
     rotated: torch.Tensor,
@@ -259,7 +261,6 @@ def attend_prompts(
     first_line: int,
     max_query: int,
     padded: int,
-    pdl: bool,
 ) -> None:
     """Attention of the lines from `first_line` on, of up to `max_query` queries, written into `out`.
 
@@ -270,9 +271,9 @@ def attend_prompts(
     rope, value = rotated.shape[1], out.shape[-1]
     lines = len(context_len) - first_line
     ranks = cdiv(max_query, GROUPS.value * ROWS.value)
-    attend_kernel[(min(multiprocessors(q.device), ranks * lines * heads),)](
+    workspace.launch(attend_kernel, (min(multiprocessors(q.device), ranks * lines * heads),))(
         boxes(q, ROWS.value, 1, 64), boxes(kv, KEYS, 64), boxes(rotated, KEYS, 64), query_start, context_len, out,
         scale, first_line, lines, ranks, HEADS=heads, NOPE=width - rope, ROPE=rope, VALUE=value, PADDED=padded,
-        LINES=max(LINES, next_power_of_2(lines)), BLOCK_N=KEYS, STAGES=STAGES, PDL=pdl, num_warps=4,
-        launch_pdl=pdl,
+        LINES=max(LINES, next_power_of_2(lines)), BLOCK_N=KEYS, STAGES=STAGES, PDL=workspace.pdl, num_warps=4,
+        launch_pdl=workspace.pdl,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 LOG2E = tl.constexpr(1.4426950408889634)
 _MAX_SPLITS = 64
@@ -250,6 +251,7 @@ def _splits(lines: int, head_tiles: int, max_context: int, keys: int, processors
 
 
 def attend_steps(
+    workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
     cache: torch.Tensor,
@@ -260,7 +262,6 @@ def attend_steps(
     lines: int,
     max_context: int,
     cut: StepCut,
-    pdl: bool,
 ) -> None:
     """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows."""
     _, heads, width = absorbed.shape
@@ -276,20 +277,20 @@ def attend_steps(
     block_l = max(16, next_power_of_2(latent))
     block_b = max(_LEAST_LINES, next_power_of_2(lines))
     precision = "ieee" if absorbed.dtype == torch.float32 else "tf32"
-    _part[(lines, head_tiles, splits)](
+    workspace.launch(_part, (lines, head_tiles, splits))(
         absorbed, cache, block_table, context_len, parts, sums, scale, block_table.stride(0), cache.stride(0),
         cache.stride(1), lines, splits, programs, HEADS=heads, LATENT=latent, ROPE=width - latent,
         BLOCK_SIZE=cache.shape[1], BLOCK_H=block_h, BLOCK_L=block_l,
         BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b, STAGES=cut.stages,
-        PRECISION=precision, PDL=pdl, launch_pdl=pdl, num_warps=cut.warps,
+        PRECISION=precision, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=cut.warps,
     )  # fmt: skip
     block_v = min(32 if lines <= FEW_LINES else cut.values, max(16, next_power_of_2(value)))
     sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": block_l, "BLOCK_V": block_v}
-    share = {"BLOCK_N": cut.keys, "BLOCK_B": block_b, "PDL": pdl, "launch_pdl": pdl, "num_warps": 8}
+    share = {"BLOCK_N": cut.keys, "BLOCK_B": block_b, "PDL": workspace.pdl, "launch_pdl": workspace.pdl, "num_warps": 8}
     joined = (parts, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), lines, splits, programs)
     if lines <= FEW_LINES:
-        _join_line[(heads, cdiv(value, block_v), lines)](*joined, BLOCK_S=16, **sizes, **share)
+        workspace.launch(_join_line, (heads, cdiv(value, block_v), lines))(*joined, BLOCK_S=16, **sizes, **share)
         return
-    _join[(heads, cdiv(value, block_v), cdiv(lines, 16))](
+    workspace.launch(_join, (heads, cdiv(value, block_v), cdiv(lines, 16)))(
         *joined, BLOCK_T=16, STAGES=3, PRECISION=precision, **sizes, **share
     )

@@ -28,6 +28,7 @@ from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
 from kernels.paged_attention.attend import LOG2E
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Entries a tile, heads of a program, channels of a slab: a tile is slabs of whole swizzled rows, side by side.
 ENTRIES = gl.constexpr(64)
@@ -319,6 +320,7 @@ def suits(absorbed: torch.Tensor, kv_up: torch.Tensor, cache: torch.Tensor) -> b
 
 
 def attend_stretches(
+    workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
     cache: torch.Tensor,
@@ -328,7 +330,6 @@ def attend_stretches(
     scale: float,
     lines: int,
     join: JoinTile,
-    pdl: bool,
 ) -> None:
     """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows."""
     _, heads, width = absorbed.shape
@@ -339,15 +340,15 @@ def attend_stretches(
     copied = min(block_size, ENTRIES.value)
     parts = torch.empty(programs + lines, heads, latent, dtype=torch.float32, device=absorbed.device)
     sums = torch.empty(programs + lines, heads, dtype=torch.float32, device=absorbed.device)
-    stretch_kernel[(programs,)](
+    workspace.launch(stretch_kernel, (programs,))(
         boxes(absorbed.flatten(0, 1), HEADS_HELD.value, SLAB.value), boxes(rows, copied, SLAB.value), block_table,
         context_len, parts, sums, scale, block_table.stride(0), block_rows, lines, HEADS=heads, LATENT=latent,
-        SLABS=width // SLAB.value, BLOCK_SIZE=block_size, COPIED=copied, LINES=held, STAGES=STAGES, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        SLABS=width // SLAB.value, BLOCK_SIZE=block_size, COPIED=copied, LINES=held, STAGES=STAGES, PDL=workspace.pdl,
+        num_warps=4, launch_pdl=workspace.pdl,
     )  # fmt: skip
     values = min(join.values, max(16, next_power_of_2(value)))
-    _join_stretches[(heads, cdiv(value, values), cdiv(lines, join.lines))](
+    workspace.launch(_join_stretches, (heads, cdiv(value, values), cdiv(lines, join.lines)))(
         parts, sums, kv_up[:, kv_up.shape[1] - value :], context_len, out, kv_up.stride(0), lines, programs,
         HEADS=heads, LATENT=latent, VALUE=value, TILE=ENTRIES.value, BLOCK_T=join.lines, BLOCK_V=values, BLOCK_B=held,
-        AT_ONCE=join.at_once, PDL=pdl, num_warps=join.warps, launch_pdl=pdl,
+        AT_ONCE=join.at_once, PDL=workspace.pdl, num_warps=join.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip

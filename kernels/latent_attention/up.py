@@ -17,6 +17,7 @@ from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, emit, halves, load_box, next_stage, plus, ring_product, rows_of, view, whole_rows
 from kernels.moe_gemm.grouped import REGISTERS
 from kernels.sizes import next_power_of_2
+from kernels.workspace import Workspace
 
 # Entries of a tile, outputs of a tile, channels of a slice. Slices that shared memory holds.
 ENTRIES, OUTPUTS, BOX = 128, 256, 64
@@ -168,6 +169,7 @@ def suits(kv_up: torch.Tensor, cache: torch.Tensor) -> bool:
 
 
 def expand(
+    workspace: Workspace,
     kv_up: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
@@ -175,7 +177,6 @@ def expand(
     kv: torch.Tensor,
     rotated: torch.Tensor,
     first_line: int,
-    pdl: bool,
 ) -> None:
     """Keys and values kv [rows, H · (nope + Dv)] and rotated keys [rows, rope] of the lines from `first_line` on, each
     filled up with zeros to a multiple of ENTRIES rows. Takes what `suits` says."""
@@ -184,10 +185,10 @@ def expand(
     lines = len(context_len) - first_line
     copied = min(block_size, BOX)
     columns = kv.shape[1] // OUTPUTS
-    up_kernel[(min(multiprocessors(cache.device), kv.shape[0] // ENTRIES * columns),)](
+    workspace.launch(up_kernel, (min(multiprocessors(cache.device), kv.shape[0] // ENTRIES * columns),))(
         boxes(rows, copied, BOX), boxes(kv_up.flatten(0, 1), BOX, BOX), boxes(kv, BOX, BOX), cache, block_table,
         context_len, rotated, block_table.stride(0), block_rows, first_line, lines, columns, latent // BOX,
         LATENT=latent, BLOCK_SIZE=block_size, COPIED=copied, ENTRIES=ENTRIES,
-        LINES=max(LINES, next_power_of_2(lines)), STAGES=STAGES, PDL=pdl, num_warps=4, maxnreg=REGISTERS,
-        launch_pdl=pdl,
+        LINES=max(LINES, next_power_of_2(lines)), STAGES=STAGES, PDL=workspace.pdl, num_warps=4, maxnreg=REGISTERS,
+        launch_pdl=workspace.pdl,
     )  # fmt: skip

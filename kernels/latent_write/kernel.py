@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Tokens up to which the up-projection is part of the launch.
 FEW_TOKENS = 64
@@ -186,6 +186,7 @@ def absorbs_apart(tokens: int, absorbed: int) -> bool:
 
 
 def latent_write(
+    workspace: Workspace,
     q: torch.Tensor,
     kv: torch.Tensor,
     kv_up: torch.Tensor,
@@ -205,7 +206,7 @@ def latent_write(
     taken = torch.empty(absorbed, heads, latent + rope, dtype=q.dtype, device=q.device)
     if not t:
         return taken
-    pdl = dependent_launch(q.device)
+    pdl = workspace.pdl
     within = absorbs_within(absorbed)
     block_c = min(128, max(16, next_power_of_2(latent)))
     block_h = min(16, next_power_of_2(heads))
@@ -216,7 +217,7 @@ def latent_write(
         absorb_programs = cdiv(absorbed, block_t) * heads * cdiv(latent, block_c) if absorbs else 0
         each = tokens_each(t, absorbs)
         programs = cdiv(t, each) * (1 + cdiv(heads, block_h)) if writes else 0
-        _write[(absorb_programs + programs,)](
+        workspace.launch(_write, (absorb_programs + programs,))(
             q, kv, kv_up, positions, slots, cos_sin, cache, norm, taken, q.stride(0), q.stride(1), kv.stride(0),
             kv_up.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], eps, t, absorb_programs, absorbed,
             HEADS=heads, NOPE=nope, LATENT=latent, HALF=rope // 2, INTERLEAVED=interleaved, BLOCK_T=block_t,

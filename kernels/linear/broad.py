@@ -29,6 +29,7 @@ from kernels.hopper import boxes, halves, load_box, next_stage, store_box, sync
 from kernels.linear.stream import activate, streams
 from kernels.linear.waves import OUTPUTS, ROWS
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 # Inputs of a slice. Of a tile's rows each warpgroup has 64.
 INPUTS = 64
@@ -156,16 +157,18 @@ def broad_fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     return bias is None and streams(x, weight) and weight.shape[0] % 16 == 0
 
 
-def broad_linear(x: torch.Tensor, weight: torch.Tensor, activation: str, tile: BroadTile, pdl: bool) -> torch.Tensor:
+def broad_linear(
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, activation: str, tile: BroadTile
+) -> torch.Tensor:
     """`linear` with an activation and without norm and bias, for many rows."""
     m, k = x.shape
     n = weight.shape[0] // 2
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = cdiv(m, ROWS), cdiv(n, OUTPUTS)
-    broad_kernel[(min(multiprocessors(x.device), row_tiles * column_tiles),)](
+    workspace.launch(broad_kernel, (min(multiprocessors(x.device), row_tiles * column_tiles),))(
         boxes(x, 64, INPUTS), boxes(weight, OUTPUTS, INPUTS), boxes(y, 64, OUTPUTS),
         n, row_tiles, column_tiles, cdiv(k, INPUTS),
-        BN=OUTPUTS, BK=INPUTS, TEAMS=ROWS // 64, STAGES=tile.stages, BAND=tile.band, ACT=activation, PDL=pdl,
-        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+        BN=OUTPUTS, BK=INPUTS, TEAMS=ROWS // 64, STAGES=tile.stages, BAND=tile.band, ACT=activation, PDL=workspace.pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return y

@@ -23,6 +23,8 @@ TABLE = Path(__file__).with_name("algorithms.json")
 # next size's, or the largest's. With 6,000 and with 16,448 rows that was faster than torch's choice; at 3,000, with the
 # algorithms of 4,096, it was not.
 LONG_ROWS = 6000
+# Sizes of products that are remembered: steps without a graph have any number of rows.
+MOST_PLANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +58,48 @@ class Table:
         return by_rows.get(rows)
 
 
-class _Switch:
-    """The switch of the process; see `allow_chosen`."""
+class Products:
+    """Multiplies by the algorithms of the table. Its plans and the library's scratch memory are an engine's own."""
 
-    allowed = True
+    def __init__(self) -> None:
+        self._libraries: dict[torch.device, Blas | None] = {}
+        self._plans: dict[tuple[torch.device, Product], tuple[Blas, Plan] | None] = {}
 
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor | None:
+        """residual + x @ weightᵀ in residual's place, or in a new one; None when this product is not in the table."""
+        if x.dtype != torch.bfloat16:
+            return None
+        (rows, inputs), outputs = x.shape, len(weight)
+        key = (x.device, Product(rows, inputs, outputs, stride=x.stride(0)))
+        try:
+            found = self._plans[key]
+        except KeyError:
+            found = self._plan(*key)
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = found
+        if found is None or not _as_measured(x, weight, residual):
+            return None
+        library, plan = found
+        y = x.new_empty((rows, outputs)) if residual is None else residual
+        library.multiply(plan, x, weight, residual, y)
+        return y
 
-def allow_chosen(allowed: bool) -> None:
-    """Take the algorithms of the table, or leave every product of many rows to torch. For the process."""
-    _Switch.allowed = allowed
-    _plan.cache_clear()
+    def _plan(self, device: torch.device, product: Product) -> tuple[Blas, Plan] | None:
+        algorithm = _table().find(product.outputs, product.inputs, product.rows)
+        library = self._library(device)
+        if library is None or algorithm is None:
+            return None
+        try:
+            return library, library.plan(product, algorithm)
+        except Refused as problem:
+            log.info("a product of many rows is torch's: %s", problem)
+            return None
 
-
-def chosen_product(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor | None:
-    """residual + x @ weightᵀ in residual's place, or in a new one; None when this product is not in the table."""
-    if x.dtype != torch.bfloat16:
-        return None
-    (rows, inputs), outputs = x.shape, len(weight)
-    found = _plan(x.device, Product(rows, inputs, outputs, stride=x.stride(0)))
-    if found is None or not _as_measured(x, weight, residual):
-        return None
-    library, plan = found
-    y = x.new_empty((rows, outputs)) if residual is None else residual
-    library.multiply(plan, x, weight, residual, y)
-    return y
+    def _library(self, device: torch.device) -> Blas | None:
+        if device not in self._libraries:
+            self._libraries[device] = _opened(device)
+        return self._libraries[device]
 
 
 def _as_measured(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> bool:
@@ -95,8 +115,7 @@ def _table() -> Table:
     return Table.read(TABLE)
 
 
-@lru_cache(maxsize=8)
-def _library(device: torch.device) -> Blas | None:
+def _opened(device: torch.device) -> Blas | None:
     """The library on a GPU of the kind that the table was measured on, else None."""
     table = _table()
     if device.type != "cuda" or torch.cuda.get_device_name(device) != table.gpu:
@@ -110,16 +129,3 @@ def _library(device: torch.device) -> Blas | None:
         log.info("products of many rows are torch's: cublasLt %d, measured was %d", library.version, table.version)
         return None
     return library
-
-
-@lru_cache(maxsize=4096)
-def _plan(device: torch.device, product: Product) -> tuple[Blas, Plan] | None:
-    library = _library(device) if _Switch.allowed else None
-    algorithm = _table().find(product.outputs, product.inputs, product.rows)
-    if library is None or algorithm is None:
-        return None
-    try:
-        return library, library.plan(product, algorithm)
-    except Refused as problem:
-        log.info("a product of many rows is torch's: %s", problem)
-        return None

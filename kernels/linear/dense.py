@@ -12,9 +12,8 @@ from __future__ import annotations
 import torch
 
 from kernels.gated_activation.kernel import gated_activation
-from kernels.hardware import dependent_launch, group_products, multiprocessors
+from kernels.hardware import group_products, multiprocessors
 from kernels.linear.broad import BroadTile, broad_fits, broad_linear
-from kernels.linear.chosen import chosen_product
 from kernels.linear.fed import FedTile, fed_linear
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear, streams
@@ -22,6 +21,7 @@ from kernels.linear.waves import filled
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 
 STREAM_ROWS = 64
 BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
@@ -34,6 +34,7 @@ FEW_INPUTS, MIDDLE_INPUTS, MANY_INPUTS = 2048, 4096, 12288
 
 
 def linear(
+    workspace: Workspace,
     x: torch.Tensor,
     weight: Dense,
     bias: torch.Tensor | None = None,
@@ -52,35 +53,34 @@ def linear(
     """
     rows, data = x.shape[0], weight.data
     n = data.shape[0] // (2 if activation else 1)
-    pdl = dependent_launch(x.device)
     if not rows:
         return x.new_zeros((0, n))
     fused_norm = norm_weight is not None and rows == 1 and not deterministic
     narrow = x.dtype != torch.float32 or INTERPRETED
     fits = rows <= FEW_ROWS or (rows <= TILE_ROWS and n < HEAD_OUTPUTS)
     if norm_weight is not None and not (fused_norm and narrow):
-        x, _ = rms_norm(x, norm_weight, eps, offset=offset, deterministic=deterministic)
+        x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
         norm_weight = None
     if deterministic:
         tile = invariant_tile(rows, n, activation)
-        return tile_linear(x, data, bias, None, eps, offset, residual, activation, tile, pdl)
+        return tile_linear(workspace, x, data, bias, None, eps, offset, residual, activation, tile)
     if 1 < rows <= STREAM_ROWS and group_products(x.device) and streams(x, data):
         fed = fed_tile(rows, n, data.shape[1], activation is not None, multiprocessors(x.device))
         if fed is not None:
-            return fed_linear(x, data, bias, residual, activation, fed, counters(x.device), pdl)
+            return fed_linear(workspace, x, data, bias, residual, activation, fed, counters(workspace))
         stream = stream_tile(rows, n, data.shape[1], activation is not None, multiprocessors(x.device))
-        return stream_linear(x, data, bias, residual, activation, stream, counters(x.device), pdl)
+        return stream_linear(workspace, x, data, bias, residual, activation, stream, counters(workspace))
     if activation is not None and rows > STREAM_ROWS and group_products(x.device) and broad_fits(x, data, bias):
         broad = broad_tile(rows, n, data.shape[1], multiprocessors(x.device))
         if broad is not None:
-            return broad_linear(x, data, activation, broad, pdl)
+            return broad_linear(workspace, x, data, activation, broad)
     if not (narrow and fits):
-        return _library(x, data, bias, residual, activation)
+        return _library(workspace, x, data, bias, residual, activation)
     if rows == 1:
         vector = vector_tile(n, data.shape[1], norm_weight is not None, activation is not None)
-        return vector_linear(x, data, bias, norm_weight, eps, offset, residual, activation, vector, pdl)
+        return vector_linear(workspace, x, data, bias, norm_weight, eps, offset, residual, activation, vector)
     tile = _tile(rows, n, activation is not None)
-    return tile_linear(x, data, bias, None, eps, offset, residual, activation, tile, pdl)
+    return tile_linear(workspace, x, data, bias, None, eps, offset, residual, activation, tile)
 
 
 def vector_tile(n: int, k: int, norm: bool, activation: bool) -> VectorTile:
@@ -180,6 +180,7 @@ def invariant_tile(rows: int, n: int, activation: str | None) -> Tile:
 
 
 def _library(
+    workspace: Workspace,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -187,17 +188,19 @@ def _library(
     activation: str | None,
 ) -> torch.Tensor:
     if bias is None:
-        y = _product(x, weight, residual)
-        return y if activation is None else gated_activation(y, activation)
+        y = _product(workspace, x, weight, residual)
+        return y if activation is None else gated_activation(workspace, y, activation)
     y = torch.nn.functional.linear(x, weight, bias)
     if activation is not None:
-        return gated_activation(y, activation)
+        return gated_activation(workspace, y, activation)
     return y if residual is None else residual + y
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+def _product(
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None
+) -> torch.Tensor:
     """residual + x @ weightᵀ, in residual's place when there is one."""
-    y = chosen_product(x, weight, residual)
+    y = workspace.products.multiply(x, weight, residual) if workspace.products is not None else None
     if y is not None:
         return y
     if residual is None:

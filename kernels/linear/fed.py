@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, load_box, next_stage, sync
 from kernels.linear.stream import activate, first_unit, unit_owner, work_of
+from kernels.workspace import Workspace
 
 # A tile: rows, outputs, inputs of a slice.
 ROWS, OUTPUTS, INPUTS = 64, 64, 128
@@ -258,21 +259,21 @@ class FedTile:
 
 
 def fed_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
-    activation: str | None, tile: FedTile, counts: torch.Tensor, pdl: bool,
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    residual: torch.Tensor | None, activation: str | None, tile: FedTile, counts: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """`linear` without a norm, for up to ROWS rows that `streams` allows; counts as in `stream_linear`."""
     m, k = x.shape
     wide = 2 if activation else 1
     n = weight.shape[0] // wide
     work = work_of(x, n, ROWS, OUTPUTS, INPUTS, wide, tile.split, multiprocessors(x.device))
-    fed_kernel[(work.programs,)](
+    workspace.launch(fed_kernel, (work.programs,))(
         boxes(x, ROWS, INPUTS), boxes(weight, OUTPUTS, INPUTS),
         bias, residual, work.y, work.parts, counts,
         m, n, k, work.y.stride(0), residual.stride(0) if residual is not None else 0,
         BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages,
         AT_ONCE=4 if tile.split > 2 else 2, SHARED=work.shared,
-        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=pdl,
-        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return work.y

@@ -8,12 +8,17 @@ import torch
 
 from kernels.linear import dense, reference
 from kernels.weight import Dense, Fp8, Weight
+from kernels.workspace import Workspace
 
-# Each takes a weight of its kind and the op's other arguments.
-LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {Dense: dense.linear, Fp8: reference.linear}
+# Each takes the workspace, a weight of its kind and the op's other arguments.
+LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
+    Dense: dense.linear,
+    Fp8: lambda workspace, *given: reference.linear(*given),
+}
 
 
 def linear(
+    workspace: Workspace,
     x: torch.Tensor,
     weight: Weight,
     bias: torch.Tensor | None = None,
@@ -35,4 +40,4 @@ def linear(
     launch = LAUNCHES.get(type(weight))
     if launch is None:
         raise TypeError(f"linear has no launch for weights of the kind {type(weight).__name__}")
-    return launch(x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)
+    return launch(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hopper import boxes
 from kernels.linear.fed import INPUTS, OUTPUTS, REGISTERS, ROWS, feed, products, rings
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 
 @gluon.jit
@@ -85,13 +86,13 @@ def parts_tile(rows: int, n: int, k: int, multiprocessors: int) -> PartsTile | N
     return PartsTile(split, slices // split, 4 if slices <= 16 else 3)
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor, tile: PartsTile, pdl: bool) -> torch.Tensor:
+def linear_parts(workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, tile: PartsTile) -> torch.Tensor:
     """x [M, k] · weight [n, k]ᵀ by shares of the inputs: [split, M, n], float32. Takes what `streams` allows."""
     (m, k), n = x.shape, weight.shape[0]
     parts = torch.empty(tile.split, m, n, dtype=torch.float32, device=x.device)
-    parts_kernel[(cdiv(n, OUTPUTS) * tile.split,)](
+    workspace.launch(parts_kernel, (cdiv(n, OUTPUTS) * tile.split,))(
         boxes(x, ROWS, INPUTS), boxes(weight, OUTPUTS, INPUTS), parts, m, n, k,
-        BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages, SPLIT=tile.split, PDL=pdl,
-        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+        BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages, SPLIT=tile.split, PDL=workspace.pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return parts

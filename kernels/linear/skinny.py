@@ -13,7 +13,6 @@ everything that another kernel writes is touched after the wait.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
@@ -22,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -272,10 +272,9 @@ class Tile:
     prefetch: int = 0
 
 
-@lru_cache(maxsize=8)
-def counters(device: torch.device) -> torch.Tensor:
-    """Zeros that split products count their slices in; each product leaves them zero. One stream at a time."""
-    return torch.zeros(1 << 16, dtype=torch.int32, device=device)
+def counters(workspace: Workspace) -> torch.Tensor:
+    """Zeros that split products count their slices in; each product leaves them zero."""
+    return workspace.counters("slices of a product", 1 << 16)
 
 
 def _dot_type(dtype: torch.dtype) -> tl.dtype:
@@ -285,26 +284,28 @@ def _dot_type(dtype: torch.dtype) -> tl.dtype:
 
 
 def vector_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm_weight: torch.Tensor | None, eps: float,
-    offset: float, residual: torch.Tensor | None, activation: str | None, tile: VectorTile, pdl: bool,
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None, eps: float,
+    offset: float, residual: torch.Tensor | None, activation: str | None, tile: VectorTile,
 ) -> torch.Tensor:  # fmt: skip
     """`linear` for one row."""
     k = weight.shape[1]
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty((1, n), dtype=x.dtype, device=x.device)
-    vector_kernel[(cdiv(n, tile.outputs),)](
+    workspace.launch(vector_kernel, (cdiv(n, tile.outputs),))(
         x, weight, bias, norm_weight, residual, y, n, k, eps, offset,
         BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        EVEN=n % tile.outputs == 0 and k % tile.inputs == 0, PDL=pdl, PREFETCH=tile.prefetch if pdl else 0,
-        num_warps=tile.warps, launch_pdl=pdl,
+        EVEN=n % tile.outputs == 0 and k % tile.inputs == 0, PDL=workspace.pdl,
+        PREFETCH=tile.prefetch if workspace.pdl else 0, num_warps=tile.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return y
 
 
 def tile_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm_weight: torch.Tensor | None, eps: float,
-    offset: float, residual: torch.Tensor | None, activation: str | None, tile: Tile, pdl: bool,
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None, eps: float,
+    offset: float, residual: torch.Tensor | None, activation: str | None, tile: Tile,
 ) -> torch.Tensor:  # fmt: skip
     """`linear` on tensor cores."""
     m, k = x.shape
@@ -313,13 +314,14 @@ def tile_linear(
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     grid = (cdiv(n, tile.outputs), cdiv(m, tile.rows), tile.split)
     parts = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
-    counts = y if tile.split == 1 else counters(x.device)
-    tile_kernel[grid](
+    counts = y if tile.split == 1 else counters(workspace)
+    workspace.launch(tile_kernel, grid)(
         x, weight, bias, norm_weight, residual, y, parts, counts,
         m, n, k, x.stride(0), y.stride(0), residual.stride(0) if residual is not None else 0, eps, offset,
         BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, SERIAL=tile.serial, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
         SWAP=tile.swap, EVEN=n % tile.outputs == 0 and k % (tile.inputs * tile.split * tile.serial) == 0,
-        PDL=pdl, PREFETCH=tile.prefetch if pdl else 0, DOT=_dot_type(x.dtype), num_warps=tile.warps, launch_pdl=pdl,
+        PDL=workspace.pdl, PREFETCH=tile.prefetch if workspace.pdl else 0, DOT=_dot_type(x.dtype),
+        num_warps=tile.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return y

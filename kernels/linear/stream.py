@@ -28,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import multiprocessors
 from kernels.hopper import boxes, load_box, sync
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 
 @gluon.jit
@@ -245,8 +246,8 @@ def work_of(x: torch.Tensor, n: int, rows: int, outputs: int, inputs: int, wide:
 
 
 def stream_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
-    activation: str | None, tile: StreamTile, counts: torch.Tensor, pdl: bool,
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+    residual: torch.Tensor | None, activation: str | None, tile: StreamTile, counts: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """`linear` without a norm, for up to tile.rows rows; counts: zeros, one for each tile of outputs, left zero."""
     m, k = x.shape
@@ -254,12 +255,12 @@ def stream_linear(
     n = weight.shape[0] // wide
     most = tile.programs * multiprocessors(x.device)
     work = work_of(x, n, tile.rows, tile.outputs, tile.inputs, wide, tile.split, most)
-    stream_kernel[(work.programs,)](
+    workspace.launch(stream_kernel, (work.programs,))(
         boxes(x, tile.rows, tile.inputs), boxes(weight, tile.outputs, tile.inputs),
         bias, residual, work.y, work.parts, counts,
         m, n, k, work.y.stride(0), residual.stride(0) if residual is not None else 0,
         BM=tile.rows, BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages, SHARED=work.shared,
-        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=pdl,
-        num_warps=tile.warps, launch_pdl=pdl,
+        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,
+        num_warps=tile.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return work.y

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from kernels.hardware import dependent_launch, group_products, multiprocessors
+from kernels.hardware import group_products, multiprocessors
 from kernels.linear.kernel import linear
 from kernels.linear.parts import linear_parts, parts_tile
 from kernels.linear.stream import streams
 from kernels.rms_norm.kernel import rms_norm, sum_norm
 from kernels.weight import Dense, Weight
+from kernels.workspace import Workspace
 
 
 def linear_norm(
+    workspace: Workspace,
     x: torch.Tensor,
     weight: Weight,
     residual: torch.Tensor,
@@ -26,8 +28,8 @@ def linear_norm(
         n, k = weight.shape
         tile = parts_tile(len(x), n, k, multiprocessors(x.device))
         if tile is not None:
-            parts = linear_parts(x, weight.data, tile, dependent_launch(x.device))
-            h, y = sum_norm(parts, norm_weight, eps, residual, offset)
+            parts = linear_parts(workspace, x, weight.data, tile)
+            h, y = sum_norm(workspace, parts, norm_weight, eps, residual, offset)
             return y, h
-    y = linear(x, weight, bias, residual=residual)
-    return y, rms_norm(y, norm_weight, eps, offset=offset)[0]
+    y = linear(workspace, x, weight, bias, residual=residual)
+    return y, rms_norm(workspace, y, norm_weight, eps, offset=offset)[0]

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kernels.logprobs.reference import MAX_K
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 _TILE = 4096
 
@@ -114,7 +115,9 @@ def _merge(
         ordinals = tl.where(ids == found, TAKEN, ordinals)
 
 
-def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def logprobs(
+    workspace: Workspace, logits: torch.Tensor, tokens: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """log p(t) = x_t − log Σ exp(x), in float32; tokens rank by descending logit, then by ascending id.
 
     A program takes 4096 tokens and draws its k largest in turn; a second kernel merges the tiles of a row. Shapes as
@@ -134,8 +137,10 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.
     tile_rank = torch.empty((rows, tiles), dtype=torch.int32, device=device)
     tile_ordinals, tile_ids = torch.empty((2, rows, tiles, max(k, 1)), dtype=torch.int32, device=device).unbind()
     found = (tile_max, tile_sum, tile_rank, tile_ordinals, tile_ids)
-    _tiles[(rows, tiles)](logits, tokens, *found, logits.stride(0), tiles, vocab, K=k, TILE=_TILE, num_warps=4)
-    _merge[(rows,)](
+    workspace.launch(_tiles, (rows, tiles))(
+        logits, tokens, *found, logits.stride(0), tiles, vocab, K=k, TILE=_TILE, num_warps=4
+    )
+    workspace.launch(_merge, (rows,))(
         logits,
         tokens,
         *found,

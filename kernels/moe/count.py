@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.moe_gemm.order import Places, add_up, counters, in_tiles
 from kernels.moe_route.choose import Choice, choose, summed
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Tokens of a program, and integers from one counter to the next: counters that share a line of the cache are added to
 # in turn.
@@ -69,7 +70,7 @@ def choose_and_count(
 
 
 def chosen_in_tiles(
-    parts: torch.Tensor, bias: torch.Tensor | None, rows: int, scale: float, how: Choice, pdl: bool
+    workspace: Workspace, parts: torch.Tensor, bias: torch.Tensor | None, rows: int, scale: float, how: Choice
 ) -> tuple[torch.Tensor, torch.Tensor, Places]:
     """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs in tiles of `rows`. The choice is
     not by token id. Calls on a device share their counters: they must run in one stream order."""
@@ -81,9 +82,9 @@ def chosen_in_tiles(
 
     weights = torch.empty(t, width, dtype=torch.float32, device=device)
     experts, rank, offsets, ends = integers(t, width), integers(t, width), integers(every + 1), integers(every)
-    choose_and_count[(cdiv(t, _TOKENS),)](
-        parts, bias, weights, experts, counters(device, every, _APART), rank, offsets, ends, t, e, scale,
+    workspace.launch(choose_and_count, (cdiv(t, _TOKENS),))(
+        parts, bias, weights, experts, counters(workspace, every, _APART), rank, offsets, ends, t, e, scale,
         SPLITS=splits, ROWS=rows, APART=_APART, BLOCK_T=_TOKENS, BLOCK_C=next_power_of_2(every + 1),
-        HOW=how, PDL=pdl, launch_pdl=pdl, num_warps=4,
+        HOW=how, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
     )  # fmt: skip
-    return weights, experts, in_tiles(experts, rank, offsets, ends, rows, pdl)
+    return weights, experts, in_tiles(workspace, experts, rank, offsets, ends, rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kernels.hardware import dependent_launch
 from kernels.moe.count import chosen_in_tiles
 from kernels.moe.lists import MOST_EXPERTS, chosen_in_lists
 from kernels.moe.rows import rows_moe
@@ -20,6 +19,7 @@ from kernels.moe_route.kernel import FEW_TOKENS, choice, moe_route
 from kernels.moe_route.logits import MANY_TOKENS, logit_parts
 from kernels.rms_norm.kernel import rms_norm
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 
 # Inner channels of an expert that a few tokens' products find by themselves; of larger ones they gain nothing by it.
 SMALL_EXPERT = 1024
@@ -48,6 +48,7 @@ def counts_in_choice(tokens: int, pairs: int, experts: int, by_token: bool) -> b
 
 
 def moe(
+    workspace: Workspace,
     x: torch.Tensor,
     router: torch.Tensor,
     gate_up: Dense,
@@ -75,32 +76,38 @@ def moe(
     up, out = gate_up.data, down.data
     tokens, inter = len(x), up.shape[1] // 2
     pairs = tokens * (top_k + num_shared)
-    gelu, pdl = activation != "silu", dependent_launch(x.device)
+    gelu = activation != "silu"
     alone = deterministic or not tokens
     plain = score == "softmax" and bias is None and table is None and num_groups == 1 and not num_shared
     if not alone and chooses_in_products(tokens, inter, len(router), plain):
         return rows_moe(
-            x, router, up, out, top_k, norm_weight, eps, offset, renormalize, scale, residual, gelu, limit,
-            row_tiles(inter)[0], down_tile(tokens, inter), pdl,
+            workspace, x, router, up, out, top_k, norm_weight, eps, offset, renormalize, scale, residual, gelu, limit,
+            row_tiles(inter)[0], down_tile(tokens, inter),
         )  # fmt: skip
     how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
     listed = not alone and chooses_in_lists(tokens, pairs, len(up))
     counted = not (alone or listed) and counts_in_choice(tokens, pairs, len(up), table is not None)
     if listed or (counted and grouped_fits(x, up)):
-        h = (x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]).contiguous()
+        h = (x if norm_weight is None else rms_norm(workspace, x, norm_weight, eps, offset=offset)[0]).contiguous()
         constants = choice(
             len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared
         )
         given = (residual, gelu, limit)
         if not listed:
-            weights, experts, found = chosen_in_tiles(logit_parts(h, router, pdl), bias, PAIRS, scale, constants, pdl)
-            return grouped_moe(h, up, out, weights, experts, *given, found, pdl)
+            weights, experts, found = chosen_in_tiles(
+                workspace, logit_parts(workspace, h, router), bias, PAIRS, scale, constants
+            )
+            return grouped_moe(workspace, h, up, out, weights, experts, *given, found)
         rows, up_cut, down_cut = pair_tiles(pairs, len(up), x.dtype, bulk_rows(x, inter))
-        parts, counts = scored(h, router, num_shared, pdl)
-        weights, experts, lists = chosen_in_lists(parts, counts, bias, table, token_ids, rows, scale, constants, pdl)
+        parts, counts = scored(workspace, h, router, num_shared)
+        weights, experts, lists = chosen_in_lists(
+            workspace, parts, counts, bias, table, token_ids, rows, scale, constants
+        )
         rings = ring_tiles(h, inter, rows)
         if rings is not None:
-            return lists_moe(h, up, out, weights, experts, *given, lists, rings, pdl)
-        return tiles_moe(h, up, out, weights, experts, *given, lists, up_cut, down_cut, pdl)
-    h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
-    return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)
+            return lists_moe(workspace, h, up, out, weights, experts, *given, lists, rings)
+        return tiles_moe(workspace, h, up, out, weights, experts, *given, lists, up_cut, down_cut)
+    h, weights, experts = moe_route(workspace, x, router, top_k, norm_weight, eps, offset, *how, deterministic)
+    return moe_gemm(
+        workspace, h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic
+    )

@@ -10,12 +10,14 @@ from kernels.moe import dense
 from kernels.moe_gemm.kernel import moe_gemm
 from kernels.moe_route.kernel import moe_route
 from kernels.weight import Dense, Weight
+from kernels.workspace import Workspace
 
-# Each takes tables of its kind and the op's other arguments. Other kinds choose first.
+# Each takes the workspace, tables of its kind and the op's other arguments. Other kinds choose first.
 LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {Dense: dense.moe}
 
 
 def moe(
+    workspace: Workspace,
     x: torch.Tensor,
     router: torch.Tensor,
     gate_up: Weight,
@@ -44,6 +46,8 @@ def moe(
     launch = LAUNCHES.get(type(gate_up))
     if launch is not None and type(down) is type(gate_up):
         given = (residual, activation, limit, deterministic)
-        return launch(x, router, gate_up, down, top_k, norm_weight, eps, offset, *how, *given)
-    h, weights, experts = moe_route(x, router, top_k, norm_weight, eps, offset, *how, deterministic)
-    return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)
+        return launch(workspace, x, router, gate_up, down, top_k, norm_weight, eps, offset, *how, *given)
+    h, weights, experts = moe_route(workspace, x, router, top_k, norm_weight, eps, offset, *how, deterministic)
+    return moe_gemm(
+        workspace, h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic
+    )

@@ -16,6 +16,7 @@ from kernels.moe_gemm.order import Lists
 from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.places import best, ordered, value_of
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 # Experts whose ranks a warp holds, a few a thread.
 MOST_EXPERTS = 128
@@ -106,6 +107,7 @@ def in_rounds(num_experts: int, how: Choice) -> bool:
 
 
 def chosen_in_lists(
+    workspace: Workspace,
     parts: torch.Tensor,
     counts: torch.Tensor,
     bias: torch.Tensor | None,
@@ -114,7 +116,6 @@ def chosen_in_lists(
     rows: int,
     scale: float,
     how: Choice,
-    pdl: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, Lists]:
     """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs by expert in tiles of `rows`, counted
     in `counts`, zeros before."""
@@ -126,9 +127,10 @@ def chosen_in_lists(
     experts = torch.empty(t, width, dtype=torch.int32, device=parts.device)
     pairs = torch.empty(every, capacity, dtype=torch.int32, device=parts.device)
     rounds = in_rounds(e, how)
-    choose_and_list[(t,)](
+    workspace.launch(choose_and_list, (t,))(
         parts, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
-        SPLITS=splits, HOW=how, ROUNDS=rounds, PDL=pdl, launch_pdl=pdl, num_warps=1 if rounds else 4,
+        SPLITS=splits, HOW=how, ROUNDS=rounds, PDL=workspace.pdl, launch_pdl=workspace.pdl,
+        num_warps=1 if rounds else 4,
     )  # fmt: skip
     shared, each = how.shared, cdiv(t, rows)
     # a routed expert's further tiles have full ones before them

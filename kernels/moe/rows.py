@@ -16,6 +16,7 @@ from kernels.moe_gemm.rows import RowTile, expert_up
 from kernels.moe_route.places import place, places, ranks, shares
 from kernels.moe_route.scores import row_scores
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Elements of the router that four warps of a program of the scores hold.
 _HELD = 16384
@@ -139,6 +140,7 @@ def _experts_each(router: torch.Tensor, tokens: int, block_m: int) -> int:
 
 
 def rows_moe(
+    workspace: Workspace,
     x: torch.Tensor,
     router: torch.Tensor,
     gate_up: torch.Tensor,
@@ -154,7 +156,6 @@ def rows_moe(
     limit: float | None,
     up_tile: RowTile,
     down_tile: RowTile,
-    pdl: bool,
 ) -> torch.Tensor:
     """`moe` of a softmax without correction, groups or shared experts. A `down_tile` of one stage holds all inner
     channels. With the same tiles a token's sums are taken in one order, whatever stands beside it."""
@@ -165,20 +166,20 @@ def rows_moe(
     logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
     inner = torch.empty(t * top_k, inter, dtype=x.dtype, device=x.device)
     out = torch.empty(t, hidden, dtype=x.dtype, device=x.device)
-    launch: dict[str, Any] = {"PDL": pdl, "launch_pdl": pdl}
+    launch: dict[str, Any] = {"PDL": workspace.pdl, "launch_pdl": workspace.pdl}
     chosen: dict[str, Any] = {"K": top_k, "BLOCK_E": next_power_of_2(e), **launch}
     each = _experts_each(router, t, block_m)
-    row_scores[(cdiv(e, each), t)](
+    workspace.launch(row_scores, (cdiv(e, each), t))(
         x, norm_weight, router, h, logits, e, hidden, x.stride(0), eps, offset, NORM=norm_weight is not None,
         BLOCK_N=each, BLOCK_M=block_m, num_warps=4 if each * block_m <= _HELD else 16, **launch,
     )  # fmt: skip
-    up[(cdiv(inter, up_tile.outputs), t * top_k)](
+    workspace.launch(up, (cdiv(inter, up_tile.outputs), t * top_k))(
         h, gate_up, logits, inner, e, hidden, inter, limit or 0.0,
         GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs, STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
         WARPS=up_tile.warps, num_warps=up_tile.warps, **chosen,
     )  # fmt: skip
-    down[(cdiv(hidden, down_tile.outputs), t)](
+    workspace.launch(down, (cdiv(hidden, down_tile.outputs), t))(
         inner, matrices, logits, residual, out, e, hidden, inter, top_k, scale,
         RENORMALIZE=renormalize, BLOCK_K=next_power_of_2(top_k), RESIDUAL=residual is not None,
         BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,

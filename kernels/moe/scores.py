@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Tokens, experts and inputs of a program: few enough that it fits a multiprocessor beside the product before it.
 _TOKENS, _EXPERTS, _INPUTS = 16, 32, 256
@@ -72,14 +73,16 @@ def step_scores(
     tl.store(parts + place, acc, mask=live & (n < num_experts)[None, :])
 
 
-def scored(h: torch.Tensor, router: torch.Tensor, num_shared: int, pdl: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def scored(
+    workspace: Workspace, h: torch.Tensor, router: torch.Tensor, num_shared: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """h · routerᵀ as [splits, T, E] float32 to be summed, and E + S int32 zeros."""
     (t, hidden), e = h.shape, len(router)
     splits = cdiv(hidden, _INPUTS)
     parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
     counts = torch.empty(e + num_shared, dtype=torch.int32, device=h.device)
-    step_scores[(cdiv(t, _TOKENS), cdiv(e, _EXPERTS), splits)](
+    workspace.launch(step_scores, (cdiv(t, _TOKENS), cdiv(e, _EXPERTS), splits))(
         h, router, parts, counts, t, e, len(counts), hidden, h.stride(0), BLOCK_T=_TOKENS, BLOCK_N=_EXPERTS,
-        BLOCK_M=_INPUTS, BLOCK_E=next_power_of_2(len(counts)), PDL=pdl, launch_pdl=pdl, num_warps=4,
+        BLOCK_M=_INPUTS, BLOCK_E=next_power_of_2(len(counts)), PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
     )  # fmt: skip
     return parts, counts

@@ -30,6 +30,7 @@ from kernels.linear.stream import activate
 from kernels.moe_gemm.order import Lists
 from kernels.moe_gemm.tiles import combined
 from kernels.sizes import next_power_of_2
+from kernels.workspace import Workspace
 
 
 @gluon.jit
@@ -232,6 +233,7 @@ def ring_tiles(x: torch.Tensor, inter: int, rows: int) -> Rings | None:
 
 
 def lists_moe(
+    workspace: Workspace,
     x: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -242,7 +244,6 @@ def lists_moe(
     limit: float | None,
     lists: Lists,
     rings: Rings,
-    pdl: bool,
 ) -> torch.Tensor:
     """`moe_gemm` by tiles of `lists`."""
     (t, hidden), k = x.shape, experts.shape[1]
@@ -254,14 +255,15 @@ def lists_moe(
         source: torch.Tensor, table: torch.Tensor, target: torch.Tensor, tile: RingTile, act: str | None
     ) -> None:
         outputs = target.shape[1]
-        list_kernel[(outputs // tile.outputs, lists.tiles)](
+        workspace.launch(list_kernel, (outputs // tile.outputs, lists.tiles))(
             source, boxes(table.flatten(0, 1), tile.outputs, tile.inputs), lists.pairs, lists.counts, weights, target,
             e, lists.shared, lists.parts, table.shape[2], outputs, table.shape[1], lists.pairs.shape[1], rings.first,
             0.0 if limit is None else limit,
             K=k, ROWS=lists.rows, BN=tile.outputs, BK=tile.inputs, BLOCK_E=next_power_of_2(e),
-            STAGES=tile.stages, ACT=act, LIMITED=limit is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+            STAGES=tile.stages, ACT=act, LIMITED=limit is not None, PDL=workspace.pdl, num_warps=4,
+            launch_pdl=workspace.pdl,
         )  # fmt: skip
 
     product(x, gate_up, h, rings.up, "gelu_tanh" if gelu else "silu")
     product(h, down, y, rings.down, None)
-    return combined(y, None, experts, weights, residual, e, x.dtype, pdl, whole=True)
+    return combined(workspace, y, None, experts, weights, residual, e, x.dtype, whole=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.hardware import bulk_copies, dependent_launch
+from kernels.hardware import bulk_copies
 from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
 from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.sizes import next_power_of_2
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 
 FEW_TOKENS = 4
 # Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
@@ -21,6 +22,7 @@ GROUPED_PAIRS = 32
 
 
 def moe_gemm(
+    workspace: Workspace,
     x: torch.Tensor,
     gate_up: Dense,
     down: Dense,
@@ -36,15 +38,15 @@ def moe_gemm(
     if not len(x):
         return torch.empty_like(x)
     x, experts, table = x.contiguous(), experts.contiguous(), gate_up.data
-    gelu, pdl = activation != "silu", dependent_launch(x.device)
+    gelu = activation != "silu"
     inputs = (x, table, down.data, weights, experts, residual, gelu, limit)
     inter = table.shape[1] // 2
     if len(x) <= FEW_TOKENS or deterministic:
-        return rows_moe(*inputs, num_shared, *row_tiles(inter), pdl)
+        return rows_moe(workspace, *inputs, num_shared, *row_tiles(inter))
     if experts.numel() > GROUPED_PAIRS * table.shape[0] and grouped_fits(x, table):
-        return grouped_moe(*inputs, placed(experts, table.shape[0], PAIRS, pdl), pdl)
+        return grouped_moe(workspace, *inputs, placed(workspace, experts, table.shape[0], PAIRS))
     rows, up, down_tile = pair_tiles(experts.numel(), table.shape[0], x.dtype, bulk_rows(x, inter))
-    return tiles_moe(*inputs, ordered(experts, table.shape[0], rows, pdl), up, down_tile, pdl)
+    return tiles_moe(workspace, *inputs, ordered(workspace, experts, table.shape[0], rows), up, down_tile)
 
 
 def bulk_rows(x: torch.Tensor, inter: int) -> bool:

@@ -39,6 +39,7 @@ from kernels.moe_gemm.order import Places
 from kernels.moe_gemm.results import first_part, kept_of, last_part, rounded
 from kernels.moe_gemm.tiles import combined
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 # Pairs of a tile, inputs of a slice; a box of the copy engine is 64 × 64, or a tile's rows of one matrix by 64.
 PAIRS, ROWS, BOX = 128, 256, 64
@@ -261,6 +262,7 @@ def grouped_fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
 
 
 def grouped_moe(
+    workspace: Workspace,
     x: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -270,7 +272,6 @@ def grouped_moe(
     gelu: bool,
     limit: float | None,
     places: Places,
-    pdl: bool,
 ) -> torch.Tensor:
     """`moe_gemm` for many pairs of each expert, whose `places` are in tiles of PAIRS, where `grouped_fits`. Every shape
     that a launch depends on is known to the host, so that graphs can hold it."""
@@ -285,16 +286,16 @@ def grouped_moe(
     ) -> None:
         matrix, size = table.flatten(0, 1), table.shape[2]
         columns = cdiv(target.shape[1], ROWS if act is None else ROWS // 2)
-        grouped_kernel[(min(multiprocessors(x.device), places.tiles * columns),)](
+        workspace.launch(grouped_kernel, (min(multiprocessors(x.device), places.tiles * columns),))(
             source, boxes(source, BOX, BOX), boxes(matrix, ROWS if act is None else BOX, BOX), boxes(target, BOX, BOX),
             *lists, turns, e, places.tiles, columns, size // BOX, size, table.shape[1], inter,
             0.0 if limit is None else limit,
             GATHER=act is not None, ACT=act, LIMITED=limit is not None, PARTS=min(PARTS, size // BOX),
-            STAGES=STAGES, PDL=pdl,
-            num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+            STAGES=STAGES, PDL=workspace.pdl,
+            num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
         )  # fmt: skip
 
     first, second = places.turns.unbind()
     product(x, gate_up, h, "gelu_tanh" if gelu else "silu", first)
     product(h, down, y, None, second)
-    return combined(y, places.rows, experts, weights, residual, e, x.dtype, pdl)
+    return combined(workspace, y, places.rows, experts, weights, residual, e, x.dtype)

@@ -8,12 +8,17 @@ import torch
 
 from kernels.moe_gemm import dense, reference
 from kernels.weight import Dense, Fp8, Weight
+from kernels.workspace import Workspace
 
-# Each takes tables of its kind and the op's other arguments.
-LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {Dense: dense.moe_gemm, Fp8: reference.moe_gemm}
+# Each takes the workspace, tables of its kind and the op's other arguments.
+LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
+    Dense: dense.moe_gemm,
+    Fp8: lambda workspace, *given: reference.moe_gemm(*given),
+}
 
 
 def moe_gemm(
+    workspace: Workspace,
     x: torch.Tensor,
     gate_up: Weight,
     down: Weight,
@@ -33,4 +38,5 @@ def moe_gemm(
     if launch is None or type(down) is not type(gate_up):
         kinds = f"{type(gate_up).__name__} and {type(down).__name__}"
         raise TypeError(f"moe_gemm has no launch for experts of the kinds {kinds}")
-    return launch(x, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)
+    given = (weights, experts, residual, activation, limit, num_shared, deterministic)
+    return launch(workspace, x, gate_up, down, *given)

@@ -8,7 +8,6 @@ it, since a pair's row of a product does not depend on the rows beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
@@ -16,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Pairs a program counts; up to so many are ordered in one launch. A few have a program of their own size.
 FEW, CHUNK = 256, 1024
@@ -133,10 +133,9 @@ def _place_in_tiles(
     tl.store(tile_pairs + tile, tl.minimum(count - place, ROWS), mask=leads)
 
 
-@lru_cache(maxsize=64)
-def counters(device: torch.device, num_experts: int, apart: int) -> torch.Tensor:
-    """Zeros that every launch leaves zero; made by the eager call before any capture."""
-    return torch.zeros(next_power_of_2(num_experts + 1) * apart, dtype=torch.int32, device=device)
+def counters(workspace: Workspace, num_experts: int, apart: int) -> torch.Tensor:
+    """Zeros that every launch leaves zero, one for each expert and one for arrivals, `apart` places apart."""
+    return workspace.counters("pairs of experts", next_power_of_2(num_experts + 1) * apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,33 +188,38 @@ class Places:
     tiles: int
 
 
-def ordered(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Order:
+def ordered(workspace: Workspace, experts: torch.Tensor, num_experts: int, rows: int) -> Order:
     """experts [T, K] int32, contiguous; pairs of experts outside of [0, num_experts) are left out. Calls on a device
     share their counters: they must run in one stream order."""
     pairs = experts.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
-    rank, offsets, ends = _counted(experts, num_experts, rows, order if pairs <= CHUNK else None, pdl)
+    rank, offsets, ends = _counted(workspace, experts, num_experts, rows, order if pairs <= CHUNK else None)
     if pairs > CHUNK:
-        _place[(cdiv(pairs, CHUNK),)](experts, rank, order, offsets, pairs, num_experts, CHUNK=CHUNK)
+        workspace.launch(_place, (cdiv(pairs, CHUNK),))(experts, rank, order, offsets, pairs, num_experts, CHUNK=CHUNK)
     return Order(order, offsets, ends, rows, _most_tiles(pairs, num_experts, rows))
 
 
-def placed(experts: torch.Tensor, num_experts: int, rows: int, pdl: bool) -> Places:
+def placed(workspace: Workspace, experts: torch.Tensor, num_experts: int, rows: int) -> Places:
     """As `ordered`, with `rows` rows for each tile."""
-    return in_tiles(experts, *_counted(experts, num_experts, rows, None, pdl), rows, pdl)
+    return in_tiles(workspace, experts, *_counted(workspace, experts, num_experts, rows, None), rows)
 
 
 def in_tiles(
-    experts: torch.Tensor, rank: torch.Tensor, offsets: torch.Tensor, ends: torch.Tensor, rows: int, pdl: bool
+    workspace: Workspace,
+    experts: torch.Tensor,
+    rank: torch.Tensor,
+    offsets: torch.Tensor,
+    ends: torch.Tensor,
+    rows: int,
 ) -> Places:
     """The places of pairs whose place within their expert, its first pair and the end of its tiles are known."""
     pairs, k = experts.numel(), experts.shape[1]
     tiles = _most_tiles(pairs, len(ends), rows)
     sizes = pairs, tiles * rows, tiles, tiles, 2
     row, token, tile_expert, tile_pairs, turns = (experts.new_empty(size) for size in sizes)
-    _place_in_tiles[(cdiv(pairs, CHUNK),)](
+    workspace.launch(_place_in_tiles, (cdiv(pairs, CHUNK),))(
         experts, rank, offsets, ends, row, token, tile_expert, tile_pairs, turns, pairs, len(ends),
-        K=k, CHUNK=CHUNK, ROWS=rows, PDL=pdl, launch_pdl=pdl,
+        K=k, CHUNK=CHUNK, ROWS=rows, PDL=workspace.pdl, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return Places(row, token, tile_expert, tile_pairs, ends, turns, tiles)
 
@@ -225,7 +229,7 @@ def _most_tiles(pairs: int, num_experts: int, rows: int) -> int:
 
 
 def _counted(
-    experts: torch.Tensor, num_experts: int, rows: int, order: torch.Tensor | None, pdl: bool
+    workspace: Workspace, experts: torch.Tensor, num_experts: int, rows: int, order: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A pair's place among those of its expert, where each expert's begin, and where its tiles end. Writes the order as
     well where it is given, for up to CHUNK pairs."""
@@ -234,9 +238,9 @@ def _counted(
     ends = torch.empty(num_experts, dtype=torch.int32, device=device)
     rank = torch.empty(pairs, dtype=torch.int32, device=device) if order is None else order
     chunk = FEW if pairs <= FEW else CHUNK
-    _count[(cdiv(pairs, chunk),)](
-        experts, counters(device, num_experts, 1), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk,
-        ROWS=rows, BLOCK_E=next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=pdl,
-        launch_pdl=pdl, num_warps=4,
+    workspace.launch(_count, (cdiv(pairs, chunk),))(
+        experts, counters(workspace, num_experts, 1), rank, rank, offsets, ends, pairs, num_experts, CHUNK=chunk,
+        ROWS=rows, BLOCK_E=next_power_of_2(num_experts + 1), ALONE=order is not None, PDL=workspace.pdl,
+        launch_pdl=workspace.pdl, num_warps=4,
     )  # fmt: skip
     return rank, offsets, ends

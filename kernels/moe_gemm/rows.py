@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 
 @triton.jit
@@ -188,6 +189,7 @@ class RowTile:
 
 
 def rows_moe(
+    workspace: Workspace,
     x: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -199,7 +201,6 @@ def rows_moe(
     num_shared: int,
     up_tile: RowTile,
     down_tile: RowTile,
-    pdl: bool,
 ) -> torch.Tensor:
     """`moe_gemm` in two launches. A token's sums are taken in one order, whatever stands beside it."""
     t, hidden = x.shape
@@ -207,16 +208,16 @@ def rows_moe(
     k = experts.shape[1]
     out = torch.empty_like(x)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    rows_up[(cdiv(inter, up_tile.outputs), t * k)](
+    workspace.launch(rows_up, (cdiv(inter, up_tile.outputs), t * k))(
         x, gate_up, experts, h, e, hidden, inter, limit or 0.0,
         K=k, SHARED=num_shared, GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs,
         LINES=next_power_of_2(cdiv(hidden, 64)), STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
-        PDL=pdl, launch_pdl=pdl, num_warps=up_tile.warps,
+        PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=up_tile.warps,
     )  # fmt: skip
-    rows_down[(cdiv(hidden, down_tile.outputs), t)](
+    workspace.launch(rows_down, (cdiv(hidden, down_tile.outputs), t))(
         h, down, weights, experts, residual, out, e, hidden, inter, K=k, RESIDUAL=residual is not None,
         CHUNKS=cdiv(inter, down_tile.inputs), BLOCK_N=down_tile.outputs, BLOCK_M=down_tile.inputs,
-        PDL=pdl, launch_pdl=pdl, num_warps=down_tile.warps,
+        PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=down_tile.warps,
     )  # fmt: skip
     return out

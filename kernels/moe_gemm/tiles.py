@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.moe_gemm.order import Lists, Order
 from kernels.moe_gemm.rows import activate
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 
 @triton.jit
@@ -256,6 +257,7 @@ def combine(
 
 
 def combined(
+    workspace: Workspace,
     y: torch.Tensor,
     rows: torch.Tensor | None,
     experts: torch.Tensor,
@@ -263,7 +265,6 @@ def combined(
     residual: torch.Tensor | None,
     num_experts: int,
     dtype: torch.dtype,
-    pdl: bool,
     whole: bool = False,
 ) -> torch.Tensor:
     """[T, hidden] from the pairs' summands y, weighed already unless `rows` says where they stand. whole: every pair's
@@ -271,9 +272,10 @@ def combined(
     (t, k), hidden = experts.shape, y.shape[1]
     out = torch.empty(t, hidden, dtype=dtype, device=y.device)
     width = 256 if t <= 256 else 1024
-    combine[(t, cdiv(hidden, width))](
+    workspace.launch(combine, (t, cdiv(hidden, width)))(
         y, experts if rows is None else rows, experts, weights, residual, out, num_experts, hidden, K=k,
-        PLACED=rows is not None, WHOLE=whole, RESIDUAL=residual is not None, BLOCK_N=width, PDL=pdl, launch_pdl=pdl,
+        PLACED=rows is not None, WHOLE=whole, RESIDUAL=residual is not None, BLOCK_N=width,
+        PDL=workspace.pdl, launch_pdl=workspace.pdl,
         num_warps=width // 128,
     )  # fmt: skip
     return out
@@ -300,6 +302,7 @@ def _matrix(table: torch.Tensor, tile: PairTile) -> Any:
 
 
 def tiles_moe(
+    workspace: Workspace,
     x: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
@@ -311,7 +314,6 @@ def tiles_moe(
     places: Order | Lists,
     up_tile: PairTile,
     down_tile: PairTile,
-    pdl: bool,
 ) -> torch.Tensor:
     """`moe_gemm` by the tiles of `places`.
 
@@ -333,21 +335,21 @@ def tiles_moe(
         "ROWS": places.rows,
         "BLOCK_E": next_power_of_2(e),
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "PDL": pdl,
-        "launch_pdl": pdl,
+        "PDL": workspace.pdl,
+        "launch_pdl": workspace.pdl,
     }
     tile = up_tile
-    tiles_up[(cdiv(inter, tile.outputs), places.tiles)](
+    workspace.launch(tiles_up, (cdiv(inter, tile.outputs), places.tiles))(
         x, _matrix(gate_up, tile), *where, h, e, hidden, inter, limit or 0.0,
         K=k, GELU=gelu, LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=inter % tile.outputs == 0 and hidden % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
     tile = down_tile
-    tiles_down[(cdiv(hidden, tile.outputs), places.tiles)](
+    workspace.launch(tiles_down, (cdiv(hidden, tile.outputs), places.tiles))(
         h, _matrix(down, tile), weights, *where, y, e, hidden, inter,
         BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
-    return combined(y, None, experts, weights, residual, e, x.dtype, pdl, isinstance(places, Lists))
+    return combined(workspace, y, None, experts, weights, residual, e, x.dtype, isinstance(places, Lists))

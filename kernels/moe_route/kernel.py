@@ -7,7 +7,6 @@ arrive chooses. More tokens take three: the norm, the scores on tensor cores (in
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.borders import NORMED_ROWS
-from kernels.hardware import dependent_launch
 from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.logits import logit_parts
 from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 FEW_TOKENS = NORMED_ROWS
 # Router values that a program of `_few` holds in registers.
@@ -94,13 +93,8 @@ def _choose(
     )  # fmt: skip
 
 
-@lru_cache(maxsize=16)
-def _arrivals(device: torch.device, tokens: int) -> torch.Tensor:
-    """Counters that every launch leaves at zero; made by the eager call before any capture."""
-    return torch.zeros(tokens, dtype=torch.int32, device=device)
-
-
 def moe_route(
+    workspace: Workspace,
     x: torch.Tensor,
     router: torch.Tensor,
     top_k: int,
@@ -127,7 +121,7 @@ def moe_route(
     experts = torch.empty(t, width, dtype=torch.int32, device=x.device)
     if not t:
         return x, weights, experts
-    pdl = dependent_launch(x.device)
+    pdl = workspace.pdl
     how = choice(e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared)
     launch: dict[str, Any] = {"HOW": how, "PDL": pdl, "launch_pdl": pdl}
     if t <= FEW_TOKENS or deterministic:
@@ -135,17 +129,17 @@ def moe_route(
         block_n = max(1, min(_VALUES // block_m, next_power_of_2(e)))
         h = x if norm_weight is None else torch.empty(t, hidden, dtype=x.dtype, device=x.device)
         logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-        arrived = _arrivals(x.device, next_power_of_2(max(t, FEW_TOKENS)))
-        _few[(cdiv(e, block_n), t)](
+        arrived = workspace.counters("tokens of a router", next_power_of_2(max(t, FEW_TOKENS)))
+        workspace.launch(_few, (cdiv(e, block_n), t))(
             x, norm_weight, router, bias, table, token_ids, h, logits, weights, experts, arrived,
             e, hidden, x.stride(0), eps, offset, scale, NORM=norm_weight is not None, BLOCK_N=block_n, BLOCK_M=block_m,
             num_warps=4 if block_n * block_m <= 2 * _VALUES else 16, **launch,
         )  # fmt: skip
         return h, weights, experts
-    h = x if norm_weight is None else rms_norm(x, norm_weight, eps, offset=offset)[0]
-    parts = logit_parts(h, router, pdl)
+    h = x if norm_weight is None else rms_norm(workspace, x, norm_weight, eps, offset=offset)[0]
+    parts = logit_parts(workspace, h, router)
     each = 1 if t <= 1024 else 4
-    _choose[(cdiv(t, each),)](
+    workspace.launch(_choose, (cdiv(t, each),))(
         parts, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=len(parts), BLOCK_T=each,
         num_warps=4 if each == 1 or e > 128 else 1, **launch,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 # From here on the scores are exact products of bfloat16 on tensor cores.
 MANY_TOKENS = 1024
@@ -128,27 +129,29 @@ def score_tile(tokens: int, exact: bool) -> ScoreTile:
     return ScoreTile(128 if exact else 64, 4, 3)
 
 
-def logit_parts(h: torch.Tensor, router: torch.Tensor, pdl: bool) -> torch.Tensor:
+def logit_parts(workspace: Workspace, h: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     """h · routerᵀ in float32 as [splits, T, E] to be summed."""
     (t, hidden), e = h.shape, router.shape[0]
     if t >= MANY_TOKENS and h.dtype == torch.bfloat16:
         thirds, exact = router, router.dtype == h.dtype
         if not exact:
             thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
-            _thirds[(cdiv(e * hidden, 1024),)](router, thirds, e * hidden, BLOCK=1024)
+            workspace.launch(_thirds, (cdiv(e * hidden, 1024),))(router, thirds, e * hidden, BLOCK=1024)
         tile = score_tile(t, exact)
         block_n = 128 if e > 64 else 64
         parts = torch.empty(tile.splits, t, e, dtype=torch.float32, device=h.device)
-        _many_scores[(cdiv(t, 64), cdiv(e, block_n), tile.splits)](
+        workspace.launch(_many_scores, (cdiv(t, 64), cdiv(e, block_n), tile.splits))(
             h, thirds, parts, t, e, hidden, h.stride(0), THIRDS=1 if exact else 3, SPLITS=tile.splits, BLOCK_T=64,
-            BLOCK_N=block_n, BLOCK_M=tile.inputs, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=tile.stages,
+            BLOCK_N=block_n, BLOCK_M=tile.inputs, PDL=workspace.pdl, launch_pdl=workspace.pdl,
+            num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
         return parts
     # Two cuts, not one for each number of tokens: each is compiled.
     block_t, block_n, block_m, splits = (16, 64, 64, 8) if t <= 256 else (64, 64, 32, 2)
     parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
-    _scores[(cdiv(t, block_t), cdiv(e, block_n), splits)](
+    workspace.launch(_scores, (cdiv(t, block_t), cdiv(e, block_n), splits))(
         h, router, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,
-        PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=3,
+        PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", PDL=workspace.pdl, launch_pdl=workspace.pdl,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     return parts

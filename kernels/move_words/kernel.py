@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 _BLOCK = 1024
 
@@ -28,6 +29,7 @@ def _move(p_source, p_target, p_changes, p_table, n, p, copying, BLOCK: tl.const
 
 
 def move_words(
+    workspace: Workspace,
     source: torch.Tensor,
     target: torch.Tensor,
     changes: torch.Tensor | None = None,
@@ -43,4 +45,4 @@ def move_words(
     programs = copying + cdiv(p, _BLOCK)
     if programs:
         changes, table = (target if of is None else of for of in (changes, table))
-        _move[(programs,)](source, target, changes, table, n, p, copying, BLOCK=_BLOCK, num_warps=4)
+        workspace.launch(_move, (programs,))(source, target, changes, table, n, p, copying, BLOCK=_BLOCK, num_warps=4)

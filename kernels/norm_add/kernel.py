@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import next_power_of_2
+from kernels.workspace import Workspace
 
 
 @triton.jit
@@ -31,15 +31,15 @@ def _norm_add(
 
 
 def norm_add(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor, offset: float = 0.0
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor, offset: float = 0.0
 ) -> torch.Tensor:
     """See the reference; rounds once. Rows may be strided."""
     rows, size = x.shape
     y = torch.empty((rows, size), dtype=x.dtype, device=x.device)
     if rows:
         block = next_power_of_2(size)
-        pdl = dependent_launch(x.device)
-        _norm_add[(rows,)](
+        pdl = workspace.pdl
+        workspace.launch(_norm_add, (rows,))(
             x,
             weight,
             residual,

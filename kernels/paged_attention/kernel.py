@@ -4,15 +4,15 @@ longer chunks take one of their own (`prompt`), and so do some numbers of lines 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
-from kernels.hardware import branch, dependent_launch, multiprocessors
+from kernels.hardware import multiprocessors
 from kernels.paged_attention import lines as stream
 from kernels.paged_attention.attend import attend
 from kernels.paged_attention.prompt import attend_prompts, suits
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
@@ -125,13 +125,9 @@ def dealt_to(programs: int, tiles: int) -> int:
     return programs if tiles > programs else programs // tiles * tiles - tiles // 4
 
 
-@lru_cache(maxsize=16)
-def arrivals(device: torch.device, branch: int = 0) -> torch.Tensor:
-    """Counters that every merge leaves at zero; made before any capture, by the eager call that compiles the kernel.
-
-    Launches that may run at once are of different branches.
-    """
-    return torch.zeros(_ARRIVALS, dtype=torch.int32, device=device)
+def arrivals(workspace: Workspace, single: bool = True) -> torch.Tensor:
+    """Counters that every merge leaves at zero; lines of one query and others may run at once."""
+    return workspace.counters("splits of single lines" if single else "splits of longer lines", _ARRIVALS)
 
 
 def power_below(n: int) -> int:
@@ -140,6 +136,7 @@ def power_below(n: int) -> int:
 
 
 def paged_attention(
+    workspace: Workspace,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -171,6 +168,7 @@ def paged_attention(
     t, h, _ = q.shape
     out = torch.empty((t, h, v_cache.shape[-1]), dtype=q.dtype, device=q.device)
     attend_into(
+        workspace,
         out,
         q,
         k_cache,
@@ -191,6 +189,7 @@ def paged_attention(
 
 
 def attend_into(
+    workspace: Workspace,
     out: torch.Tensor,
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -215,7 +214,7 @@ def attend_into(
     q = q if q.stride(1) == d and q.stride(2) == 1 else q.contiguous()
     group = h // g
     block_d, block_dv = max(16, next_power_of_2(d)), max(16, next_power_of_2(dv))
-    pdl = dependent_launch(q.device)
+    pdl = workspace.pdl
 
     def launch(first_line: int, num_lines: int, tokens: int, queries: int, single: bool) -> None:
         tile = (
@@ -237,7 +236,7 @@ def attend_into(
         dealt = tile.dealt and single and splits > 1
         # Lines have as many shares as `programs` have work, and at most one more each.
         grid = (g, tiles + cdiv(programs, g)) if dealt else (tiles, g, splits)
-        attend[grid](
+        workspace.launch(attend, grid)(
             q,
             k_cache,
             v_cache,
@@ -248,7 +247,7 @@ def attend_into(
             out,
             partial,
             lse,
-            arrivals(q.device, int(not single)),
+            arrivals(workspace, single),
             q.stride(0),
             *k_cache.stride()[:3],
             *v_cache.stride()[:3],
@@ -294,16 +293,16 @@ def attend_into(
         return
     tokens = t - num_single
     many = tokens >= (_SHORT_TOKENS if max_context <= _SHORT_CONTEXT else _PROMPT_TOKENS)
-    with branch(q.device, singles and 0 < num_single < lines) as join:
+    with workspace.branch(singles and 0 < num_single < lines) as join:
         if num_single < lines and many and window is None and suits(q, k_cache, v_cache):
             lengths, rest = (query_start, context_len), (num_single, lines - num_single, max_query)
-            attend_prompts(q, k_cache, v_cache, block_table, *lengths, out, scale, *rest, softcap, sinks)
+            attend_prompts(workspace, q, k_cache, v_cache, block_table, *lengths, out, scale, *rest, softcap, sinks)
         elif num_single < lines:
             launch(num_single, lines - num_single, tokens, max_query, single=False)
     plain = window is None and softcap is None and sinks is None
     if singles and plain and streamed(group, g, num_single, num_single == lines) and stream.suits(q, k_cache, v_cache):
-        given = (block_table, context_len, out, arrivals(q.device, 0))
-        stream.attend_lines(q, k_cache, v_cache, *given, scale, num_single, pdl)
+        given = (block_table, context_len, out, arrivals(workspace))
+        stream.attend_lines(workspace, q, k_cache, v_cache, *given, scale, num_single)
     elif num_single and singles:
         launch(0, num_single, num_single, 1, single=True)
     join()

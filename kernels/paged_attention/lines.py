@@ -25,6 +25,7 @@ from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
 from kernels.paged_attention.attend import LOG2E
 from kernels.sizes import next_power_of_2
+from kernels.workspace import Workspace
 
 # Keys a tile, tokens of a block, channels of a slab: a tile is two slabs of keys and two of values, each of whole
 # swizzled rows.
@@ -352,6 +353,7 @@ def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool
 
 
 def attend_lines(
+    workspace: Workspace,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -361,7 +363,6 @@ def attend_lines(
     arrived: torch.Tensor,
     scale: float,
     lines: int,
-    pdl: bool,
 ) -> None:
     """`paged_attention` of the first `lines` lines, which have one query each, into `out`'s first rows.
 
@@ -375,11 +376,11 @@ def attend_lines(
     partial = torch.empty(parts, h // g, d, dtype=torch.float32, device=q.device)
     sums = torch.empty(parts, h // g, dtype=torch.float32, device=q.device)
     k_rows, v_rows = (cache.stride()[:2] for cache in (k_cache, v_cache))
-    lines_kernel[(programs,)](
+    workspace.launch(lines_kernel, (programs,))(
         boxes(q.flatten(0, 1), HELD.value, SLAB.value),
         boxes(rows_of(k_cache), BLOCK.value, SLAB.value), boxes(rows_of(v_cache), BLOCK.value, SLAB.value),
         block_table, context_len, out, partial, sums, arrived, arrived[-1:], scale, block_table.stride(0),
         k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, lines, LEAST, MOST,
-        H=h, G=g, GROUP=h // g, LINES=max(32, next_power_of_2(lines)), STAGES=STAGES, PDL=pdl,
-        num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
+        H=h, G=g, GROUP=h // g, LINES=max(32, next_power_of_2(lines)), STAGES=STAGES, PDL=workspace.pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
     )  # fmt: skip

@@ -21,9 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch, group_products, multiprocessors
+from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, rows_of, sync, view, whole_rows
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 LOG2E = gl.constexpr(1.4426950408889634)
 # Rows that a group of four warps multiplies, and such groups.
@@ -360,6 +361,7 @@ def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool
 
 
 def attend_prompts(
+    workspace: Workspace,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -384,9 +386,9 @@ def attend_prompts(
     width = next_power_of_2(group)
     queries = ROWS.value // width
     copied = min(block_size, KEYS)
-    pdl = dependent_launch(q.device)
+    pdl = workspace.pdl
     ranks = cdiv(max_query, GROUPS.value * queries)
-    attend_kernel[(min(multiprocessors(q.device), ranks * num_lines * g),)](
+    workspace.launch(attend_kernel, (min(multiprocessors(q.device), ranks * num_lines * g),))(
         boxes(q, queries, width, 64), boxes(rows_of(k_cache), copied, 64), boxes(rows_of(v_cache), copied, 64),
         block_table, query_start, context_len,
         sinks if sinks is not None else q, out, block_table.stride(0),

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 _CHUNK = 1024
 
@@ -84,6 +85,7 @@ def _penalise(
 
 
 def penalties(
+    workspace: Workspace,
     logits: torch.Tensor,
     token_table: torch.Tensor,
     rows: torch.Tensor,
@@ -108,7 +110,7 @@ def penalties(
     grid = (lines, cdiv(token_table.shape[1], _CHUNK))
     counts = torch.zeros((lines, vocab), dtype=torch.int32, device=logits.device)
     settings = (repetition, presence, frequency)
-    _count[grid](
+    workspace.launch(_count, grid)(
         counts,
         token_table,
         rows,
@@ -120,7 +122,7 @@ def penalties(
         CHUNK=_CHUNK,
         num_warps=4,
     )
-    _penalise[grid](
+    workspace.launch(_penalise, grid)(
         logits,
         counts,
         token_table,

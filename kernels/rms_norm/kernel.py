@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import next_power_of_2
+from kernels.workspace import Workspace
 
 # Channels a warp takes: few rows want their loads at once, parts of rows even more, many rows fewer warps (measured on
 # an H200).
@@ -54,6 +54,7 @@ def _norm(
 
 
 def rms_norm(
+    workspace: Workspace,
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -67,18 +68,29 @@ def rms_norm(
     reference; rows of x and residual may be strided. How many warps share a row decides in which order it is summed.
     """
     many = len(x) >= _MANY_ROWS and not deterministic
-    return _normed(x, weight, eps, residual, offset, _MANY_LANES if many else _LANES)
+    return _normed(workspace, x, weight, eps, residual, offset, _MANY_LANES if many else _LANES)
 
 
 def sum_norm(
-    parts: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor, offset: float = 0.0
+    workspace: Workspace,
+    parts: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor,
+    offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm` of x = Σ parts [S, T, E], float32, in their order: y and h in residual's dtype."""
-    return _normed(parts, weight, eps, residual, offset, _PART_LANES)
+    return _normed(workspace, parts, weight, eps, residual, offset, _PART_LANES)
 
 
 def _normed(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, offset: float, lanes: int
+    workspace: Workspace,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    offset: float,
+    lanes: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, E], or parts of it [S, T, E]; a warp takes `lanes` channels."""
     rows, channels = x.shape[-2:]
@@ -87,8 +99,8 @@ def _normed(
     h = x if residual is None else torch.empty_like(y)
     if rows:
         block = next_power_of_2(channels)
-        pdl = dependent_launch(x.device)
-        _norm[(rows,)](
+        pdl = workspace.pdl
+        workspace.launch(_norm, (rows,))(
             x,
             like,
             weight,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.borders import SHORT_CONTEXT
-from kernels.hardware import branch, dependent_launch, multiprocessors
+from kernels.hardware import multiprocessors
 from kernels.paged_attention.kernel import (
     LEAST_LINES,
     MAX_SPLITS,
@@ -20,6 +20,7 @@ from kernels.paged_attention.kernel import (
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # kv heads of lines that are few (measured on an H200, see docs/log.md).
 FEW_HEADS = 32
@@ -69,6 +70,7 @@ def _wide(dtype: torch.dtype, group: int, channels: int) -> bool:
 
 
 def rope_attention(
+    workspace: Workspace,
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
@@ -108,16 +110,19 @@ def rope_attention(
     heads = num_single * groups
     one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
     if deterministic or not fused or not one:
-        q = rope_kv_write(qkv, positions, slots, cos_sin, k_cache, v_cache, *rope, deterministic)
+        q = rope_kv_write(workspace, qkv, positions, slots, cos_sin, k_cache, v_cache, *rope, deterministic)
         lines = (block_table, query_start, context_len)
-        return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, deterministic)
+        return paged_attention(
+            workspace, q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, deterministic
+        )
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
-    with branch(qkv.device, tokens > num_single) as join:
+    with workspace.branch(tokens > num_single) as join:
         if tokens > num_single:
             q = torch.empty_like(out)
             rest = slice(num_single, None)
-            rope_into(q[rest], qkv[rest], positions[rest], slots[rest], cos_sin, k_cache, v_cache, *rope)
+            rope_into(workspace, q[rest], qkv[rest], positions[rest], slots[rest], cos_sin, k_cache, v_cache, *rope)
             attend_into(
+                workspace,
                 out,
                 q,
                 k_cache,
@@ -132,6 +137,7 @@ def rope_attention(
                 singles=False,
             )
     _singles(
+        workspace,
         out,
         qkv,
         positions,
@@ -157,6 +163,7 @@ def rope_attention(
 
 
 def _singles(
+    workspace: Workspace,
     out: torch.Tensor,
     qkv: torch.Tensor,
     positions: torch.Tensor,
@@ -193,8 +200,8 @@ def _singles(
     work = (lines * g, splits, rows) if splits > 1 else (1, 1, 1)
     partial = torch.empty((*work, d), dtype=torch.float32, device=qkv.device)
     lse = torch.empty(work, dtype=torch.float32, device=qkv.device)
-    pdl = dependent_launch(qkv.device)
-    attend_single[(lines, g, splits)](
+    pdl = workspace.pdl
+    workspace.launch(attend_single, (lines, g, splits))(
         qkv,
         positions,
         slots,
@@ -208,7 +215,7 @@ def _singles(
         out,
         partial,
         lse,
-        arrivals(qkv.device),
+        arrivals(workspace),
         qkv.stride(0),
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],

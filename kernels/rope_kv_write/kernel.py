@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 # Rotated pairs a program takes. Angles, weights and addresses, which heads share, are a third of a small tile's
 # instructions: thousands of tokens take more heads at once (measured on an H200).
@@ -121,6 +121,7 @@ def _rope(
 
 
 def rope_kv_write(
+    workspace: Workspace,
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
@@ -144,11 +145,12 @@ def rope_kv_write(
     """
     q = torch.empty((qkv.shape[0], num_heads, k_cache.shape[-1]), dtype=qkv.dtype, device=qkv.device)
     how = (num_heads, q_norm, k_norm, eps, offset, interleaved, deterministic)
-    rope_into(q, qkv, positions, slots, cos_sin, k_cache, v_cache, *how)
+    rope_into(workspace, q, qkv, positions, slots, cos_sin, k_cache, v_cache, *how)
     return q
 
 
 def rope_into(
+    workspace: Workspace,
     q: torch.Tensor,
     qkv: torch.Tensor,
     positions: torch.Tensor,
@@ -168,12 +170,12 @@ def rope_into(
     _, g, block_size, d = k_cache.shape
     tokens = qkv.shape[0]
     if tokens:
-        pdl = dependent_launch(qkv.device)
+        pdl = workspace.pdl
         rotary = cos_sin.shape[1]
         half = next_power_of_2(rotary // 2)
         tile = _WIDE_TILE if tokens >= _WIDE_TOKENS and not deterministic else _TILE
         block_h = min(max(1, tile // half), next_power_of_2(num_heads + 2 * g))
-        _rope[(tokens, cdiv(num_heads + 2 * g, block_h))](
+        workspace.launch(_rope, (tokens, cdiv(num_heads + 2 * g, block_h)))(
             qkv,
             positions,
             slots,

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 TILE = 2048
 
@@ -60,15 +60,15 @@ def _turn(
     tl.store(out + t * (HEADS * DIM) + place, v.to(out.dtype.element_ty), mask=live)
 
 
-def rotate_tail(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+def rotate_tail(workspace: Workspace, x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """See the reference. The heads of a token are dense."""
     t, heads, dim = x.shape
     out = torch.empty(t, heads, dim, dtype=x.dtype, device=x.device)
     if t:
-        pdl = dependent_launch(x.device)
+        pdl = workspace.pdl
         block = next_power_of_2(dim)
         block_h = max(1, min(TILE // block, next_power_of_2(heads)))
-        _turn[(t, cdiv(heads, block_h))](
+        workspace.launch(_turn, (t, cdiv(heads, block_h)))(
             x,
             positions,
             cos_sin,

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sample.reference import COLDEST as COLDEST_DRAW
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 RUN = tl.constexpr(1024)
 GROUP = tl.constexpr(32)
@@ -294,6 +294,7 @@ def _choose(
 
 
 def sample(
+    workspace: Workspace,
     logits: torch.Tensor,
     rows: torch.Tensor,
     temperature: torch.Tensor,
@@ -320,7 +321,7 @@ def sample(
     tokens = torch.empty(lines, dtype=torch.int64, device=device)
     if not lines:
         return tokens
-    pdl = dependent_launch(device)
+    pdl = workspace.pdl
     tiles = cdiv(vocab, 4 * RUN.value)
     runs = 4 * tiles
     groups = runs * (RUN.value // GROUP.value)
@@ -331,10 +332,10 @@ def sample(
     group_list = torch.empty((lines, groups), dtype=torch.int32, device=device)
     settings = (rows, temperature, top_k, top_p, min_p, seeds, positions)
     found = (run_max, run_sum, tile_score, tile_token, group_max)
-    _runs[(lines, tiles)](
+    workspace.launch(_runs, (lines, tiles))(
         logits, *settings, *found, logits.stride(0), runs, vocab, PDL=pdl, num_warps=4, launch_pdl=pdl
     )
-    _choose[(lines,)](
+    workspace.launch(_choose, (lines,))(
         logits,
         *settings,
         *found,

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.rotate_tail.kernel import angles, turn_pairs
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 TILE = 4096
 
@@ -68,6 +68,7 @@ def _write(
 
 
 def shared_kv_write(
+    workspace: Workspace,
     q: torch.Tensor,
     kv: torch.Tensor,
     positions: torch.Tensor,
@@ -81,10 +82,10 @@ def shared_kv_write(
     t, heads, dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if t:
-        pdl = dependent_launch(q.device)
+        pdl = workspace.pdl
         block = next_power_of_2(dim)
         block_h = max(1, min(TILE // block, next_power_of_2(heads)))
-        _write[(t, 1 + cdiv(heads, block_h))](
+        workspace.launch(_write, (t, 1 + cdiv(heads, block_h)))(
             q,
             kv,
             positions,

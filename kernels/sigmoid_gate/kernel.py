@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 
 @triton.jit
@@ -24,11 +24,13 @@ def _gate(x, gate, out, n, x_stride, gate_stride, BLOCK: tl.constexpr, PDL: tl.c
     tl.store(out + t * n + i, (f / (1.0 + tl.exp(-g))).to(out.dtype.element_ty), mask=i < n)
 
 
-def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+def sigmoid_gate(workspace: Workspace, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """See the reference. The last axes are dense."""
     t, n = x.shape
     out = torch.empty(t, n, dtype=x.dtype, device=x.device)
     if t:
-        pdl = dependent_launch(x.device)
-        _gate[(t, cdiv(n, 1024))](x, gate, out, n, x.stride(0), gate.stride(0), BLOCK=1024, PDL=pdl, launch_pdl=pdl)
+        pdl = workspace.pdl
+        workspace.launch(_gate, (t, cdiv(n, 1024)))(
+            x, gate, out, n, x.stride(0), gate.stride(0), BLOCK=1024, PDL=pdl, launch_pdl=pdl
+        )
     return out

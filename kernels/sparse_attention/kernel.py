@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import dependent_launch, multiprocessors
+from kernels.hardware import multiprocessors
 from kernels.rotate_tail.kernel import angles, turn_pairs
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
 
 BLOCK_N, WARPS, STAGES = 32, 8, 2
 MOST_SHARES = 16
@@ -221,6 +222,7 @@ def _join(
 
 
 def sparse_attention(
+    workspace: Workspace,
     q: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
@@ -246,7 +248,7 @@ def sparse_attention(
     out = torch.empty_like(q)
     if not t:
         return out
-    pdl = dependent_launch(q.device)
+    pdl = workspace.pdl
     ratio = 0 if entries is None else ratio
     most = 0 if chosen is None else chosen.shape[1]
     block_h = min(64, max(16, next_power_of_2(heads)))
@@ -266,7 +268,7 @@ def sparse_attention(
         kept = torch.float32 if shares > 1 else q.dtype
         parts = torch.empty(shares, tokens, heads, dim, dtype=kept, device=q.device)
         sums = torch.empty(shares, tokens, heads, 2, dtype=torch.float32, device=q.device)
-        _attend[(count, longest, tall * shares)](
+        workspace.launch(_attend, (count, longest, tall * shares))(
             q,
             cache,
             block_table,
@@ -305,7 +307,7 @@ def sparse_attention(
             num_warps=WARPS,
         )
         joined_h = min(next_power_of_2(heads), max(1, 2048 // next_power_of_2(dim)))
-        _join[(tokens, cdiv(heads, joined_h))](
+        workspace.launch(_join, (tokens, cdiv(heads, joined_h)))(
             parts,
             sums,
             sinks,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.sizes import cdiv
+from kernels.workspace import Workspace
 
 _TOKENS, _ENTRIES = 128, 1024
 
@@ -56,6 +57,7 @@ def _inputs(
 
 
 def token_inputs(
+    workspace: Workspace,
     tokens: torch.Tensor,
     blocks: torch.Tensor,
     rows: torch.Tensor,
@@ -77,7 +79,7 @@ def token_inputs(
     token_programs = cdiv(count, _TOKENS)
     programs = token_programs + len(rows) * cdiv(entries, _ENTRIES)
     if programs:
-        _inputs[(programs,)](
+        workspace.launch(_inputs, (programs,))(
             tokens,
             blocks,
             rows,

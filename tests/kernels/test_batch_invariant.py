@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels.registry import Case, Op, registry
-from kernels.testing import seeded
+from kernels.testing import bound, seeded
 from tests.kernels.sizes import wide_steps
 
 # Arguments with a line for each token.
@@ -39,7 +39,7 @@ def _first(given: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("op", "case"), _cases())
 def test_a_token_alone_has_the_same_bits(op: Op, case: Case, device: torch.device) -> None:
-    run: Callable[..., Any] = op.kernel if device.type == "cuda" else op.reference
+    run: Callable[..., Any] = bound(op) if device.type == "cuda" else op.reference
     inputs = case.make(device, seeded(device))
     gated = op.name == "linear" and inputs["activation"] is not None
     if "residual" in inspect.signature(op.reference).parameters and inputs.get("residual") is None and not gated:
@@ -59,7 +59,7 @@ def test_a_token_alone_has_the_same_bits(op: Op, case: Case, device: torch.devic
     [pytest.param(Op(op), kind, id=f"{op}: {kind}") for op, kinds in wide_steps().items() for kind in kinds],
 )
 def test_a_token_has_the_same_bits_in_steps_of_any_size(op: Op, kind: str, device: torch.device) -> None:
-    run: Callable[..., Any] = op.kernel if device.type == "cuda" else op.reference
+    run: Callable[..., Any] = bound(op) if device.type == "cuda" else op.reference
     most = MOST[device.type]
     inputs = {**wide_steps()[op.name][kind](most).make(device, seeded(device)), "deterministic": True}
     own = [name for name in OF_TOKENS if isinstance(inputs.get(name), torch.Tensor)]

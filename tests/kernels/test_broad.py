@@ -30,6 +30,7 @@ LAUNCH = """
 from unittest import mock
 import torch
 import triton
+from kernels import Workspace
 from kernels.compiles import Compiler
 from kernels.linear import broad, dense
 from kernels.weight import Dense
@@ -38,16 +39,17 @@ from tests.runner.ahead import Driver
 triton.runtime.driver.set_active(Driver())
 compiled = []
 triton.knobs.compilation.listener = lambda *, src, **_: compiled.append(src.name)
+workspace = Workspace(torch.device("cpu"))
 with (
     Compiler(1, None) as compiler,
-    compiler.only(),
+    compiler.only(workspace),
     mock.patch.multiple(dense, group_products=lambda device: True, multiprocessors=lambda device: 132),
     mock.patch.object(broad, "multiprocessors", lambda device: 132),
 ):
     for rows in (2048, 2049, 2064, 3000):
         for n, k in ((144, 64), (128, 128), (136, 72)):
             w = Dense(torch.randn(2 * n, k).bfloat16())
-            dense.linear(torch.randn(rows, k).bfloat16(), w, activation="silu")
+            dense.linear(workspace, torch.randn(rows, k).bfloat16(), w, activation="silu")
 print(compiled)
 """
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import Workspace
 from kernels.linear import chosen
 from kernels.linear.blas import REDUCE_IN_FLOAT, Algorithm, Product, Refused
-from kernels.linear.chosen import TABLE, Table, allow_chosen, chosen_product
+from kernels.linear.chosen import TABLE, Products, Table
 from kernels.testing import TOLERANCES, assert_close, randn, seeded
 from kernels.weight import Dense
 
@@ -43,23 +44,9 @@ class StandIn:
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
-    """What is remembered of tables and libraries is forgotten before and after."""
-
-    def forget() -> None:
-        for remembered in (chosen._table, chosen._library, chosen._plan):
-            remembered.cache_clear()
-        allow_chosen(True)
-
-    forget()
-    yield
-    forget()
-
-
-@pytest.fixture
-def library(fresh: None, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def library(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made, table = StandIn(), Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}})
-    monkeypatch.setattr(chosen, "_library", lambda device: made)
+    monkeypatch.setattr(chosen, "_opened", lambda device: made)
     monkeypatch.setattr(chosen, "_table", lambda: table)
     return made
 
@@ -83,11 +70,12 @@ def expected(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | Non
 
 def test_a_product_of_the_table_takes_its_algorithm(library: StandIn, device: torch.device) -> None:
     x, weight, residual = operands(device)
-    y = chosen_product(x, weight, None)
+    products = Products()
+    y = products.multiply(x, weight, None)
     assert y is not None
     assert_close("product", y, expected(x, weight, None), TOLERANCES[torch.bfloat16])
     want = expected(x, weight, residual)
-    summed = chosen_product(x, weight, residual)
+    summed = products.multiply(x, weight, residual)
     assert summed is residual, "the sum stands in the residual's place"
     assert_close("sum", summed, want, TOLERANCES[torch.bfloat16])
     assert library.launched == [Algorithm(66, 20)] * 2
@@ -108,16 +96,28 @@ Change = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor
     ],
 )
 def test_other_products_are_left_to_torch(change: Change, library: StandIn, device: torch.device) -> None:
-    assert chosen_product(*change(*operands(device))) is None
+    assert Products().multiply(*change(*operands(device))) is None
     assert library.launched == []
 
 
-def test_the_switch_leaves_all_products_to_torch(library: StandIn, device: torch.device) -> None:
+def test_the_switch_leaves_the_products_of_its_engine_to_torch(library: StandIn, device: torch.device) -> None:
+    from kernels.linear import dense
+
     x, weight, _ = operands(device)
-    allow_chosen(False)
-    assert chosen_product(x, weight, None) is None
-    allow_chosen(True)
-    assert chosen_product(x, weight, None) is not None
+    for chosen_products, launched in ((False, 0), (True, 1), (False, 1)):
+        dense._library(Workspace(device, chosen_products=chosen_products), x, weight, None, None, None)
+        assert len(library.launched) == launched
+
+
+def test_engines_have_scratch_memory_of_their_own(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[StandIn] = []
+    monkeypatch.setattr(chosen, "_opened", lambda device: made.append(StandIn()) or made[-1])
+    monkeypatch.setattr(chosen, "_table", lambda: Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}}))
+    x, weight, _ = operands(device)
+    for products in (Products(), Products()):
+        for _ in range(2):
+            assert products.multiply(x, weight, None) is not None
+    assert [len(library.launched) for library in made] == [2, 2]
 
 
 def test_what_the_library_refuses_is_left_to_torch(
@@ -125,15 +125,16 @@ def test_what_the_library_refuses_is_left_to_torch(
 ) -> None:
     x, weight, _ = operands(device)
     library.refuses = True
+    products = Products()
     with caplog.at_level(logging.INFO):
-        assert chosen_product(x, weight, None) is None
-        assert chosen_product(x, weight, None) is None
+        assert products.multiply(x, weight, None) is None
+        assert products.multiply(x, weight, None) is None
     assert len(caplog.records) == 1, "said once, not at every step"
 
 
 @pytest.mark.parametrize("found", [("another GPU", 7), ("a GPU", 8), ("a GPU", None)])
 def test_another_gpu_or_library_takes_nothing_of_the_table(
-    found: tuple[str, int | None], fresh: None, monkeypatch: pytest.MonkeyPatch
+    found: tuple[str, int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu, version = found
 
@@ -145,17 +146,18 @@ def test_another_gpu_or_library_takes_nothing_of_the_table(
     monkeypatch.setattr(chosen, "_table", lambda: Table("a GPU", 7, {}))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
     monkeypatch.setattr(chosen, "Blas", make)
-    assert chosen._library(torch.device("cuda", 0)) is None
+    assert chosen._opened(torch.device("cuda", 0)) is None
 
 
 def test_the_linear_op_gives_the_same_with_a_chosen_algorithm(library: StandIn, device: torch.device) -> None:
     from kernels.linear import dense, reference
 
+    own = Workspace(device)
     for activation, summed in (("silu", False), (None, True), (None, False)):
         x, weight, residual = operands(device)
         given = {"activation": activation, "residual": residual if summed else None}
         want = reference.linear(x, Dense(weight), **given)
-        got = dense._library(x, weight, None, residual.clone() if summed else None, activation)
+        got = dense._library(own, x, weight, None, residual.clone() if summed else None, activation)
         assert_close(f"{activation}, {summed}", got, want, TOLERANCES[torch.bfloat16])
     assert len(library.launched) == 3
 
@@ -187,23 +189,23 @@ def test_algorithms_of_the_table_add_up_in_float32() -> None:
         assert algorithm.reduction == (REDUCE_IN_FLOAT if algorithm.split > 1 else 0)
 
 
-def test_every_algorithm_of_the_table_is_right_and_gives_its_bits_again(fresh: None, device: torch.device) -> None:
+def test_every_algorithm_of_the_table_is_right_and_gives_its_bits_again(device: torch.device) -> None:
     """All of them where the table was measured; on any other machine none is taken."""
-    taken = 0
+    taken, products = 0, Products()
     for outputs, inputs, rows, _ in entries():
-        if chosen._plan(device, Product(rows, inputs, outputs, stride=inputs)) is None:
+        if products._plan(device, Product(rows, inputs, outputs, stride=inputs)) is None:
             continue
         x, weight, residual = operands(device, rows, inputs, outputs)
         for start in (None, residual):
             want = expected(x, weight, start)
-            once, again = (chosen_product(x, weight, None if start is None else start.clone()) for _ in range(2))
+            once, again = (products.multiply(x, weight, None if start is None else start.clone()) for _ in range(2))
             assert once is not None
             assert again is not None
             name = f"{outputs}x{inputs}, {rows} rows"
             assert_close(name, once, want, TOLERANCES[torch.bfloat16])
             assert torch.equal(once, again), f"{name}: other bits in another run"
         taken += 1
-    measured = chosen._library(device) is not None
+    measured = products._library(device) is not None
     assert taken == (len(list(entries())) if measured else 0)
 
 

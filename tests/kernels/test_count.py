@@ -13,7 +13,7 @@ from kernels.moe_route.cases import case
 from kernels.moe_route.choose import Choice
 from kernels.moe_route.logits import logit_parts
 from kernels.moe_route.reference import moe_route
-from kernels.testing import TOLERANCES, assert_close, seeded
+from kernels.testing import TOLERANCES, assert_close, seeded, workspace
 
 CASES = {
     "shared": case("", torch.bfloat16, 37, 64, 20, 3, num_shared=2, renormalize=False),
@@ -32,7 +32,7 @@ def _parts(inputs: dict[str, Any]) -> tuple[torch.Tensor, Choice]:
         inputs.get("num_groups", 1), inputs.get("top_groups", 1), inputs.get("group_score", "max"),
         inputs.get("renormalize", True), inputs.get("num_shared", 0),
     )  # fmt: skip
-    return logit_parts(inputs["x"], router, False), how
+    return logit_parts(workspace(), inputs["x"], router), how
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -41,7 +41,9 @@ def test_chosen_pairs_stand_in_tiles_of_their_experts(name: str, device: torch.d
     _, want_weights, want = moe_route(**inputs)
     parts, how = _parts(inputs)
     for _ in range(2):  # the second finds the counters as the first left them
-        weights, experts, places = chosen_in_tiles(parts, inputs.get("bias"), 16, inputs.get("scale", 1.0), how, False)
+        weights, experts, places = chosen_in_tiles(
+            workspace(), parts, inputs.get("bias"), 16, inputs.get("scale", 1.0), how
+        )
         assert torch.equal(experts, want)
         assert_close("weights", weights, want_weights, TOLERANCES[torch.float32])
         flat, row, count = experts.flatten().cpu(), places.rows.cpu().flatten().long(), int(places.ends[-1])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.testing import workspace
 from kernels.weight import Dense
 from tests.compiled import SHARED_BYTES, run
 
@@ -80,5 +81,5 @@ def test_it_is_taken_for_many_pairs_in_whole_boxes(
     experts = torch.zeros(tokens, 1, dtype=torch.int32, device=device)
     x, weights = torch.empty(tokens, hidden, dtype=dtype, device=device), torch.ones(tokens, 1, device=device)
     gate_up, down = x.new_empty(1, 2 * inter, hidden), x.new_empty(1, hidden, inter)
-    dense.moe_gemm(x, Dense(gate_up), Dense(down), weights, experts)
+    dense.moe_gemm(workspace(), x, Dense(gate_up), Dense(down), weights, experts)
     assert bool(asked) == taken

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.registry import Op, registry
-from kernels.testing import outputs, seeded
+from kernels.testing import bound, outputs, seeded
 from tests.kernels.sizes import COUNTS, LONGEST, steps, wide_steps
 from tests.kernels.test_specialisation import Launches
 from tests.kernels.test_specialisation import launches as launches
@@ -64,7 +64,7 @@ def launched(op: Op, kinds: list[str], launches: Launches) -> dict[str, set[Cons
         for count in (n for n in (LINES if of_lines else TOKENS) if n < LONGEST or not of_lines):
             case = step(count)
             with Products() as products:
-                outputs(op.kernel, case, {**case.make(device, seeded(cpu)), "deterministic": True})
+                outputs(bound(op), case, {**case.make(device, seeded(cpu)), "deterministic": True})
             assert not products.seen, f"{kind} of {count}: torch's own {products.seen}"
     for kernel, cuts in launches.seen.items():
         name = kernel.fn.__name__

@@ -9,7 +9,7 @@ import torch
 
 from kernels.moe import dense as experts
 from kernels.registry import Case, Op
-from kernels.testing import seeded
+from kernels.testing import bound, seeded
 from tests.kernels.sizes import decoding, steps
 
 
@@ -32,7 +32,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> list[str]
 
 
 def run(op: str, case: Case, device: torch.device) -> None:
-    Op(op).kernel(**case.make(device, seeded(device)))
+    bound(Op(op))(**case.make(device, seeded(device)))
 
 
 @pytest.mark.parametrize("lines", [1, 5])

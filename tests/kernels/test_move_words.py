@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.registry import Op
-from kernels.testing import randint, seeded
+from kernels.testing import bound, randint, seeded
 
 OP = Op("move_words")
 
@@ -18,8 +18,8 @@ def test_words_go_from_the_host_to_the_device_and_back(device: torch.device) -> 
     held = torch.zeros(5003, dtype=torch.int32, device=device)
     table = torch.zeros(7000, dtype=torch.int32, device=device)
     back = torch.zeros(5003, dtype=torch.int32, pin_memory=on_gpu)
-    OP.kernel(source, held, sent, table)
-    OP.kernel(held, back)
+    bound(OP)(source, held, sent, table)
+    bound(OP)(held, back)
     if on_gpu:
         torch.cuda.synchronize()
     assert torch.equal(back, words)

@@ -12,7 +12,7 @@ import torch
 
 from kernels.registry import Case, Op, registry
 from kernels.table import README, filled
-from kernels.testing import assert_close, check, outputs, seeded
+from kernels.testing import assert_close, bound, check, outputs, seeded
 from tests.kernels import formulas
 
 ON_GPU = torch.cuda.is_available()
@@ -33,7 +33,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("op", "case"), PAIRS)
 def test_kernel_gives_what_the_reference_defines(op: Op, case: Case, device: torch.device) -> None:
-    check(case, op.kernel, op.reference, device)
+    check(case, bound(op), op.reference, device)
 
 
 @pytest.mark.parametrize(
@@ -57,17 +57,18 @@ def test_op_is_complete(op: Op) -> None:
         assert importlib.import_module(f"{folder}.{module}").__doc__, f"{folder}.{module} has no docstring"
     assert op.kernel.__doc__
     assert op.reference.__doc__
-    assert inspect.signature(op.kernel) == inspect.signature(op.reference)
+    assert next(iter(inspect.signature(op.kernel).parameters)) == "workspace"
+    assert inspect.signature(bound(op)) == inspect.signature(op.reference)
     names = [(case.name, case.dtype) for case in op.cases()]
     assert len(names) == len(set(names))
     assert all(case.bytes > 0 and case.flops >= 0 for case in op.cases() if not case.name.startswith("no tokens"))
     assert any(case.small for case in op.cases())
-    assert set(op.cases()[0].mutated) <= set(inspect.signature(op.kernel).parameters)
+    assert set(op.cases()[0].mutated) <= set(inspect.signature(bound(op)).parameters)
 
 
 def _wrong_value(op: Op) -> Callable[..., Any]:
     def broken(**inputs: Any) -> Any:
-        given = op.kernel(**inputs)
+        given = bound(op)(**inputs)
         if given is None:
             made = inputs[op.cases()[0].mutated[0]]
         else:
@@ -81,7 +82,7 @@ def _wrong_value(op: Op) -> Callable[..., Any]:
 
 def _unwritten(op: Op) -> Callable[..., Any]:
     def broken(**inputs: Any) -> Any:
-        given = op.kernel(**inputs)
+        given = bound(op)(**inputs)
         many = (given,) if isinstance(given, torch.Tensor) else given
         return tuple(torch.empty_like(tensor) for tensor in many)
 
@@ -101,7 +102,7 @@ def test_broken_kernel_is_caught(op: Op, device: torch.device) -> None:
 @pytest.mark.parametrize("op", [op for op in OPS if op.cases()[0].mutated], ids=lambda op: op.name)
 def test_kernel_that_leaves_its_argument_alone_is_caught(op: Op, device: torch.device) -> None:
     def broken(**inputs: Any) -> Any:
-        return op.kernel(**{**inputs, **{name: inputs[name].clone() for name in op.cases()[0].mutated}})
+        return bound(op)(**{**inputs, **{name: inputs[name].clone() for name in op.cases()[0].mutated}})
 
     case = next(case for case in op.cases() if case.small and case.dtype in WHOLE and case.bytes)
     with pytest.raises(AssertionError):

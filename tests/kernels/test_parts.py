@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import Workspace
 from kernels.linear.reference import linear
 from kernels.rms_norm.reference import rms_norm
-from kernels.testing import TOLERANCES, assert_close, randn, seeded
+from kernels.testing import TOLERANCES, assert_close, randn, seeded, workspace
 from kernels.weight import Dense
 from tests.compiled import SHARED_BYTES, run
 
@@ -78,7 +79,7 @@ def test_the_norm_adds_up_the_parts_of_a_product(
     x, weight = randn(g, device, torch.float32, 5, 64), randn(g, device, torch.float32, size, 64)
     residual, norm_weight = randn(g, device, torch.float32, 7, size)[:5], randn(g, device, torch.float32, size)
 
-    def parts(x: torch.Tensor, weight: torch.Tensor, tile: PartsTile, pdl: bool) -> torch.Tensor:
+    def parts(workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, tile: PartsTile) -> torch.Tensor:
         shares = zip(x.chunk(tile.split, dim=1), weight.chunk(tile.split, dim=1), strict=True)
         return torch.stack([a @ b.T for a, b in shares])
 
@@ -86,7 +87,7 @@ def test_the_norm_adds_up_the_parts_of_a_product(
     monkeypatch.setattr(kernel, "streams", lambda x, weight: True)
     monkeypatch.setattr(kernel, "parts_tile", lambda *sizes: PartsTile(4, 1, 1))
     monkeypatch.setattr(kernel, "linear_parts", parts)
-    y, h = kernel.linear_norm(x, Dense(weight), residual, norm_weight, 1e-5, offset=1.0)
+    y, h = kernel.linear_norm(workspace(), x, Dense(weight), residual, norm_weight, 1e-5, offset=1.0)
     want = linear(x, Dense(weight), residual=residual)
     assert_close("y", y, want, TOLERANCES[torch.float32])
     assert_close("h", h, rms_norm(want, norm_weight, 1e-5, offset=1.0)[0], TOLERANCES[torch.float32])
@@ -101,8 +102,8 @@ def test_a_product_with_a_bias_adds_up_its_own_parts(device: torch.device, monke
     monkeypatch.setattr(kernel, "parts_tile", lambda *sizes: asked.append(sizes))
     one = torch.ones(16, device=device)
     inputs = (one.new_ones(3, 64), Dense(one.new_ones(16, 64)), one.new_zeros(3, 16), one)
-    y, _ = kernel.linear_norm(*inputs, 0.0, bias=one)
+    y, _ = kernel.linear_norm(workspace(), *inputs, 0.0, bias=one)
     assert y.unique().tolist() == [65.0]
     assert not asked
-    kernel.linear_norm(*inputs, 0.0)
+    kernel.linear_norm(workspace(), *inputs, 0.0)
     assert asked

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kernels.moe.lists import chosen_in_lists
 from kernels.moe_gemm.order import placed
 from kernels.moe_route.kernel import choice
+from kernels.testing import workspace
 
 
 @settings(deadline=None, max_examples=12)
@@ -25,7 +26,7 @@ def test_every_pair_has_a_row_in_a_tile_of_its_expert(
 ) -> None:
     g = torch.Generator().manual_seed(seed)
     chosen = torch.randint(-absent, experts + absent, (tokens, k), generator=g, dtype=torch.int32)
-    places = placed(chosen.to(device), experts, rows, pdl=False)
+    places = placed(workspace(), chosen.to(device), experts, rows)
     flat, row = chosen.flatten(), places.rows.cpu().long()
     there = (flat >= 0) & (flat < experts)
     assert (row >= 0).tolist() == there.tolist()
@@ -47,7 +48,7 @@ def test_every_pair_has_a_row_in_a_tile_of_its_expert(
 
 def test_few_pairs_of_many_experts_have_a_tile_each(device: torch.device) -> None:
     chosen = torch.arange(2000, dtype=torch.int32).view(-1, 4) % 385
-    places = placed(chosen.to(device), 385, 128, pdl=False)
+    places = placed(workspace(), chosen.to(device), 385, 128)
     assert len(places.rows.unique()) == 2000
     assert int(places.ends[-1]) == 385
 
@@ -67,7 +68,7 @@ def test_every_pair_is_in_the_list_of_its_expert(
     token_ids = torch.randint(7, (tokens,), generator=g).to(device)
     how = choice(experts, k, "softmax", None, table, 1, 1, "max", True, shared)
     counts = torch.zeros(experts + shared, dtype=torch.int32, device=device)
-    _, chosen, lists = chosen_in_lists(parts, counts, None, table, token_ids, 16, 1.0, how, False)
+    _, chosen, lists = chosen_in_lists(workspace(), parts, counts, None, table, token_ids, 16, 1.0, how)
     flat, taken = chosen.flatten().cpu(), lists.counts.tolist()
     for expert, count in enumerate(taken):
         listed = lists.pairs[expert, :count].sort().values.cpu()

@@ -7,7 +7,7 @@ import torch
 
 from kernels.registry import Case, Op
 from kernels.rope_attention.cases import case
-from kernels.testing import TOLERANCES, assert_close, check, outputs, poisoned, seeded
+from kernels.testing import TOLERANCES, assert_close, bound, check, outputs, poisoned, seeded
 
 OP = Op("rope_attention")
 BF16 = torch.bfloat16
@@ -76,13 +76,13 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("made", SINGLES)
 @pytest.mark.usefixtures("every_line", "ahead")
 def test_tiles_of_keys_can_be_on_their_way_before_the_wait(made: Case, device: torch.device) -> None:
-    check(made, OP.kernel, OP.reference, device)
+    check(made, bound(OP), OP.reference, device)
 
 
 @pytest.mark.parametrize("made", SINGLES)
 @pytest.mark.usefixtures("every_line")
 def test_any_number_of_lines_can_take_it(made: Case, device: torch.device) -> None:
-    check(made, OP.kernel, OP.reference, device)
+    check(made, bound(OP), OP.reference, device)
 
 
 @pytest.mark.parametrize("lines", [[(1, 1)], [(1, 700)], [(1, 300), (5, 40)], [(1, 64), (1, 0), (1, 3)]], ids=str)
@@ -92,7 +92,7 @@ def test_it_equals_the_two_ops_it_stands_for(lines: list[tuple[int, int]], devic
     one = made.make(device, seeded(device))
     two = {**made.make(device, seeded(device)), "fused": False}
     with poisoned():
-        got, want = outputs(OP.kernel, made, one), outputs(OP.kernel, made, two)
+        got, want = outputs(bound(OP), made, one), outputs(bound(OP), made, two)
     assert torch.equal(got["v_cache"], want["v_cache"])
     for name in want:
         assert_close(name, got[name], want[name], TOLERANCES[BF16])
@@ -106,4 +106,4 @@ def test_the_new_key_is_attended_to_before_it_is_in_the_cache(device: torch.devi
     given["k_cache"].fill_(float("nan"))
     given["v_cache"].fill_(float("nan"))
     values = given["qkv"].view(8, 64)[6:].repeat_interleave(2, dim=0)
-    assert torch.equal(OP.kernel(**given)[0], values)
+    assert torch.equal(bound(OP)(**given)[0], values)

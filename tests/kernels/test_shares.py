@@ -8,7 +8,7 @@ import torch
 from kernels.paged_attention.cases import case
 from kernels.paged_attention.kernel import Tile, dealt_to
 from kernels.registry import Op
-from kernels.testing import check
+from kernels.testing import bound, check
 
 OP = Op("paged_attention")
 
@@ -48,7 +48,7 @@ def test_any_number_of_shares_adds_up(
     monkeypatch.setattr(kernel, "tile_for", lambda *_: tile)
     for dtype in (torch.float32, torch.bfloat16):
         made = case("", dtype, [(1, 700), (1, 3), (1, 0), (1, 120)], 4, 2, 80, window=window, bound=2000)
-        check(made, OP.kernel, OP.reference, device)
+        check(made, bound(OP), OP.reference, device)
 
 
 @pytest.mark.parametrize("window", [None, 33])
@@ -63,4 +63,4 @@ def test_every_dealt_share_has_a_program(
     monkeypatch.setattr(kernel, "tile_for", lambda *_: tile)
     monkeypatch.setattr(kernel, "multiprocessors", lambda _: 1)
     made = case("", torch.float32, [(1, 33)] * 17, 2, 2, 32, window=window, bound=2000)
-    check(made, OP.kernel, OP.reference, device)
+    check(made, bound(OP), OP.reference, device)

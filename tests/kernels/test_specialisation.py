@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from kernels.registry import OPS, Op
-from kernels.testing import outputs, seeded
+from kernels.testing import bound, outputs, seeded
 from tests.kernels.sizes import COUNTS, Step, steps
 
 STEPS = steps()
@@ -102,7 +102,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Launches:
 def run(op: Op, step: Step, device: torch.device) -> None:
     for count in COUNTS:
         case = step(count)
-        outputs(op.kernel, case, case.make(device, seeded(device)))
+        outputs(bound(op), case, case.make(device, seeded(device)))
 
 
 def problems(launches: Launches) -> list[str]:

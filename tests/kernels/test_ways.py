@@ -3,11 +3,13 @@ tile, scores of a few tokens or of many."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from kernels import Workspace
 from kernels.latent_attention.cases import case as attention_case
 from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write import kernel as write
@@ -23,7 +25,7 @@ from kernels.moe_route import kernel as route
 from kernels.moe_route import logits
 from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, assert_close, check, seeded
+from kernels.testing import TOLERANCES, assert_close, check, seeded, workspace
 from kernels.weight import Dense
 
 
@@ -43,8 +45,8 @@ def test_expanded_lines_are_absorbed_ones(device: torch.device) -> None:
     absorbed = latent_write(
         q, entry, kv_up, 0 * nowhere, nowhere, table, inputs["cache"], torch.ones(32, device=device), len(q)
     )
-    whole = latent_attention(**{**inputs, "absorbed": absorbed, "max_entries": 0})
-    assert_close("expanded", latent_attention(**inputs), whole, TOLERANCES[torch.float32])
+    whole = latent_attention(workspace(), **{**inputs, "absorbed": absorbed, "max_entries": 0})
+    assert_close("expanded", latent_attention(workspace(), **inputs), whole, TOLERANCES[torch.float32])
 
 
 def test_queries_absorbed_in_a_launch_of_their_own_are_the_same(
@@ -53,10 +55,10 @@ def test_queries_absorbed_in_a_launch_of_their_own_are_the_same(
     case = write_case("", torch.float32, 70, 2, 160, 16, 32, 40)
     monkeypatch.setattr(write, "OWN_TOKENS", 60)
     assert not write.absorbs_apart(70, 40)
-    check(case, write.latent_write, latent_write, device)
+    check(case, partial(write.latent_write, workspace()), latent_write, device)
     monkeypatch.setattr(write, "MANY_TOKENS", 60)
     assert write.absorbs_apart(70, 40)
-    check(case, write.latent_write, latent_write, device)
+    check(case, partial(write.latent_write, workspace()), latent_write, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -64,23 +66,23 @@ def test_experts_by_row_are_experts_by_tile(
     dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = made(experts_case("", dtype, 7, 48, 32, 6, 3, residual=True), device)
-    tiles = moe.moe_gemm(**inputs)
+    tiles = moe.moe_gemm(workspace(), **inputs)
     monkeypatch.setattr(moe, "FEW_TOKENS", 7)
-    assert_close("rows", moe.moe_gemm(**inputs), tiles, TOLERANCES[dtype])
+    assert_close("rows", moe.moe_gemm(workspace(), **inputs), tiles, TOLERANCES[dtype])
 
 
 def test_shared_experts_known_before_the_choice_change_nothing(device: torch.device) -> None:
     inputs = made(experts_case("", torch.float32, 2, 48, 32, 6, 3), device)
     inputs["experts"][:, 2] = 5
-    assert torch.equal(moe.moe_gemm(**inputs), moe.moe_gemm(**inputs, num_shared=1))
+    assert torch.equal(moe.moe_gemm(workspace(), **inputs), moe.moe_gemm(workspace(), **inputs, num_shared=1))
 
 
 def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = made(route_case("", torch.bfloat16, 12, 96, 40, 5, norm=True), device)
-    few = route.moe_route(**inputs)
+    few = route.moe_route(workspace(), **inputs)
     for module, name, border in ((route, "FEW_TOKENS", 0), (logits, "MANY_TOKENS", 1), (logits, "FULL_TOKENS", 1)):
         monkeypatch.setattr(module, name, border)
-        h, weights, experts = route.moe_route(**inputs)
+        h, weights, experts = route.moe_route(workspace(), **inputs)
         assert torch.equal(h, few[0])
         assert torch.equal(experts, few[2])
         assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
@@ -92,9 +94,9 @@ def test_experts_chosen_within_another_launch_are_those_chosen_before(
 ) -> None:
     case = layer_case("", torch.float32, tokens, 72, 44, 12, 3, norm=True, renormalize=False, scale=1.5)
     inputs = made(case, device)
-    got = experts.moe(**inputs)
+    got = experts.moe(workspace(), **inputs)
     monkeypatch.setattr(experts, rule, lambda *_: False)
-    assert_close(rule, got, experts.moe(**inputs), TOLERANCES[torch.float32])
+    assert_close(rule, got, experts.moe(workspace(), **inputs), TOLERANCES[torch.float32])
 
 
 @pytest.mark.parametrize("renormalize", [True, False])
@@ -103,9 +105,9 @@ def test_a_warp_finds_in_rounds_what_is_chosen_at_once(
 ) -> None:
     case = layer_case("", torch.float32, 20, 64, 44, 12, 3, renormalize=renormalize, num_shared=1, scale=1.5)
     inputs = made(case, device)
-    got = experts.moe(**inputs)
+    got = experts.moe(workspace(), **inputs)
     monkeypatch.setattr(lists, "in_rounds", lambda *_: False)
-    assert_close("rounds", got, experts.moe(**inputs), TOLERANCES[torch.float32])
+    assert_close("rounds", got, experts.moe(workspace(), **inputs), TOLERANCES[torch.float32])
 
 
 def test_experts_of_a_prompt_counted_with_their_choice_are_those_chosen_before(
@@ -114,17 +116,17 @@ def test_experts_of_a_prompt_counted_with_their_choice_are_those_chosen_before(
     case = layer_case("", torch.bfloat16, 40, 64, 64, 12, 3, norm=True, renormalize=False, scale=1.5, num_shared=1)
     inputs = made(case, device)
     monkeypatch.setattr(experts, "chooses_in_lists", lambda *_: False)
-    before = experts.moe(**inputs)
+    before = experts.moe(workspace(), **inputs)
 
-    def products(h: torch.Tensor, *given: Any) -> torch.Tensor:
-        gate_up, down, weights, chosen, residual, _, limit, _, _ = given
-        return moe.moe_gemm(h, Dense(gate_up), Dense(down), weights, chosen, residual, limit=limit)
+    def products(workspace: Workspace, h: torch.Tensor, *given: Any) -> torch.Tensor:
+        gate_up, down, weights, chosen, residual, _, limit, _ = given
+        return moe.moe_gemm(workspace, h, Dense(gate_up), Dense(down), weights, chosen, residual, limit=limit)
 
     # the products themselves need Hopper: here others take what they are given
     monkeypatch.setattr(experts, "counts_in_choice", lambda *_: True)
     monkeypatch.setattr(experts, "grouped_fits", lambda *_: True)
     monkeypatch.setattr(experts, "grouped_moe", products)
-    assert_close("counted", experts.moe(**inputs), before, TOLERANCES[torch.bfloat16])
+    assert_close("counted", experts.moe(workspace(), **inputs), before, TOLERANCES[torch.bfloat16])
 
 
 def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(
@@ -132,6 +134,6 @@ def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(
 ) -> None:
     inputs = made(layer_case("", torch.float32, 3, 72, 44, 12, 3, norm=True, residual=True), device)
     monkeypatch.setattr(experts, "down_tile", lambda *_: RowTile(8, 64, 4))
-    whole = experts.moe(**inputs)
+    whole = experts.moe(workspace(), **inputs)
     monkeypatch.setattr(experts, "down_tile", lambda *_: RowTile(8, 16, 4, 5))
-    assert_close("parts", experts.moe(**inputs), whole, TOLERANCES[torch.float32])
+    assert_close("parts", experts.moe(workspace(), **inputs), whole, TOLERANCES[torch.float32])

@@ -9,7 +9,7 @@ from engine.layers.build import Build
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, NormConfig
-from kernels import select
+from kernels import Workspace, select
 from kernels.borders import NORMED_ROWS
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ CONFIG = ModelConfig("test", 8, 12, (), NormConfig(eps=1e-5, offset=1.0), 64, ti
 
 
 def made(bias: bool = False, deterministic: bool = False) -> tuple[Linear, RmsNorm]:
-    build = Build(select(CPU), CONFIG, torch.float32, CPU, 64, deterministic)
+    build = Build(select(Workspace(CPU)), CONFIG, torch.float32, CPU, 64, deterministic)
     linear, norm = Linear(20, 12, build, bias), RmsNorm(12, build)
     for layer in (linear, norm):
         layer.to_empty(device=CPU)

@@ -28,7 +28,7 @@ from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.quant import config as quantization
 from engine.quant.plan import plan
-from kernels import select
+from kernels import Workspace, select
 
 CONFIGS = Path(__file__).parent / "configs"
 # Stored in ways that are not read yet.
@@ -49,7 +49,7 @@ def parse(name: str, **changes: Any) -> ModelConfig:
 def decoder(config: ModelConfig) -> Decoder:
     """Without memory: parameters are shapes."""
     cpu = torch.device("cpu")
-    return Decoder(Build(select(cpu), config, torch.bfloat16, cpu, max_model_len=8))
+    return Decoder(Build(select(Workspace(cpu)), config, torch.bfloat16, cpu, max_model_len=8))
 
 
 @pytest.mark.parametrize("name", SERVED)

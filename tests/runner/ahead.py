@@ -85,7 +85,7 @@ def kill_first_child(helper: int, and_the_helper: bool) -> None:
     os.kill(helper if and_the_helper else found[0], signal.SIGKILL)
 
 
-def launch_all() -> None:
+def launch_all(workspace: Any) -> None:
     """Kernels of several ops, and of both of Triton's languages."""
     import torch
 
@@ -94,15 +94,17 @@ def launch_all() -> None:
     for op in registry():
         cases = op.cases() if op.name in OPS else []
         for case in [case for case in cases if case.small and case.dtype == torch.bfloat16][:6]:
-            op.kernel(**case.make(torch.device("cpu"), torch.Generator()))
+            op.bound(workspace)(**case.make(torch.device("cpu"), torch.Generator()))
 
 
 def main() -> None:
     scenario = sys.argv[1]
     process = None if scenario == "none" else CompileProcess()
+    import torch
     import triton
 
     import kernels.hardware
+    from kernels import Workspace
     from kernels.compiles import Compiler
 
     triton.runtime.driver.set_active(Driver())
@@ -110,6 +112,7 @@ def main() -> None:
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
     kernels.hardware.bulk_copies = lambda device: True  # type: ignore[assignment]
     kernels.hardware.group_products = lambda device: True  # type: ignore[assignment]
+    workspace = Workspace(torch.device("cpu"))
     heard: list[tuple[str, bool]] = []
     triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: heard.append((src.name, cache_hit))
     seen: set[int] = set()
@@ -123,8 +126,8 @@ def main() -> None:
         answers.append(process.compile(variant))
         return answers[-1]
 
-    with Compiler(4, None if process is None else elsewhere) as compiler, compiler.only():
-        launch_all()
+    with Compiler(4, None if process is None else elsewhere) as compiler, compiler.only(workspace):
+        launch_all(workspace)
         if process is not None:
             while scenario == "abandoned" and not children(process.pid):
                 time.sleep(0.002)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from engine.runner.inputs import StepShape
 from engine.runner.rehearsal import rehearsals
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams
-from kernels.compiles import zeroed
+from kernels import Workspace
+from kernels.compiles import Zeroed
 from kernels.registry import registry
 
 ROWS, BUDGET, CONTEXT = 256, 5120, 8192
@@ -62,9 +64,11 @@ def make(folder: str) -> DeviceRunner:
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
     kernels.hardware.bulk_copies = lambda device: True  # type: ignore[assignment]
     kernels.hardware.group_products = lambda device: True  # type: ignore[assignment]
-    from types import SimpleNamespace
 
-    build.select = lambda *_: SimpleNamespace(**{op.name: op.kernel for op in registry()})  # type: ignore[assignment]
+    def select(workspace: Workspace, *_: Any) -> SimpleNamespace:
+        return SimpleNamespace(**{op.name: op.bound(workspace) for op in registry()})
+
+    build.select = select  # type: ignore[assignment]
     return build.build_runner(
         EngineConfig(
             model=folder,
@@ -114,7 +118,7 @@ def main() -> None:
     recorder = Recorder()
     JITFunction.run = lambda self, *args, **options: recorder.run(self, *args, **options)  # type: ignore[method-assign]
     runner = make(folder)
-    with zeroed():
+    with Zeroed():
         for rehearsal in rehearsals(ROWS, BUDGET, CONTEXT):
             runner.rehearse(rehearsal)
         ahead = set(recorder.seen)
