@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb
 
 from engine import env
 from engine.serving import heap
+from engine.serving.array_guard import ArrayGuard
 from engine.serving.process_watch import die_with
 from engine.serving.run_folder import RunFolder, RunFolderError, model_key
 from engine.serving.settings import SettingsError, parse
@@ -28,6 +29,7 @@ class TritonPythonModel:
 
         Raises TritonModelException with the engine's own sentence when it cannot load.
         """
+        self._guard = ArrayGuard().install()
         die_with(os.getppid())
         logging.basicConfig(level=logging.INFO, format=f"nereid {args['model_instance_name']}: %(message)s")
         config = json.loads(args["model_config"])

@@ -14,6 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb
 
 from engine.serving import decode, protocol
+from engine.serving.array_guard import ArrayGuard
 from engine.serving.process_watch import die_with
 from engine.serving.renderer import Renderer
 from engine.serving.responses import unexpected
@@ -30,6 +31,7 @@ class TritonPythonModel:
     """One instance. Requests are answered by threads through their response senders, so that none waits for another."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        self._guard = ArrayGuard().install()
         die_with(os.getppid())
         logging.basicConfig(level=logging.INFO, format=f"nereid {args['model_instance_name']}: %(message)s")
         config = json.loads(args["model_config"])
