@@ -30,6 +30,7 @@ def serve(
     http_port: int = 8000,
     grpc_port: int = 8001,
     metrics_port: int = 8002,
+    local: Annotated[bool, typer.Option("--local", help="Listen on 127.0.0.1 alone.")] = False,
     exit_timeout_secs: Annotated[int, typer.Option(help="How long SIGTERM waits for streams to end.")] = 30,
     log_verbose: Annotated[int, typer.Option(help="Triton's verbosity.")] = 0,
 ) -> None:
@@ -40,6 +41,7 @@ def serve(
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
+        local=local,
         exit_timeout_s=exit_timeout_secs,
         log_verbose=log_verbose,
     )

@@ -41,6 +41,7 @@ class Server(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What to serve and where. models empty: all of the repository that have their checkpoint.
 
+    local: other machines cannot reach the ports.
     shm_bytes: shared memory of each Python-backend instance at its start (it grows by itself).
     response_threads: of the server for each Python-backend instance. They pass its responses on and run the requests
         that it sends to other models.
@@ -51,11 +52,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    local: bool = False
     exit_timeout_s: int = 30
     shm_bytes: int = 4 << 20
     response_threads: int = 4
     log_verbose: int = 0
     extra: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """What the server listens on."""
+        return "127.0.0.1" if self.local else "0.0.0.0"
 
 
 def find_server() -> Server:
@@ -157,6 +164,7 @@ def command(server: Server, options: Options) -> list[str]:
         f"--http-port={options.http_port}",
         f"--grpc-port={options.grpc_port}",
         f"--metrics-port={options.metrics_port}",
+        *(f"--{name}-address={options.address}" for name in ("http", "grpc", "metrics")),
         # Our models exchange CPU tensors alone: the default pool would pin 256 MB for nothing.
         "--pinned-memory-pool-byte-size=0",
         "--model-control-mode=explicit",
@@ -234,7 +242,7 @@ def check_ports(options: Options) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: a port of the past is free
             try:
-                probe.bind(("0.0.0.0", port))
+                probe.bind((options.address, port))
             except OSError as error:
                 raise LaunchError(
                     f"port {port} cannot be used ({error.strerror}): give another --{name}-port"

@@ -39,6 +39,7 @@ class Server:
             http_port=self.http_port,
             grpc_port=self.grpc_port,
             metrics_port=self.metrics_port,
+            local=True,
             exit_timeout_s=exit_timeout_s,
         )
         with log.open("w") as file:

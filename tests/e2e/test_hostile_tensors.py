@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import grpc
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,6 +71,13 @@ def test_a_shape_that_overflows_is_answered(
     tensor = next(tensor for tensor in MODELS[model] if tensor.name == name)
     assert answered(stub, request_of(model, [(tensor, [size], b"")]))
     assert answered(stub, request_of(model, [(tensor, [size], b"\1\0\0\0")]))
+
+
+def test_a_local_servers_ports_are_closed_to_other_machines(server: Server) -> None:
+    """As every server of these tests is started (`nereid serve --local`)."""
+    listening = [c.laddr for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"]
+    assert {address.port for address in listening} >= {server.http_port, server.grpc_port, server.metrics_port}
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
 @st.composite
