@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from engine.cache.spec import LayerSpec, PagedKV
-from engine.cache.tensors import LayerCache, PagedCache
+from engine.cache.tensors import PagedCache
 from engine.layers.build import Build
 from engine.layers.linear import Linear
-from engine.layers.norm import RmsNorm
+from engine.layers.mixer import MixerInput
 from engine.models.config import AttentionConfig
-from engine.runner.batch import DeviceBatch, LineEnds, kept
+from engine.runner.batch import kept
 
 
 class Attention(nn.Module):
@@ -35,37 +35,27 @@ class Attention(nn.Module):
         self._fused = build.fused_attention
         self.specs: tuple[LayerSpec, ...] = (PagedKV(config.num_kv_heads, d, d, build.dtype_bytes, config.window),)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: RmsNorm,
-        batch: DeviceBatch,
-        caches: tuple[LayerCache, ...],
-        residual: torch.Tensor | None,
-        ends: LineEnds | None,
-        after: RmsNorm | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
-        (`Linear.then`). Writes the step's keys and values into the cache."""
-        (cache,) = caches
+    def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Writes the step's keys and values into the cache."""
+        (cache,) = step.caches
         assert isinstance(cache, PagedCache)
         config = self.config
-        qkv, gate = self.qkv(x, norm=norm).split(self._sizes, dim=-1)
-        written = (qkv, batch.positions, batch.slots[cache.group], self._rope, cache.k, cache.v)
+        qkv, gate = self.qkv(step.x, norm=step.norm).split(self._sizes, dim=-1)
+        written = (qkv, step.batch.positions, step.batch.slots[cache.group], self._rope, cache.k, cache.v)
         norms = {"q_norm": self.q_norm, "k_norm": self.k_norm, "eps": self._norm.eps, "offset": self._norm.offset}
         rope = {**norms, "interleaved": self._interleaved}
         attend = {"window": config.window, "softcap": config.softcap, "deterministic": self._deterministic}
-        if ends is None:
+        if step.ends is None:
             o = self._ops.rope_attention(
                 *written,
-                batch.block_tables[cache.group],
-                batch.query_start,
-                batch.context_len,
+                step.batch.block_tables[cache.group],
+                step.batch.query_start,
+                step.batch.context_len,
                 config.scale,
                 config.num_heads,
-                batch.num_single,
-                batch.max_query,
-                batch.max_context,
+                step.batch.num_single,
+                step.batch.max_query,
+                step.batch.max_context,
                 **rope,
                 **attend,
                 fused=self._fused,
@@ -73,19 +63,19 @@ class Attention(nn.Module):
         else:
             q = self._ops.rope_kv_write(*written, config.num_heads, **rope, deterministic=self._deterministic)
             o = self._ops.paged_attention(
-                kept(q, ends),
+                kept(q, step.ends),
                 cache.k,
                 cache.v,
-                batch.block_tables[cache.group],
-                ends.starts,
-                batch.context_len,
+                step.batch.block_tables[cache.group],
+                step.ends.starts,
+                step.batch.context_len,
                 config.scale,
-                len(batch.context_len),
+                len(step.batch.context_len),
                 1,
-                batch.max_context,
+                step.batch.max_context,
                 **attend,
             )
         o = o.flatten(1)
         if self.config.gated:
-            o = self._ops.sigmoid_gate(o, kept(gate, ends))
-        return self.out.then(o, residual, after)
+            o = self._ops.sigmoid_gate(o, kept(gate, step.ends))
+        return self.out.then(o, step.residual, step.after)

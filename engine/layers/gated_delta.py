@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from engine.cache.spec import LayerSpec, Recurrent
-from engine.cache.tensors import LayerCache, StateCache
+from engine.cache.tensors import StateCache
 from engine.layers.build import Build
 from engine.layers.linear import Linear
-from engine.layers.norm import RmsNorm
+from engine.layers.mixer import MixerInput
 from engine.models.config import GatedDeltaConfig
-from engine.runner.batch import DeviceBatch, LineEnds, kept
+from engine.runner.batch import kept
 
 
 class GatedDelta(nn.Module):
@@ -43,22 +43,12 @@ class GatedDelta(nn.Module):
             ),
         )
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: RmsNorm,
-        batch: DeviceBatch,
-        caches: tuple[LayerCache, ...],
-        residual: torch.Tensor | None,
-        ends: LineEnds | None,
-        after: RmsNorm | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
-        (`Linear.then`). Brings the lines' states up to their last token."""
-        (cache,) = caches
+    def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Brings the lines' states up to their last token."""
+        (cache,) = step.caches
         assert isinstance(cache, StateCache)
         inputs, state = cache.states
-        qkv, z, b, a = self.project(x, norm=norm).split(self._sizes, dim=-1)
+        qkv, z, b, a = self.project(step.x, norm=step.norm).split(self._sizes, dim=-1)
         y = self._ops.delta_net(
             qkv,
             z,
@@ -71,11 +61,11 @@ class GatedDelta(nn.Module):
             state,
             self.norm,
             self._eps,
-            batch.state_slots,
-            batch.query_start,
-            batch.context_len,
+            step.batch.state_slots,
+            step.batch.query_start,
+            step.batch.context_len,
             self.config.num_key_heads,
-            batch.num_single,
-            batch.max_query,
+            step.batch.num_single,
+            step.batch.max_query,
         )
-        return self.out.then(kept(y, ends), residual, after)
+        return self.out.then(kept(y, step.ends), step.residual, step.after)

@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from engine.cache.spec import LatentKV, LayerSpec
-from engine.cache.tensors import LatentCache, LayerCache
+from engine.cache.tensors import LatentCache
 from engine.layers.build import Build
 from engine.layers.linear import Linear
+from engine.layers.mixer import MixerInput
 from engine.layers.norm import RmsNorm
 from engine.models.config import LatentAttentionConfig
-from engine.runner.batch import DeviceBatch, LineEnds, kept
+from engine.runner.batch import DeviceBatch, kept
 
 # Queries a line from which expanding pays, and the most bytes that its keys and values may take.
 EXPAND_QUERIES = 64
@@ -46,37 +47,27 @@ class LatentAttention(nn.Module):
         self._expanded_bytes = heads * (config.nope_dim + config.value_dim) * build.dtype_bytes
         self.specs: tuple[LayerSpec, ...] = (LatentKV(config.kv_rank, config.rope_dim, build.dtype_bytes),)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: RmsNorm,
-        batch: DeviceBatch,
-        caches: tuple[LayerCache, ...],
-        residual: torch.Tensor | None,
-        ends: LineEnds | None,
-        after: RmsNorm | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
-        (`Linear.then`). Writes the step's latents into the cache."""
-        (cache,) = caches
+    def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Writes the step's latents into the cache."""
+        (cache,) = step.caches
         assert isinstance(cache, LatentCache)
         config = self.config
-        q, kv = self.down(x, norm=norm).split((self._first, config.kv_rank + config.rope_dim), dim=-1)
+        q, kv = self.down(step.x, norm=step.norm).split((self._first, config.kv_rank + config.rope_dim), dim=-1)
         if self.q_up is not None:
             q = self.q_up(q, norm=self.q_norm)
         q = q.unflatten(-1, (config.num_heads, config.nope_dim + config.rope_dim))
-        expands = self._expands(batch)
+        expands = self._expands(step.batch)
         kv_up = self.kv_up.value.dense(self.kv_up.dtype)
         absorbed = self._ops.latent_write(
             q,
             kv,
             kv_up,
-            batch.positions,
-            batch.slots[cache.group],
+            step.batch.positions,
+            step.batch.slots[cache.group],
             self._rope,
             cache.entries,
             self.kv_norm,
-            batch.num_single if expands else len(q),
+            step.batch.num_single if expands else len(q),
             eps=config.latent_eps,
             interleaved=config.rope.interleaved,
         )
@@ -85,16 +76,16 @@ class LatentAttention(nn.Module):
             absorbed,
             kv_up,
             cache.entries,
-            batch.block_tables[cache.group],
-            batch.query_start,
-            batch.context_len,
+            step.batch.block_tables[cache.group],
+            step.batch.query_start,
+            step.batch.context_len,
             config.scale,
-            batch.num_single,
-            batch.max_query,
-            batch.max_context,
-            max_entries=batch.max_entries if expands else 0,
+            step.batch.num_single,
+            step.batch.max_query,
+            step.batch.max_context,
+            max_entries=step.batch.max_entries if expands else 0,
         )
-        return self.out.then(kept(o.flatten(1), ends), residual, after)
+        return self.out.then(kept(o.flatten(1), step.ends), step.residual, step.after)
 
     def _expands(self, batch: DeviceBatch) -> bool:
         """Whether to make keys and values for the lines of several queries: it pays from dozens of queries a line on,

@@ -9,9 +9,10 @@ from engine.cache.spec import CompressedKV, LatentKV, LayerSpec, Recurrent
 from engine.cache.tensors import LatentCache, LayerCache, StateCache
 from engine.layers.build import Build
 from engine.layers.linear import Linear
+from engine.layers.mixer import MixerInput
 from engine.layers.norm import RmsNorm
 from engine.models.config import SparseAttentionConfig
-from engine.runner.batch import DeviceBatch, LineEnds, kept
+from engine.runner.batch import DeviceBatch, kept
 
 
 class Compressor(nn.Module):
@@ -97,29 +98,19 @@ class SparseAttention(nn.Module):
             specs.append(Recurrent(tuple(states), (dtype_bytes,) * len(states)))
         return tuple(specs)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        norm: RmsNorm,
-        batch: DeviceBatch,
-        caches: tuple[LayerCache, ...],
-        residual: torch.Tensor | None,
-        ends: LineEnds | None,
-        after: RmsNorm | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`, as `residual`, and its norm by `after`
-        (`Linear.then`). Writes the step's vectors, entries and states."""
+    def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Writes the step's vectors, entries and states."""
         config = self.config
-        window, entries, keys = _latents(caches)
-        q, kv, values, gates, index_values, index_gates, index_weights = self.down(x, norm=norm).split(
+        window, entries, keys = _latents(step.caches)
+        q, kv, values, gates, index_values, index_gates, index_weights = self.down(step.x, norm=step.norm).split(
             self._first, dim=-1
         )
         q, index_q = self.q_up(q, norm=self.q_norm).split(self._second, dim=-1)
         q = self._ops.shared_kv_write(
             q.unflatten(-1, (config.num_heads, config.head_dim)),
             kv,
-            batch.positions,
-            batch.slots[window.group],
+            step.batch.positions,
+            step.batch.slots[window.group],
             self._rope,
             window.entries,
             self.kv_norm,
@@ -127,35 +118,37 @@ class SparseAttention(nn.Module):
         )
         more = {}
         if self.compressor is not None and entries is not None:
-            states = caches[-1]
+            states = step.caches[-1]
             assert isinstance(states, StateCache)
-            self.compressor(values, gates, batch, entries, states.states[0])
+            self.compressor(values, gates, step.batch, entries, states.states[0])
             more = {
                 "entries": entries.entries,
-                "entry_table": batch.block_tables[entries.group],
+                "entry_table": step.batch.block_tables[entries.group],
                 "ratio": config.ratio,
             }
             if self.index_compressor is not None and keys is not None:
-                self.index_compressor(index_values, index_gates, batch, keys, states.states[1])
-                more["chosen"] = self._choose(index_q, index_weights, batch, keys)
+                self.index_compressor(index_values, index_gates, step.batch, keys, states.states[1])
+                more["chosen"] = self._choose(index_q, index_weights, step.batch, keys)
         o = self._ops.sparse_attention(
             q,
             window.entries,
-            batch.block_tables[window.group],
-            batch.query_start,
-            batch.context_len,
-            batch.positions,
+            step.batch.block_tables[window.group],
+            step.batch.query_start,
+            step.batch.context_len,
+            step.batch.positions,
             self._rope,
             self.sinks,
             config.scale,
             config.window,
-            batch.num_single,
-            batch.max_query,
-            batch.max_context,
+            step.batch.num_single,
+            step.batch.max_query,
+            step.batch.max_context,
             **more,
         )
-        o = kept(o.flatten(1), ends)
-        return self.out.then(self._ops.group_linear(o, self.out_down.value.dense(self.out_down.dtype)), residual, after)
+        o = kept(o.flatten(1), step.ends)
+        return self.out.then(
+            self._ops.group_linear(o, self.out_down.value.dense(self.out_down.dtype)), step.residual, step.after
+        )
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
         """The entries that each token reads: [T, top_k] int32."""

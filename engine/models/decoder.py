@@ -16,6 +16,7 @@ from engine.layers.embedding import Embedding
 from engine.layers.gated_delta import GatedDelta
 from engine.layers.hyper import HyperConnection, HyperHead
 from engine.layers.linear import Linear
+from engine.layers.mixer import MixerInput
 from engine.layers.mla import LatentAttention
 from engine.layers.mlp import Mlp
 from engine.layers.moe import Moe
@@ -33,9 +34,8 @@ from engine.models.config import (
 from engine.quant.weight import Weight
 from engine.runner.batch import DeviceBatch, LineEnds, kept
 
-# A mixer is called with (x, norm, batch, caches, residual, ends, after), a feed-forward part with (x, norm, token_ids,
-# residual). Each norms its input by `norm` unless that is None, and adds `residual` to what it gives. A mixer declares
-# its `specs`, with `ends` gives the lines' last tokens alone, and beside what it gives its norm by `after`, or None.
+# A mixer is called with a `MixerInput` and declares its `specs`. A feed-forward part is called with (x, norm,
+# token_ids, residual), norms its input by `norm` unless that is None, and adds `residual` to what it gives.
 MIXERS: dict[type, Callable[[Any, Build], nn.Module]] = {
     AttentionConfig: Attention,
     GatedDeltaConfig: GatedDelta,
@@ -77,10 +77,10 @@ class DecoderLayer(nn.Module):
         """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`."""
         token_ids, residual = kept(batch.token_ids, ends), kept(x, ends)
         if self.mixer_out_norm is None or self.ffn_out_norm is None:
-            x, normed = self.mixer(x, self.mixer_norm, batch, caches, residual=residual, ends=ends, after=self.ffn_norm)
+            x, normed = self.mixer(MixerInput(x, self.mixer_norm, batch, caches, residual, ends, self.ffn_norm))
             given, norm = (x, self.ffn_norm) if normed is None else (normed, None)
             return self.ffn(given, norm, token_ids, residual=x)
-        mixed, _ = self.mixer(x, self.mixer_norm, batch, caches, residual=None, ends=ends, after=None)
+        mixed, _ = self.mixer(MixerInput(x, self.mixer_norm, batch, caches, ends=ends))
         x = self.mixer_out_norm.add(mixed, residual)
         return self.ffn_out_norm.add(self.ffn(x, self.ffn_norm, token_ids, residual=None), x)
 
@@ -100,7 +100,7 @@ class HyperDecoderLayer(DecoderLayer):
         """x [T, N, hidden] → [T, N, hidden], or [B, N, hidden] of the lines' `ends`."""
         token_ids = kept(batch.token_ids, ends)
         inner, post, comb = self.mixer_hyper(x)
-        mixed, _ = self.mixer(inner, self.mixer_norm, batch, caches, residual=None, ends=ends, after=None)
+        mixed, _ = self.mixer(MixerInput(inner, self.mixer_norm, batch, caches, ends=ends))
         x = self.mixer_hyper.merge(mixed, *(kept(part, ends) for part in (x, post, comb)))
         inner, post, comb = self.ffn_hyper(x)
         return self.ffn_hyper.merge(self.ffn(inner, self.ffn_norm, token_ids, residual=None), x, post, comb)

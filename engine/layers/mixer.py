@@ -1,0 +1,30 @@
+"""What a mixer is called with, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.tensors import LayerCache
+from engine.layers.norm import RmsNorm
+from engine.runner.batch import DeviceBatch, LineEnds
+
+
+@dataclass(frozen=True, slots=True)
+class MixerInput:
+    """A mixer's `forward` takes it, and gives residual + mix(norm(x)) and that sum's norm by `after` (`Linear.then`),
+    both [T, hidden], or [B, hidden] of the lines' `ends`.
+
+    x         [T, hidden]  the residual stream, which the mixer norms by `norm`
+    caches    the layer's, in the order of the mixer's `specs`
+    residual  [T, hidden], or [B, hidden] with `ends`: what is added to the result; None adds nothing
+    """
+
+    x: torch.Tensor
+    norm: RmsNorm
+    batch: DeviceBatch
+    caches: tuple[LayerCache, ...]
+    residual: torch.Tensor | None = None
+    ends: LineEnds | None = None
+    after: RmsNorm | None = None
