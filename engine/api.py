@@ -25,7 +25,7 @@ from engine.core import stopping
 from engine.core.loop import EngineLoop
 from engine.core.plan import Runner, RunnerInfo
 from engine.core.policy import pace
-from engine.core.request import Request, Sink
+from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
 from engine.runner import compile_process
 from engine.types import (
@@ -118,7 +118,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
+        drafter: Callable[[], Drafter] | None = None,
+        draft_tokens: int = 0,
     ) -> None:
+        """drafter makes what proposes up to `draft_tokens` tokens a step for one request."""
         self.info: RunnerInfo = runner.info
         self._runner = runner
         self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache, max_length=self.info.max_model_len)
@@ -128,6 +131,7 @@ class Engine:
             pace=pace(config.scheduler.preference, self.info.active, self.info.mixed.even),
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
+            draft_tokens=draft_tokens,
         )
         self._loop = EngineLoop(
             runner,
@@ -140,6 +144,7 @@ class Engine:
             on_failure=on_failure,
         )
         self._clock = clock
+        self._drafter = drafter
         self._max_waiting = config.scheduler.max_waiting
         held = self._kv.capacity_tokens
         # The last token drawn is never computed, so it needs no place in the pool.
@@ -209,6 +214,7 @@ class Engine:
                 stop_ids=stopping.stop_ids(params, self.info.eos_ids),
                 eos_ids=eos_ids,
                 deadline=None if params.timeout_s is None else self._clock() + params.timeout_s,
+                drafter=None if self._drafter is None else self._drafter(),
             )
             if not self._loop.enter(request):
                 raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)

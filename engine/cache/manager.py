@@ -3,7 +3,7 @@
 Owns one block pool a paged group, the prefix tree, the state slots, and the writes and copies that the next plan
 carries. The life of a request's table:
 
-    match (changes nothing) → admit (all or nothing) → extend, commit, … → release
+    match (changes nothing) → admit (all or nothing) → extend, truncate, commit, … → release
 
 Steps run in the order in which they are launched. So a block that is released while a step still reads or writes it
 may be handed out at once: whoever gets it writes to it in a later step. The same holds for state slots.
@@ -295,6 +295,40 @@ class KVManager:
             blocks[start:low] = [0] * (low - start)
             table.start[g] = low
 
+    def truncate(self, table: KVTable, length: int) -> int:
+        """Take back the positions from `length` on: blocks that hold none before it are let go, and the state
+        checkpoints behind it. Returns how many blocks were. A step in flight may still write there, as `release` says.
+
+        The row's own recurrent state is not the manager's to take back: the runner keeps, in the row's slot, the state
+        at which a drafted step began and that step's inputs, so that a copy of the slot is whole as well.
+
+        Raises ValueError when `length` lies in what was committed, which the tree may have given to others, or when a
+        token there reads what already left its window.
+        """
+        node = table.node
+        if node is None or length < node.depth * self.block_size:
+            raise ValueError(
+                f"positions from {length} on cannot be taken back: "
+                + ("the request holds nothing" if node is None else f"{node.depth} full blocks are committed")
+            )
+        if any(self._first_kept(g, length) < table.start[g] for g in self._windowed):
+            raise ValueError(f"positions from {length} on cannot be taken back: what a token there reads was let go")
+        keep, count = -(-length // self.block_size), 0
+        for g, blocks in enumerate(table.blocks):
+            dropped = [block for block in blocks[keep:] if block]
+            if dropped:
+                self._pools[g].drop(dropped)
+                count += len(dropped)
+            del blocks[keep:]
+        table.reach = min(map(len, table.blocks), default=keep) * self.block_size
+        if count and self.writes:
+            # Entries that are written in this plan and taken again in it are written once.
+            self.writes = [kept for write in self.writes if (kept := _below(write, table.row, keep)) is not None]
+        while table.pending and table.pending[-1][0] * self.block_size > length:
+            self._slots.release(table.pending.pop()[1])
+        self.num_releases += count > 0
+        return count
+
     # After a step
 
     def commit(self, table: KVTable, tokens: Sequence[int], upto: int) -> None:
@@ -412,3 +446,12 @@ class KVManager:
             assert id(table) in self._tables, "a finished request still has blocks to announce"
             assert table.node is not None
             assert table.node.depth < table.announced, "a request has blocks to announce that it has computed"
+
+
+def _below(write: BlockWrite, row: int, keep: int) -> BlockWrite | None:
+    """What is left of a write when row `row` keeps the first `keep` entries of its tables; None when nothing is."""
+    if write.row != row or write.index + len(write.blocks) <= keep:
+        return write
+    if write.index >= keep:
+        return None
+    return BlockWrite(write.group, row, write.index, write.blocks[: keep - write.index])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.cache.manager import KVManager
 from engine.core import stopping
-from engine.core.plan import Pending, StepPlan, StepResult
+from engine.core.plan import Draft, Pending, StepPlan, StepResult
 from engine.core.request import Request, Status
 from engine.core.scheduler import Scheduler
 from engine.types import ErrorCode, FinishReason, TokenEvent, TokenLogprobs
@@ -42,11 +42,15 @@ class Committer:
         size = self._kv.block_size
         drawn, errors = result.tokens, result.errors
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+        drafts = plan.drafts
         for i, (request, first, count, samples) in enumerate(
             zip(step.requests, plan.first, plan.count, plan.samples, strict=True)
         ):
             # A line of a request that ended while the step was in flight: its token is dropped.
             if request.status is Status.FINISHED:
+                continue
+            if drafts and i in drafts:
+                self._commit_drafted(request, i, drafts[i], result)
                 continue
             if samples:
                 request.num_inflight -= 1
@@ -56,7 +60,9 @@ class Committer:
             if request.want_prompt_logprobs and i in prompt_logprobs:
                 found = prompt_logprobs[i]
                 request.prompt_logprobs[first + 1 : first + 1 + len(found)] = found
-            end = first + count
+            # A plan that counted on drafts which did not stand says too much of `first`; a line that draws ends what is
+            # known.
+            end = request.num_tokens if samples else first + count
             if samples:
                 token = drawn[i]
                 request.tokens.append(token)
@@ -73,12 +79,42 @@ class Committer:
             if ended is None and not (request.want_logprobs or request.silent):
                 emit(request, TokenEvent(request.id, [token]))
                 continue
-            self._report(request, token, logprobs.get(i), ended)
+            self._report(request, [token], logprobs.get(i), ended)
 
-    def _report(self, request: Request, token: int, logprobs: TokenLogprobs | None, ended: stopping.End | None) -> None:
-        """An event that says more than its token: the first, the last, or one with logprobs."""
-        if logprobs is not None:
-            request.cumulative_logprob += logprobs.logprobs[0]
+    def _commit_drafted(self, request: Request, i: int, draft: Draft, result: StepResult) -> None:
+        """How many tokens a line with drafts gave is known now. What follows one that ends the request is dropped."""
+        request.num_inflight -= 1 + draft.count
+        request.num_drafted -= draft.count
+        if i in result.errors:
+            self.end(request, FinishReason.ERROR, error=result.errors[i])
+            return
+        run = [result.tokens[i], *result.accepted.get(i, ())]
+        if request.status is Status.RUNNING:
+            request.num_computed -= 1 + draft.count - len(run)
+        ended, count = None, 0
+        while ended is None and count < len(run):
+            token = run[count]
+            request.tokens.append(token)
+            request.num_tokens += 1
+            count += 1
+            if request.num_tokens >= request.limit or token in request.stop_ids:
+                ended = stopping.check(request)
+        self.num_generated += count
+        end, size = request.num_tokens - 1, self._kv.block_size
+        if end // size > (end - count) // size and request.status is Status.RUNNING:
+            self._filled.append((request, end))
+        logprobs = result.logprobs.get(i)
+        if ended is None and not (request.want_logprobs or request.silent):
+            self._emit(request, TokenEvent(request.id, run))
+        else:
+            self._report(request, run[:count], None if logprobs is None else logprobs[:count], ended)
+
+    def _report(
+        self, request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None, ended: stopping.End | None
+    ) -> None:
+        """An event that says more than its tokens: the first, the last, or one with logprobs."""
+        for entry in logprobs or ():
+            request.cumulative_logprob += entry.logprobs[0]
         reason, stop = ended or (None, None)
         first, request.silent = request.silent, False
         if reason is not None:
@@ -88,9 +124,9 @@ class Committer:
             request,
             TokenEvent(
                 request.id,
-                [token],
+                tokens,
                 finish_reason=reason,
-                logprobs=None if logprobs is None else [logprobs],
+                logprobs=logprobs,
                 cumulative_logprob=request.cumulative_logprob,
                 stop_reason=stop,
                 num_cached=request.num_cached if first else 0,

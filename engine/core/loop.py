@@ -4,9 +4,9 @@ One iteration:  hold → drain → schedule → launch step N → commit step N 
 
 The step in flight is a value that one iteration hands to the next. With overlap off the same lines commit step N
 itself. With overlap on, a plan is made before the tokens of the step before it are known: lengths advance at launch,
-token ids stay on the device, a request whose last token is already drawn is not launched again, and the one token that
-may be computed after an end of sequence is dropped at its commit. A launch is held back until the step before it is
-about to end, so that it takes along who arrived until then.
+token ids stay on the device, a request whose last token may be drawn already is not launched again, and what is
+computed after an end of sequence is dropped at its commit. A launch is held back until the step before it is about to
+end, so that it takes along who arrived until then.
 """
 
 from __future__ import annotations

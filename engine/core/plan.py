@@ -7,6 +7,9 @@ The runner keeps tables with one line a row: token ids, block ids, sampling para
 changed (`starts`, `block_writes`) and what to compute (`rows`, `first`, `count`), so a steady decode step costs a
 few integers a row. Sampled token ids stay on the device: a plan for step N+1 can be made before step N's tokens
 are known.
+
+A line that samples gives one token, or with k drafted ones up to 1 + k. How many stood is known on the device first:
+until the result is committed, a later plan counts on all of them, and the runner goes by the row's true length.
 """
 
 from __future__ import annotations
@@ -42,11 +45,29 @@ class RowStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that a line computes behind the last one of its row, before they are known to follow.
+
+    count: how many (k). tokens[j] is proposed for position start + j; `start` is the least that the row can hold, so
+    the line finds its own among them whatever an earlier step gave. A position without a proposal is computed with
+    any token. What is proposed changes no result, only how much of it comes at once.
+    """
+
+    count: int
+    start: int
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one step computes. Line i computes tokens [first[i], first[i] + count[i]) of row rows[i].
 
     samples[i] says that line i reaches the end of what is known and draws the next token, which is put at position
     first[i] + count[i] of the row's token line. Lines with count 1 come first.
+    drafts[i] says that line i, which samples, may give 1 + drafts[i].count tokens; it computes one token of its own and
+    the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the tokens that stood.
+    A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts did not stand. The
+    line is then as long as planned and begins that much earlier: at the row's true last token.
     Order of side effects: starts, block_writes, state_copies, compute, sample.
     """
 
@@ -58,6 +79,7 @@ class StepPlan:
     starts: list[RowStart] = field(default_factory=list)
     block_writes: list[BlockWrite] = field(default_factory=list)
     state_copies: list[StateCopy] = field(default_factory=list)
+    drafts: dict[int, Draft] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -68,17 +90,20 @@ class StepPlan:
 class StepResult:
     """What one step gave, aligned with the plan's lines: tokens[i] is the drawn token, or -1 where samples[i] is false.
 
+    accepted[i] holds the tokens that line i gave behind tokens[i]: each draft that equals the token drawn in its place
+    lets one more stand. Lines that gave one token are not in it.
     errors maps a line to a sentence when that line alone failed (its logits were not finite).
-    logprobs holds an entry for the lines whose request asked for them. prompt_logprobs likewise: entry i of a line is
-    for the prompt token at position first + i + 1, as predicted by the computed token at first + i; the list ends
-    before the token that the line itself draws.
+    logprobs holds, for the lines whose request asked for them, an entry for each token given. prompt_logprobs: entry i
+    of a line is for the prompt token at position first + i + 1, as predicted by the computed token at first + i; the
+    list ends before the token that the line itself draws.
     """
 
     step: int
     tokens: list[int]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    accepted: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

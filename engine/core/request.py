@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -25,6 +26,14 @@ class Sink(Protocol):
     def deliver(self, events: list[TokenEvent]) -> None: ...
 
 
+class Drafter(Protocol):
+    """Proposes tokens for one request. The loop's thread calls it, so what it takes is bounded in time and memory."""
+
+    def propose(self, tokens: array[int], count: int) -> Sequence[int]:
+        """At most `count` tokens that may follow `tokens`: the request's, with what it gave since the last call."""
+        ...
+
+
 _LEGAL = {
     Status.WAITING: (Status.RUNNING, Status.FINISHED),
     Status.RUNNING: (Status.WAITING, Status.FINISHED),
@@ -39,6 +48,8 @@ class Request:
     num_tokens     len(tokens)
     num_computed   tokens launched: their keys and values are in the cache once the launched steps have run
     num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row's line holds
+    num_drafted    of these, drafts that may turn out not to stand: the row's line holds that many less at least
+    drafter        proposes tokens for it; None when each of its steps gives one
     num_cached     prompt tokens that the first admission took from the prefix cache
     limit          num_tokens at which it ends for length: max_tokens, or the context is full
     row, kv        its line of the tables (-1 while waiting) and what it holds of the cache
@@ -53,6 +64,7 @@ class Request:
         "awaits",
         "cumulative_logprob",
         "deadline",
+        "drafter",
         "eos_ids",
         "id",
         "input",
@@ -61,6 +73,7 @@ class Request:
         "min_length",
         "num_cached",
         "num_computed",
+        "num_drafted",
         "num_inflight",
         "num_prompt",
         "num_tokens",
@@ -88,6 +101,7 @@ class Request:
         stop_ids: frozenset[int],
         eos_ids: tuple[int, ...] = (),
         deadline: float | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         params = input.params
         self.id = input.request_id
@@ -102,6 +116,8 @@ class Request:
         self.num_tokens = len(self.tokens)
         self.num_computed = 0
         self.num_inflight = 0
+        self.num_drafted = 0
+        self.drafter = drafter
         self.num_cached = 0
         self.limit = limit
         self.min_length = self.num_prompt + params.min_tokens

@@ -2,9 +2,13 @@
 
 A request has tokens that are known and tokens that are computed; a step closes the gap as far as the budget goes:
 
-    1. running requests one token short (they decode): always, one token each
+    1. running requests one token short (they decode): always, one token each, and tokens drafted for them as far as
+       budget and blocks go
     2. running requests further behind (chunks of a prompt, or of all tokens after a preemption), in order
     3. waiting requests, in order, as rows and blocks allow
+
+Of drafted tokens it is known later how many stood. Until then counters take all of them, and what is done at a certain
+position (a copy of recurrent state, a request's last token) waits.
 
 When blocks run out the youngest running request gives way: it loses its blocks and later starts again from all its
 tokens, most of which it will find in the prefix tree. Requests that a step already holds never give way in it.
@@ -14,12 +18,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
-from engine.core.plan import NO_SHAPES, MixedShapes, RowStart, StepPlan
+from engine.core.plan import NO_SHAPES, Draft, MixedShapes, RowStart, StepPlan
 from engine.core.policy import Pace, WaitingQueue, rank
 from engine.core.request import Request, Status
 
@@ -49,7 +54,9 @@ class Scheduler:
         pace: Pace,
         checkpoint_interval: int = 256,
         shapes: MixedShapes = NO_SHAPES,
+        draft_tokens: int = 0,
     ) -> None:
+        """draft_tokens: most tokens drafted in a step for a request that has a drafter."""
         self.stats = SchedulerStats()
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by rank
@@ -60,6 +67,7 @@ class Scheduler:
         self._shapes = shapes
         self.pace = pace
         self._interval = checkpoint_interval
+        self._draft_tokens = draft_tokens
         self._max_rows = config.max_rows
         self._free_rows = list(range(config.max_rows))
         self._step = 0
@@ -101,9 +109,10 @@ class Scheduler:
             self._stale = False
         self._begin()
         behind = self._decode()
-        share = self._budget - len(self._rows)
-        if self._rows:
-            share = min(share, self._mixed_budget or self._paced(behind) or share)
+        decoding = len(self._rows) + sum(self._more_count)
+        share = self._budget - decoding
+        if decoding:
+            share = min(share, self._mixed_budget or self._paced(decoding, behind) or share)
         share = self._catch_up(behind, share)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
         if self.waiting and share > 0 and not (self._preempted and self._planned):
@@ -121,13 +130,13 @@ class Scheduler:
             starts=self._starts,
             block_writes=kv.writes,
             state_copies=kv.copies,
+            drafts={len(self._rows) + i: draft for i, draft in self._drafts.items()},
         )
         kv.writes, kv.copies = [], []
         return plan, self._requests + self._more_requests
 
-    def _paced(self, behind: list[Request]) -> int | None:
+    def _paced(self, rows: int, behind: list[Request]) -> int | None:
         """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as makes a crowd."""
-        rows = len(self._rows)
         enough = self.pace.enough(rows)
         backlog = 0
         for request in chain(behind, self.waiting):
@@ -149,6 +158,7 @@ class Scheduler:
         self._more_samples: list[bool] = []
         self._more_requests: list[Request] = []
         self._starts: list[RowStart] = []
+        self._drafts: dict[int, Draft] = {}  # by place among the longer lines
         self._preempted = False
 
     @property
@@ -161,6 +171,9 @@ class Scheduler:
         samples = end == request.num_tokens + request.num_inflight
         if samples:
             request.num_inflight += 1
+        self._line(request, first, count, samples)
+
+    def _line(self, request: Request, first: int, count: int, samples: bool) -> None:
         if count == 1:
             self._rows.append(request.row)
             self._first.append(first)
@@ -174,8 +187,9 @@ class Scheduler:
             self._more_requests.append(request)
 
     def _decode(self) -> list[Request]:
-        """Plan one token for each running request that is one short; return those that are further behind."""
+        """Plan one token for each running request that is one short, and drafts; return those further behind."""
         behind: list[Request] = []
+        drafting: list[Request] = []
         rows, firsts, samples, requests = self._rows, self._first, self._samples, self._requests
         kv, running = self._kv, self.running
         interval = self._interval if kv.keeps_state else 0
@@ -190,20 +204,64 @@ class Scheduler:
                 continue
             if known >= request.limit:
                 continue
+            if request.num_drafted and interval and first % interval == 0:
+                continue  # until it is known whether the state stands there
             if first >= request.kv.reach:
-                while request.status is Status.RUNNING and kv.extend(request.kv, first, known) < known:
-                    self._preempt(running[-1])
+                least = first - request.num_drafted
+                while request.status is Status.RUNNING and kv.extend(request.kv, least, known) < known:
+                    if not self._take_back(request):
+                        self._preempt(running[-1])
                 if request.status is not Status.RUNNING:
                     break
             if interval and (first % interval == 0 or first <= request.num_prompt):
                 kv.save_state(request.kv, first)
             request.num_computed = known
             request.num_inflight += 1
+            if request.drafter is not None:
+                drafting.append(request)
+                continue
             rows.append(request.row)
             firsts.append(first)
             samples.append(True)
             requests.append(request)
+        if drafting:
+            self._draft(drafting)
         return [request for request in behind if request.status is Status.RUNNING] if self._preempted else behind
+
+    def _draft(self, drafting: list[Request]) -> None:
+        """Lines of requests whose next token is planned, with as many drafted ones as their drafters have, and budget
+        and free blocks allow."""
+        kv = self._kv
+        spare = self._budget - len(self._rows) - len(drafting)
+        for request in drafting:
+            known, unsure, held = request.num_computed, request.num_drafted, request.num_inflight - 1
+            count = min(self._draft_tokens, spare, request.limit - 1 - known)
+            if kv.keeps_state:
+                # Up to where the next copy of the state is due.
+                count = min(count, -known % self._interval)
+            tokens: Sequence[int] = ()
+            if count > 0 and request.drafter is not None:
+                tokens = request.drafter.propose(request.tokens, held + count)
+                count = len(tokens) - held
+            if count > 0 and known + count > request.kv.reach:
+                count = kv.extend(request.kv, known - 1 - unsure, known + count) - known
+            if count <= 0:
+                self._line(request, known - 1, 1, True)
+                continue
+            start = known - unsure
+            self._drafts[len(self._more_rows)] = Draft(count, start, tokens[start - request.num_tokens : held + count])
+            self._line(request, known - 1, 1 + count, True)
+            request.num_computed += count
+            request.num_inflight += count
+            request.num_drafted += count
+            spare -= count
+
+    def _take_back(self, needy: Request) -> bool:
+        """Whether blocks came free that others than `needy` were given for drafts which did not stand."""
+        if not self._draft_tokens:
+            return False
+        drafted = [other for other in self.running if other.drafter is not None and other is not needy]
+        return sum(self._kv.truncate(r.kv, max(r.num_tokens, r.num_computed)) for r in drafted) > 0
 
     def _catch_up(self, behind: list[Request], share: int) -> int:
         """Plan chunks of running requests that are far behind. Returns what is left of `share`."""
@@ -213,8 +271,11 @@ class Scheduler:
             first = request.num_computed
             end = self._chunk_end(request, first, share)
             reach = kv.extend(request.kv, first, end)
-            while reach == first and behind:
-                self._preempt(behind.pop())
+            while reach == first and (behind or self._draft_tokens):
+                if not self._take_back(request):
+                    if not behind:
+                        break
+                    self._preempt(behind.pop())
                 reach = kv.extend(request.kv, first, end)
             if reach > first:
                 if kv.keeps_state:

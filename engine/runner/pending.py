@@ -85,7 +85,7 @@ class PendingStep:
         if self.wanted:
             parts, rest = rest[:3], rest[3:]
             at = range(len(drawn)) if self.places is None else self.places
-            logprobs = {line: _entry(parts, at[line], k) for line, k in self.wanted.items() if line not in errors}
+            logprobs = {line: [_entry(parts, at[line], k)] for line, k in self.wanted.items() if line not in errors}
         prompt_logprobs = {
             asked.line: [_entry(rest, i, asked.count) for i in range(asked.start, asked.stop)] for asked in self.prompts
         }

@@ -292,8 +292,46 @@ BLOCKS, SIZE = st.integers(6, 20), st.just(2)
 WINDOW = {"window": st.integers(1, 6), "window_blocks": st.integers(6, 12)}
 
 
+def test_positions_taken_back_free_the_blocks_behind_them() -> None:
+    kv = KVManager(pool(12, 4, window=5, window_blocks=12))
+    table, _ = hold(kv, TOKENS[:9])
+    free = kv.use()
+    kv.writes.clear()
+    assert kv.extend(table, 9, 20) == 20
+    assert kv.truncate(table, 13) == 2
+    assert (len(table.blocks[0]), len(table.blocks[1]), table.reach) == (4, 4, 16)
+    assert [(w.index, len(w.blocks)) for w in kv.writes] == [(3, 1), (3, 1)]
+    assert kv.truncate(table, 12) == 2
+    assert (kv.writes, kv.use()) == ([], free)
+    assert kv.truncate(table, 10) == 0
+    kv.check_integrity()
+
+
+def test_what_was_committed_is_not_taken_back() -> None:
+    kv = KVManager(pool(12, 4))
+    table, _ = hold(kv, TOKENS[:9])
+    with pytest.raises(ValueError, match="positions from 7 on cannot be taken back: 2 full blocks are committed"):
+        kv.truncate(table, 7)
+    assert kv.truncate(table, 8) == 1
+    kv.release(table)
+    with pytest.raises(ValueError, match="holds nothing"):
+        kv.truncate(table, 0)
+
+
+def test_a_checkpoint_behind_positions_taken_back_gives_its_slot_up() -> None:
+    kv = KVManager(pool(12, 4, state_slots=4))
+    table, _ = hold(kv, TOKENS[:5])
+    kv.extend(table, 5, 12)
+    kv.save_state(table, 8)
+    kv.save_state(table, 12)
+    assert kv.slot_use().used == 3
+    kv.truncate(table, 10)
+    kv.check_integrity()
+    assert (table.pending[-1][0], kv.slot_use().used) == (2, 2)
+
+
 class ManagerMachine(RuleBasedStateMachine):
-    """Random requests over few contents and small pools: admit, compute, keep state, commit late, release."""
+    """Random requests over few contents and small pools: admit, grow, keep state, take back, commit late, release."""
 
     tables = Bundle("tables")
 
@@ -346,6 +384,19 @@ class ManagerMachine(RuleBasedStateMachine):
         if id(table) in self.lengths:
             tokens, computed = self.lengths[id(table)]
             self.kv.commit(table, tokens, max(0, computed - late))
+
+    @rule(table=tables, back=st.integers(0, 6))
+    def truncate(self, table: KVTable, back: int) -> None:
+        if id(table) in self.lengths and table.node is not None:
+            tokens, computed = self.lengths[id(table)]
+            length = max(computed - back, table.node.depth * self.kv.block_size)
+            if any(self.kv._first_kept(g, length) < table.start[g] for g in self.kv._windowed):
+                with pytest.raises(ValueError, match="was let go"):
+                    self.kv.truncate(table, length)
+                return
+            self.kv.truncate(table, length)
+            assert length <= table.reach < length + 2
+            self.lengths[id(table)] = (tokens, min(computed, length))
 
     @rule(table=consumes(tables))
     def release(self, table: KVTable) -> None:

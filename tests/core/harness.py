@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.core.commit import InFlight
+from engine.core.request import Drafter
 from engine.types import FinishReason, RequestInput, SamplingParams, TokenEvent
 from tests.core.scripted_runner import ScriptedRunner, expected_next
 
@@ -46,9 +47,22 @@ def continuation(runner: ScriptedRunner, prompt: Sequence[int], count: int) -> l
 class Harness:
     """An engine that moves when told to. It is its own sink."""
 
-    def __init__(self, runner: ScriptedRunner, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        runner: ScriptedRunner,
+        config: EngineConfig | None = None,
+        drafter: Callable[[], Drafter] | None = None,
+        draft_tokens: int = 0,
+    ) -> None:
         self.runner = runner
-        self.engine = Engine(runner, config or make_config(), clock=lambda: self.now, sleep=self._sleep)
+        self.engine = Engine(
+            runner,
+            config or make_config(),
+            clock=lambda: self.now,
+            sleep=self._sleep,
+            drafter=drafter,
+            draft_tokens=draft_tokens,
+        )
         self.arriving: list[Callable[[], None]] = []
         self.loop = self.engine._loop
         self.inflight: InFlight | None = None

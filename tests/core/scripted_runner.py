@@ -3,6 +3,9 @@
 Keys and values are stood in for by the token ids themselves, kept in the blocks that the plan's tables name; recurrent
 state by a running hash in the state slots. A wrong block, a stale prefix, a block handed out too early or a state that
 was not carried changes the tokens, or is caught as a read of a slot that nobody wrote.
+
+Drafts are computed, drawn behind and accepted as a model's are: the rows' true lengths are kept here, and a plan that
+counted on more than stood is moved back to them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.spec import Group, LatentKV, LayerSpec, PagedKV, PoolSpec, Recurrent, window_of
-from engine.core.plan import NO_SHAPES, MixedShapes, Pending, RowStart, RunnerInfo, StepPlan, StepResult
+from engine.core.plan import NO_SHAPES, Draft, MixedShapes, Pending, RowStart, RunnerInfo, StepPlan, StepResult
 from engine.types import TokenLogprobs
 
 EOS = 1
@@ -63,14 +66,35 @@ def expected_next(tokens: Sequence[int], spec: PoolSpec, vocab_size: int) -> int
     return draw(parts, vocab_size)
 
 
+@dataclass(frozen=True)
+class _State:
+    """The state at `position` and the inputs since: those of a drafted step, of which some may not have stood."""
+
+    position: int
+    state: int
+    since: tuple[int, ...] = ()
+
+    def at(self, position: int) -> int:
+        assert 0 <= position - self.position <= len(self.since), "the state was carried past where the row stands"
+        state = self.state
+        for token in self.since[: position - self.position]:
+            state = roll(state, token)
+        return state
+
+
 @dataclass
 class _Row:
+    """tokens by position; below `length` they are the row's, above it what drafts left behind. refused: how many tokens
+    of the last step did not stand."""
+
     tokens: dict[int, int]
+    length: int
     num_prompt: int
     state_slot: int
     prompt_logprobs: bool
     logprobs: bool
     tables: list[dict[int, int]] = field(default_factory=list)
+    refused: int = 0
 
 
 class _Step:
@@ -120,7 +144,7 @@ class ScriptedRunner:
         self._queue: list[_Step] = []
         self._rows: dict[int, _Row] = {}
         self._cache: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in spec.groups]
-        self._states: dict[int, int] = {}
+        self._states: dict[int, _State] = {}
 
     @property
     def info(self) -> RunnerInfo:
@@ -163,21 +187,43 @@ class ScriptedRunner:
         assert plan.count == sorted(plan.count, key=lambda count: count > 1), "lines of one token come first"
         assert len(set(plan.rows)) == len(plan.rows)
         result = StepResult(plan.step, [-1] * len(plan.rows))
-        for row, first, count in zip(plan.rows, plan.first, plan.count, strict=True):
-            self._write(self._rows[row], first, count)
-        for line, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
-            self._read(self._rows[row], line, first + count, plan.samples[line], result)
-            if self._rows[row].prompt_logprobs:
-                held = self._rows[row]
+        firsts = [self._first(plan, line) for line in range(len(plan.rows))]
+        for line, (row, first, count) in enumerate(zip(plan.rows, firsts, plan.count, strict=True)):
+            self._write(self._rows[row], first, count, line in plan.drafts)
+        for line, (row, first, count) in enumerate(zip(plan.rows, firsts, plan.count, strict=True)):
+            held = self._rows[row]
+            if not plan.samples[line]:
+                assert first + count < held.length, "a line that reaches the end of its tokens must draw one"
+                self._read(held, first + count)
+            else:
+                self._draw(held, line, plan.drafts.get(line), result)
+            if held.prompt_logprobs:
                 upto = min(first + count, held.num_prompt - 1)
                 result.prompt_logprobs[line] = [
                     TokenLogprobs([held.tokens[p + 1]], [-float(p + 1)], [1]) for p in range(first, upto)
                 ]
         return result
 
+    def _first(self, plan: StepPlan, line: int) -> int:
+        """Where the line truly begins; a drafted one takes its drafts."""
+        row, first, count = self._rows[plan.rows[line]], plan.first[line], plan.count[line]
+        draft = plan.drafts.get(line)
+        if not plan.samples[line]:
+            assert draft is None
+            return first
+        assert draft is None or count == 1 + draft.count, "a line with drafts has one token of its own"
+        true = row.length - (1 if draft else count)
+        assert first - true in (0, row.refused), "the plan counted on tokens that no step can have given"
+        if draft is not None:
+            assert draft.start <= row.length
+            for position in range(row.length, row.length + draft.count):
+                row.tokens[position] = draft.tokens[position - draft.start]
+        return true
+
     def _start(self, start: RowStart) -> None:
         self._rows[start.row] = _Row(
             dict(enumerate(start.token_ids)),
+            len(start.token_ids),
             start.num_prompt,
             start.state_slot,
             start.params.prompt_logprobs is not None,
@@ -185,26 +231,26 @@ class ScriptedRunner:
             [{} for _ in self._info.pool.groups],
         )
 
-    def _write(self, row: _Row, first: int, count: int) -> None:
+    def _write(self, row: _Row, first: int, count: int, drafted: bool) -> None:
         spec = self._info.pool
         for g, group in enumerate(spec.groups):
             if isinstance(group.spec, Recurrent):
                 assert row.state_slot > 0
-                state = 0 if first == 0 else self._states[row.state_slot]
-                for p in range(first, first + count):
-                    state = roll(state, row.tokens[p])
-                self._states[row.state_slot] = state
+                state = 0 if first == 0 else self._states[row.state_slot].at(first)
+                found = _State(first, state, tuple(row.tokens[p] for p in range(first, first + count)))
+                self._states[row.state_slot] = found if drafted else _State(first + count, found.at(first + count))
                 continue
             for p in range(first, first + count):
                 block = row.tables[g][p // spec.block_size]
                 self._cache[g][block, p % spec.block_size] = (p, row.tokens[p])
 
-    def _read(self, row: _Row, line: int, length: int, samples: bool, result: StepResult) -> None:
+    def _read(self, row: _Row, length: int) -> list[object]:
+        """What a model reads that has computed `length` tokens of the row."""
         spec = self._info.pool
         parts: list[object] = []
         for g, group in enumerate(spec.groups):
             if isinstance(group.spec, Recurrent):
-                parts.append(self._states[row.state_slot])
+                parts.append(self._states[row.state_slot].at(length))
                 continue
             window = window_of(group.spec)
             read = []
@@ -214,16 +260,33 @@ class ScriptedRunner:
                 assert position == p, f"position {p} is read from a slot that holds position {position}"
                 read.append(token)
             parts.append(read)
-        if not samples:
-            assert length in row.tokens, "a line that reaches the end of its tokens must draw one"
-            return
-        error = self._fail_row([row.tokens[p] for p in range(length)])
-        if error is not None:
-            result.errors[line] = error
-            row.tokens[length] = 0  # like a real one, it does not stop the next step, which is on its way
-            return
-        token = draw(parts, self._info.vocab_size)
-        row.tokens[length] = token
-        result.tokens[line] = token
-        if row.logprobs:
-            result.logprobs[line] = TokenLogprobs([token], [-0.5], [1])
+        return parts
+
+    def _draw(self, row: _Row, line: int, draft: Draft | None, result: StepResult) -> None:
+        """A token behind the row's last, and one behind each draft that equals the token drawn in its place."""
+        run: list[int] = []
+        most = 1 + (draft.count if draft else 0)
+        while len(run) < most:
+            length = row.length
+            parts = self._read(row, length)
+            error = self._fail_row([row.tokens[p] for p in range(length)])
+            if error is not None:
+                if not run:
+                    result.errors[line] = error
+                    row.tokens[length] = 0  # like a real one, it does not stop the next step, which is on its way
+                    row.length += 1
+                break
+            token = draw(parts, self._info.vocab_size)
+            equal = row.tokens.get(length) == token
+            row.tokens[length] = token
+            row.length += 1
+            run.append(token)
+            if not equal:
+                break
+        row.refused = most - max(1, len(run))
+        if run:
+            result.tokens[line] = run[0]
+        if run[1:]:
+            result.accepted[line] = run[1:]
+        if row.logprobs and run:
+            result.logprobs[line] = [TokenLogprobs([token], [-0.5], [1]) for token in run]

@@ -112,7 +112,7 @@ class PlanPlayer:
         for i, line in enumerate(live):
             line.done += count[i]
             if samples[i]:
-                line.heard.append(result.logprobs[i])
+                line.heard += result.logprobs[i]
 
     def _start(self, line: Line) -> RowStart:
         slot = line.row + 1 if self.runner.info.pool.num_state_slots else 0

@@ -106,7 +106,7 @@ def greedy(
         result = runner.launch(plan).wait()
         tokens.append(list(result.tokens))
         if heard is not None:
-            heard.append(result.logprobs[0])
+            heard += result.logprobs[0]
     lengths = [len(prompt) for prompt in prompts]
     rows = list(range(len(prompts)))
     for step in range(steps):
@@ -115,7 +115,7 @@ def greedy(
         for row, token in enumerate(result.tokens):
             tokens[row].append(token)
         if heard is not None:
-            heard += [result.logprobs[row] for row in rows]
+            heard += [entry for row in rows for entry in result.logprobs[row]]
     return tokens
 
 

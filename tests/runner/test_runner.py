@@ -99,10 +99,10 @@ def test_logprobs_are_of_what_the_model_says_before_any_edit(runner: DeviceRunne
     assert edited.tokens[1] == best
     assert edited.tokens[0] != best
     assert list(edited.logprobs) == [0]
-    assert edited.logprobs[0].ids[0] == edited.tokens[0]
-    assert edited.logprobs[0].ids[1:] == plain.logprobs[0].ids[1:]
-    assert edited.logprobs[0].logprobs[1:] == pytest.approx(plain.logprobs[0].logprobs[1:])
-    assert edited.logprobs[0].ranks[1:] == [1, 2, 3, 4, 5]
+    assert edited.logprobs[0][0].ids[0] == edited.tokens[0]
+    assert edited.logprobs[0][0].ids[1:] == plain.logprobs[0][0].ids[1:]
+    assert edited.logprobs[0][0].logprobs[1:] == pytest.approx(plain.logprobs[0][0].logprobs[1:])
+    assert edited.logprobs[0][0].ranks[1:] == [1, 2, 3, 4, 5]
 
 
 def test_each_line_gets_as_many_logprobs_as_it_asked_for(runner: DeviceRunner) -> None:
@@ -113,7 +113,7 @@ def test_each_line_gets_as_many_logprobs_as_it_asked_for(runner: DeviceRunner) -
         [(i, 0, 8) for i in range(4)],
         [start(i, given[i], replace(GREEDY, logprobs=k)) for i, k in enumerate(wanted)],
     )
-    assert {line: len(entry.ids) for line, entry in result.logprobs.items()} == {0: 1, 1: 4, 3: 3}
+    assert {line: len(entry.ids) for line, (entry,) in result.logprobs.items()} == {0: 1, 1: 4, 3: 3}
 
 
 def test_the_last_layer_computes_no_token_that_nobody_asks_for(tmp_path: Path) -> None:
