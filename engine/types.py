@@ -22,6 +22,7 @@ MAX_STOP_BYTES = 4096
 MAX_STOP_IDS = 128
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_BYTES = 256
+MAX_BAD_WORDS_BYTES = 2048  # of all together
 MAX_BAD_WORD_IDS = 1024  # tokens of all bad words together
 MAX_BIASES = 1024
 MAX_BIAS = 1e6  # a hundredfold of it, over the coldest temperature, is a finite float32
@@ -114,6 +115,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"each stop string must hold between 1 and {MAX_STOP_BYTES} bytes")
         if any(not s or _num_bytes(s) > MAX_BAD_WORD_BYTES for s in self.bad_words):
             raise ValueError(f"bad_words: each must hold between 1 and {MAX_BAD_WORD_BYTES} bytes")
+        if sum(map(_num_bytes, self.bad_words)) > MAX_BAD_WORDS_BYTES:
+            raise ValueError(f"bad_words: all together must hold at most {MAX_BAD_WORDS_BYTES} bytes")
         if any(not abs(v) <= MAX_BIAS for v in self.logit_bias.values()):
             raise ValueError(f"logit_bias values must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}")
 

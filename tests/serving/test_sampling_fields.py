@@ -57,6 +57,7 @@ def test_other_servers_spellings(fields: dict[str, Any], expected: SamplingParam
         ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias holds 1025 values; at most 1024 are allowed"),
         ({"bad_words": ["no"] * 65}, "bad_words holds 65 strings; at most 64 are allowed"),
         ({"bad_words": "no" * 200}, "bad_words: each must hold between 1 and 256 bytes"),
+        ({"bad_words": [f"{i:02}" * 100 for i in range(11)]}, "bad_words: all together must hold at most 2048 bytes"),
         ({"logit_bias": {"5": 1e308}}, "logit_bias values must lie between -1e+06 and 1e+06"),
         ({"logit_bias": {"5": float("nan")}}, "logit_bias values must lie between"),
     ],
