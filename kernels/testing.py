@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -112,6 +113,19 @@ def poisoned() -> Iterator[None]:
         mock.patch.object(torch.Tensor, "new_empty", wrap(torch.Tensor.new_empty)),
     ):
         yield
+
+
+def deterministic(cases: Sequence[Case], *names: str) -> list[Case]:
+    """The cases of those names, asked for in batch-invariant arithmetic."""
+
+    def asked(case: Case) -> Case:
+        return replace(
+            case,
+            name=f"{case.name}, deterministic",
+            make=lambda device, generator: {**case.make(device, generator), "deterministic": True},
+        )
+
+    return [asked(case) for name in names for case in cases if case.name == name]
 
 
 def outputs(fn: Callable[..., Any], case: Case, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -36,6 +36,7 @@ class GatedDelta(nn.Module):
         self.out = Linear(values, hidden, build)
         self._eps = build.config.norm.eps
         self._ops = build.ops
+        self._deterministic = build.deterministic
         self.specs: tuple[LayerSpec, ...] = (
             Recurrent(
                 ((config.conv_width, channels), (heads, config.key_dim, config.value_dim)),
@@ -67,5 +68,6 @@ class GatedDelta(nn.Module):
             self.config.num_key_heads,
             step.batch.num_single,
             step.batch.max_query,
+            deterministic=self._deterministic,
         )
         return self.out.then(kept(y, step.ends), step.residual, step.after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.build import Build
@@ -21,13 +22,13 @@ class HyperConnection(nn.Module):
         self.scale = build.empty(3, dtype=torch.float32)
         self._norm_eps = build.config.norm.eps
         self._ops = build.ops
+        self._deterministic = build.deterministic
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """streams [T, N, hidden] → the part's input [T, hidden], and post [T, N] and comb [T, N, N] for `merge`."""
         config = self._config
-        return self._ops.hyper_mix(
-            streams, self.fn, self.base, self.scale, self._norm_eps, config.iterations, config.eps
-        )
+        weights, how = (self.fn, self.base, self.scale), (self._norm_eps, config.iterations, config.eps)
+        return self._ops.hyper_mix(streams, *weights, *how, deterministic=self._deterministic)
 
     def merge(self, y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
         """The part's output y [T, hidden] joins the streams: [T, N, hidden]."""
@@ -44,9 +45,20 @@ class HyperHead(nn.Module):
         self.base = build.empty(config.streams, dtype=torch.float32)
         self.scale = build.empty(1, dtype=torch.float32)
         self._norm_eps = build.config.norm.eps
+        self._ops = build.ops
+        self._deterministic = build.deterministic
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """streams [T, N, hidden] → [T, hidden]. Once a step, so torch's own operations do."""
+        """streams [T, N, hidden] → [T, hidden]. Once a step, so torch's own operations do, unless their sums must not
+        hang on T: then it is the input that a mix of these weights gives."""
+        if self._deterministic:
+            more = len(self.base) * (1 + len(self.base))
+            fn, base, scale = F.pad(self.fn, (0, 0, 0, more)), F.pad(self.base, (0, more)), self.scale.expand(3)
+            how = (self._norm_eps, 1, self._eps)
+            mixed: torch.Tensor = self._ops.hyper_mix(streams, fn, base, scale.contiguous(), *how, deterministic=True)[
+                0
+            ]
+            return mixed
         x = streams.flatten(1).float()
         m = (x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self._norm_eps)) @ self.fn.T
         weights = torch.sigmoid(m * self.scale + self.base) + self._eps

@@ -42,6 +42,7 @@ class LatentAttention(nn.Module):
         self.out = Linear(heads * config.value_dim, hidden, build, config.bias)
         self._rope = build.rope(config.rope, config.rope_dim)
         self._ops = build.ops
+        self._deterministic = build.deterministic
         sizes = (config.nope_dim, config.rope_dim, config.value_dim)
         self._tiles = all(size >= 16 and size & (size - 1) == 0 for size in sizes)
         self._expanded_bytes = heads * (config.nope_dim + config.value_dim) * build.dtype_bytes
@@ -70,6 +71,7 @@ class LatentAttention(nn.Module):
             step.batch.num_single if expands else len(q),
             eps=config.latent_eps,
             interleaved=config.rope.interleaved,
+            deterministic=self._deterministic,
         )
         o = self._ops.latent_attention(
             q,
@@ -84,12 +86,16 @@ class LatentAttention(nn.Module):
             step.batch.max_query,
             step.batch.max_context,
             max_entries=step.batch.max_entries if expands else 0,
+            deterministic=self._deterministic,
         )
         return self.out.then(kept(o.flatten(1), step.ends), step.residual, step.after)
 
     def _expands(self, batch: DeviceBatch) -> bool:
         """Whether to make keys and values for the lines of several queries: it pays from dozens of queries a line on,
-        needs memory for all that they read, and heads that tiles can hold."""
+        needs memory for all that they read, and heads that tiles can hold. Deterministic, no line's queries are taken
+        another way than they would be alone."""
+        if self._deterministic:
+            return False
         lines, queries = len(batch.context_len) - batch.num_single, len(batch.token_ids) - batch.num_single
         held = batch.max_entries * self._expanded_bytes
         return self._tiles and queries >= EXPAND_QUERIES * max(lines, 1) and 0 < held <= EXPAND_BYTES

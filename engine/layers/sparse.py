@@ -28,6 +28,7 @@ class Compressor(nn.Module):
         self._rope = build.rope(config.rope, config.rope.rotary_dim)
         self._eps = build.config.norm.eps
         self._op = build.ops.compress_kv
+        self._deterministic = build.deterministic
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -54,6 +55,7 @@ class Compressor(nn.Module):
             batch.num_single,
             batch.max_query,
             eps=self._eps,
+            deterministic=self._deterministic,
         )
 
 
@@ -84,6 +86,7 @@ class SparseAttention(nn.Module):
         self._rope = build.rope(config.rope, config.rope.rotary_dim)
         self._eps = build.config.norm.eps
         self._ops = build.ops
+        self._deterministic = build.deterministic
         self.specs = self._declare(build.dtype_bytes)
 
     def _declare(self, dtype_bytes: int) -> tuple[LayerSpec, ...]:
@@ -144,11 +147,12 @@ class SparseAttention(nn.Module):
             step.batch.max_query,
             step.batch.max_context,
             **more,
+            deterministic=self._deterministic,
         )
         o = kept(o.flatten(1), step.ends)
-        return self.out.then(
-            self._ops.group_linear(o, self.out_down.value.dense(self.out_down.dtype)), step.residual, step.after
-        )
+        down = self.out_down.value.dense(self.out_down.dtype)
+        o = self._ops.group_linear(o, down, deterministic=self._deterministic)
+        return self.out.then(o, step.residual, step.after)
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
         """The entries that each token reads: [T, top_k] int32."""
@@ -167,6 +171,7 @@ class SparseAttention(nn.Module):
             batch.num_single,
             batch.max_query,
             batch.max_context,
+            deterministic=self._deterministic,
         )
 
 

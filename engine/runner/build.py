@@ -16,7 +16,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import RowStart, RunnerInfo, StepPlan
 from engine.layers.build import Build
 from engine.models import registry
-from engine.models.config import AttentionConfig, ModelConfig
+from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.quant import plan as quant
@@ -53,10 +53,10 @@ def build_runner(
     model, family = registry.load(config.model)
     method = registry.quantization(config.model)
     device = _device(config)
-    if config.runtime.deterministic and not all(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
+    if config.runtime.deterministic and method is not None and device.type == "cuda":
         raise ConfigError(
-            "runtime.deterministic is implemented for grouped-query attention alone, and this model has layers of "
-            "another kind: leave it off"
+            "runtime.deterministic has no batch-invariant products of quantized weights on a GPU, and this checkpoint "
+            "has them: leave it off, or serve the checkpoint that it was made of"
         )
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime

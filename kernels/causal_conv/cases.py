@@ -8,7 +8,7 @@ import torch
 
 from kernels.mixed import mixed
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES, deterministic, randn
 
 
 def case(
@@ -38,7 +38,7 @@ def case(
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
-    return [
+    made = [
         case("decode", f32, [(1, 1), (1, 2), (1, 9)], 37),
         case("mixed lines, shorter than the filter and longer", f32, [(1, 5), (2, 2), (2, 7), (11, 11), (19, 30)], 24),
         case("a line that begins within the filter", f32, [(1, 2), (1, 3), (2, 4), (3, 5), (70, 71)], 600),
@@ -46,3 +46,4 @@ def cases() -> list[Case]:
         case("64 lines, 8192 channels", bf16, [(1, 1024)] * 64, 8192, small=False),
         case("one chunk of 4096, 8192 channels", bf16, [(4096, 4096)], 8192, small=False),
     ]
+    return made + deterministic(made, "decode", "mixed lines, shorter than the filter and longer", "two taps, bfloat16")

@@ -72,14 +72,12 @@ def _conv(
     for w in tl.static_range(WIDTH):
         source = q - (WIDTH - 1) + w
         v = tl.load(row + source[:, None] * x_stride + c[None], mask=inside & (source >= 0)[:, None], other=0.0)
-        y += v.to(tl.float32) * tap(filters, w, BLOCK_W)[None]
+        # Taps are added in their order wherever chunks begin: kept inputs are those of a chunk's first tokens alone.
+        position = first + source
+        held = inside & ((source < 0) & (position >= 0))[:, None]
+        old = tl.load(slot + ((position + WIDTH) % WIDTH)[:, None] * channels + c[None], mask=held, other=0.0)
+        y += (v.to(tl.float32) + old.to(tl.float32)) * tap(filters, w, BLOCK_W)[None]
     if begin == 0:
-        for w in tl.static_range(WIDTH - 1):
-            before = q - (WIDTH - 1) + w
-            position = first + before
-            held = inside & ((before < 0) & (position >= 0))[:, None]
-            v = tl.load(slot + ((position + WIDTH) % WIDTH)[:, None] * channels + c[None], mask=held, other=0.0)
-            y += v.to(tl.float32) * tap(filters, w, BLOCK_W)[None]
         # every thread has read the state before any writes to it
         tl.debug_barrier()
         for w in tl.static_range(WIDTH):
@@ -104,10 +102,11 @@ def conv_lines(
     first: int,
     stop: int,
     longest: int,
+    deterministic: bool = False,
 ) -> None:
     """Lines first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
     channels, width = weight.shape
-    queries = 1 if longest == 1 else max(QUERIES, next_power_of_2(width - 1))
+    queries = 1 if longest == 1 and not deterministic else max(QUERIES, next_power_of_2(width - 1))
     pdl = workspace.pdl
     workspace.launch(_conv, (cdiv(channels, BLOCK_C), cdiv(longest, queries), stop - first))(
         x,
@@ -141,11 +140,14 @@ def causal_conv(
     context_len: torch.Tensor,
     num_single: int,
     max_query: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. The channels of x and the places of a slot are dense."""
     lines = context_len.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for first, stop, longest in ((0, num_single, 1), (num_single, lines, max_query)):
+    alone = 0 if deterministic else num_single
+    for first, stop, longest in ((0, alone, 1), (alone, lines, max_query)):
         if stop > first:
-            conv_lines(workspace, x, weight, state, state_slots, query_start, context_len, out, first, stop, longest)
+            given = (x, weight, state, state_slots, query_start, context_len, out)
+            conv_lines(workspace, *given, first, stop, longest, deterministic)
     return out

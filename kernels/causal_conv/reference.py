@@ -15,6 +15,7 @@ def causal_conv(
     context_len: torch.Tensor,
     num_single: int,
     max_query: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a line; state keeps its last W inputs.
 
@@ -23,6 +24,7 @@ def causal_conv(
 
     x [T, C]; weight [C, W]; state [S, W, C], written in place; state_slots [B] int64; query_start [B+1],
     context_len [B] int32 → [T, C] in x's dtype, computed in float32.
+    deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     out = torch.empty_like(x)
     starts, lens, slots = query_start.tolist(), context_len.tolist(), state_slots.tolist()
@@ -35,7 +37,10 @@ def causal_conv(
         before = torch.arange(first - (width - 1), first, device=x.device)
         past = torch.where((before >= 0)[:, None], state[slot, before % width], 0)
         line = torch.cat((past.to(x.dtype), x[lo:hi]))
-        y = F.conv1d(line.float().T[None], weight.float()[:, None], groups=x.shape[1])[0].T
+        if deterministic:
+            y = sum((weight[:, j].float() * line[j : j + hi - lo].float() for j in range(width)), torch.zeros(()))
+        else:
+            y = F.conv1d(line.float().T[None], weight.float()[:, None], groups=x.shape[1])[0].T
         out[lo:hi] = F.silu(y).to(x.dtype)
         kept = min(width, hi - lo)
         state[slot, torch.arange(lens[i] - kept, lens[i], device=x.device) % width] = x[hi - kept : hi].to(state.dtype)

@@ -8,7 +8,7 @@ import torch
 
 from kernels.mixed import cos_sin, mixed
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES, deterministic, randn
 
 
 def case(
@@ -56,7 +56,7 @@ def case(
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     lines = [(1, 1), (1, 4), (1, 12), (2, 9), (3, 3), (9, 9), (11, 30)]
-    return [
+    made = [
         case("windows that overlap", f32, lines, 24, 4, True, 16, 8),
         case("windows that do not", f32, lines, 24, 8, False, 16, 8),
         case("one window a block, bfloat16", bf16, [(1, 16), (40, 50)], 32, 16, False, 16, 16),
@@ -64,3 +64,4 @@ def cases() -> list[Case]:
         case("one chunk of 4096, ratio 4", bf16, [(4096, 4096)], 512, 4, True, 128, 64, small=False),
         case("one chunk of 4096, ratio 128", bf16, [(4096, 4096)], 512, 128, False, 128, 64, small=False),
     ]
+    return made + deterministic(made, "windows that overlap", "one window a block, bfloat16")

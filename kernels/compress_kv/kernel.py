@@ -185,16 +185,17 @@ def compress_kv(
     num_single: int,
     max_query: int,
     eps: float = 1e-6,
+    deterministic: bool = False,
 ) -> None:
     """See the reference. A slot of the state and the last axis of every tensor are dense."""
     channels, dim = kv.shape[1], norm.shape[0]
     lines, size = context_len.shape[0], state.shape[1]
     pdl = workspace.pdl
     strides = (kv.stride(0), gate.stride(0), state.stride(0))
-    for first, count, longest in ((0, num_single, 1), (num_single, lines - num_single, max_query)):
+    alone = 0 if deterministic else num_single
+    for first, count, longest, single in ((0, alone, 1, True), (alone, lines - alone, max_query, False)):
         if not count:
             continue
-        single = longest == 1
         workspace.launch(_compress, (count, 1 if single else cdiv(longest + ratio - 1, ratio)))(
             kv,
             gate,

@@ -23,6 +23,7 @@ def compress_kv(
     num_single: int,
     max_query: int,
     eps: float = 1e-6,
+    deterministic: bool = False,
 ) -> None:
     """For each window w of `ratio` tokens of a line that this step completes, the cache takes the entry
         turned(rms_norm(Σⱼ softmaxⱼ(gateⱼ + biasⱼ) ∘ kvⱼ) ∘ norm),  at the angle of position w · ratio.
@@ -35,6 +36,7 @@ def compress_kv(
     state [S, C / D · ratio, 2, C]: kv and gate of the token at position p in place p % (C / D · ratio), read for
     tokens before the line's, and written; state_slots [B] int64; query_start [B+1], context_len [B] int32.
     Computed in float32, rounded once.
+    deterministic: an entry has the same bits however the tokens of its windows came.
     """
     c, d = kv.shape[1], norm.shape[0]
     size = state.shape[1]

@@ -8,7 +8,7 @@ import torch
 
 from kernels.mixed import mixed
 from kernels.registry import Case, Tolerance
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES, deterministic, randn
 
 FLOAT32 = Tolerance(max_rel=3e-5, rms=1e-5)  # as the delta rule's
 WIDTH = 4
@@ -62,7 +62,7 @@ def case(
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     real = (16, 32, 128, 128)
-    return [
+    made = [
         case("decode from the first tokens on", f32, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 30)], 2, 4, 16, 16),
         case("mixed lines, odd sizes", f32, [(1, 9), (2, 2), (2, 3), (3, 40), (65, 66), (90, 130)], 1, 3, 24, 20),
         case("mixed lines, bfloat16", bf16, [(1, 9), (1, 1), (70, 70)], 1, 2, 32, 32),
@@ -72,3 +72,6 @@ def cases() -> list[Case]:
         case("8 chunks of 1000 beside 64 lines", bf16, [(1, 1024)] * 64 + [(1000, 1000)] * 8, *real, small=False),
         case("one chunk of 4096, 32 heads of 128 x 128", bf16, [(4096, 4096)], *real, small=False),
     ]
+    return made + deterministic(
+        made, "mixed lines, odd sizes", "mixed lines, bfloat16", "8 chunks of 1000 beside 64 lines"
+    )

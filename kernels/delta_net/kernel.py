@@ -7,6 +7,7 @@ import torch
 from kernels.causal_conv.kernel import conv_lines
 from kernels.gated_delta.chunks import chunk_lines
 from kernels.gated_delta.step import step_lines
+from kernels.gated_delta.walk import walk_lines
 from kernels.gated_norm.kernel import gated_norm
 from kernels.workspace import Workspace
 
@@ -30,6 +31,7 @@ def delta_net(
     num_key_heads: int,
     num_single: int,
     max_query: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference; a line of one token does not round behind the convolution.
 
@@ -39,6 +41,12 @@ def delta_net(
     _, heads, _, dv = state.shape
     o = torch.empty(tokens, heads, dv, dtype=x.dtype, device=x.device)
     delta = (a, b, a_log, dt_bias, state, state_slots, query_start, context_len, num_key_heads)
+    if deterministic:
+        qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        places = (state_slots, query_start, context_len)
+        conv_lines(workspace, x, conv_weight, conv_state, *places, qkv, 0, lines, max_query, deterministic)
+        walk_lines(workspace, qkv, *delta, o)
+        return gated_norm(workspace, o, z, norm_weight, eps)
     if num_single:
         step_lines(workspace, x, *delta, num_single, o, (conv_weight, conv_state))
     if lines > num_single:

@@ -27,14 +27,16 @@ def delta_net(
     num_key_heads: int,
     num_single: int,
     max_query: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """y = gated_norm(gated_delta(causal_conv(x)), z), as these three ops are defined.
 
     x [T, 2·Hk·Dk + H·Dv]; z [T, H·Dv]; a, b [T, H]; conv_weight [C, W], conv_state [S, W, C]; a_log, dt_bias [H];
     state [S, H, Dk, Dv] float32; norm_weight [Dv]; state_slots [B] int64; query_start [B+1], context_len [B] int32 →
     [T, H·Dv] in x's dtype. conv_state and state are written in place.
+    deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     lines = (state_slots, query_start, context_len)
-    qkv = causal_conv(x, conv_weight, conv_state, *lines, num_single, max_query)
-    o = gated_delta(qkv, a, b, a_log, dt_bias, state, *lines, num_key_heads, num_single, max_query)
+    qkv = causal_conv(x, conv_weight, conv_state, *lines, num_single, max_query, deterministic)
+    o = gated_delta(qkv, a, b, a_log, dt_bias, state, *lines, num_key_heads, num_single, max_query, deterministic)
     return gated_norm(o, z, norm_weight, eps)

@@ -8,7 +8,7 @@ import torch
 
 from kernels.mixed import mixed
 from kernels.registry import Case, Tolerance
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES, deterministic, randn
 
 # A chunk solves a system of its keys: both sides do so in float32, in another order.
 FLOAT32 = Tolerance(max_rel=3e-5, rms=1e-5)
@@ -52,7 +52,7 @@ def case(
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
-    return [
+    made = [
         case("decode, one head a key head", f32, [(1, 1), (1, 30)], 2, 2, 16, 16),
         case("decode, odd sizes", f32, [(1, 5), (1, 2), (1, 1)], 1, 3, 24, 20),
         case("mixed lines", f32, [(1, 9), (3, 3), (5, 40), (32, 32), (45, 60)], 2, 4, 16, 24),
@@ -62,3 +62,4 @@ def cases() -> list[Case]:
         case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, 16, 32, 128, 128, small=False),
         case("one chunk of 4096, 32 heads of 128 x 128", bf16, [(4096, 4096)], 16, 32, 128, 128, small=False),
     ]
+    return made + deterministic(made, "decode, odd sizes", "mixed lines", "mixed lines, bfloat16")

@@ -6,6 +6,7 @@ import torch
 
 from kernels.gated_delta.chunks import chunk_lines
 from kernels.gated_delta.step import step_lines
+from kernels.gated_delta.walk import walk_lines
 from kernels.workspace import Workspace
 
 
@@ -23,12 +24,16 @@ def gated_delta(
     num_key_heads: int,
     num_single: int,
     max_query: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. The last axes of qkv, a and b, and a slot of the state, are dense."""
     _, heads, _, dv = state.shape
     lines = context_len.shape[0]
     out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
     values = (qkv, a, b, a_log, dt_bias, state, state_slots, query_start, context_len, num_key_heads)
+    if deterministic:
+        walk_lines(workspace, *values, out)
+        return out
     if num_single:
         step_lines(workspace, *values, num_single, out)
     if lines > num_single:

@@ -21,6 +21,7 @@ def gated_delta(
     num_key_heads: int,
     num_single: int,
     max_query: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """For each token of a line, a head's state S [Dk, Dv] becomes
         S ← eᵍ S,   S ← S + k ⊗ β (v − kᵀS),   o = qᵀS / √Dk,
@@ -33,6 +34,7 @@ def gated_delta(
     qkv [T, 2·Hk·Dk + H·Dv] (queries, keys, values); a, b [T, H]; a_log, dt_bias [H]; state [S, H, Dk, Dv] float32,
     written in place; state_slots [B] int64; query_start [B+1], context_len [B] int32 → [T, H, Dv] in qkv's dtype.
     Computed in float32.
+    deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     _, heads, dk, dv = state.shape
     t = qkv.shape[0]
@@ -54,8 +56,9 @@ def gated_delta(
         if hi == lo:
             continue
         s = state[slot].clone() if lens[i] > hi - lo else torch.zeros_like(state[slot])
-        for first in range(lo, hi, CHUNK):
-            c = slice(first, min(first + CHUNK, hi))
+        step = 1 if deterministic else CHUNK
+        for first in range(lo, hi, step):
+            c = slice(first, min(first + step, hi))
             o, s = _chunk(q[:, c], k[:, c], v[:, c], g[:, c], beta[:, c], s)
             out[c] = o.transpose(0, 1).to(out.dtype)
         state[slot] = s

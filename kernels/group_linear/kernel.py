@@ -24,6 +24,7 @@ def _group(
     groups,
     outputs,
     size,
+    group_stride,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -39,7 +40,7 @@ def _group(
     k = tl.arange(0, BLOCK_K)
     m_n = n < outputs
     m_t = t < rows
-    source = weight + (group * outputs + n).to(tl.int64)[:, None] * size + k[None]
+    source = weight + group.to(tl.int64) * group_stride + n.to(tl.int64)[:, None] * size + k[None]
     row = x + (t.to(tl.int64) * groups + group)[:, None] * size + k[None]
     acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     if PDL:
@@ -53,19 +54,21 @@ def _group(
     tl.store(place, acc.to(y.dtype.element_ty), mask=m_t[:, None] & m_n[None])
 
 
-def group_linear(workspace: Workspace, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """See the reference. x and weight are dense."""
+def group_linear(
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, deterministic: bool = False
+) -> torch.Tensor:
+    """See the reference. x is dense, and so is each group of weight."""
     groups, outputs, size = weight.shape
     rows = x.shape[0]
     x = x.contiguous()
-    if rows > FEW_ROWS:
+    if rows > FEW_ROWS and not deterministic:
         grouped = x.view(rows, groups, size).transpose(0, 1)
         return torch.bmm(grouped, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
     y = torch.empty(rows, groups * outputs, dtype=x.dtype, device=x.device)
     if rows:
         pdl = workspace.pdl
         exact = x.dtype == torch.float32
-        block_t = 16 if rows <= 16 else 64
+        block_t = 16 if rows <= 16 and not deterministic else 64
         workspace.launch(_group, (cdiv(outputs, OUTPUTS), groups, cdiv(rows, block_t)))(
             x,
             weight,
@@ -74,6 +77,7 @@ def group_linear(workspace: Workspace, x: torch.Tensor, weight: torch.Tensor) ->
             groups,
             outputs,
             size,
+            weight.stride(0),
             BLOCK_T=block_t,
             BLOCK_N=OUTPUTS,
             BLOCK_K=64 if exact else min(INPUTS if block_t == 16 else INPUTS // 2, next_power_of_2(size)),

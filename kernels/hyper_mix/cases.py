@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels.registry import Case, Tolerance
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES, deterministic, randn
 
 FLOAT32 = Tolerance(max_rel=2e-5, rms=5e-6)  # twenty rounds of divisions stand behind comb
 
@@ -31,7 +31,7 @@ def case(name: str, dtype: torch.dtype, t: int, n: int, hidden: int, iterations:
 
 
 def cases() -> list[Case]:
-    return [
+    made = [
         case("four streams", torch.float32, 3, 4, 40, 20),
         case("three streams, odd width", torch.float32, 2, 3, 27, 2),
         case("bfloat16", torch.bfloat16, 2, 4, 64, 20),
@@ -39,3 +39,4 @@ def cases() -> list[Case]:
         case("64 tokens, 4 streams of 4096", torch.bfloat16, 64, 4, 4096, 20, small=False),
         case("4096 tokens, 4 streams of 4096", torch.bfloat16, 4096, 4, 4096, 20, small=False),
     ]
+    return made + deterministic(made, "four streams", "three streams, odd width")

@@ -15,6 +15,8 @@ from kernels.workspace import Workspace
 
 ROWS = 64
 SLICE = 128
+# Slices of a token's values where no number of tokens may decide: enough programs for one token.
+INVARIANT_SLICES = 32
 
 
 @triton.jit
@@ -143,6 +145,7 @@ def hyper_mix(
     norm_eps: float,
     iterations: int,
     eps: float,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See the reference. The weight is rounded to tf32, but for float32 streams."""
     t, n, hidden = streams.shape
@@ -154,6 +157,8 @@ def hyper_mix(
         return out, post, comb
     width, outputs = n * hidden, n * (2 + n)
     slices = _slices(t, width, multiprocessors(streams.device))
+    if deterministic:
+        slices = min(INVARIANT_SLICES, cdiv(width, SLICE))
     reach = cdiv(cdiv(width, slices), SLICE) * SLICE
     slices = cdiv(width, reach)
     parts = torch.empty(slices, t, outputs + 1, dtype=torch.float32, device=streams.device)

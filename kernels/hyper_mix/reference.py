@@ -13,6 +13,7 @@ def hyper_mix(
     norm_eps: float,
     iterations: int,
     eps: float,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """m = fn · x / √(mean x² + norm_eps) over the N·E values x of a token, in three parts:
 
@@ -22,10 +23,13 @@ def hyper_mix(
                                                                     columns, divided by their sum + eps
     streams [T, N, E]; fn [N(2 + N), N·E], base [N(2 + N)], scale [3] float32 → input [T, E] in streams' dtype,
     post [T, N] and comb [T, N, N] float32. Computed in float32.
+    deterministic: a token's results have the same bits whatever T is.
     """
     t, n, _ = streams.shape
     x = streams.flatten(1).float()
-    m = (x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm_eps)) @ fn.float().T
+    x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + norm_eps)
+    rows = x.split(1) if deterministic and t else (x,)
+    m = torch.cat([row @ fn.float().T for row in rows])
     pre, post, comb = m.split((n, n, n * n), dim=-1)
     base_pre, base_post, base_comb = base.float().split((n, n, n * n))
     scale_pre, scale_post, scale_comb = scale.float().unbind()

@@ -8,7 +8,7 @@ import torch
 
 from kernels.mixed import kept, mixed
 from kernels.registry import Case
-from kernels.testing import EXACT, randn
+from kernels.testing import EXACT, deterministic, randn
 
 
 def case(
@@ -55,7 +55,7 @@ def case(
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
-    return [
+    made = [
         case("fewer entries than places", f32, [(1, 3), (1, 9), (6, 6)], 3, 16, 4, 8, 16),
         case("more entries than places", f32, [(1, 40), (5, 64)], 4, 16, 4, 3, 16),
         case("no entry yet", f32, [(1, 1), (2, 2)], 2, 16, 4, 3, 16),
@@ -63,3 +63,4 @@ def cases() -> list[Case]:
         case("more entries than are looked at at once", f32, [(1, 5000), (2, 9000)], 2, 16, 4, 7, 16, whole=True),
         case("64 lines of 4096, 512 kept", bf16, [(1, 4096)] * 64, 64, 128, 4, 512, 128, small=False, whole=True),
     ]
+    return made + deterministic(made, "more entries than places")

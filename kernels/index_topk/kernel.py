@@ -170,8 +170,10 @@ def index_topk(
     num_single: int,
     max_query: int,
     max_context: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
-    """See the reference. Tokens go in pieces, so that scores stay within bounds. The last axes are dense."""
+    """See the reference. Tokens go in pieces, so that scores stay within bounds. The last axes are dense. A query's
+    scores are always those of a program of its own."""
     t, heads, dim = q.shape
     lines = context_len.shape[0]
     width = max_context // ratio

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.lines import own_lines
+
 
 def index_topk(
     q: torch.Tensor,
@@ -18,6 +20,7 @@ def index_topk(
     num_single: int,
     max_query: int,
     max_context: int,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """A query at position p scores the entries e < ⌊(p + 1) / ratio⌋ of its line by
         score(e) = scale · Σₕ weightsₕ · max(0, qₕ · cache[e])
@@ -25,9 +28,13 @@ def index_topk(
 
     q [T, H, D]; weights [T, H]; cache [N, entries a block, D]; block_table [B, M] int32; query_start [B+1],
     context_len [B] int32 → [T, top_k] int32. Computed in float32.
+    deterministic: a query's scores have the same bits whatever else the batch holds and however prompts are chunked.
     """
     out = torch.full((q.shape[0], top_k), -1, dtype=torch.int32, device=q.device)
     per_block = cache.shape[1]
+    if deterministic:
+        line, query_start, context_len = own_lines(query_start, context_len)
+        block_table = block_table[line]
     starts, lens = query_start.tolist(), context_len.tolist()
     for i, length in enumerate(lens):
         lo, hi = starts[i], starts[i + 1]

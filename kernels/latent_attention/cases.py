@@ -9,7 +9,7 @@ import torch
 from kernels.latent_write.reference import latent_write
 from kernels.mixed import kept, mixed
 from kernels.registry import Case, Tolerance
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES, deterministic, randn
 
 DECODE = [(1, 1), (1, 17), (1, 48)]
 # Three roundings stand between the reference's float32 and a kernel: of the query or the keys, of the weights and of
@@ -75,7 +75,7 @@ def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     big: dict[str, Any] = {"small": False, "block_size": 64}
     lite, kimi = (16, 512, 64, 128), (64, 512, 64, 128)
-    return [
+    made = [
         case("decode, odd heads", f32, DECODE, 3, 32, 16, 16),
         case("decode, odd sizes", f32, DECODE, 2, 24, 8, 12),
         case("decode, split along the context", f32, [(1, 300)], 2, 16, 8, 16, block_size=32),
@@ -101,3 +101,6 @@ def cases() -> list[Case]:
         case("8192 expanded, 16 heads", bf16, [(8192, 8192)], *lite, **big, expanded=True),
         case("2048 of 8192 expanded, 64 heads", bf16, [(2048, 8192)], *kimi, **big, expanded=True),
     ]
+    return made + deterministic(
+        made, "decode, odd heads", "mixed lines", "mixed lines, bfloat16", "64 lines of 1024, 16 heads"
+    )

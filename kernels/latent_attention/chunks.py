@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.group_linear.kernel import group_linear
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -101,6 +102,7 @@ def attend_chunks(
     scale: float,
     first_line: int,
     max_query: int,
+    deterministic: bool = False,
 ) -> None:
     """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`."""
     t, heads, width = absorbed.shape
@@ -115,5 +117,10 @@ def attend_chunks(
         BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=32,
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32", num_warps=8, num_stages=2,
     )  # fmt: skip
-    v_up = kv_up[:, kv_up.shape[1] - value :].transpose(1, 2)
-    torch.bmm(o[first_line:].transpose(0, 1), v_up, out=out[first_line:].transpose(0, 1))
+    v_up = kv_up[:, kv_up.shape[1] - value :]
+    if deterministic:
+        out[first_line:] = group_linear(workspace, o[first_line:].flatten(1), v_up, deterministic).view(
+            -1, heads, value
+        )
+        return
+    torch.bmm(o[first_line:].transpose(0, 1), v_up.transpose(1, 2), out=out[first_line:].transpose(0, 1))

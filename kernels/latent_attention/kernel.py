@@ -40,12 +40,17 @@ def latent_attention(
     max_query: int,
     max_context: int,
     max_entries: int = 0,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. Expanded lines need heads whose parts are powers of two from 16 on."""
     t, heads, channels = q.shape
     latent = kv_up.shape[-1]
     nope = channels - (cache.shape[-1] - latent)
     out = torch.empty(t, heads, kv_up.shape[1] - nope, dtype=q.dtype, device=q.device)
+    if deterministic:
+        lines = (block_table, query_start, context_len)
+        attend_chunks(workspace, absorbed, kv_up, cache, *lines, out, scale, 0, max_query, deterministic)
+        return out
     longer = len(context_len) > num_single
     expanded = longer and len(absorbed) < t
     whole = fills_device(num_single, t - num_single, heads)

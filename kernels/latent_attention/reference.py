@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.lines import own_lines
+
 
 def latent_attention(
     q: torch.Tensor,
@@ -18,6 +20,7 @@ def latent_attention(
     max_query: int,
     max_context: int,
     max_entries: int = 0,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """With c = (latent, rotated key) an entry and (k_up, v_up) a head's halves of the up-projection:
     s = scale · (q_plain · k_up latent + q_rope · key),   o = Σ softmax(s) · v_up latent.
@@ -30,11 +33,16 @@ def latent_attention(
     dtype. No line has more than `max_query` queries or `max_context` tokens. Lines past num_single are expanded, that
     is their keys and values made, when A < T; they hold at most `max_entries` tokens together. A line of context_len 0
     gives zeros.
+    deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked;
+    absorbed holds all tokens.
     """
     block_size, latent = cache.shape[1], kv_up.shape[-1]
     nope = q.shape[-1] - (cache.shape[-1] - latent)
     k_up, v_up = kv_up[:, :nope].float(), kv_up[:, nope:].float()
     out = torch.zeros(len(q), q.shape[1], v_up.shape[1], dtype=torch.float32, device=q.device)
+    if deterministic:
+        line, query_start, context_len = own_lines(query_start, context_len)
+        block_table = block_table[line]
     starts, lens = query_start.tolist(), context_len.tolist()
     for i, length in enumerate(lens):
         lo, hi = starts[i], starts[i + 1]

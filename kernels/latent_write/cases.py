@@ -8,7 +8,7 @@ import torch
 
 from kernels.mixed import cos_sin
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, randint, randn
+from kernels.testing import TOLERANCES, deterministic, randint, randn
 
 
 def case(
@@ -50,7 +50,7 @@ def case(
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
-    return [
+    made = [
         case("odd heads", f32, 5, 3, 24, 8, 12, 5),
         case("halves instead of pairs", f32, 3, 4, 32, 16, 16, 2, interleaved=False),
         case("no query absorbed", f32, 3, 4, 32, 16, 16, 0),
@@ -66,3 +66,6 @@ def cases() -> list[Case]:
         case("64 of 8192 tokens absorbed, 16 heads, 512 + 64", bf16, 8192, 16, 512, 64, 128, 64, small=False),
         case("8192 tokens, 64 heads, 512 + 64", bf16, 8192, 64, 512, 64, 128, 0, small=False),
     ]
+    return made + deterministic(
+        made, "odd heads", "some of many tokens absorbed", "more tokens than one launch absorbs"
+    )

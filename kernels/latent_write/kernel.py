@@ -198,6 +198,7 @@ def latent_write(
     absorbed: int,
     eps: float = 1e-6,
     interleaved: bool = True,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. The last axis of every tensor is dense, kv_up is contiguous, P is twice a power of two."""
     t, heads, width = q.shape
@@ -207,15 +208,15 @@ def latent_write(
     if not t:
         return taken
     pdl = workspace.pdl
-    within = absorbs_within(absorbed)
+    within = deterministic or absorbs_within(absorbed)
     block_c = min(128, max(16, next_power_of_2(latent)))
     block_h = min(16, next_power_of_2(heads))
 
     def launch(absorbs: bool, writes: bool) -> None:
         # where nothing is absorbed the tile is of no account, and shall not make another kernel
-        block_t = 32 if absorbs and absorbed > 16 else 16
+        block_t = 32 if deterministic or (absorbs and absorbed > 16) else 16
         absorb_programs = cdiv(absorbed, block_t) * heads * cdiv(latent, block_c) if absorbs else 0
-        each = tokens_each(t, absorbs)
+        each = 1 if deterministic else tokens_each(t, absorbs)
         programs = cdiv(t, each) * (1 + cdiv(heads, block_h)) if writes else 0
         workspace.launch(_write, (absorb_programs + programs,))(
             q, kv, kv_up, positions, slots, cos_sin, cache, norm, taken, q.stride(0), q.stride(1), kv.stride(0),
@@ -226,7 +227,7 @@ def latent_write(
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, launch_pdl=pdl, num_warps=4,
         )  # fmt: skip
 
-    if absorbs_apart(t, absorbed):
+    if absorbs_apart(t, absorbed) and not deterministic:
         launch(absorbs=True, writes=False)
         launch(absorbs=False, writes=True)
     else:

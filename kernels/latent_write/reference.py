@@ -29,6 +29,7 @@ def latent_write(
     absorbed: int,
     eps: float = 1e-6,
     interleaved: bool = True,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """cache[slot] = (rms_norm(latent), rotated key);  q's last P channels are rotated in place;
     returns (k_upᵀ · q's first channels, q's rotated ones) of the first `absorbed` tokens.
@@ -37,6 +38,7 @@ def latent_write(
     are k_up; positions [T] int32; slots [T] int64, negative writes nothing; cos_sin [*, P] float32, cos first; cache
     [N, block_size, L + P], written in place; norm [L] → [absorbed, H, L + P]. Each part is computed in float32 and
     rounded once. Pairs are (2i, 2i + 1) if interleaved, else (i, i + P/2).
+    deterministic: a token's results have the same bits whatever T and `absorbed` are.
     """
     latent, rope = norm.shape[0], cos_sin.shape[1]
     nope = q.shape[-1] - rope
@@ -49,5 +51,7 @@ def latent_write(
     cache[places // cache.shape[1], places % cache.shape[1]] = torch.cat((f, key), dim=-1)[live].to(cache.dtype)
     q[..., nope:] = rotate(q[..., nope:].float(), cos[:, None], sin[:, None], interleaved).to(q.dtype)
     first = q[:absorbed]
-    taken = torch.bmm(first[..., :nope].transpose(0, 1).float(), kv_up[:, :nope].float()).transpose(0, 1)
+    k_up = kv_up[:, :nope].float()
+    rows = first.split(1) if deterministic and absorbed else (first,)
+    taken = torch.cat([torch.bmm(row[..., :nope].transpose(0, 1).float(), k_up).transpose(0, 1) for row in rows])
     return torch.cat((taken.to(q.dtype), first[..., nope:]), dim=-1)

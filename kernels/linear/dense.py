@@ -62,7 +62,7 @@ def linear(
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
         norm_weight = None
     if deterministic:
-        tile = invariant_tile(rows, n, activation)
+        tile = invariant_tile(rows, n, activation, x.dtype)
         return tile_linear(workspace, x, data, bias, None, eps, offset, residual, activation, tile)
     if 1 < rows <= STREAM_ROWS and group_products(x.device) and streams(x, data):
         fed = fed_tile(rows, n, data.shape[1], activation is not None, multiprocessors(x.device))
@@ -165,18 +165,21 @@ def _tile(rows: int, n: int, activation: bool) -> Tile:
     return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)
 
 
-def invariant_tile(rows: int, n: int, activation: str | None) -> Tile:
+def invariant_tile(rows: int, n: int, activation: str | None, dtype: torch.dtype) -> Tile:
     """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn. Programs that
     share a gated output's inputs would have to share both of its halves: those take one slice.
 
     Few rows take a slice a program, many rows take the slices one after another; a slice's own sum goes through the
-    tensor cores 16 inputs at a time either way.
+    tensor cores 16 inputs at a time either way. float32 has no room for the deepest pipelines.
     """
     slices = 4 if n <= 4096 and activation is None else 1
+    narrow = dtype != torch.float32
     if rows <= INVARIANT_ROWS:
         height = 16 if rows <= FEW_ROWS else 64 if rows <= STREAM_ROWS else 128
-        return Tile(height, 64, 64, split=slices, stages=4 if activation else 6, swap=True, prefetch=256)
-    return Tile(128, 256 if slices == 1 and activation is None else 128, 64, serial=slices, stages=3, warps=8)
+        stages = (4 if activation else 6) if narrow else 3
+        return Tile(height, 64, 64, split=slices, stages=stages, swap=True, prefetch=256)
+    wide = narrow and slices == 1 and activation is None
+    return Tile(128, 256 if wide else 128, 64, serial=slices, stages=3, warps=8)
 
 
 def _library(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, randint, randn
+from kernels.testing import TOLERANCES, deterministic, randint, randn
 
 
 def case(
@@ -80,4 +80,4 @@ def cases() -> list[Case]:
     made.append(case("no tokens", torch.float32, 0, 4, 2, 64))
     for t in (1, 64, 8192):
         made.append(case(f"T{t} Qwen3-4B", torch.bfloat16, t, 32, 8, 128, qk_norm=True, strided=True, small=False))
-    return made
+    return made + deterministic(made, "T3 6/1x96 qk-norm, padding", "T8192 Qwen3-4B")

@@ -8,7 +8,7 @@ import torch
 
 from kernels.mixed import cos_sin, kept, mixed
 from kernels.registry import Case
-from kernels.testing import TOLERANCES, randn
+from kernels.testing import TOLERANCES, deterministic, randn
 
 
 def case(
@@ -65,7 +65,7 @@ def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     lines = [(1, 1), (1, 30), (1, 64), (5, 5), (7, 50)]
     many = [(1, 4096)] * 64
-    return [
+    made = [
         case("window alone", f32, lines, 3, 24, 8, 12, 16),
         case("every entry", f32, lines, 4, 32, 16, 12, 16, ratio=16),
         case("chosen entries", f32, lines, 4, 32, 16, 12, 16, ratio=4, chosen=6),
@@ -74,3 +74,4 @@ def cases() -> list[Case]:
         case("64 lines of 4096, ratio 128", bf16, many, 64, 512, 64, 128, 128, ratio=128, small=False),
         case("64 lines of 4096, 512 of ratio 4", bf16, many, 64, 512, 64, 128, 128, ratio=4, chosen=512, small=False),
     ]
+    return made + deterministic(made, "window alone", "every entry", "chosen entries, bfloat16")

@@ -240,6 +240,7 @@ def sparse_attention(
     entry_table: torch.Tensor | None = None,
     ratio: int = 0,
     chosen: torch.Tensor | None = None,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. The last axis of every tensor is dense; every token belongs to a line."""
     t, heads, dim = q.shape
@@ -254,14 +255,15 @@ def sparse_attention(
     block_h = min(64, max(16, next_power_of_2(heads)))
     tall = cdiv(heads, block_h)
     tiles = cdiv(window, BLOCK_N) + (cdiv(most or max_context // ratio, BLOCK_N) if ratio else 0)
+    alone = 0 if deterministic else num_single
     for first, count, longest, first_token, tokens in (
-        (0, num_single, 1, 0, num_single),
-        (num_single, lines - num_single, max_query, num_single, t - num_single),
+        (0, alone, 1, 0, alone),
+        (alone, lines - alone, max_query, alone, t - alone),
     ):
         if not count:
             continue
         shares = 1
-        if longest == 1:
+        if longest == 1 and not deterministic:
             # one program fills a multiprocessor
             shares = max(1, multiprocessors(q.device) // (count * tall))
             shares = min(1 << (shares.bit_length() - 1), MOST_SHARES, next_power_of_2(tiles))

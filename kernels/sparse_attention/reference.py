@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.lines import own_lines
 from kernels.rotate_tail.reference import turn
 
 
@@ -25,6 +26,7 @@ def sparse_attention(
     entry_table: torch.Tensor | None = None,
     ratio: int = 0,
     chosen: torch.Tensor | None = None,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """A query at position p reads the tokens p − window < j ≤ p and the compressed entries e < ⌊(p + 1) / ratio⌋, or
     those of them that are `chosen`; each is key and value at once, shared by all heads:
@@ -34,9 +36,14 @@ def sparse_attention(
     q [T, H, D]; cache [N, block_size, D] with block_table [B, M] int32; query_start [B+1], context_len [B],
     positions [T] int32; cos_sin [*, R] float32; sinks [H]; entries [N', entries a block, D] with entry_table [B, M']
     int32 (ratio 0: none); chosen [T, K] int32, missing ones last and −1 → [T, H, D] in q's dtype, in float32.
+    deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     block_size = cache.shape[1]
     out = torch.zeros_like(q)
+    if deterministic:
+        line, query_start, context_len = own_lines(query_start, context_len)
+        block_table = block_table[line]
+        entry_table = None if entry_table is None else entry_table[line]
     starts, lens = query_start.tolist(), context_len.tolist()
     for i, length in enumerate(lens):
         lo, hi = starts[i], starts[i + 1]

@@ -41,7 +41,12 @@ def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: floa
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None, offset: float
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    offset: float,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     h = x if residual is None else (x.double() + residual.double()).to(x.dtype)
     f = h.double()
@@ -95,6 +100,7 @@ def rope_kv_write(
     offset: float,
     interleaved: bool,
     eps: float = 1e-6,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     _, g, block_size, d = k_cache.shape
     half = cos_sin.shape[1] // 2

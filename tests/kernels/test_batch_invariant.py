@@ -28,7 +28,8 @@ def _cases() -> list[Any]:
         if "deterministic" not in inspect.signature(op.reference).parameters or op.name.endswith("attention"):
             continue
         for case in op.cases():
-            if case.small and case.make(CPU, seeded(CPU)).get("deterministic"):
+            inputs = case.make(CPU, seeded(CPU)) if case.small else {}
+            if inputs.get("deterministic") and "x" in inputs and "query_start" not in inputs and not case.mutated:
                 made.append(pytest.param(op, case, id=f"{op.name}: {case.name} {case.dtype}"))
     return made
 

@@ -83,3 +83,16 @@ def test_commits_behind_the_newest_change_are_counted(tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", "--depth", "2", full.as_uri(), "shallow")
     assert commits_behind(commits[0], shallow) is None
     assert commits_behind(commits[-1], shallow) == 0
+
+
+def test_each_result_is_recent() -> None:
+    """Held as soon as a GPU has written one: at most 30 commits before the newest change under engine/ or kernels/."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("this is a copy without git, which cannot say how old a result is")
+    for file in sorted(verify.RESULTS.glob("*/verify.json")):
+        commit = json.loads(file.read_text())["commit"]
+        behind = commits_behind(commit, root)
+        if behind is None:
+            pytest.skip(f"this shallow clone does not reach back to {commit[:12]}, which {file.parent.name} was run at")
+        assert behind <= 30, f"{file} is {behind} commits behind: run make verify-gpu"

@@ -13,17 +13,22 @@ import torch
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.types import RequestInput, SamplingParams
+from tests.gate.families import FAMILIES
+from tests.gate.shapes import VOCAB, Shape
 from tests.runner.test_graphs import checkpoint as checkpoint
 
 
-def run(checkpoint: Path, prompts: list[list[int]], together: bool, chunk: int = 0) -> list[tuple[object, ...]]:
+def run(
+    checkpoint: Path, prompts: list[list[int]], together: bool, chunk: int = 0, trims: bool = True, size: int = 16
+) -> list[tuple[object, ...]]:
     """Tokens and log-probabilities of each prompt; twice the first, so that one of them finds its prefix cached."""
     config = EngineConfig(
         model=str(checkpoint),
         load_format="dummy",
+        max_model_len=256,
         scheduler=SchedulerConfig(max_rows=8, token_budget=256, chunk_size=chunk),
-        cache=CacheConfig(num_blocks=120),
-        runtime=RuntimeConfig(device="cpu", deterministic=True),
+        cache=CacheConfig(num_blocks=120, block_size=size),
+        runtime=RuntimeConfig(device="cpu", deterministic=True, trim_last_layer=trims),
     )
     params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=3, ignore_eos=True)
     inputs = [RequestInput(request_id=str(i), prompt_ids=p, params=params) for i, p in enumerate(prompts)]
@@ -42,3 +47,18 @@ def test_neither_batch_nor_chunks_nor_prefix_change_a_bit(checkpoint: Path) -> N
     assert alone[4] == alone[0]
     assert run(checkpoint, [*prompts, prompts[0]], together=True) == alone
     assert run(checkpoint, [*prompts, prompts[0]], together=True, chunk=5) == alone
+
+
+@pytest.mark.parametrize("shape", FAMILIES, ids=lambda shape: shape.name)
+def test_every_family_keeps_it(shape: Shape, tmp_path: Path) -> None:
+    """Dummy weights, sizes and layers of the gate; prompts longer than a window of compression, and than one chunk."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{shape.kind}Config")(**shape.config)
+    config.architectures = [f"{shape.kind.removesuffix('Text')}ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (40, 7, 65)]
+    size = shape.block_size
+    alone = run(tmp_path, prompts, together=False, size=size)
+    assert run(tmp_path, [*prompts, prompts[0]], together=True, size=size)[:3] == alone
+    assert run(tmp_path, prompts, together=True, chunk=5, trims=False, size=size) == alone

@@ -1,0 +1,122 @@
+# mypy: disable-error-code="no-untyped-def"
+"""The gated delta rule a token at a time, however many a line has: what a token gives does not hang on where chunks of
+its line begin, nor on what stands beside it.
+
+A program holds a slice of one head's state of one line in registers and walks the line's tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.gated_delta.step import softplus
+from kernels.sizes import cdiv, next_power_of_2
+from kernels.workspace import Workspace
+
+# Values of a slice, and warps.
+SLICE, WARPS = 32, 4
+
+
+@triton.jit(do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"])
+def _walk(
+    x,
+    a,
+    b,
+    a_log,
+    dt_bias,
+    state,
+    state_slots,
+    query_start,
+    context_len,
+    out,
+    x_stride,
+    a_stride,
+    b_stride,
+    slot_stride,
+    KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+    line = tl.program_id(0)
+    head = tl.program_id(1)
+    lo = tl.load(query_start + line).to(tl.int64)
+    count = (tl.load(query_start + line + 1) - lo).to(tl.int32)
+    length = tl.load(context_len + line)
+    k_i = tl.arange(0, BLOCK_K)
+    v_i = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    m_k = k_i < DK
+    m_v = v_i < DV
+    p_q = x + lo * x_stride + head // (HEADS // KEY_HEADS) * DK + k_i
+    p_k = p_q + KEY_HEADS * DK
+    p_v = x + lo * x_stride + 2 * KEY_HEADS * DK + head * DV + v_i
+    p_state = state + tl.load(state_slots + line) * slot_stride + head * DK * DV + k_i[:, None] * DV + v_i[None]
+    inside = m_k[:, None] & m_v[None]
+    known = tl.where(length > count, DK, 0)
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    shift = tl.load(dt_bias + head).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    if count <= 0:
+        return
+    s = tl.load(p_state, mask=(k_i < known)[:, None] & m_v[None], other=0.0)
+    # A token's inputs are on their way while the one before it is worked on.
+    q_x = tl.load(p_q, mask=m_k, other=0.0)
+    k_x = tl.load(p_k, mask=m_k, other=0.0)
+    v_x = tl.load(p_v, mask=m_v, other=0.0)
+    a_x = tl.load(a + lo * a_stride + head)
+    b_x = tl.load(b + lo * b_stride + head)
+    for i in range(0, count):
+        q = q_x.to(tl.float32)
+        k = k_x.to(tl.float32)
+        v = v_x.to(tl.float32)
+        g = rate * softplus(a_x.to(tl.float32) + shift)
+        beta = 1.0 / (1.0 + tl.exp(-b_x.to(tl.float32)))
+        following = tl.minimum(i + 1, count - 1).to(tl.int64)
+        q_x = tl.load(p_q + following * x_stride, mask=m_k, other=0.0)
+        k_x = tl.load(p_k + following * x_stride, mask=m_k, other=0.0)
+        v_x = tl.load(p_v + following * x_stride, mask=m_v, other=0.0)
+        a_x = tl.load(a + (lo + following) * a_stride + head)
+        b_x = tl.load(b + (lo + following) * b_stride + head)
+        q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * DK**-0.5
+        k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+        # S ← eᵍ S + k ⊗ u, and qᵀS of the new S from the old one, so that both sums over keys run at once.
+        s = s * tl.exp(g)
+        u = beta * (v - tl.sum(s * k[:, None], 0))
+        o = tl.sum(s * q[:, None], 0) + tl.sum(q * k, 0) * u
+        s += k[:, None] * u[None]
+        tl.store(out + ((lo + i) * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
+    tl.store(p_state, s, mask=inside)
+
+
+def walk_lines(
+    workspace: Workspace,
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    state_slots: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    num_key_heads: int,
+    out: torch.Tensor,
+) -> None:
+    """All lines of `gated_delta` into `out` [T, H, Dv]."""
+    _, heads, dk, dv = state.shape
+    block_v = min(SLICE, next_power_of_2(dv))
+    pdl = workspace.pdl
+    workspace.launch(_walk, (len(context_len), heads, cdiv(dv, block_v)))(
+        x, a, b, a_log, dt_bias, state, state_slots, query_start, context_len, out, x.stride(0), a.stride(0),
+        b.stride(0), state.stride(0), KEY_HEADS=num_key_heads, HEADS=heads, DK=dk, DV=dv,
+        BLOCK_K=max(16, next_power_of_2(dk)), BLOCK_V=block_v, PDL=pdl, launch_pdl=pdl, num_warps=WARPS,
+    )  # fmt: skip
