@@ -26,6 +26,7 @@ OPS = (
     "embedding",
     "rms_norm",
     "norm_add",
+    "quantize",
     "linear",
     "linear_norm",
     "rope_kv_write",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
-from kernels.weight import Dense
+from kernels.weight import Dense, Fp8
+from kernels.weight.inputs import Inputs
 
 # The reference rounds after each part, kernels that have them inside once: norm, product, activation and sum add up.
 FUSED = {
@@ -16,6 +18,8 @@ FUSED = {
     torch.bfloat16: Tolerance(max_rel=3e-2, rms=1.6e-2),
     torch.float16: Tolerance(max_rel=4e-3, rms=2e-3),
 }
+# An input that stands between two 8-bit numbers may be rounded to either: they are an eighth apart.
+QUANTIZED = Tolerance(max_rel=5e-2, rms=2.5e-2)
 
 
 def case(
@@ -54,8 +58,70 @@ def case(
     return Case(name, dtype, make, tolerance, bytes=moved, flops=2 * t * rows * k, small=small)
 
 
+def fp8_case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    n: int,
+    k: int,
+    block: tuple[int, int] | None,
+    inputs: Inputs,
+    *,
+    small: bool = True,
+    **fused: Any,
+) -> Case:
+    """block None: a scale a row."""
+    plain = case(name, dtype, t, n, k, small=small, **fused)
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        given = plain.make(device, generator)
+        rows = len(given["weight"].data)
+        high, wide = block or (1, k)
+        shape = (-(-rows // high), -(-k // wide))
+        scale = torch.rand(shape, generator=generator, device=generator.device).to(device) * k**-0.5 / 64 + 1e-5
+        data = (given["weight"].data.float() * 64 * k**0.5).clamp(-448, 448).to(torch.float8_e4m3fn)
+        static = torch.tensor(0.01, device=device) if inputs.scale is not None else None
+        return {**given, "weight": Fp8(data, scale, (high, wide), replace(inputs, scale=static))}
+
+    rows = 2 * n if fused.get("activation") else n
+    moved = rows * k + (t * k + t * n) * dtype.itemsize
+    tolerance = QUANTIZED if inputs.number else FUSED[dtype]
+    return Case(name, dtype, make, tolerance, bytes=moved, flops=2 * t * rows * k, small=small)
+
+
+def fp8_cases() -> list[Case]:
+    f32, bf16, square = torch.float32, torch.bfloat16, (128, 128)
+    group, row, static = Inputs("fp8", 128), Inputs("fp8"), Inputs("fp8", scale=torch.tensor(0.01))
+    made = [
+        fp8_case("fp8 blocks, wide inputs, odd sizes", f32, 3, 200, 300, square, Inputs(), bias=True),
+        fp8_case("fp8 blocks, wide inputs", bf16, 17, 96, 256, square, Inputs(), residual=True),
+        fp8_case("fp8 blocks", bf16, 1, 200, 384, square, group, residual=True),
+        fp8_case("fp8 blocks, odd sizes", bf16, 5, 136, 300, square, group, bias=True),
+        fp8_case("fp8 blocks of rows", bf16, 5, 72, 300, (1, 128), group),
+        fp8_case("fp8 blocks, norm, silu", bf16, 33, 128, 256, square, group, norm=True, activation="silu"),
+        fp8_case("fp8 blocks, powers of two", bf16, 9, 64, 256, square, Inputs("fp8", 128, True)),
+        fp8_case("fp8 rows", bf16, 3, 72, 200, None, row, norm=True, residual=True),
+        fp8_case("fp8 rows, silu", bf16, 20, 40, 264, None, row, activation="silu"),
+        fp8_case("fp8 rows, a given scale of inputs", bf16, 70, 72, 200, None, static),
+    ]
+    for t in (1, 8, 64, 1024, 8192):
+        for name, n, k, fused in (
+            ("qkv", 6144, 4096, {"norm": True}),
+            ("out", 4096, 4096, {"residual": True}),
+            ("gate and up", 12288, 4096, {"norm": True, "activation": "silu"}),
+            ("down", 4096, 12288, {"residual": True}),
+        ):
+            given: Any = {"small": False, **fused}
+            made.append(fp8_case(f"T{t} Qwen3-8B-FP8 {name}", bf16, t, n, k, square, group, **given))
+    for t in (1, 64, 1024):
+        made.append(
+            fp8_case(f"T{t} Llama-3.1-8B-FP8 down", bf16, t, 4096, 14336, None, row, residual=True, small=False)
+        )
+    return made
+
+
 def cases() -> list[Case]:
-    made = []
+    made = fp8_cases()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for t in (1, 3, 17, 33):
             made.append(case(f"T{t} N96 K128", dtype, t, 96, 128))

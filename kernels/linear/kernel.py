@@ -6,15 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.linear import dense, reference
+from kernels.linear import dense, fp8
 from kernels.weight import Dense, Fp8, Weight
 from kernels.workspace import Workspace
 
 # Each takes the workspace, a weight of its kind and the op's other arguments.
-LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
-    Dense: dense.linear,
-    Fp8: lambda workspace, *given: reference.linear(*given),
-}
+LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {Dense: dense.linear, Fp8: fp8.linear}
 
 
 def linear(

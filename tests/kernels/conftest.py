@@ -10,13 +10,14 @@ import pytest
 import torch
 
 
-def _complete_bfloat16(patch: pytest.MonkeyPatch) -> None:
-    """The interpreter keeps bfloat16 as bare uint16: it multiplies those as integers and truncates when it casts."""
+def _complete_casts(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as bare uint16: it multiplies those as integers and truncates when it casts. Where
+    rounding to 8-bit floats carries over into the exponent, it loses the carry."""
     from triton import language as tl
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
-    dot, cast = builder.create_dot, builder.cast_impl
+    dot, cast, convert = builder.create_dot, builder.cast_impl, interpreter._convert_float
 
     def widen(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16:
@@ -32,6 +33,14 @@ def _complete_bfloat16(patch: pytest.MonkeyPatch) -> None:
         rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16)
         return interpreter.TensorHandle(rounded.numpy().view(np.uint16).reshape(source.data.shape), tl.bfloat16)
 
+    def convert_float(values: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if (source, target) != (tl.float32, tl.float8e4nv):
+            return convert(values, source, target, rounding)
+        wide = torch.from_numpy(np.ascontiguousarray(values).view(np.float32))
+        numbers: np.ndarray = wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return numbers.reshape(values.shape)
+
+    patch.setattr(interpreter, "_convert_float", convert_float)
     patch.setattr(builder, "create_dot", create_dot)
     patch.setattr(builder, "cast_impl", cast_impl)
 
@@ -57,7 +66,7 @@ def _where_kernels_run(device: torch.device) -> Iterator[None]:
             patch.setenv("TRITON_INTERPRET", "1")
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
-            _complete_bfloat16(patch)
+            _complete_casts(patch)
             yield
             torch.set_num_threads(threads)
         else:

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from kernels.weight import Weight
+from kernels.weight import Fp8, Weight
+from kernels.weight.inputs import Inputs
 
 
 def token_inputs(
@@ -68,12 +69,30 @@ def linear(
     f = x.double()
     if norm_weight is not None:
         f = f / torch.sqrt((f * f).mean(dim=1, keepdim=True) + eps) * (norm_weight.double() + offset)
+    if isinstance(weight, Fp8) and weight.inputs.number is not None:
+        f = quantized(f.to(x.dtype).double(), weight.inputs)
     y = torch.einsum("tk,nk->tn", f, weight.dense(torch.float64))
     if bias is not None:
         y = y + bias.double()
     if activation is not None:
         y = gated_activation(y, activation)
     return y if residual is None else y + residual.double()
+
+
+def quantized(x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """Each group over its scale, rounded to four significant bits, the smallest step being 2^-9 (e4m3)."""
+    made = torch.empty_like(x)
+    for first in range(0, x.shape[1], inputs.group or x.shape[1]):
+        part = x[:, first : first + (inputs.group or x.shape[1])]
+        scale = part.abs().amax(dim=1, keepdim=True).clamp(min=1e-10) / 448
+        if inputs.power_of_two:
+            scale = 2 ** torch.ceil(torch.log2(scale))
+        if inputs.scale is not None:
+            scale = inputs.scale.double()
+        ratio = (part / scale).clamp(-448, 448)
+        step = 2 ** (torch.floor(torch.log2(ratio.abs().clamp(min=2**-6))) - 3)
+        made[:, first : first + part.shape[1]] = torch.round(ratio / step) * step * scale
+    return made
 
 
 def gated_activation(x: torch.Tensor, activation: str, limit: float | None = None) -> torch.Tensor:

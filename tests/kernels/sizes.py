@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from kernels.linear.cases import fp8_case
 from kernels.registry import Case
+from kernels.weight.inputs import Inputs
 
 # Numbers that the compiler likes to know of, 1 and multiples of 16, and others between them.
 COUNTS = (1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 50, 64, 65)
@@ -47,6 +49,11 @@ def of_tokens(op: str, *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -
     return lambda n: _made(op, "", dtype, n, *sizes, **options)
 
 
+def _fp8(inputs: Inputs, **options: Any) -> Step:
+    block = (128, 128) if inputs.group else None
+    return lambda n: fp8_case("", BF16, n, 96, 256, block, inputs, **options)
+
+
 def _of_lines(op: str, lines: Callable[[int], Lines], *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
     """An op whose case takes (name, dtype, lines, sizes...)."""
     return lambda n: _made(op, "", dtype, lines(n), *sizes, **options)
@@ -72,6 +79,12 @@ def steps() -> dict[str, dict[str, Step]]:
             "residual": of_tokens("linear", 64, 96, residual=True),
             "silu": of_tokens("linear", 48, 64, norm=True, activation="silu"),
             "deterministic": of_tokens("linear", 96, 64, norm=True, deterministic=True),
+            "fp8 groups": _fp8(Inputs("fp8", 128), residual=True),
+            "fp8 rows": _fp8(Inputs("fp8"), norm=True, activation="silu"),
+        },
+        "quantize": {
+            "groups": lambda n: _made("quantize", "", BF16, n, 256, 128),
+            "row": lambda n: _made("quantize", "", BF16, n, 256, norm=True),
         },
         "linear_norm": {"tokens": of_tokens("linear_norm", 96, 64)},
         "rope_kv_write": {"tokens": of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},

@@ -1,0 +1,164 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""A Triton kernel for products of few rows with a weight of 8-bit floats.
+
+Inputs come as 8-bit numbers with scales, or as they are. Tensor cores multiply, with the weight on their long side;
+each block of inputs that share a scale has a sum of its own, which is scaled and added up in float32. Narrow outputs
+are split over the inputs (split-K), so that there are programs for every multiprocessor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.linear.skinny import INTERPRETED, _activate, counters
+from kernels.prefetch import prefetch
+from kernels.sizes import cdiv
+from kernels.weight import Fp8
+from kernels.workspace import Workspace
+
+GROUP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """Rows and outputs of a program, slices of the inputs, pipeline depth, warps."""
+
+    rows: int
+    outputs: int
+    split: int
+    stages: int
+    warps: int = 4
+
+
+@triton.jit
+def _product(w, x, scales, sx, at, live, BK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr,
+             WIDE: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+    if WIDE:
+        part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision=DOT)
+    else:
+        part = tl.dot(w, tl.trans(x))
+    if BLOCKED:
+        part *= tl.load(scales + at // BK, mask=live, other=0.0)[:, None]
+    if GROUPED:
+        part *= sx[None, :]
+    return part
+
+
+@triton.jit(do_not_specialize=["M"])
+def fp8_kernel(
+    x_ptr, xs_ptr, w_ptr, ws_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    M, N, K, x_stride, xs_row, xs_group, y_stride, residual_stride, ws_stride,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
+    ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """BM rows of BN outputs over a slice of K; grid (N/BN, M/BM, SPLIT). The last slice to finish sums all in order.
+
+    With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then. BLOCKED: the weight has a scale for ROWS
+    outputs and BK inputs, else one an output. GROUPED: x has a scale a row and BK inputs, else one a row; WIDE: x is as
+    it is. EVEN: BN divides N and BK divides K.
+    """
+    pid_n = tl.program_id(0)
+    pid_m = tl.program_id(1)
+    pid_k = tl.program_id(2)
+    n = pid_n * BN + tl.arange(0, BN)
+    m = pid_m * BM + tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    live, some = n < N, m < M
+    reach = tl.cdiv(K, BK * SPLIT) * BK
+    start = pid_k * reach
+    stop = tl.minimum(start + reach, K)
+    rows = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+    up_rows = rows + N.to(tl.int64) * K
+    scales = ws_ptr + (n // ROWS).to(tl.int64) * ws_stride
+    up_scales = ws_ptr + ((n + N) // ROWS).to(tl.int64) * ws_stride
+    x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    if PDL:
+        gdc_launch_dependents()
+        lines = start + tl.arange(0, 4) * BK
+        prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.minimum(lines, K - 1)[None, :])
+        gdc_wait()
+    acc = tl.zeros((BN, BM), tl.float32)
+    acc_up = acc
+    for at in tl.range(start, stop, BK, num_stages=STAGES):
+        inside = (at + k < K)[None, :]
+        w = tl.load(rows + at) if EVEN else tl.load(rows + at, mask=live[:, None] & inside, other=0.0)
+        x = tl.load(x_rows + at, mask=some[:, None] & inside, other=0.0)
+        sx = tl.zeros((BM,), tl.float32)
+        if GROUPED:
+            sx = tl.load(xs_ptr + m.to(tl.int64) * xs_row + at // BK * xs_group, mask=some, other=0.0)
+        acc += _product(w, x, scales, sx, at, live, BK, BLOCKED, GROUPED, WIDE, DOT)
+        if ACT is not None:
+            up = tl.load(up_rows + at) if EVEN else tl.load(up_rows + at, mask=live[:, None] & inside, other=0.0)
+            acc_up += _product(up, x, up_scales, sx, at, live, BK, BLOCKED, GROUPED, WIDE, DOT)
+    y = tl.trans(acc)
+    y_up = tl.trans(acc_up)
+    spot = m.to(tl.int64)[:, None]
+    stored = some[:, None] & live[None, :]
+    last = True
+    if SPLIT > 1:
+        cell = spot * N + n[None, :]
+        slice_size = M.to(tl.int64) * N
+        tl.store(part_ptr + pid_k * slice_size + cell, y, mask=stored)
+        tl.debug_barrier()
+        counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            y = tl.zeros((BM, BN), tl.float32)
+            for part in range(SPLIT):
+                y += tl.load(part_ptr + part * slice_size + cell, mask=stored, other=0.0, cache_modifier=".cg")
+            tl.store(counter, 0)
+    if last:
+        if not BLOCKED:
+            y *= tl.load(scales, mask=live, other=0.0)[None, :]
+            if ACT is not None:
+                y_up *= tl.load(up_scales, mask=live, other=0.0)[None, :]
+        if not GROUPED and not WIDE:
+            sx = tl.load(xs_ptr + m.to(tl.int64) * xs_row, mask=some, other=0.0)[:, None]
+            y *= sx
+            y_up *= sx
+        if BIAS:
+            y += tl.load(bias_ptr + n, mask=live, other=0.0).to(tl.float32)[None, :]
+            if ACT is not None:
+                y_up += tl.load(bias_ptr + N + n, mask=live, other=0.0).to(tl.float32)[None, :]
+        if ACT is not None:
+            y = _activate(y, ACT) * y_up
+        if RESIDUAL:
+            y += tl.load(residual_ptr + spot * residual_stride + n[None, :], mask=stored, other=0.0).to(tl.float32)
+        tl.store(y_ptr + spot * y_stride + n[None, :], y.to(y_ptr.dtype.element_ty), mask=stored)
+
+
+def fp8_linear(
+    workspace: Workspace,
+    x: torch.Tensor,
+    scales: torch.Tensor | None,
+    weight: Fp8,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    activation: str | None,
+    tile: RowTile,
+) -> None:
+    """y [T, N] of x [T, K]. scales [T, groups] are those of x's numbers; None takes x as it is. residual may be y."""
+    (rows, n), k = y.shape, x.shape[1]
+    exact = x.dtype == torch.float32
+    grid = (cdiv(n, tile.outputs), cdiv(rows, tile.rows), tile.split)
+    parts = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
+    counts = counters(workspace) if tile.split > 1 else None
+    workspace.launch(fp8_kernel, grid)(
+        x, scales, weight.data, weight.scale, bias, residual, y, parts, counts,
+        rows, n, k, x.stride(0), 0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1),
+        y.stride(0), 0 if residual is None else residual.stride(0), weight.scale.shape[1],
+        BM=tile.rows, BN=tile.outputs, BK=GROUP, SPLIT=tile.split, ROWS=weight.block[0],
+        BLOCKED=weight.scale.shape[1] > 1 or weight.block[0] > 1, GROUPED=scales is not None and scales.shape[1] > 1,
+        WIDE=scales is None, EVEN=n % tile.outputs == 0 and k % GROUP == 0,
+        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
+        STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
+        launch_pdl=workspace.pdl, num_warps=tile.warps,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""Inputs that are quantized: by groups, by row, with a given scale, behind a norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernels.registry import Case, Tolerance
+from kernels.testing import randn
+from kernels.weight.inputs import Inputs
+
+# A ratio that stands between two numbers may be rounded to either: the largest are 32 of 448 apart.
+ROUNDED = Tolerance(max_rel=8e-2, rms=5e-3)
+
+
+def case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    k: int,
+    group: int = 0,
+    norm: bool = False,
+    static: bool = False,
+    power: bool = False,
+    small: bool = True,
+) -> Case:
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        scale = torch.tensor(0.01, device=device) if static else None
+        return {
+            "x": randn(g, device, dtype, t, k),
+            "inputs": Inputs("fp8", group, power, scale),
+            "norm_weight": randn(g, device, dtype, k) if norm else None,
+            "eps": 1e-6,
+            "offset": 1.0 if norm else 0.0,
+        }
+
+    return Case(name, dtype, make, ROUNDED, t * k * (dtype.itemsize + 1), 4 * t * k, small=small)
+
+
+def cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    return [
+        case("groups, odd sizes", f32, 5, 333, 128),
+        case("groups behind a norm", bf16, 3, 256, 128, norm=True),
+        case("groups, powers of two", bf16, 9, 384, 128, power=True),
+        case("a row", f32, 4, 200),
+        case("a row behind a norm", bf16, 17, 96, norm=True),
+        case("a given scale", bf16, 6, 130, static=True),
+        case("no tokens", bf16, 0, 64, 128),
+        *(case(f"{t} rows of 4096 behind a norm", bf16, t, 4096, 128, norm=True, small=False) for t in (1, 64, 8192)),
+        case("8192 rows of 12288", bf16, 8192, 12288, small=False),
+    ]

@@ -1,0 +1,99 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Inputs of a quantized product, one program a row: its norm, scales and numbers in one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.quantize import reference
+from kernels.sizes import cdiv, next_power_of_2
+from kernels.weight.inputs import FP8_MAX, SMALLEST, Inputs
+from kernels.workspace import Workspace
+
+LANES = 512
+
+
+@triton.jit
+def _quantize(
+    p_x, p_norm, p_scale, p_numbers, p_scales,
+    K, groups, x_stride, scales_row, scales_group, eps, offset,
+    NORM: tl.constexpr, STATIC: tl.constexpr, POWER: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    SMALLEST: tl.constexpr, LARGEST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Row `program_id(0)` of x; GROUP inputs share a scale, and BLOCK covers them all."""
+    if PDL:
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    inside = k < K
+    if NORM:
+        weight = tl.load(p_norm + k, mask=inside, other=0.0).to(tl.float32) + offset
+    if PDL:
+        gdc_wait()
+    h = tl.load(p_x + row * x_stride + k, mask=inside, other=0.0)
+    f = h.to(tl.float32)
+    if NORM:
+        f = f * tl.rsqrt(tl.sum(f * f, axis=0) / K + eps) * weight
+        f = f.to(h.dtype).to(tl.float32)
+    parts = tl.reshape(f, (BLOCK // GROUP, GROUP))
+    g = tl.arange(0, BLOCK // GROUP)
+    if STATIC:
+        scale = tl.load(p_scale) + tl.zeros((BLOCK // GROUP,), tl.float32)
+    else:
+        scale = tl.maximum(tl.max(tl.abs(parts), axis=1), SMALLEST) / LARGEST
+        if POWER:
+            bits = scale.to(tl.int32, bitcast=True)
+            # the exponent alone, one more where there is a fraction
+            scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    ratio = tl.div_rn(parts, tl.broadcast_to(scale[:, None], parts.shape))
+    ratio = tl.minimum(tl.maximum(ratio, -LARGEST), LARGEST)
+    numbers = tl.reshape(ratio, (BLOCK,)).to(p_numbers.dtype.element_ty)
+    tl.store(p_numbers + row * K + k, numbers, mask=inside)
+    tl.store(p_scales + row * scales_row + g.to(tl.int64) * scales_group, scale, mask=g < groups)
+
+
+def quantize(
+    workspace: Workspace,
+    x: torch.Tensor,
+    inputs: Inputs,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See the reference. Rows of x may be strided."""
+    if inputs.number != "fp8":
+        return reference.quantize(x, inputs, norm_weight, eps, offset)
+    numbers, scales = quantized(workspace, x, inputs, norm_weight, eps, offset)
+    return numbers, scales.contiguous()
+
+
+def quantized(
+    workspace: Workspace,
+    x: torch.Tensor,
+    inputs: Inputs,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    rows_of: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `quantize` for 8-bit floats, with room for whole lines of `rows_of` rows, whatever stands in those that x does
+    not have. Scales of one group after another stand behind each other: [T, groups] with strides (1, T)."""
+    rows, k = x.shape
+    held = cdiv(rows, rows_of) * rows_of
+    group = inputs.group or next_power_of_2(max(k, 16))
+    groups = cdiv(k, group) if inputs.group else 1
+    numbers = torch.empty(held, k, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(groups, held, dtype=torch.float32, device=x.device).t()
+    if rows:
+        block = max(group, next_power_of_2(k))
+        workspace.launch(_quantize, (rows,))(
+            x, norm_weight, inputs.scale, numbers, scales,
+            k, groups, x.stride(0), scales.stride(0), scales.stride(1), eps, offset,
+            NORM=norm_weight is not None, STATIC=inputs.scale is not None, POWER=inputs.power_of_two, GROUP=group,
+            BLOCK=block, SMALLEST=SMALLEST, LARGEST=FP8_MAX, PDL=workspace.pdl, launch_pdl=workspace.pdl,
+            num_warps=min(16, max(1, block // LANES)),
+        )  # fmt: skip
+    return numbers, scales
