@@ -48,11 +48,17 @@ LATENT_EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("config", [DENSE, LATENT_EXPERTS], ids=["dense", "latents and experts"])
-def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(tmp_path: Path, config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("config", "steps", "mode"),
+    [(DENSE, 100, ()), (LATENT_EXPERTS, 100, ()), (DENSE, 30, ("deterministic",))],
+    ids=["dense", "latents and experts", "dense, deterministic"],
+)
+def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(
+    tmp_path: Path, config: dict[str, Any], steps: int, mode: tuple[str, ...]
+) -> None:
     config = {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "tests.runner.variants", str(tmp_path), "100", "3"]
+    command = [sys.executable, "-m", "tests.runner.variants", str(tmp_path), str(steps), "3", *mode]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)

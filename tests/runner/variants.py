@@ -1,6 +1,6 @@
 """Which kernels a model's steps need, recorded on a CPU: launches are looked up as Triton would, and not run.
 
-    python -m tests.runner.variants CHECKPOINT STEPS SEED
+    python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic]
 
 Prints, as JSON, how many variants the rehearsal compiles and those that STEPS random steps need besides: none, or
 serving would stop to compile them. It must have a process of its own, whose Triton is not the interpreter.
@@ -58,7 +58,7 @@ class Recorder:
         self.seen.setdefault((function.__name__, found + str(rest)), found)
 
 
-def make(folder: str) -> DeviceRunner:
+def make(folder: str, deterministic: bool = False) -> DeviceRunner:
     """A runner whose ops are kernels, as on an H200, though its tensors stand on the CPU."""
     kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
@@ -76,7 +76,7 @@ def make(folder: str) -> DeviceRunner:
             max_model_len=CONTEXT,
             scheduler=SchedulerConfig(max_rows=ROWS, token_budget=BUDGET),
             cache=CacheConfig(num_blocks=2 * CONTEXT // BLOCK, block_size=BLOCK),
-            runtime=RuntimeConfig(device="cpu"),
+            runtime=RuntimeConfig(device="cpu", deterministic=deterministic),
         )
     )
 
@@ -117,7 +117,7 @@ def main() -> None:
     torch.set_num_threads(1)
     recorder = Recorder()
     JITFunction.run = lambda self, *args, **options: recorder.run(self, *args, **options)  # type: ignore[method-assign]
-    runner = make(folder)
+    runner = make(folder, "deterministic" in sys.argv[4:])
     with Zeroed():
         for rehearsal in rehearsals(ROWS, BUDGET, CONTEXT):
             runner.rehearse(rehearsal)
