@@ -17,7 +17,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        packages test-web test-docker test-image chaos
+        packages test-web test-docker test-image chaos fuzz
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ test-image:  ## build the CPU image with buildah, start it, ask it for a complet
 
 chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
 	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(SETUP)  ## 10,000 made-up inputs to the wire and of checkpoints (INPUTS, SEED), a healthy neighbour beside them
+	@$(PY) -m tests.chaos.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))
 
 clean:  ## remove .venv and everything made
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

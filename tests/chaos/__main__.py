@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections.abc import Collection
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true", help="stop at a broken promise without shrinking it")
     parser.add_argument("--keep", type=Path, help="a folder for the logs of a fleet that broke a promise")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the fleet ends with it
     if options.replay is not None:
         report = alone(parse(options.replay), options.streams, options.keep)
         return 1 if report.violations else 0

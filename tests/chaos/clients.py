@@ -23,6 +23,7 @@ TIMEOUT_S = 20.0
 SHORT_TIMEOUT_S = 2.0
 _GIVE_UP_S = 12.0  # past its deadline, a request that has not ended is given up: it is lost
 _THINK_S = 0.4
+_OFTEN = 4  # the two requests with little time, beside two dozen others
 _AT_ONCE = 6
 _MODEL = "demo"
 # A connection of its own for each request, so that one that broke is none of the next one's business.
@@ -157,8 +158,9 @@ class Load:
 
     def _run(self, chance: random.Random) -> None:
         kinds = asks()
+        weights = [_OFTEN if ask.timeout_s == SHORT_TIMEOUT_S else 1 for ask in kinds]
         while not self._stopping.is_set():
-            ask = chance.choice(kinds)
+            (ask,) = chance.choices(kinds, weights)
             door = str(chance.randrange(2)) if ask.way == "grpc" else SHIM
             outcome = perform(self._fleet, ask, door)
             with self._lock:

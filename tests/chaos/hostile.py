@@ -1,4 +1,4 @@
-"""Requests that mean harm: each must be refused with a sentence, in time, and cost nobody else anything."""
+"""Requests that mean harm: each must be served or refused with a sentence, in time, and cost nobody else anything."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import grpc
 import httpx
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.chaos.clients import Ask, perform
 from tests.chaos.fleet import Fleet, Replica
 
 _IN_TIME_S = 15.0
@@ -23,19 +24,23 @@ REFUSALS = {400, 413, 414, 422, 429, 431, 501, 503}
 Body = Callable[[Fleet, Replica], "str | None"]
 
 
-def body(path: str, fields: dict[str, Any], statuses: frozenset[int] = frozenset(REFUSALS)) -> Body:
-    """A request to the shim. A field that is a function is called for its value: some are large."""
+def body(path: str, fields: dict[str, Any], about: str, statuses: frozenset[int] = frozenset(REFUSALS)) -> Body:
+    """A request to the shim. A field that is a function is called for its value: some are large. about: a word
+    that its refusal must have, so that it is refused for what it is."""
 
     def send(fleet: Fleet, replica: Replica) -> str | None:
         made = {name: value() if callable(value) else value for name, value in fields.items()}
         asked = {"model": "demo", "max_tokens": 2, **made}
         try:
-            answer = httpx.post(f"{fleet.shim.url}{path}", content=json.dumps(asked), timeout=_IN_TIME_S)
+            answer = httpx.post(f"{fleet.shim.url}{path}", json=asked, timeout=_IN_TIME_S)
         except httpx.TimeoutException:
             return f"no answer within {_IN_TIME_S:g} s"
         except httpx.HTTPError as error:
             return f"{type(error).__name__}: {error}"
-        return judged(answer.status_code, answer.text, statuses)
+        problem = judged(answer.status_code, answer.text, statuses)
+        if problem is None and answer.status_code != 200 and about not in answer.text:
+            return f"{answer.status_code} says nothing of {about}: {answer.text[:300]}"
+        return problem
 
     return send
 
@@ -50,14 +55,13 @@ def judged(status: int, text: str, statuses: frozenset[int]) -> str | None:
 
 
 def raw_shape(dims: list[int], content: bytes = b"", name: str = "input_ids") -> Body:
-    """One gRPC message with a shape that its content does not fill."""
+    """One gRPC message with a shape that its content does not fill (but by a count of bytes that overflows to it)."""
 
     def send(fleet: Fleet, replica: Replica) -> str | None:
         request = service_pb2.ModelInferRequest(model_name="demo")
         tensor = request.inputs.add(name=name, datatype="INT32")
         tensor.shape.extend(dims)
-        if content:
-            request.raw_input_contents.append(content)
+        request.raw_input_contents.append(content)
         before = replica.pids("frontend")
         with grpc.insecure_channel(replica.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -94,18 +98,34 @@ def endless_header(size: int) -> Body:
     return send
 
 
-def _chat(**fields: Any) -> Body:
-    return body("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **fields})
+def _chat(about: str, **fields: Any) -> Body:
+    return body("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **fields}, about)
 
 
 def _call(arguments: str) -> Body:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    return body("/v1/chat/completions", {"messages": messages})
+    return body("/v1/chat/completions", {"messages": messages}, "arguments", _SERVED)
 
 
-def _complete(**fields: Any) -> Body:
-    return body("/v1/completions", {"prompt": "x", **fields})
+def _complete(about: str, **fields: Any) -> Body:
+    return body("/v1/completions", {"prompt": "x", **fields}, about)
+
+
+def direct(about: str, served: bool = False, **tensors: Any) -> Body:
+    """A request over a gRPC stream of Triton's own."""
+
+    def send(fleet: Fleet, replica: Replica) -> str | None:
+        ask = Ask("hostile", "grpc", {"text_input": "x", **tensors}, timeout_s=_IN_TIME_S / 2)
+        outcome = perform(fleet, ask, str(replica.number))
+        if outcome.lost:
+            return "it has no end"
+        if outcome.error is None:
+            return None if served else "it is served"
+        problem = judged(400, outcome.error, frozenset({400}))
+        return problem or (None if about in outcome.error else f"{outcome.error[:300]} says nothing of {about}")
+
+    return send
 
 
 def _words() -> list[str]:
@@ -116,19 +136,19 @@ _SERVED = frozenset(REFUSALS | {200})
 
 BODIES: dict[str, Body] = {
     "deep-arguments": _call("[" * 5000),
-    "bad-words": _complete(bad_words=_words, n=4, max_tokens=64),
-    "allowed-ids": _complete(allowed_token_ids=lambda: [5] * 2_000_000),
-    "spinning-template": _chat(chat_template_kwargs={"spin": 5000}),
-    "template-overflow": _chat(chat_template_kwargs={"spin": 10**30}),
-    "only-stops-allowed": body(
-        "/v1/completions", {"prompt": "x", "min_tokens": 2, "allowed_token_ids": [0, 2]}, _SERVED
+    "bad-words": _complete("bad_words", bad_words=_words, n=4, max_tokens=64),
+    "allowed-ids": _complete("allowed_token_ids", allowed_token_ids=lambda: list(range(640)) * 4000),
+    "spinning-template": _chat("template", chat_template_kwargs={"spin": 5000}),
+    "template-overflow": _chat("template", chat_template_kwargs={"spin": 10**30}),
+    "only-stops-allowed": direct(
+        "min_tokens", sampling={"min_tokens": 2, "max_tokens": 4, "allowed_token_ids": [0, 2]}
     ),
-    "huge-bias": _complete(logit_bias={"1": 1e308}),
-    "deep-json": _complete(stop=lambda: json.loads("[" * 500 + "]" * 500)),
-    "long-name": body("/v1/completions", {"model": "m" * 100_000, "prompt": "x"}, frozenset({400, 404})),
-    "long-field": _complete(**{"f" * 100_000: 1}),
-    "negative-ids": _complete(prompt=[-1]),
-    "huge-n": _complete(n=10**9),
+    "huge-bias": direct("logit_bias", sampling={"max_tokens": 2, "logit_bias": {"1": 1e308}}),
+    "deep-json": _complete("stop", stop=lambda: json.loads("[" * 500 + "]" * 500)),
+    "long-name": body("/v1/completions", {"model": "m" * 100_000, "prompt": "x"}, "model", frozenset({400, 404})),
+    "long-field": _complete("argument", **{"f" * 100_000: 1}),
+    "negative-ids": _complete("prompt", prompt=[-1]),
+    "huge-n": _complete("n", n=10**9),
     "long-header": endless_header(1 << 20),
     "raw-empty-shape": raw_shape([2**62]),
     "raw-negative-shape": raw_shape([-5]),

@@ -23,8 +23,9 @@ _SETTLE_S = 20.0
 _CLOSE = 2e-3  # of log-probabilities, float32
 _MORE_FDS, _MORE_THREADS = 12, 8
 _STUBS = ("frontend", "tokenizer")
+_ENDING = "has no available versions"  # what a server that is ending says of its models
 _INHERITED_FDS = 64  # a stub that is started under load has tritonserver's open connections
-_CUT = re.compile(r"failed to connect|Socket closed|[Cc]onnection|Broken|RST_STREAM|GOAWAY")
+_CUT = re.compile(r"failed to connect|Socket closed|[Cc]onnection|Broken|RST_STREAM|GOAWAY|no longer in valid state")
 _MORE_RSS, _MORE_RSS_BYTES = 1.3, 80 << 20
 
 
@@ -67,7 +68,7 @@ def classify(outcome: Outcome) -> str:
         return "stub" if outcome.door != SHIM or outcome.status == 503 else "internal"
     if outcome.status == 0 or _CUT.search(text):
         return "broken"
-    if outcome.status in (429, 503) or "UNAVAILABLE" in text or "unavailable" in text:
+    if outcome.status in (429, 503) or "UNAVAILABLE" in text or "unavailable" in text or _ENDING in text:
         return "unavailable"
     return "refused" if outcome.status == 400 else "internal"
 

@@ -81,8 +81,8 @@ def _first_text(fleet: Fleet, expected: Mapping[str, Outcome]) -> list[Violation
     """The first prompt gives the first tokens, on each replica and through the shim."""
     found = []
     kinds = {ask.name: ask for ask in asks()}
+    end = time.monotonic() + _FIRST_S
     for name, door in (("grpc-0", "0"), ("grpc-0", "1"), ("sse-0", SHIM), ("chat-0", SHIM)):
-        end = time.monotonic() + _FIRST_S
         outcome = perform(fleet, kinds[name], door)
         while outcome.error is not None and time.monotonic() < end:
             time.sleep(1.0)

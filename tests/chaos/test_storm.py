@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.chaos import storm
 from tests.chaos.__main__ import drawn
-from tests.chaos.clients import undisturbed
-from tests.chaos.fleet import Fleet
+from tests.chaos.conftest import Keeper
 from tests.chaos.schedule import draw
 
 KINDS = (
@@ -22,9 +18,7 @@ KINDS = (
 )
 
 
-@pytest.mark.timeout(400)
-def test_a_minute_of_faults_loses_nothing() -> None:
-    with Fleet() as fleet:
-        report = storm.run(fleet, draw(39, 60.0, drawn(KINDS)), undisturbed(fleet))
+def test_a_minute_of_faults_loses_nothing(keeper: Keeper) -> None:
+    report = keeper.storm(draw(47, 60.0, drawn(KINDS)))
     assert not report.violations, str(report)
     assert report.ends["ok"] > 20, str(report)
