@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.batch import AttentionBatch
+
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
@@ -33,8 +35,10 @@ class Mixed:
     def num_blocks(self) -> int:
         return sum(-(-length // self.block_size) for length in self.contexts) + 1
 
-    def bounds(self) -> dict[str, int]:
-        return {"num_single": self.num_single, "max_query": max(self.counts), "max_context": max(self.contexts)}
+    @property
+    def attention(self) -> AttentionBatch:
+        bounds = (self.num_single, max(self.counts), max(self.contexts))
+        return AttentionBatch(self.query_start, self.context_len, *bounds)
 
 
 def mixed(

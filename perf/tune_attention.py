@@ -61,7 +61,8 @@ def bounded(case: Case, bound: int) -> Case:
     """The case as a captured graph runs it: the host's bound is the longest context that the engine allows."""
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        return {**case.make(device, generator), "max_context": bound}
+        given = case.make(device, generator)
+        return {**given, "batch": replace(given["batch"], max_context=bound)}
 
     return replace(case, make=make) if "decode" in case.name else case
 

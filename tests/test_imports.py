@@ -26,6 +26,7 @@ CONTRACTS = {
     "engine.models.config",
     "engine.models.reader",
     "engine.runner.batch",
+    "kernels.batch",
 }
 # What a part may import besides itself and the contracts; "engine" and "clients" mean all of it.
 MAY_IMPORT = {

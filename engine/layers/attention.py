@@ -12,6 +12,7 @@ from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
 from engine.models.config import AttentionConfig
 from engine.runner.batch import kept
+from kernels.batch import AttentionBatch
 
 
 class Attention(nn.Module):
@@ -49,30 +50,23 @@ class Attention(nn.Module):
             o = self._ops.rope_attention(
                 *written,
                 step.batch.block_tables[cache.group],
-                step.batch.query_start,
-                step.batch.context_len,
+                step.batch.attention,
                 config.scale,
                 config.num_heads,
-                step.batch.num_single,
-                step.batch.max_query,
-                step.batch.max_context,
                 **rope,
                 **attend,
                 fused=self._fused,
             )
         else:
             q = self._ops.rope_kv_write(*written, config.num_heads, **rope, deterministic=self._deterministic)
+            lines = len(step.batch.context_len)
             o = self._ops.paged_attention(
                 kept(q, step.ends),
                 cache.k,
                 cache.v,
                 step.batch.block_tables[cache.group],
-                step.ends.starts,
-                step.batch.context_len,
+                AttentionBatch(step.ends.starts, step.batch.context_len, lines, 1, step.batch.max_context),
                 config.scale,
-                len(step.batch.context_len),
-                1,
-                step.batch.max_context,
                 **attend,
             )
         o = o.flatten(1)

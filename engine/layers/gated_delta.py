@@ -63,11 +63,8 @@ class GatedDelta(nn.Module):
             self.norm,
             self._eps,
             step.batch.state_slots,
-            step.batch.query_start,
-            step.batch.context_len,
+            step.batch.attention,
             self.config.num_key_heads,
-            step.batch.num_single,
-            step.batch.max_query,
             deterministic=self._deterministic,
         )
         return self.out.then(kept(y, step.ends), step.residual, step.after)

@@ -79,12 +79,8 @@ class LatentAttention(nn.Module):
             kv_up,
             cache.entries,
             step.batch.block_tables[cache.group],
-            step.batch.query_start,
-            step.batch.context_len,
+            step.batch.attention,
             config.scale,
-            step.batch.num_single,
-            step.batch.max_query,
-            step.batch.max_context,
             max_entries=step.batch.max_entries if expands else 0,
             deterministic=self._deterministic,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from kernels.batch import AttentionBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class DeviceBatch:
     max_query, max_context    host bounds: no line computes or reads more. Kernels read the true lengths from the
                               device; a captured graph never bakes them in.
     max_entries  host bound on the tokens that lines past num_single have in the cache together; 0 when none is known
+    attention    of these, what ops take that go line by line
     """
 
     token_ids: torch.Tensor
@@ -36,6 +39,11 @@ class DeviceBatch:
     max_query: int
     max_context: int
     max_entries: int = 0
+    attention: AttentionBatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        bounds = (self.num_single, self.max_query, self.max_context)
+        object.__setattr__(self, "attention", AttentionBatch(self.query_start, self.context_len, *bounds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,7 @@ def case(
             "weight": randn(g, device, dtype, channels, width),
             "state": randn(g, device, dtype, len(lines) + 2, width, channels),
             "state_slots": slots.to(device),
-            "query_start": batch.query_start,
-            "context_len": batch.context_len,
-            "num_single": batch.num_single,
-            "max_query": max(batch.counts),
+            "batch": batch.attention,
         }
 
     tokens = sum(count for count, _ in lines)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.batch import AttentionBatch
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -136,18 +137,16 @@ def causal_conv(
     weight: torch.Tensor,
     state: torch.Tensor,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
-    num_single: int,
-    max_query: int,
+    batch: AttentionBatch,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. The channels of x and the places of a slot are dense."""
-    lines = context_len.shape[0]
+    num_single = batch.num_single
+    lines = batch.context_len.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     alone = 0 if deterministic else num_single
-    for first, stop, longest in ((0, alone, 1), (alone, lines, max_query)):
+    for first, stop, longest in ((0, alone, 1), (alone, lines, batch.max_query)):
         if stop > first:
-            given = (x, weight, state, state_slots, query_start, context_len, out)
+            given = (x, weight, state, state_slots, batch.query_start, batch.context_len, out)
             conv_lines(workspace, *given, first, stop, longest, deterministic)
     return out

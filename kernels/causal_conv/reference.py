@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.batch import AttentionBatch
+
 
 def causal_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
     state: torch.Tensor,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
-    num_single: int,
-    max_query: int,
+    batch: AttentionBatch,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a line; state keeps its last W inputs.
@@ -27,7 +26,7 @@ def causal_conv(
     deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     out = torch.empty_like(x)
-    starts, lens, slots = query_start.tolist(), context_len.tolist(), state_slots.tolist()
+    starts, lens, slots = batch.query_start.tolist(), batch.context_len.tolist(), state_slots.tolist()
     width = weight.shape[1]
     for i, slot in enumerate(slots):
         lo, hi = starts[i], starts[i + 1]

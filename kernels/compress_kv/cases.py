@@ -39,11 +39,8 @@ def case(
             "cache": torch.zeros(batch.num_blocks, block_size // ratio, dim, dtype=dtype, device=device),
             "state": randn(g, device, dtype, len(lines) + 2, windows * ratio, 2, channels),
             "state_slots": slots.to(device),
-            "query_start": batch.query_start,
-            "context_len": batch.context_len,
+            "batch": batch.attention,
             "ratio": ratio,
-            "num_single": batch.num_single,
-            "max_query": max(batch.counts),
         }
 
     tokens = sum(count for count, _ in lines)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.batch import AttentionBatch
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -179,21 +180,19 @@ def compress_kv(
     cache: torch.Tensor,
     state: torch.Tensor,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     ratio: int,
-    num_single: int,
-    max_query: int,
     eps: float = 1e-6,
     deterministic: bool = False,
 ) -> None:
     """See the reference. A slot of the state and the last axis of every tensor are dense."""
+    num_single = batch.num_single
     channels, dim = kv.shape[1], norm.shape[0]
-    lines, size = context_len.shape[0], state.shape[1]
+    lines, size = batch.context_len.shape[0], state.shape[1]
     pdl = workspace.pdl
     strides = (kv.stride(0), gate.stride(0), state.stride(0))
     alone = 0 if deterministic else num_single
-    for first, count, longest, single in ((0, alone, 1, True), (alone, lines - alone, max_query, False)):
+    for first, count, longest, single in ((0, alone, 1, True), (alone, lines - alone, batch.max_query, False)):
         if not count:
             continue
         workspace.launch(_compress, (count, 1 if single else cdiv(longest + ratio - 1, ratio)))(
@@ -206,8 +205,8 @@ def compress_kv(
             cache,
             state,
             state_slots,
-            query_start,
-            context_len,
+            batch.query_start,
+            batch.context_len,
             first,
             eps,
             *strides,
@@ -233,8 +232,8 @@ def compress_kv(
                 gate,
                 state,
                 state_slots,
-                query_start,
-                context_len,
+                batch.query_start,
+                batch.context_len,
                 first,
                 *strides,
                 CHANNELS=channels,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.rotate_tail.reference import turn
 
 
@@ -17,11 +18,8 @@ def compress_kv(
     cache: torch.Tensor,
     state: torch.Tensor,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     ratio: int,
-    num_single: int,
-    max_query: int,
     eps: float = 1e-6,
     deterministic: bool = False,
 ) -> None:
@@ -41,7 +39,7 @@ def compress_kv(
     c, d = kv.shape[1], norm.shape[0]
     size = state.shape[1]
     per_block = cache.shape[1]
-    starts, lens, state_rows = query_start.tolist(), context_len.tolist(), state_slots.tolist()
+    starts, lens, state_rows = batch.query_start.tolist(), batch.context_len.tolist(), state_slots.tolist()
     for i, row in enumerate(state_rows):
         lo, hi = starts[i], starts[i + 1]
         if hi == lo:

@@ -44,11 +44,8 @@ def case(
             "norm_weight": randn(g, device, dtype, dv),
             "eps": 1e-6,
             "state_slots": slots.to(device),
-            "query_start": batch.query_start,
-            "context_len": batch.context_len,
+            "batch": batch.attention,
             "num_key_heads": key_heads,
-            "num_single": batch.num_single,
-            "max_query": max(batch.counts),
         }
 
     tokens = sum(count for count, _ in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.causal_conv.kernel import conv_lines
 from kernels.gated_delta.chunks import chunk_lines
 from kernels.gated_delta.step import step_lines
@@ -26,32 +27,30 @@ def delta_net(
     norm_weight: torch.Tensor,
     eps: float,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     num_key_heads: int,
-    num_single: int,
-    max_query: int,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference; a line of one token does not round behind the convolution.
 
     The last axes and a slot of a state are dense.
     """
-    tokens, lines = x.shape[0], context_len.shape[0]
+    num_single = batch.num_single
+    tokens, lines = x.shape[0], batch.context_len.shape[0]
     _, heads, _, dv = state.shape
     o = torch.empty(tokens, heads, dv, dtype=x.dtype, device=x.device)
-    delta = (a, b, a_log, dt_bias, state, state_slots, query_start, context_len, num_key_heads)
+    delta = (a, b, a_log, dt_bias, state, state_slots, batch.query_start, batch.context_len, num_key_heads)
     if deterministic:
         qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        places = (state_slots, query_start, context_len)
-        conv_lines(workspace, x, conv_weight, conv_state, *places, qkv, 0, lines, max_query, deterministic)
+        places = (state_slots, batch.query_start, batch.context_len)
+        conv_lines(workspace, x, conv_weight, conv_state, *places, qkv, 0, lines, batch.max_query, deterministic)
         walk_lines(workspace, qkv, *delta, o)
         return gated_norm(workspace, o, z, norm_weight, eps)
     if num_single:
         step_lines(workspace, x, *delta, num_single, o, (conv_weight, conv_state))
     if lines > num_single:
         qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        places = (state_slots, query_start, context_len)
-        conv_lines(workspace, x, conv_weight, conv_state, *places, qkv, num_single, lines, max_query)
-        chunk_lines(workspace, qkv, *delta, num_single, lines, max_query, o)
+        places = (state_slots, batch.query_start, batch.context_len)
+        conv_lines(workspace, x, conv_weight, conv_state, *places, qkv, num_single, lines, batch.max_query)
+        chunk_lines(workspace, qkv, *delta, num_single, lines, batch.max_query, o)
     return gated_norm(workspace, o, z, norm_weight, eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.causal_conv.reference import causal_conv
 from kernels.gated_delta.reference import gated_delta
 from kernels.gated_norm.reference import gated_norm
@@ -22,11 +23,8 @@ def delta_net(
     norm_weight: torch.Tensor,
     eps: float,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     num_key_heads: int,
-    num_single: int,
-    max_query: int,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """y = gated_norm(gated_delta(causal_conv(x)), z), as these three ops are defined.
@@ -36,7 +34,6 @@ def delta_net(
     [T, H·Dv] in x's dtype. conv_state and state are written in place.
     deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
-    lines = (state_slots, query_start, context_len)
-    qkv = causal_conv(x, conv_weight, conv_state, *lines, num_single, max_query, deterministic)
-    o = gated_delta(qkv, a, b, a_log, dt_bias, state, *lines, num_key_heads, num_single, max_query, deterministic)
+    qkv = causal_conv(x, conv_weight, conv_state, state_slots, batch, deterministic)
+    o = gated_delta(qkv, a, b, a_log, dt_bias, state, state_slots, batch, num_key_heads, deterministic)
     return gated_norm(o, z, norm_weight, eps)

@@ -36,11 +36,8 @@ def case(
             "dt_bias": randn(g, device, torch.float32, heads),
             "state": randn(g, device, torch.float32, len(lines) + 2, heads, dk, dv),
             "state_slots": slots.to(device),
-            "query_start": batch.query_start,
-            "context_len": batch.context_len,
+            "batch": batch.attention,
             "num_key_heads": key_heads,
-            "num_single": batch.num_single,
-            "max_query": max(batch.counts),
         }
 
     tokens = sum(count for count, _ in lines)

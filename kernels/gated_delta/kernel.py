@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.gated_delta.chunks import chunk_lines
 from kernels.gated_delta.step import step_lines
 from kernels.gated_delta.walk import walk_lines
@@ -19,23 +20,21 @@ def gated_delta(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     num_key_heads: int,
-    num_single: int,
-    max_query: int,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. The last axes of qkv, a and b, and a slot of the state, are dense."""
+    num_single = batch.num_single
     _, heads, _, dv = state.shape
-    lines = context_len.shape[0]
+    lines = batch.context_len.shape[0]
     out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
-    values = (qkv, a, b, a_log, dt_bias, state, state_slots, query_start, context_len, num_key_heads)
+    values = (qkv, a, b, a_log, dt_bias, state, state_slots, batch.query_start, batch.context_len, num_key_heads)
     if deterministic:
         walk_lines(workspace, *values, out)
         return out
     if num_single:
         step_lines(workspace, *values, num_single, out)
     if lines > num_single:
-        chunk_lines(workspace, *values, num_single, lines, max_query, out)
+        chunk_lines(workspace, *values, num_single, lines, batch.max_query, out)
     return out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.batch import AttentionBatch
+
 CHUNK = 64
 
 
@@ -16,11 +18,8 @@ def gated_delta(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
     state_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     num_key_heads: int,
-    num_single: int,
-    max_query: int,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """For each token of a line, a head's state S [Dk, Dv] becomes
@@ -50,7 +49,7 @@ def gated_delta(
     g = (-a_log.float().exp() * F.softplus(a.float() + dt_bias.float())).T
     beta = torch.sigmoid(b.float()).T
     out = torch.empty(t, heads, dv, dtype=qkv.dtype, device=qkv.device)
-    starts, lens, slots = query_start.tolist(), context_len.tolist(), state_slots.tolist()
+    starts, lens, slots = batch.query_start.tolist(), batch.context_len.tolist(), state_slots.tolist()
     for i, slot in enumerate(slots):
         lo, hi = starts[i], starts[i + 1]
         if hi == lo:

@@ -33,12 +33,10 @@ def case(
             "weights": randn(g, device, dtype, batch.num_tokens, heads),
             "cache": kept(device, g, dtype, batch, block_size // ratio, dim, known),
             "block_table": batch.block_table,
-            "query_start": batch.query_start,
-            "context_len": batch.context_len,
+            "batch": batch.attention,
             "ratio": ratio,
             "top_k": top_k,
             "scale": (heads * dim) ** -0.5,
-            **batch.bounds(),
         }
         if whole:
             made.update(

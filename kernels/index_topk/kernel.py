@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.batch import AttentionBatch
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -162,21 +163,18 @@ def index_topk(
     weights: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     ratio: int,
     top_k: int,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. Tokens go in pieces, so that scores stay within bounds. The last axes are dense. A query's
     scores are always those of a program of its own."""
+    num_single = batch.num_single
     t, heads, dim = q.shape
-    lines = context_len.shape[0]
-    width = max_context // ratio
+    lines = batch.context_len.shape[0]
+    width = batch.max_context // ratio
     out = torch.empty((t, top_k), dtype=torch.int32, device=q.device)
     if not t:
         return out
@@ -187,7 +185,7 @@ def index_topk(
     scores = torch.empty((piece, width) if scored else (1,), dtype=torch.float32, device=q.device)
     for begin in range(0, t, piece):
         end = min(t, begin + piece)
-        for first, count, longest in ((0, num_single, 1), (num_single, lines - num_single, max_query)):
+        for first, count, longest in ((0, num_single, 1), (num_single, lines - num_single, batch.max_query)):
             if not count:
                 continue
             if scored:
@@ -196,8 +194,8 @@ def index_topk(
                     weights,
                     cache,
                     block_table,
-                    query_start,
-                    context_len,
+                    batch.query_start,
+                    batch.context_len,
                     scores,
                     scale,
                     first,
@@ -222,8 +220,8 @@ def index_topk(
                 )
             workspace.launch(_select, (count, longest))(
                 scores,
-                query_start,
-                context_len,
+                batch.query_start,
+                batch.context_len,
                 out,
                 first,
                 begin,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.lines import own_lines
 
 
@@ -12,14 +13,10 @@ def index_topk(
     weights: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     ratio: int,
     top_k: int,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """A query at position p scores the entries e < ⌊(p + 1) / ratio⌋ of its line by
@@ -30,6 +27,7 @@ def index_topk(
     context_len [B] int32 → [T, top_k] int32. Computed in float32.
     deterministic: a query's scores have the same bits whatever else the batch holds and however prompts are chunked.
     """
+    query_start, context_len = batch.query_start, batch.context_len
     out = torch.full((q.shape[0], top_k), -1, dtype=torch.int32, device=q.device)
     per_block = cache.shape[1]
     if deterministic:

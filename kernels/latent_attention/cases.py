@@ -52,10 +52,8 @@ def case(
             "kv_up": kv_up,
             "cache": cache,
             "block_table": batch.block_table,
-            "query_start": batch.query_start,
-            "context_len": batch.context_len,
+            "batch": batch.attention,
             "scale": (nope + rope) ** -0.5,
-            **batch.bounds(),
             "max_entries": sum(length for _, length in lines[singles:]) + 300 if expanded else 0,
         }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.latent_attention import prompt, stretches, up
 from kernels.latent_attention.chunks import attend_chunks
 from kernels.latent_attention.expand import Tile, UpTile, attend_expanded
@@ -33,31 +34,29 @@ def latent_attention(
     kv_up: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     max_entries: int = 0,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. Expanded lines need heads whose parts are powers of two from 16 on."""
+    num_single = batch.num_single
     t, heads, channels = q.shape
     latent = kv_up.shape[-1]
     nope = channels - (cache.shape[-1] - latent)
     out = torch.empty(t, heads, kv_up.shape[1] - nope, dtype=q.dtype, device=q.device)
     if deterministic:
-        lines = (block_table, query_start, context_len)
-        attend_chunks(workspace, absorbed, kv_up, cache, *lines, out, scale, 0, max_query, deterministic)
+        lines = (block_table, batch.query_start, batch.context_len)
+        attend_chunks(workspace, absorbed, kv_up, cache, *lines, out, scale, 0, batch.max_query, deterministic)
         return out
-    longer = len(context_len) > num_single
+    longer = len(batch.context_len) > num_single
     expanded = longer and len(absorbed) < t
     whole = fills_device(num_single, t - num_single, heads)
     with workspace.branch(expanded and num_single > 0 and not whole) as join:
         if expanded:
             attend_expanded(workspace,
-                q, kv_up, cache, block_table, query_start, context_len, out, scale, num_single, max_query, max_entries,
+                q, kv_up, cache, block_table, batch.query_start, batch.context_len, out, scale, num_single,
+                batch.max_query, max_entries,
                 *expanded_tiles(q, kv_up, cache, nope, whole),
             )  # fmt: skip
         elif longer:
@@ -67,21 +66,22 @@ def latent_attention(
                 kv_up,
                 cache,
                 block_table,
-                query_start,
-                context_len,
+                batch.query_start,
+                batch.context_len,
                 out,
                 scale,
                 num_single,
-                max_query,
+                batch.max_query,
             )
     if whole and num_single in STRETCHED_LINES and stretches.suits(absorbed, kv_up, cache):
         attend_stretches(workspace,
-            absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single,
+            absorbed[:num_single], kv_up, cache, block_table, batch.context_len, out, scale, num_single,
             join_tile(num_single),
         )  # fmt: skip
     elif num_single:
         attend_steps(workspace,
-            absorbed[:num_single], kv_up, cache, block_table, context_len, out, scale, num_single, max_context,
+            absorbed[:num_single], kv_up, cache, block_table, batch.context_len, out, scale, num_single,
+            batch.max_context,
             step_cut(q.dtype, heads, num_single),
         )  # fmt: skip
     join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.lines import own_lines
 
 
@@ -13,12 +14,8 @@ def latent_attention(
     kv_up: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     max_entries: int = 0,
     deterministic: bool = False,
 ) -> torch.Tensor:
@@ -36,6 +33,7 @@ def latent_attention(
     deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked;
     absorbed holds all tokens.
     """
+    query_start, context_len = batch.query_start, batch.context_len
     block_size, latent = cache.shape[1], kv_up.shape[-1]
     nope = q.shape[-1] - (cache.shape[-1] - latent)
     k_up, v_up = kv_up[:, :nope].float(), kv_up[:, nope:].float()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
@@ -68,12 +69,14 @@ def case(
             "k_cache": k_cache,
             "v_cache": v_cache,
             "block_table": table,
-            "query_start": torch.tensor(starts, dtype=torch.int32, device=device),
-            "context_len": torch.tensor([context for _, context in lines], dtype=torch.int32, device=device),
+            "batch": AttentionBatch(
+                torch.tensor(starts, dtype=torch.int32, device=device),
+                torch.tensor([context for _, context in lines], dtype=torch.int32, device=device),
+                num_single,
+                max(queries for queries, _ in lines),
+                bound or longest,
+            ),
             "scale": d**-0.5,
-            "num_single": num_single,
-            "max_query": max(queries for queries, _ in lines),
-            "max_context": bound or longest,
             "window": window,
             "softcap": softcap,
             "sinks": randn(generator, device, dtype, h) if sinks else None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.hardware import multiprocessors
 from kernels.paged_attention import lines as stream
 from kernels.paged_attention.attend import attend
@@ -141,12 +142,8 @@ def paged_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
@@ -174,12 +171,8 @@ def paged_attention(
         k_cache,
         v_cache,
         block_table,
-        query_start,
-        context_len,
+        batch,
         scale,
-        num_single,
-        max_query,
-        max_context,
         window,
         softcap,
         sinks,
@@ -195,12 +188,8 @@ def attend_into(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
@@ -208,9 +197,10 @@ def attend_into(
     singles: bool = True,
 ) -> None:
     """`paged_attention` into `out`, of which the tokens of single lines are left alone unless `singles`."""
+    num_single = batch.num_single
     t, h, d = q.shape
     _, g, block_size, dv = v_cache.shape
-    lines = context_len.shape[0]
+    lines = batch.context_len.shape[0]
     q = q if q.stride(1) == d and q.stride(2) == 1 else q.contiguous()
     group = h // g
     block_d, block_dv = max(16, next_power_of_2(d)), max(16, next_power_of_2(dv))
@@ -226,7 +216,7 @@ def attend_into(
         block_q = 1 if single else tile.rows // group
         tiles = num_lines if single else tokens // block_q + num_lines
         spare = SPARE * programs if single else programs
-        splits = min(power_below(spare // (tiles * g)), next_power_of_2(cdiv(max_context, tile.keys)))
+        splits = min(power_below(spare // (tiles * g)), next_power_of_2(cdiv(batch.max_context, tile.keys)))
         splits = 1 if deterministic else max(1, min(splits, MAX_SPLITS))
         rows = next_power_of_2(group) if single else tile.rows
         work = (tiles * g, splits, rows) if splits > 1 else (1, 1, 1)
@@ -241,8 +231,8 @@ def attend_into(
             k_cache,
             v_cache,
             block_table,
-            query_start,
-            context_len,
+            batch.query_start,
+            batch.context_len,
             sinks if sinks is not None else q,
             out,
             partial,
@@ -289,19 +279,22 @@ def attend_into(
         )
 
     if deterministic:
-        launch(0, lines, t, max_query, single=False)
+        launch(0, lines, t, batch.max_query, single=False)
         return
     tokens = t - num_single
-    many = tokens >= (_SHORT_TOKENS if max_context <= _SHORT_CONTEXT else _PROMPT_TOKENS)
+    many = tokens >= (_SHORT_TOKENS if batch.max_context <= _SHORT_CONTEXT else _PROMPT_TOKENS)
     with workspace.branch(singles and 0 < num_single < lines) as join:
         if num_single < lines and many and window is None and suits(q, k_cache, v_cache):
-            lengths, rest = (query_start, context_len), (num_single, lines - num_single, max_query)
+            lengths, rest = (
+                (batch.query_start, batch.context_len),
+                (num_single, lines - num_single, batch.max_query),
+            )
             attend_prompts(workspace, q, k_cache, v_cache, block_table, *lengths, out, scale, *rest, softcap, sinks)
         elif num_single < lines:
-            launch(num_single, lines - num_single, tokens, max_query, single=False)
+            launch(num_single, lines - num_single, tokens, batch.max_query, single=False)
     plain = window is None and softcap is None and sinks is None
     if singles and plain and streamed(group, g, num_single, num_single == lines) and stream.suits(q, k_cache, v_cache):
-        given = (block_table, context_len, out, arrivals(workspace))
+        given = (block_table, batch.context_len, out, arrivals(workspace))
         stream.attend_lines(workspace, q, k_cache, v_cache, *given, scale, num_single)
     elif num_single and singles:
         launch(0, num_single, num_single, 1, single=True)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
+
 
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
@@ -35,7 +33,7 @@ def paged_attention(
     _, g, block_size, _ = k_cache.shape
     t, h, _ = q.shape
     out = torch.zeros(t, h, v_cache.shape[-1], dtype=q.dtype, device=q.device)
-    starts, lens = query_start.tolist(), context_len.tolist()
+    starts, lens = batch.query_start.tolist(), batch.context_len.tolist()
     if deterministic:
         # each query is a line of its own, so that every product has the same shape
         table = torch.repeat_interleave(torch.arange(len(lens)), torch.tensor(starts).diff()).to(q.device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.borders import SHORT_CONTEXT
 from kernels.hardware import multiprocessors
 from kernels.paged_attention.kernel import (
@@ -78,13 +79,9 @@ def rope_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
     num_heads: int,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -102,8 +99,8 @@ def rope_attention(
     own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the reference; qkv's rows may
     be strided.
     """
+    num_single = batch.num_single
     rope = (num_heads, q_norm, k_norm, eps, offset, interleaved)
-    bounds = (num_single, max_query, max_context)
     tokens, d = qkv.shape[0], k_cache.shape[-1]
     groups = k_cache.shape[1]
     wide = _wide(qkv.dtype, num_heads // groups, next_power_of_2(d))
@@ -111,31 +108,16 @@ def rope_attention(
     one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
     if deterministic or not fused or not one:
         q = rope_kv_write(workspace, qkv, positions, slots, cos_sin, k_cache, v_cache, *rope, deterministic)
-        lines = (block_table, query_start, context_len)
-        return paged_attention(
-            workspace, q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None, deterministic
-        )
+        given = (block_table, batch, scale, window, softcap, None, deterministic)
+        return paged_attention(workspace, q, k_cache, v_cache, *given)
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     with workspace.branch(tokens > num_single) as join:
         if tokens > num_single:
             q = torch.empty_like(out)
             rest = slice(num_single, None)
             rope_into(workspace, q[rest], qkv[rest], positions[rest], slots[rest], cos_sin, k_cache, v_cache, *rope)
-            attend_into(
-                workspace,
-                out,
-                q,
-                k_cache,
-                v_cache,
-                block_table,
-                query_start,
-                context_len,
-                scale,
-                *bounds,
-                window,
-                softcap,
-                singles=False,
-            )
+            own = (out, q, k_cache, v_cache, block_table, batch, scale, window, softcap)
+            attend_into(workspace, *own, singles=False)
     _singles(
         workspace,
         out,
@@ -146,10 +128,10 @@ def rope_attention(
         k_cache,
         v_cache,
         block_table,
-        context_len,
+        batch.context_len,
         scale,
         num_single,
-        max_context,
+        batch.max_context,
         q_norm,
         k_norm,
         eps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.paged_attention.reference import paged_attention
 from kernels.rope_kv_write.reference import rope_kv_write
 
@@ -16,13 +17,9 @@ def rope_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
     num_heads: int,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -47,12 +44,8 @@ def rope_attention(
         k_cache,
         v_cache,
         block_table,
-        query_start,
-        context_len,
+        batch,
         scale,
-        num_single,
-        max_query,
-        max_context,
         window=window,
         softcap=softcap,
         deterministic=deterministic,

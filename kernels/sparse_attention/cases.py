@@ -30,14 +30,12 @@ def case(
             "q": randn(g, device, dtype, batch.num_tokens, heads, dim),
             "cache": kept(device, g, dtype, batch, block_size, dim, batch.contexts),
             "block_table": batch.block_table,
-            "query_start": batch.query_start,
-            "context_len": batch.context_len,
+            "batch": batch.attention,
             "positions": batch.positions,
             "cos_sin": cos_sin(device, max(batch.contexts), rope),
             "sinks": randn(g, device, torch.float32, heads),
             "scale": dim**-0.5,
             "window": window,
-            **batch.bounds(),
         }
         if ratio:
             known = [length // ratio for length in batch.contexts]

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.batch import AttentionBatch
 from kernels.hardware import multiprocessors
 from kernels.rotate_tail.kernel import angles, turn_pairs
 from kernels.sizes import cdiv, next_power_of_2
@@ -226,16 +227,12 @@ def sparse_attention(
     q: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     sinks: torch.Tensor,
     scale: float,
     window: int,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     entries: torch.Tensor | None = None,
     entry_table: torch.Tensor | None = None,
     ratio: int = 0,
@@ -243,8 +240,9 @@ def sparse_attention(
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See the reference. The last axis of every tensor is dense; every token belongs to a line."""
+    num_single = batch.num_single
     t, heads, dim = q.shape
-    lines = context_len.shape[0]
+    lines = batch.context_len.shape[0]
     q = q.contiguous()
     out = torch.empty_like(q)
     if not t:
@@ -254,11 +252,11 @@ def sparse_attention(
     most = 0 if chosen is None else chosen.shape[1]
     block_h = min(64, max(16, next_power_of_2(heads)))
     tall = cdiv(heads, block_h)
-    tiles = cdiv(window, BLOCK_N) + (cdiv(most or max_context // ratio, BLOCK_N) if ratio else 0)
+    tiles = cdiv(window, BLOCK_N) + (cdiv(most or batch.max_context // ratio, BLOCK_N) if ratio else 0)
     alone = 0 if deterministic else num_single
     for first, count, longest, first_token, tokens in (
         (0, alone, 1, 0, alone),
-        (alone, lines - alone, max_query, alone, t - alone),
+        (alone, lines - alone, batch.max_query, alone, t - alone),
     ):
         if not count:
             continue
@@ -274,8 +272,8 @@ def sparse_attention(
             q,
             cache,
             block_table,
-            query_start,
-            context_len,
+            batch.query_start,
+            batch.context_len,
             entries if entries is not None else cache,
             entry_table if entry_table is not None else block_table,
             chosen if chosen is not None else block_table,

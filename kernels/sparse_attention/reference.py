@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.lines import own_lines
 from kernels.rotate_tail.reference import turn
 
@@ -12,16 +13,12 @@ def sparse_attention(
     q: torch.Tensor,
     cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     positions: torch.Tensor,
     cos_sin: torch.Tensor,
     sinks: torch.Tensor,
     scale: float,
     window: int,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     entries: torch.Tensor | None = None,
     entry_table: torch.Tensor | None = None,
     ratio: int = 0,
@@ -38,6 +35,7 @@ def sparse_attention(
     int32 (ratio 0: none); chosen [T, K] int32, missing ones last and −1 → [T, H, D] in q's dtype, in float32.
     deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
+    query_start, context_len = batch.query_start, batch.context_len
     block_size = cache.shape[1]
     out = torch.zeros_like(q)
     if deterministic:

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from kernels.batch import AttentionBatch
 from kernels.weight import Fp8, Weight
 from kernels.weight.inputs import Inputs
 
@@ -155,12 +156,8 @@ def paged_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
@@ -168,8 +165,8 @@ def paged_attention(
     _, g, block_size, _ = k_cache.shape
     t, h, _ = q.shape
     out = torch.zeros(t, h, v_cache.shape[-1], dtype=torch.float64)
-    for line, length in enumerate(context_len.tolist()):
-        first, stop = int(query_start[line]), int(query_start[line + 1])
+    for line, length in enumerate(batch.context_len.tolist()):
+        first, stop = int(batch.query_start[line]), int(batch.query_start[line + 1])
         if not length:
             continue
         places = [(int(block_table[line, j // block_size]), j % block_size) for j in range(length)]
@@ -196,13 +193,9 @@ def rope_attention(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
     num_heads: int,
-    num_single: int,
-    max_query: int,
-    max_context: int,
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     offset: float,
@@ -214,9 +207,7 @@ def rope_attention(
     q = rope_kv_write(
         qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, offset, interleaved
     ).to(qkv.dtype)
-    lines = (block_table, query_start, context_len)
-    bounds = (num_single, max_query, max_context)
-    return paged_attention(q, k_cache, v_cache, *lines, scale, *bounds, window, softcap, None)
+    return paged_attention(q, k_cache, v_cache, block_table, batch, scale, window, softcap, None)
 
 
 def penalties(
