@@ -198,7 +198,8 @@ def _bytes_tensor(value: Any) -> bytes:
 
 
 def fuzz_shim(count: int, number: int, fleet: Fleet) -> None:
-    """schemathesis, from the shim's own description: no 5xx, every answer as described, wrong requests refused."""
+    """schemathesis, from the shim's own description: no 5xx, every answer as described. The description is narrowed to
+    short answers here, so that a request outside of it may be a right one (`tests/clients/openai` holds refusals)."""
     description = httpx.get(f"{fleet.shim.url}/openapi.json").json()
     schemas = description["components"]["schemas"]
     for name in ("CompletionRequest", "ChatRequest"):
@@ -214,7 +215,7 @@ def fuzz_shim(count: int, number: int, fleet: Fleet) -> None:
     with tempfile.TemporaryDirectory() as folder:
         schema_file = Path(folder) / "openapi.json"
         schema_file.write_text(json.dumps(description))
-        flags = f"--checks {checks},negative_data_rejection --phases fuzzing --seed {number}"
+        flags = f"--checks {checks} --phases fuzzing --seed {number}"
         command = [str(Path(sys.executable).with_name("schemathesis")), "run", str(schema_file), "--url"]
         command += [fleet.shim.url, *flags.split(), "--max-examples", str(max(1, count // operations))]
         ended = subprocess.run(command, capture_output=True, text=True, cwd=folder)

@@ -144,7 +144,7 @@ BODIES: dict[str, Body] = {
         "min_tokens", sampling={"min_tokens": 2, "max_tokens": 4, "allowed_token_ids": [0, 2]}
     ),
     "huge-bias": direct("logit_bias", sampling={"max_tokens": 2, "logit_bias": {"1": 1e308}}),
-    "deep-json": _complete("stop", stop=lambda: json.loads("[" * 500 + "]" * 500)),
+    "deep-json": _complete("JSON", stop=lambda: json.loads("[" * 500 + "]" * 500)),
     "long-name": body("/v1/completions", {"model": "m" * 100_000, "prompt": "x"}, "model", frozenset({400, 404})),
     "long-field": _complete("argument", **{"f" * 100_000: 1}),
     "negative-ids": _complete("prompt", prompt=[-1]),

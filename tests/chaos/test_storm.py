@@ -12,6 +12,12 @@ KINDS = (
     "kill-worker",
     "stop-worker",
     "stop-server",
+    "stop-serve",
+    "stop-frontend",
+    "stop-tokenizer",
+    "starve-descriptors",
+    "starve-memory",
+    "hostile",
     "slow-readers",
     "half-open",
     "load-unload",
@@ -19,6 +25,6 @@ KINDS = (
 
 
 def test_a_minute_of_faults_loses_nothing(keeper: Keeper) -> None:
-    report = keeper.storm(draw(47, 60.0, drawn(KINDS)))
+    report = keeper.storm(draw(44, 60.0, drawn(KINDS)))
     assert not report.violations, str(report)
     assert report.ends["ok"] > 20, str(report)
