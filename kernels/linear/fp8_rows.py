@@ -49,7 +49,7 @@ def _product(w, x, scales, sx, at, live, BK: tl.constexpr, BLOCKED: tl.constexpr
     return part
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "xs_row", "xs_group"])
 def fp8_kernel(
     x_ptr, xs_ptr, w_ptr, ws_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
     M, N, K, x_stride, xs_row, xs_group, y_stride, residual_stride, ws_stride,

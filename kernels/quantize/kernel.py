@@ -16,7 +16,8 @@ from kernels.workspace import Workspace
 LANES = 512
 
 
-@triton.jit
+# A step's scales of one group stand as far apart as it has rows.
+@triton.jit(do_not_specialize=["scales_row", "scales_group"])
 def _quantize(
     p_x, p_norm, p_scale, p_numbers, p_scales,
     K, groups, x_stride, scales_row, scales_group, eps, offset,
