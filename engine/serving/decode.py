@@ -67,7 +67,8 @@ def llm_request(
     text, input_ids = _prompt(tensors)
     stream = _flag(tensors, protocol.STREAM)
     exclude = tensors.get(protocol.EXCLUDE_INPUT)
-    if stream and exclude is not None and not bool(exclude.flat[0]):
+    # TensorRT-LLM, whose requests bring ids, streams new tokens only, whatever this flag says; vllm_backend refuses.
+    if stream and text is not None and exclude is not None and not bool(exclude.flat[0]):
         raise RequestError(protocol.STREAM_ECHO_REFUSAL)
     params = _sampling_params(tensors, parameters, timeout_us)
     top_logprobs = params.logprobs
@@ -160,15 +161,21 @@ def _common_params(raw: bytes) -> SamplingParams:
 
 
 def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> dict[str, Any]:
-    """Sampling fields out of the JSON tensor, the flat request parameters and TensorRT-LLM's tensors together."""
+    """Sampling fields out of the JSON tensor, TensorRT-LLM's tensors and the flat request parameters together.
+
+    Clients of vllm_backend send the JSON both as the tensor and as request parameters: there the tensor wins.
+    """
     raw = one_text(tensors, protocol.SAMPLING_PARAMETERS)
     fields = {} if raw is None else sampling_fields.parse_json(raw)
-    for name, value in parameters.items():
-        if name not in _TRITON_PARAMETERS and not name.startswith("triton_"):
-            _add(fields, name, value, _PARAMETERS)
     for tensor, field in protocol.SAMPLING_TENSORS.items():
         if tensor in tensors:
             _add(fields, field, _scalar_or_strings(tensors[tensor], tensor), tensor)
+    by_tensor = {sampling_fields.field_of(name) for name in fields}
+    for name, value in parameters.items():
+        if name in _TRITON_PARAMETERS or name.startswith("triton_"):
+            continue
+        if sampling_fields.field_of(name) not in by_tensor:
+            fields[name] = value
     for tensor, (neutral, sentence) in protocol.NEUTRAL_TENSORS.items():
         if tensor in tensors and tensors[tensor].flat[0] != neutral:
             raise RequestError(sentence, ErrorCode.UNSUPPORTED)
@@ -191,7 +198,8 @@ def _scalar_or_strings(tensor: Array, name: str) -> Any:
         sampling_fields.check_count(name, tensor.size)
         sampling_fields.check_size(name, sum(map(len, tensor.flat)))
         try:
-            return [value.decode("utf-8") for value in tensor.ravel()]
+            # TensorRT-LLM's clients send [""] where there is nothing to say.
+            return [value.decode("utf-8") for value in tensor.ravel() if value]
         except UnicodeDecodeError as error:
             raise RequestError(f"{name} is not valid UTF-8 at byte {error.start}") from None
     if tensor.size != 1:

@@ -2,7 +2,7 @@
 
 config.pbtxt files are written from these tables (`repository`), and frontends decode and encode by them. The LLM
 model has vllm_backend's tensors and, so that an ensemble can pass them through, TensorRT-LLM's; the ensemble shows
-only the latter. Shapes are without a batch dimension; the ensemble adds one of size 1.
+only the latter. Shapes are without a batch dimension; the ensemble adds one of size 1, but to its text.
 """
 
 from __future__ import annotations
@@ -179,8 +179,17 @@ ENSEMBLE_OUTPUT_MAP = {
 }
 
 _LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}
-ENSEMBLE_OUTPUTS = tuple(
-    Tensor(name, _LLM_OUTPUT[source].dtype, _LLM_OUTPUT[source].dims) for name, source in ENSEMBLE_OUTPUT_MAP.items()
+# TensorRT-LLM's postprocessing sends the texts as a vector, one a request of the batch, and its clients read
+# `output[0].decode()`. An ensemble puts a batch dimension before what a model without batches sends where the dims here
+# match it, so these do not match [1]: the vector goes out as it came.
+_ENSEMBLE_TEXT = Tensor(TEXT_OUTPUT, "STRING", (2,))
+ENSEMBLE_OUTPUTS = (
+    _ENSEMBLE_TEXT,
+    *(
+        Tensor(name, _LLM_OUTPUT[source].dtype, _LLM_OUTPUT[source].dims)
+        for name, source in ENSEMBLE_OUTPUT_MAP.items()
+        if name != TEXT_OUTPUT
+    ),
 )
 
 # Wire sentences that clients of vllm_backend look for.

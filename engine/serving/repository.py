@@ -66,8 +66,8 @@ def tokenizer_config(name: str, parameters: Mapping[str, str], instances: int = 
 def ensemble_config(name: str, tokenizer: str, llm: str) -> str:
     """config.pbtxt of the ensemble tokenizer -> LLM.
 
-    max_batch_size 1 over composing models of max_batch_size 0 gives clients TensorRT-LLM's [1, 1] shapes while the
-    composing models see [1].
+    max_batch_size 1 over composing models of max_batch_size 0 gives clients TensorRT-LLM's shapes, [1, 1] but for the
+    text's [1], while the composing models see [1].
     """
     passed = [(t.name, t.name) for t in protocol.ENSEMBLE_PASSED]
     outputs = [(source, target) for target, source in protocol.ENSEMBLE_OUTPUT_MAP.items()]

@@ -13,7 +13,7 @@ import msgspec
 from engine.serving.protocol import LORA_REFUSAL
 from engine.types import MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
 
-_ALIASES = {"max_completion_tokens": "max_tokens"}
+_ALIASES = {"max_completion_tokens": "max_tokens"}  # the newer name, which wins where both are sent
 
 _STRUCTURED = "structured output is not implemented: leave {name} out and check the text yourself"
 
@@ -82,8 +82,11 @@ def check_size(name: str, num_bytes: int) -> None:
 def build(fields: Mapping[str, Any]) -> SamplingParams:
     """Validated parameters from named values; values may be strings. Raises RequestError with the field's name."""
     known: dict[str, Any] = {}
+    renamed = {_ALIASES[given] for given, value in fields.items() if given in _ALIASES and value is not None}
     for given, value in fields.items():
-        name = _ALIASES.get(given, given)
+        if given in renamed:
+            continue
+        name = field_of(given)
         if value is None or (name not in _TEXTS and _word(value) in ("none", "null")):
             continue
         if name in _NOT_IMPLEMENTED:
@@ -91,8 +94,6 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
             continue
         if name not in _FIELDS:
             raise RequestError(unknown_field(given))
-        if name in known:
-            raise RequestError(f"sampling_parameters: {name} is given twice")
         if name in _OFF and _word(value) == str(_OFF[name]):
             continue
         if name in _TEXTS:
@@ -104,6 +105,11 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
         return msgspec.convert(known, SamplingParams, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"sampling_parameters: {_sentence(str(error), known)}") from None
+
+
+def field_of(name: str) -> str:
+    """The field of SamplingParams that a client's name stands for; the name itself where there is none."""
+    return _ALIASES.get(name, name)
 
 
 def _word(value: Any) -> str:
@@ -124,11 +130,14 @@ def unknown_field(name: str) -> str:
 
 
 def _strings(name: str, value: Any) -> list[str]:
-    """`stop` and `bad_words` may be one string or a list; empty strings say nothing."""
+    """`stop` and `bad_words` may be one string or a list. An empty stop string is refused in vLLM's words; an empty bad
+    word says nothing."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or any(not isinstance(v, str) for v in values):
         raise RequestError(f"{name} must be a string or a list of strings")
     check_count(name, len(values))
+    if name == "stop" and "" in values:
+        raise RequestError("stop cannot contain an empty string.")
     return [v for v in dict.fromkeys(values) if v]
 
 

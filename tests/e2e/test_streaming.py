@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import queue
+from typing import Any
 
 import pytest
+from tritonclient.grpc import InferenceServerClient
 
 from engine.serving import protocol
-from tests.e2e.harness import Call, Server, text_of, tokens_of
+from tests.e2e.harness import Call, Server, infer_input, text_of, tokens_of
 
 PROMPT = "A server takes a question and"
 GREEDY = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
@@ -174,6 +177,53 @@ def test_refusal_of_a_streamed_echo_is_vllm_backends(server: Server) -> None:
     with pytest.raises(Exception, match="Error generating stream") as caught:
         Call(server, text_input=PROMPT, stream=True, exclude_input_in_output=False).all()
     assert protocol.STREAM_ECHO_REFUSAL in str(caught.value)
+
+
+def test_vllm_backends_client_sends_its_fields_both_ways(server: Server) -> None:
+    """The request of its samples/client.py: strings, as the tensor and as request parameters."""
+    fields = {"temperature": "0", "top_p": "0.95", "max_tokens": "8"}
+    sent = {"text_input": PROMPT, "sampling_parameters": json.dumps(fields)}
+    (whole,) = Call(
+        server, parameters=dict(fields), outputs=["text_output"], stream=False, exclude_input_in_output=False, **sent
+    ).all()
+    assert whole["text_output"] == Call(server, **sent).all()[0]["text_output"]
+    streamed = Call(server, parameters=dict(fields), stream=True, exclude_input_in_output=True, **sent).all()
+    assert len(tokens_of(streamed)) == 8
+
+
+def test_tensorrt_llms_client_streams_from_the_ensemble(server: Server) -> None:
+    """The request of its end_to_end_grpc_client.py: (1, 1) inputs, empty words, an input that is not excluded; it reads
+    `output[0].decode()`."""
+    values = {
+        "text_input": PROMPT,
+        "max_tokens": 8,
+        "bad_words": [""],
+        "stop_words": [""],
+        "stream": True,
+        "beam_width": 1,
+        "temperature": 1.0,
+        "top_k": 1,
+        "end_id": -1,
+        "exclude_input_in_output": False,
+    }
+    inputs = [infer_input(name, value, batched=True) for name, value in values.items()]
+    received: queue.Queue[Any] = queue.Queue()
+    text = ""
+    with InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: received.put((result, error)))
+        client.async_stream_infer("ensemble", inputs, enable_empty_final_response=True)
+        final = False
+        while not final:
+            result, error = received.get(timeout=60)
+            assert error is None
+            final = result.get_response().parameters["triton_final_response"].bool_param
+            output = result.as_numpy("text_output")
+            if output is not None:
+                assert output.shape == (1,)
+                text += output[0].decode()
+        client.stop_stream()
+    wanted = Call(server, text_input=PROMPT, stream=True, max_tokens=8, top_k=1).all()
+    assert text == text_of(wanted) != ""
 
 
 def test_ensemble_lets_out_log_probs_and_counts(server: Server) -> None:

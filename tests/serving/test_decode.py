@@ -39,6 +39,36 @@ def test_what_comes_besides_a_json_counts_each_time() -> None:
     assert decoded(json).params == decoded(b'{"max_tokens":5}').params
 
 
+def test_the_tensor_wins_over_request_parameters() -> None:
+    """vllm_backend's client.py sends the same fields both ways, all of them strings."""
+    fields = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}
+    json = b'{"temperature": "0.1", "top_p": "0.95", "max_tokens": "100"}'
+    assert decoded(json, fields).params == decoded(json).params
+    params = decoded(json, {"temperature": "0.9", "max_completion_tokens": 7, "min_p": 0.5}).params
+    assert (params.temperature, params.max_tokens, params.min_p) == (0.1, 100, 0.5)
+    assert decoded(b"{}", {"temperature": 0.9}, temperature=np.float32(0.25)).params.temperature == 0.25
+    with pytest.raises(RequestError, match="temperature is given twice: in sampling_parameters and by temperature"):
+        decoded(json, temperature=np.float32(0.25))
+
+
+def test_empty_stop_words_and_bad_words_of_tensorrt_llm_say_nothing() -> None:
+    empty = np.array([b""], np.object_)
+    tensors = {protocol.INPUT_IDS: np.array([1], np.int32), protocol.STOP_WORDS: empty, "bad_words": empty}
+    params = llm_request(tensors, {}, OUTPUTS).params
+    assert (params.stop, params.bad_words) == ((), ())
+    with pytest.raises(RequestError, match=r"stop cannot contain an empty string\."):
+        decoded(b'{"stop": ""}')
+
+
+def test_a_streamed_echo_is_refused_of_text_alone() -> None:
+    """TensorRT-LLM's clients send exclude_input_in_output false with every stream, and get new tokens only."""
+    flags = {protocol.STREAM: np.array([True]), protocol.EXCLUDE_INPUT: np.array([False])}
+    by_ids = llm_request({protocol.INPUT_IDS: np.array([1], np.int32), **flags}, {}, OUTPUTS)
+    assert (by_ids.stream, by_ids.echo) == (True, False)
+    with pytest.raises(RequestError, match=protocol.STREAM_ECHO_REFUSAL):
+        llm_request({protocol.TEXT_INPUT: np.array([b"a"], np.object_), **flags}, {}, OUTPUTS)
+
+
 def test_a_wrong_json_is_refused_each_time() -> None:
     for _ in range(2):
         with pytest.raises(RequestError, match="unknown sampling parameter 'max_token'"):
