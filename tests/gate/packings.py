@@ -136,9 +136,33 @@ BLOCKS: dict[str, Any] = {
     "quant_method": "fp8",
     "weight_block_size": [128, 128],
 }
+
+
+def float_quantized(scales: str, **inputs: Any) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors: every Linear but the head, inputs as given."""
+    block = {"block_structure": [128, 128]} if scales == "block" else {}
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": scales, "dynamic": False, **block}
+    activations = {"num_bits": 8, "type": "float", "symmetric": True, **inputs}
+    return {
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
+        "format": "float-quantized",
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }
+
+
 PACKINGS = (
     Packing("fp8-blocks-f32", BLOCKS, fp8_blocks(torch.float32)),
     Packing("fp8-blocks-bf16", BLOCKS, fp8_blocks(torch.bfloat16)),
     Packing("fp8-rows", {"quant_method": "fp8", "activation_scheme": "dynamic"}, fp8_rows),
     Packing("fp8-tensor-static", {"quant_method": "fp8", "activation_scheme": "static"}, fp8_tensor),
+    Packing("ct-fp8-rows", float_quantized("channel", strategy="token", dynamic=True), fp8_rows),
+    Packing("ct-fp8-tensor-static", float_quantized("tensor", strategy="tensor", dynamic=False), fp8_tensor),
+    Packing(
+        "ct-fp8-blocks",
+        float_quantized("block", strategy="group", group_size=128, dynamic=True),
+        fp8_blocks(torch.bfloat16, "weight_scale"),
+    ),
 )

@@ -1,0 +1,124 @@
+"""quant_method "compressed-tensors": groups of modules by targets, each with a format of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.reader import ConfigError, Reader
+from engine.quant.scheme import Activations, Fp8Scheme
+
+# What a module of a projection is called by its class; embeddings and norms are never targets of what is read here.
+PROJECTION = "Linear"
+FORMATS = ("float-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What `targets` are stored as: names, classes, or patterns behind `re:`."""
+
+    targets: tuple[str, ...]
+    stored: Fp8Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """A name goes before a pattern, and a pattern before a class. What `ignored` matches is stored as it is."""
+
+    groups: tuple[Group, ...]
+    ignored: tuple[str, ...]
+
+    def scheme(self, module: str) -> Fp8Scheme | None:
+        if any(_rank(target, module) for target in self.ignored):
+            return None
+        ranked = [(max(_rank(target, module) for target in group.targets), group.stored) for group in self.groups]
+        best = max(ranked, key=lambda found: found[0], default=(0, None))
+        return best[1] if best[0] else None
+
+
+def _rank(target: str, module: str) -> int:
+    """3: the module's name; 2: a pattern that its name begins with; 1: its class; 0: none of it."""
+    if target == module:
+        return 3
+    if target.startswith("re:"):
+        return 2 if re.match(target[3:], module) else 0
+    return int(target == PROJECTION)
+
+
+def read(reader: Reader) -> CompressedTensors:
+    """Raises ConfigError for a format, a scheme or a value of one that is not implemented."""
+    reader.require("quantization_status", "compressed", "frozen", default="compressed")
+    reader.skip("global_compression_ratio", "version")
+    reader.require("sparsity_config", {}, default={})
+    reader.refuse("transform_config", "weights behind a rotation are not read", {})
+    reader.refuse("kv_cache_scheme", "a quantized cache is not implemented")
+    whole = reader.optional(str, "format")
+    groups = reader.read(dict, "config_groups")
+    made = tuple(_group(f"{reader.where}: config_groups: {name}", held, whole) for name, held in groups.items())
+    ignored = tuple(reader.items(str, "ignore") or [])
+    for target in (*ignored, *(target for group in made for target in group.targets)):
+        _check(reader.where, target)
+    return CompressedTensors(made, ignored)
+
+
+def _group(where: str, values: Any, whole: str | None) -> Group:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be an object")
+    reader = Reader(values, where)
+    own = reader.optional(str, "format") or whole
+    reader.check(own in FORMATS, f"format = {own!r} is not implemented; implemented: {', '.join(FORMATS)}")
+    targets = tuple(reader.items(str, "targets") or [])
+    reader.check(bool(targets), "targets must name what the group is about")
+    weights = Reader(reader.read(dict, "weights"), f"{where}: weights")
+    inputs = reader.optional(dict, "input_activations")
+    reader.refuse("output_activations", "outputs are not quantized")
+    reader.finish()
+    strategy, block = _weights(weights)
+    return Group(targets, Fp8Scheme(_inputs(inputs, strategy, where), block))
+
+
+def _weights(reader: Reader) -> tuple[str, tuple[int, int] | None]:
+    """The strategy of scales, and the block that they are for."""
+    reader.require("type", "float")
+    reader.require("num_bits", 8)
+    reader.require("symmetric", True, default=True)
+    reader.require("dynamic", False, default=False)
+    strategy: str = reader.require("strategy", "tensor", "channel", "block")
+    block = reader.items(int, "block_structure")
+    by_block = strategy == "block"
+    reader.check(not by_block or block == [128, 128], f"block_structure = {block} is not implemented, [128, 128] is")
+    reader.refuse("actorder", "floats have no order of activations")
+    reader.refuse("group_size", "floats are not grouped along their inputs")
+    reader.skip("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    reader.finish()
+    return strategy, (128, 128) if by_block else None
+
+
+def _inputs(values: dict[str, Any] | None, strategy: str, where: str) -> Activations:
+    if values is None:
+        return "as they are"
+    reader = Reader(values, f"{where}: input_activations")
+    reader.require("type", "float")
+    reader.require("num_bits", 8)
+    reader.require("symmetric", True, default=True)
+    dynamic = reader.read(bool, "dynamic", False)
+    by_block = strategy == "block"
+    wanted = "group" if by_block else "token" if dynamic else "tensor"
+    reader.require("strategy", wanted)
+    reader.check(dynamic or not by_block, "dynamic = false does not go with blocks")
+    reader.require("group_size", *((128,) if by_block else (None,)), default=None)
+    reader.refuse("actorder", "inputs have no order of activations")
+    reader.refuse("block_structure", "inputs have no blocks")
+    reader.skip("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    reader.finish()
+    return "dynamic by 128" if by_block else "dynamic by token" if dynamic else "static"
+
+
+def _check(where: str, target: str) -> None:
+    if target.startswith("re:"):
+        try:
+            re.compile(target[3:])
+        except re.error as error:
+            raise ConfigError(f"{where}: {target!r} is no regular expression: {error}") from None
