@@ -52,6 +52,8 @@ class CompletionAnswer(Answer):
 class ChatMessage(Answer):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatChoice(Answer):

@@ -22,6 +22,7 @@ from clients.openai.completions import complete
 from clients.openai.config import ShimConfig
 from clients.openai.encode import error_response, json_response
 from clients.openai.errors import ApiError, BackendError, from_validation
+from clients.openai.fields import HEADER, UnknownFields
 from clients.openai.gate import Gate
 from clients.openai.json_route import JsonRoute
 from clients.openai.metrics import ShimMetrics
@@ -66,6 +67,7 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
         lifespan=lifespan,
     )
     app.router.route_class = JsonRoute
+    app.state.unknown_fields = UnknownFields(config.strict_fields)
     _errors(app)
     _api(app, shim)
     _service(app, shim, stats, probe)
@@ -79,7 +81,7 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
             allow_origins=list(config.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # the OpenAI SDK for JavaScript sends a dozen of its own
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", HEADER],
         )
     return gate
 

@@ -93,7 +93,7 @@ class Choice:
     def _split(self, reasoning: str, content: str) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
         if reasoning and self._include_reasoning:
-            deltas.append({"reasoning_content": reasoning})
+            deltas.append({"reasoning_content": reasoning, "reasoning": reasoning})
         if content and not self.stopped:
             deltas += self._plain(self._tools.feed(content))
         return deltas
@@ -150,7 +150,7 @@ class Message:
         reasoning = "".join(self.reasoning)
         body: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
-            body["reasoning_content"] = reasoning
+            body["reasoning_content"] = body["reasoning"] = reasoning
         if self.calls:
             body["content"] = content or None
             body["tool_calls"] = self.calls
@@ -267,7 +267,8 @@ class _Answer:
         request, shim = self._request, self._shim
         info = shim.router.model(request.model)
         shim.check_choices(request.num_choices)
-        check_length(info, "max_tokens" if request.max_tokens else "max_completion_tokens", request.limit)
+        field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        check_length(info, field, request.limit)
         self._source = await chat_source(shim.router, info, request, shim.config.tool_parser)
         return [self._generation(choice, stream) for choice in range(request.num_choices)]
 

@@ -43,6 +43,9 @@ def main(
     affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True,
     affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8,
     health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0,
+    strict_fields: Annotated[
+        bool, typer.Option(help="Refuse unknown fields of a request; without it they are ignored and reported.")
+    ] = False,
     web: Annotated[bool, typer.Option(help="Serve the chat page at / and the API page at /docs.")] = True,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
@@ -70,6 +73,7 @@ def main(
             affinity_slack=affinity_slack,
             health_interval_s=health_interval,
             web=web,
+            strict_fields=strict_fields,
         )
         if log_level not in ("debug", "info", "warning", "error"):
             raise ValueError(f"--log-level {log_level!r} is not debug, info, warning or error")

@@ -59,6 +59,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     request_timeout_s: deadline given to the engine when a request names none, and the most one may name.
     affinity: send equal prompt beginnings to the same replica while its load allows.
     affinity_slack: open requests a replica may be ahead of the least loaded one and still win by affinity.
+    strict_fields: unknown fields of a request are refused, not reported.
     tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in.
     """
 
@@ -83,6 +84,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     affinity_slack: Annotated[int, Meta(ge=0)] = 8
     health_interval_s: Annotated[float, Meta(gt=0)] = 2.0
     web: bool = True
+    strict_fields: bool = False
 
     def __post_init__(self) -> None:
         if not self.replicas:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clients.openai.config import ShimConfig
 from clients.openai.encode import error_response
 from clients.openai.errors import CLIENT_CLOSED, ApiError
+from clients.openai.fields import HEADER
 from clients.openai.metrics import ShimMetrics
 from clients.openai.stream import ClientGone
 from clients.openai.trace import Trace
@@ -76,7 +77,7 @@ class Gate:
         given = headers.get("x-request-id", "")
         trace = Trace(request_id=given if _PLAIN_ID.match(given) else uuid.uuid4().hex)
         scope["nereid.trace"] = trace
-        answer = _Answer(send, trace.request_id)
+        answer = _Answer(send, trace)
         self._metrics.open_requests.inc()
         counted = False
         try:
@@ -186,15 +187,18 @@ class Gate:
 
 
 class _Answer:
-    """Watches what is sent: the status for the log, the request's id for the client."""
+    """Watches what is sent: the status for the log, the request's id and its ignored fields for the client."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, trace: Trace) -> None:
         self._send = send
-        self._request_id = request_id.encode()
+        self._trace = trace
         self.status = 500
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            told = [(b"x-request-id", self._trace.request_id.encode())]
+            if self._trace.ignored_fields:
+                told.append((HEADER.lower().encode(), ", ".join(self._trace.ignored_fields).encode()))
+            message["headers"] = [*message.get("headers", ()), *told]
         await self._send(message)

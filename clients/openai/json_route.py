@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from clients.openai.errors import ApiError, from_validation
+from clients.openai.trace import trace_of
 
 _MOST_MISTAKES = 1000
 
@@ -45,6 +46,7 @@ def _handler(model: type[BaseModel], endpoint: Callable[..., Awaitable[Response]
             if error.error_count() > _MOST_MISTAKES:  # each would be made a dict of, only to show the first
                 raise ApiError(400, f"The request body holds {error.error_count()} mistakes; see /docs.") from None
             raise from_validation(error.errors(include_url=False)) from None
+        trace_of(http).ignored_fields = http.app.state.unknown_fields.take_out(body)
         return await endpoint(http, body)
 
     return handle

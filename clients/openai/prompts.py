@@ -82,7 +82,7 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, too
         messages.append({"role": "assistant", "content": forced_prefix(tool_form, forced)})
         continued = True
     parameters = template_parameters(
-        request.active_tools, request.add_generation_prompt, continued, request.chat_template_kwargs
+        request.active_tools, request.add_generation_prompt, continued, request.template_variables
     )
     tokenizer = tokenizer_of(info)
     ids = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
@@ -151,7 +151,9 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _template_message(message: Message) -> dict[str, Any]:
-    plain = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+    plain = message.model_dump(exclude_none=True, exclude={"refusal", "annotations", "reasoning"})
+    if message.thinking:
+        plain["reasoning_content"] = message.thinking
     plain["role"] = "system" if message.role == "developer" else message.role
     if isinstance(message.content, list):
         plain["content"] = "\n".join(part.words for part in message.content)

@@ -80,6 +80,7 @@ class ReplicaState:
     models: dict[str, ModelInfo] = field(default_factory=dict)
     healthy: bool = False
     open_requests: int = 0
+    problem: str = ""  # why it is not healthy
     leaving: bool = False  # its address is gone: it ends what it has open and gets nothing new
 
     @property
@@ -99,6 +100,11 @@ class Router:
 
     async def start(self) -> None:
         await self.check()
+        for replica in self.replicas:
+            if not replica.healthy:
+                log.warning("replica %s is not ready: %s", replica.name, replica.problem)
+        if not self.replicas:
+            log.warning("no replica: none of %s resolves", ", ".join(r.grpc for r in self._config.replicas))
         self._watch = asyncio.create_task(self._check_forever())
 
     async def close(self) -> None:
@@ -232,14 +238,17 @@ class Router:
                 await state.server.close()
 
     async def _check_one(self, replica: ReplicaState) -> None:
-        healthy = False
-        with contextlib.suppress(BackendError):
+        try:
             replica.models = await replica.server.models()
-            healthy = bool(replica.models)
-        if healthy != replica.healthy:
-            log.warning("replica %s is %s", replica.name, "ready" if healthy else "not ready")
-            if healthy:
-                self._prefixes.forget(replica.name)
+            replica.problem = "" if replica.models else "it answers, but no model is ready"
+        except BackendError as error:
+            replica.problem = f"it does not answer ({error.detail})"
+        healthy = not replica.problem
+        if healthy and not replica.healthy:
+            log.info("replica %s is ready", replica.name)
+            self._prefixes.forget(replica.name)
+        elif replica.healthy and not healthy:
+            log.warning("replica %s is not ready: %s", replica.name, replica.problem)
         replica.healthy = healthy
         self._metrics.replica_up.labels(replica.name).set(healthy)
 

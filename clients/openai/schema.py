@@ -1,5 +1,5 @@
-"""What a request may hold. Unknown fields are refused by name; fields that the API knows and this server cannot
-honour are refused with the reason (`refuse`), never dropped.
+"""What a request may hold. Fields that the API or vLLM knows and this server cannot honour are refused with the reason
+(`refuse`, `_ELSEWHERE`), never dropped, but for values that ask for nothing. Unknown fields are left to `fields`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 # The engine's own bounds, in characters here: a request is refused before it is sent on n times.
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_BYTES)]
+Stop = Annotated[str, Field(max_length=MAX_STOP_BYTES)]
 Stops = Annotated[List[Stop], Field(max_length=MAX_STOP_STRINGS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_BYTES)]
 
@@ -38,9 +38,46 @@ _LATER = "constrained decoding is not built yet; ask for JSON in the prompt inst
 
 
 class Strict(BaseModel):
-    """No unknown field, no coercion between JSON types, no NaN."""
+    """No coercion between JSON types, no NaN. Unknown fields are kept until `fields` has reported or refused them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+_STRUCTURED = (None, f"it needs a grammar, and {_LATER}")
+
+# vLLM's fields that this server cannot honour: the values besides null that ask for nothing, and why no other is taken.
+_ELSEWHERE: dict[str, tuple[Any, str]] = {
+    "use_beam_search": (False, "beam search is not built yet."),
+    "length_penalty": (1.0, "it belongs to beam search, which is not built yet."),
+    "early_stopping": (False, "it belongs to beam search, which is not built yet."),
+    "best_of": (1, "in chat every answer is returned; send `n`."),
+    "documents": ([], "write the documents into a message."),
+    "mm_processor_kwargs": ({}, "the models served here read text."),
+    "media_io_kwargs": ({}, "the models served here read text."),
+    "spaces_between_special_tokens": (True, "special tokens are joined as the tokenizer joins them."),
+    "detokenize": (True, "the answer is text; `return_token_ids` adds the ids."),
+    "kv_transfer_params": ({}, "blocks are not moved between servers."),
+    "vllm_xargs": ({}, "no extensions of vLLM's are here."),
+    "logits_processors": ([], "use `logit_bias` or `allowed_token_ids`."),
+    "return_tokens_as_token_ids": (False, "`return_token_ids` gives the ids."),
+    "truncation_side": ("left", "`truncate_prompt_tokens` keeps the last tokens."),
+    "store": (False, "nothing is stored here."),
+    "cache_salt": (None, "the prefix cache is one for all callers."),
+    "chat_template": (None, "the checkpoint's own template is used."),
+    "prompt_embeds": (None, "send text or token ids."),
+    "thinking_token_budget": (None, "thinking ends where the model ends it."),
+    "request_id": (None, "send it in the header X-Request-Id."),
+    "lora_request": (None, "adapters are not served here."),
+    "lora_name": (None, "adapters are not served here."),
+    "structured_outputs": _STRUCTURED,
+    "structural_tag": _STRUCTURED,
+    "guided_json": _STRUCTURED,
+    "guided_regex": _STRUCTURED,
+    "guided_choice": _STRUCTURED,
+    "guided_grammar": _STRUCTURED,
+    "guided_decoding_backend": _STRUCTURED,
+    "guided_whitespace_pattern": _STRUCTURED,
+}
 
 
 class StreamOptions(Strict):
@@ -108,6 +145,13 @@ class Sampling(Strict):
 
     @model_validator(mode="after")
     def _combinations(self) -> Sampling:
+        extra = self.__pydantic_extra__ or {}
+        for name in [name for name in extra if name in _ELSEWHERE]:
+            neutral, why = _ELSEWHERE[name]
+            if extra.pop(name) not in (None, neutral):
+                raise unsupported(name, why)
+        if self.stop is not None and "" in ([self.stop] if isinstance(self.stop, str) else self.stop):
+            raise invalid("stop", "stop cannot contain an empty string.")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "`stream_options` is only allowed when `stream` is true.")
         if self.stream and self.prompt_logprobs is not None:
@@ -203,7 +247,8 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
-    """One turn. `reasoning_content` is what an earlier answer carried; templates that know it render it."""
+    """One turn. `reasoning_content`, or `reasoning`, is what an earlier answer carried; templates that know it render
+    it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | List[TextPart] | None = None
@@ -211,6 +256,7 @@ class Message(Strict):
     tool_calls: List[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: Any = None
@@ -224,11 +270,15 @@ class Message(Strict):
             raise unsupported("messages", "audio and annotations; the models served here read text.")
         if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
             raise invalid("messages", f"a {self.role} message needs `content`.")
-        if self.role != "assistant" and (self.tool_calls or self.reasoning_content or self.refusal):
+        if self.role != "assistant" and (self.tool_calls or self.thinking or self.refusal):
             raise invalid("messages", "only assistant messages carry tool_calls, reasoning_content or refusal.")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise invalid("messages", "`tool_call_id` belongs to tool messages, and each of them needs it.")
         return self
+
+    @property
+    def thinking(self) -> str | None:
+        return self.reasoning_content or self.reasoning
 
 
 class FunctionSpec(Strict):
@@ -276,11 +326,15 @@ class ChatRequest(Sampling):
     safety_identifier: str | None = Field(None, description="Written to the access log.")
     prompt_cache_key: str | None = Field(None, description="Requests with equal keys go to the same replica.")
     store: bool | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(
+        None, description="Labels of stored completions; nothing is stored here."
+    )
     modalities: List[str] | None = None
     service_tier: str | None = None
     prompt_cache_retention: str | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="A variable of the chat template; says nothing to one that does not know it."
+    )
     verbosity: str | None = None
     audio: Any = None
     functions: Any = None
@@ -297,8 +351,6 @@ class ChatRequest(Sampling):
             raise invalid("max_tokens", "`max_tokens` must be at least 1.")
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` set to true.")
-        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise invalid("max_tokens", "`max_tokens` and `max_completion_tokens` differ; send one of them.")
         if self.continue_final_message:
             check_continued(self.messages, self.add_generation_prompt)
         elif self.echo:
@@ -327,6 +379,13 @@ class ChatRequest(Sampling):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
+    def template_variables(self) -> dict[str, Any] | None:
+        """The chat template's variables besides those that every template has."""
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        return {"reasoning_effort": self.reasoning_effort, **(self.chat_template_kwargs or {})}
+
+    @property
     def active_tools(self) -> list[Tool]:
         """The tools that the model is shown: none with tool_choice 'none'."""
         return [] if self.tool_choice == "none" else list(self.tools or ())
@@ -348,11 +407,9 @@ def refuse(request: ChatRequest) -> None:
     """Fields of the API whose meaning this server cannot give. Values that ask for nothing are let through."""
     harmless: dict[str, tuple[Any, str]] = {
         "store": ((None, False), "nothing is stored here."),
-        "metadata": ((None, {}), "it labels stored completions, and nothing is stored here."),
         "modalities": ((None, ["text"]), "the models served here write text."),
         "service_tier": ((None, "auto", "default"), "there is one tier; `priority` orders requests."),
         "prompt_cache_retention": ((None, "in_memory", "in-memory"), "prefixes stay while blocks last."),
-        "reasoning_effort": ((None,), "templates differ; set `chat_template_kwargs` (Qwen3: enable_thinking)."),
         "verbosity": ((None, "medium"), "the models served here have no such setting."),
         "audio": ((None,), "the models served here write text."),
         "functions": ((None, []), "it is the deprecated form; send `tools`."),

@@ -21,6 +21,7 @@ class Trace:
     started: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
     usage: Usage | None = None
+    ignored_fields: tuple[str, ...] = ()  # unknown to the schema
     gone: bool = False  # the client closed the connection while its answer was being streamed
 
     def token_came(self) -> None:

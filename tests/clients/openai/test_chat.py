@@ -126,11 +126,32 @@ def test_a_named_tool_is_called_whatever_the_model_would_say(sdk: openai.OpenAI)
 def test_thinking_is_split_from_the_answer(sdk: openai.OpenAI) -> None:
     (choice,) = ask(sdk, "t").choices
     assert choice.message.content == "The answer."
-    assert choice.message.reasoning_content == "Let me see."
+    assert choice.message.reasoning_content == choice.message.reasoning == "Let me see."
     message, finish = streamed(sdk, "t")
     assert (message["reasoning_content"], message["content"], finish) == ("Let me see.", "The answer.", "stop")
+    turns: Any = [{"role": "user", "content": "t"}, {"role": "assistant", "content": "a", "reasoning": "b"}]
+    assert ask(sdk, "", messages=[*turns, {"role": "user", "content": "h"}]).choices[0].message.content
     (without,) = ask(sdk, "t", extra_body={"include_reasoning": False}).choices
     assert not hasattr(without.message, "reasoning_content")
+
+
+def test_an_unknown_field_is_reported_in_a_header(sdk: openai.OpenAI) -> None:
+    extra = {"use_beam_search": False, "spaces_between_special_tokens": True, "nonsense": 1}
+    raw = sdk.chat.completions.with_raw_response.create(
+        model="scripted",
+        messages=[{"role": "user", "content": "h"}],
+        metadata={"a": "b"},
+        store=False,
+        reasoning_effort="low",
+        temperature=0,
+        max_tokens=9,
+        max_completion_tokens=2,
+        extra_body=extra,
+    )
+    assert raw.headers["x-ignored-fields"] == "nonsense"
+    assert raw.parse().usage.completion_tokens == 2
+    plain = sdk.chat.completions.with_raw_response.create(model="scripted", messages=[{"role": "user", "content": "h"}])
+    assert "x-ignored-fields" not in plain.headers
 
 
 def test_a_message_can_be_continued(sdk: openai.OpenAI) -> None:

@@ -229,8 +229,8 @@ def test_the_engine_refuses_in_the_api_error_shape(sdk: openai.OpenAI) -> None:
         sdk.completions.create(model="nope", prompt="x")
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as field:
-        sdk.completions.create(model="demo", prompt="x", extra_body={"temprature": 1})
-    assert field.value.param == "temprature"
+        sdk.completions.create(model="demo", prompt="x", extra_body={"use_beam_search": True})
+    assert (field.value.code, field.value.param) == ("unsupported_parameter", "use_beam_search")
 
 
 def test_a_bad_prompt_among_good_ones_fails_the_request_before_it_streams(shim: Shim) -> None:

@@ -165,9 +165,18 @@ def test_every_answer_is_counted() -> None:
 
 
 def test_a_body_of_many_mistakes_is_answered_with_their_number() -> None:
-    response = asker()("POST", "/v1/completions", json={**BODY, **{f"k{i}": 0 for i in range(2000)}})
+    response = asker()("POST", "/v1/completions", json={**BODY, "logit_bias": {f"k{i}": 0 for i in range(1020)}})
     assert response.status_code == 400
-    assert error_of(response)["message"] == "The request body holds 2000 mistakes; see /docs."
+    assert error_of(response)["message"] == "The request body holds 1020 mistakes; see /docs."
+
+
+def test_an_unknown_field_is_refused_or_named_in_a_header() -> None:
+    body = {**BODY, "nonsense": 1, "y\r\nX-Evil": 2}
+    named = asker()("POST", "/v1/completions", json=body)
+    assert (named.status_code, named.headers["x-ignored-fields"]) == (503, "nonsense, y%0D%0AX-Evil")
+    refused = asker(strict_fields=True)("POST", "/v1/completions", json=body)
+    assert (refused.status_code, error_of(refused)["code"]) == (400, "unknown_parameter")
+    assert error_of(refused)["param"] == "nonsense"
 
 
 def test_names_that_nothing_here_has_come_back_cut() -> None:

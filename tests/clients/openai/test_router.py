@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator
 
@@ -157,6 +158,32 @@ def test_servers_come_and_go_with_their_addresses() -> None:
         assert nowhere.replicas == []
 
     asyncio.run(run())
+
+
+def test_replicas_that_do_not_answer_are_named_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """A port that nobody listens on; one that is ready later is no warning."""
+
+    class Ready(Server):
+        async def models(self) -> dict[str, ModelInfo]:
+            return {"demo": ModelInfo("demo")}
+
+        async def close(self) -> None:
+            pass
+
+    caplog.set_level(logging.INFO, "nereid.openai")
+
+    async def run() -> None:
+        addresses = tuple(Replica.parse(text) for text in ("127.0.0.1:1", "h:1"))
+        made = Router(ShimConfig(replicas=addresses), ShimMetrics())
+        made.replicas = [ReplicaState(TritonReplica(addresses[0])), ReplicaState(Ready(addresses[1]))]
+        await made.start()
+        await made.close()
+
+    asyncio.run(run())
+    said = {record.getMessage().split(":1 ")[0]: record for record in caplog.records}
+    assert said["replica 127.0.0.1"].levelname == "WARNING"
+    assert "is not ready: it does not answer" in said["replica 127.0.0.1"].getMessage()
+    assert (said["replica h"].levelname, said["replica h"].getMessage()) == ("INFO", "replica h:1 is ready")
 
 
 @pytest.mark.parametrize("text", ["localhost", "localhost:", "http://x:1", ":8001"])

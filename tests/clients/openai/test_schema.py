@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from clients.openai.deadline import Deadline
 from clients.openai.errors import ApiError, from_validation
+from clients.openai.fields import UnknownFields
 from clients.openai.params import derive_seed, sampling_fields
 from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
 
@@ -23,7 +24,7 @@ def refusal(kind: type[Strict], **fields: Any) -> ApiError:
         {"model": "m", "prompt": "x"} if kind is CompletionRequest else {"model": "m", "messages": ASK}
     )
     try:
-        kind.model_validate({**base, **fields})
+        UnknownFields(strict=True).take_out(kind.model_validate({**base, **fields}))
     except ApiError as error:
         return error
     except ValidationError as error:
@@ -67,6 +68,12 @@ def test_every_field_of_the_official_client_is_known() -> None:
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop": [""]}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"length_penalty": 0.8}, "length_penalty"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+        ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -100,7 +107,6 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
@@ -110,10 +116,13 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"store": True}, "store"),
-        ({"metadata": {"a": "b"}}, "metadata"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"service_tier": "flex"}, "service_tier"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "x" * 65}, "reasoning_effort"),
+        ({"best_of": 2}, "best_of"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"messages": [{**ASK[0], "mood": "good"}]}, "messages[0].mood"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"web_search_options": {}}, "web_search_options"),
@@ -215,6 +224,54 @@ def test_the_first_wrong_item_ends_the_reading_of_a_list(kind: type[Strict], fie
     with pytest.raises(ValidationError) as caught:
         kind.model_validate({"model": "m", "messages": ASK, field: [wrong] * 100})
     assert sum(problem["loc"][0] == field for problem in caught.value.errors()) < 10
+
+
+VLLMS_NEUTRAL = {
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "spaces_between_special_tokens": True,
+    "best_of": 1,
+    "documents": [],
+    "mm_processor_kwargs": None,
+    "kv_transfer_params": None,
+    "guided_json": None,
+    "store": False,
+}
+
+
+def test_values_that_ask_for_nothing_are_taken() -> None:
+    openais = {"metadata": {"user": "7"}, "service_tier": "auto", "reasoning_effort": "low", "modalities": ["text"]}
+    for request in (chat(**VLLMS_NEUTRAL, **openais), completion(**VLLMS_NEUTRAL)):
+        assert UnknownFields(strict=True).take_out(request) == ()
+        assert "length_penalty" not in sampling_fields(request, max_tokens=5, logprobs=None, choice=0)
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert chat(max_tokens=3, max_completion_tokens=4).limit == 4
+    assert chat(max_tokens=3).limit == 3
+
+
+def test_an_empty_stop_is_refused_in_vllms_words() -> None:
+    assert refusal(ChatRequest, stop=["a", ""]).message == "stop cannot contain an empty string."
+
+
+def test_unknown_fields_are_taken_out_reported_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    fields = UnknownFields(strict=False)
+    for _ in range(2):
+        messages = [{"role": "user", "content": [{"type": "text", "text": "x", "hue": 1}], "mood\n": 2}]
+        request = chat(messages=messages, nonsense=3)
+        assert set(fields.take_out(request)) == {"nonsense", "messages[0].mood%0A", "messages[0].content[0].hue"}
+        assert "mood\n" not in str(request.model_dump())
+        assert "nonsense" not in request.model_dump()
+    assert len(caplog.records) == 3
+    many = fields.take_out(chat(**{f"field{i}": i for i in range(5000)}))
+    assert len(many) == 16
+
+
+def test_the_effort_is_a_variable_of_the_template() -> None:
+    assert chat(reasoning_effort="low").template_variables == {"reasoning_effort": "low"}
+    given = chat(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high", "x": 1})
+    assert given.template_variables == {"reasoning_effort": "high", "x": 1}
 
 
 def test_names_come_back_cut() -> None:
