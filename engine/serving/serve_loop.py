@@ -23,7 +23,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from engine.serving import catalog, launcher, messages
+from engine.serving import catalog, guard, launcher, messages
 from engine.serving.replacement import Replacement, Repository
 
 _LOOK_S = 0.25
@@ -54,10 +54,11 @@ def serve(options: launcher.Options, console: Console) -> int:
         process = launcher.start(
             options, progress=address, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
+        guardian = guard.start(process.pid, options.exit_timeout_s)
         replacement = Replacement(
             process.pid, Repository(options.http_port), functools.partial(console.print, markup=False, highlight=False)
         )
-        _pass_signals(process, replacement)
+        _pass_signals(process, guardian, replacement)
         log = _Log(process, console)
         if not options.models:
             _name_waiting(options.repository, console)
@@ -67,6 +68,7 @@ def serve(options: launcher.Options, console: Console) -> int:
         replacement.start()
         status = process.wait()
         replacement.close()
+        guardian.wait()
         log.join()
         if status != 0:
             log.explain(console)
@@ -184,11 +186,12 @@ def load_failures(lines: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _pass_signals(process: subprocess.Popen[str], replacement: Replacement) -> None:
+def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[bytes], replacement: Replacement) -> None:
     def forward(number: int, frame: FrameType | None) -> None:
         replacement.close()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
+            guard.tell(guardian)
 
     signal.signal(signal.SIGINT, forward)
     signal.signal(signal.SIGTERM, forward)

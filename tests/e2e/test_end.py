@@ -1,0 +1,121 @@
+"""However `nereid serve` ends, all that it started ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc import InferenceServerClient
+
+from engine.serving import guard, serve_loop
+from engine.serving.process_watch import start_time
+from tests.e2e.harness import Call, free_ports, listens, tokens_of, wait_until
+
+EXIT_TIMEOUT_S = 4
+FIELDS = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+
+
+class Serve:
+    """A `nereid serve` of the demo model, and what it started."""
+
+    def __init__(self, models: Path, log: Path) -> None:
+        self.log = log
+        http, grpc, metrics = self.ports = free_ports(3)
+        self.grpc = f"127.0.0.1:{grpc}"
+        words = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+        words += ["--exit-timeout-secs", EXIT_TIMEOUT_S, "--model-repository", models, "--model", "demo"]
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "engine.serving.cli", "serve", "--local", *map(str, words)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            wait_until(lambda: serve_loop.is_ready(http), f"it is ready: {log.read_text()[-2000:]}")
+        except AssertionError:
+            self.process.terminate()
+            raise
+        self.started = {pid: start_time(pid) for pid in guard.descendants(self.process.pid)}
+        (self.server,) = (pid for pid in self.started if "tritonserver\0" in _command(pid))
+        self.regions = guard.regions(self.server) or set()
+
+    def living(self) -> list[str]:
+        return [_command(pid) for pid, began in self.started.items() if began is not None and start_time(pid) == began]
+
+    def stubs(self) -> list[int]:
+        return [pid for pid in guard.descendants(self.server) if "python_backend_stub\0" in _command(pid)]
+
+    def wait_gone(self, seconds: float) -> None:
+        """Processes, ports and shared memory."""
+        wait_until(lambda: not self.living(), f"nothing is left of {self.living()}", seconds)
+        assert not [port for port in self.ports if listens(port)]
+        assert self.regions
+        wait_until(lambda: not left(self.regions), "its shared memory is removed", seconds)
+
+    def wipe(self) -> None:
+        for pid, began in {**self.started, self.process.pid: None}.items():
+            if began is not None and start_time(pid) == began:
+                os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def serve(models: Path, tmp_path: Path) -> Iterator[Serve]:
+    running = Serve(models, tmp_path / "log")
+    try:
+        yield running
+    finally:
+        running.wipe()
+
+
+def test_kill_9_of_serve_ends_all_after_the_streams_in_flight(serve: Serve) -> None:
+    call = Call(serve, text_input="A server", stream=True, sampling_parameters=json.dumps(FIELDS))  # type: ignore[arg-type]
+    first = call.next()
+    serve.process.kill()
+    assert len(tokens_of([first, *call.all()])) == FIELDS["max_tokens"]
+    serve.process.wait()
+    serve.wait_gone(EXIT_TIMEOUT_S + 30)
+    assert "nereid serve has died: the server is told to stop" in serve.log.read_text()
+
+
+def test_an_idle_stream_does_not_hold_the_server_after_sigterm(serve: Serve) -> None:
+    with InferenceServerClient(serve.grpc) as client:
+        client.start_stream(lambda result, error: None)
+        assert client.is_server_live()
+        serve.process.terminate()
+        serve.process.wait(EXIT_TIMEOUT_S + 30)  # by the log after the exit timeout and 2 s; the machine may be busy
+        serve.wait_gone(10)
+    assert f"the server has not ended {EXIT_TIMEOUT_S + 2} s after it was told to" in serve.log.read_text()
+
+
+def test_regions_of_killed_instances_and_of_a_killed_server_are_removed(serve: Serve) -> None:
+    wait_until(lambda: "ready: HTTP" in serve.log.read_text(), "dead instances are replaced from here on")
+    Call(serve, text_input="A server", stream=True, sampling_parameters=json.dumps(FIELDS)).all()  # type: ignore[arg-type]
+    stub = serve.stubs()[0]
+    region = _command(stub).split("\0")[2].strip("/")
+    assert region in left(serve.regions)
+    os.kill(stub, signal.SIGKILL)
+    wait_until(lambda: region not in left(serve.regions), "the region of the killed instance is removed")
+    wait_until(lambda: "its instances are complete again" in serve.log.read_text(), "another took its place")
+    assert left(serve.regions) == serve.regions - {region}, "those of the living stay"
+    os.kill(serve.server, signal.SIGKILL)
+    serve.process.wait(60)
+    serve.wait_gone(10)
+
+
+def left(regions: set[str]) -> set[str]:
+    return {name for name in regions if (guard.SHARED_MEMORY / name).exists()}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
