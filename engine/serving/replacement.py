@@ -3,7 +3,7 @@
 tritonserver 2.51 never starts a dead stub again: it goes on to send it its share of the requests and refuses each after
 a second. But a load whose configuration differs in instance groups alone is carried out in place: instances of groups
 that stay go on with what they run. So the group of a dead stub is loaded away, which ends its share at once, and back,
-which starts a new stub. Where no instance is left, each group is loaded under another host policy: equal ones stay.
+which starts a new stub. Where no instance is left, each group is loaded under a new host policy: equal ones stay.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Replacement:
         self._stubs: dict[int, tuple[Stub, ProcessWatch]] = {}
         self._strangers: set[int] = set()  # processes that are no children of the server
         self._losses: dict[str, _Loss] = {}
+        self._renewals = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nereid-replacement", daemon=True)
 
@@ -210,9 +211,12 @@ class Replacement:
             loss.whole = None  # somebody has unloaded the model, or loaded another configuration
             return
         self._take_out(model, config)  # what was put back may have died before it was seen
-        groups = whole["instance_group"]
-        if not self._living(model) & names(groups):
-            groups = [renewed(group) for group in groups]
+        living = self._living(model)
+        present = {group["name"]: group for group in config["instance_group"]}
+        groups = [present.get(group["name"], group) for group in whole["instance_group"]]
+        if not living & names(groups):
+            self._renewals += 1
+            groups = [renewed(group, self._renewals) for group in groups]
         loaded = self._load(model, {**whole, "instance_group": groups})
         self._find()
         if loaded and names(groups) <= self._living(model):
@@ -250,10 +254,11 @@ def names(groups: Iterable[Config]) -> set[str]:
     return {str(group["name"]) for group in groups}
 
 
-def renewed(group: Config) -> Config:
-    """The same group under another host policy, so that the server makes its instances anew; twice gives it back."""
-    policy = str(group.get("host_policy", ""))
-    return {**group, "host_policy": policy.removesuffix("+") if policy.endswith("+") else policy + "+"}
+def renewed(group: Config, number: int) -> Config:
+    """The same group under a host policy that it never had, so that the server makes its instances anew: to load what
+    it has, or has tried, changes nothing. number: of the renewal, another one each time."""
+    policy = str(group.get("host_policy", "")).partition("+")[0]
+    return {**group, "host_policy": f"{policy}+{number}"}
 
 
 def read_stub(pid: int) -> Stub | None:

@@ -33,6 +33,7 @@ class Server(Repository):
         self.loads: list[Config] = []
         self.failures = 0
         self.silences = 0  # calls of `config` that are not answered, once a load was
+        self.newborn: list[set[str]] = []  # groups whose new stubs die as they appear, a set for each of the next loads
         self._arrange(groups_)
 
     def config(self, model: str) -> Config | None:
@@ -53,6 +54,10 @@ class Server(Repository):
                 end(stub)
         self.current = config
         self._arrange(config["instance_group"])
+        for name in (self.newborn.pop(0) if self.newborn else set()) & self.stubs.keys():
+            for stub in self.stubs[name]:
+                kill(stub)
+                wait_until(lambda stub=stub: not Path(f"/proc/{stub.pid}/cmdline").read_bytes())  # type: ignore[misc]
 
     def _arrange(self, groups: list[Config]) -> None:
         for group in groups:
@@ -132,11 +137,33 @@ def test_when_all_are_dead_all_are_made_anew_at_once(tend: Callable[..., tuple[S
     for stub in server.stubs["g0"]:
         kill(stub)
     wait_until(lambda: any("complete" in sentence for sentence in sentences))
-    assert [group["host_policy"] for group in server.loads[-1]["instance_group"]] == ["h0+"]
+    assert [group["host_policy"] for group in server.loads[-1]["instance_group"]] == ["h0+1"]
     for stub in server.stubs["g0"]:
         kill(stub)
     wait_until(lambda: sum("complete" in sentence for sentence in sentences) == 2)
-    assert [group["host_policy"] for group in server.loads[-1]["instance_group"]] == ["h0"]
+    assert [group["host_policy"] for group in server.loads[-1]["instance_group"]] == ["h0+2"]
+
+
+@pytest.mark.parametrize(
+    "newborn",
+    [
+        [{"g0", "g1"}],
+        [{"g0", "g1"}, {"g0", "g1"}, {"g0", "g1"}],
+        [{"g0"}, {"g1"}],
+        [{"g0", "g1"}, {"g1"}],
+    ],
+)
+def test_those_that_die_as_they_appear_are_replaced_again(
+    newborn: list[set[str]], tend: Callable[..., tuple[Server, list[str]]]
+) -> None:
+    """To load a configuration that the server has starts nothing, so no two renewals are equal."""
+    server, sentences = tend(2)
+    server.newborn = newborn
+    for stubs in server.stubs.values():
+        kill(stubs[0])
+    wait_until(lambda: any("complete" in sentence for sentence in sentences))
+    assert server.newborn == []
+    assert server.whole()
 
 
 def test_one_of_a_group_of_several_cannot_be_replaced_alone_and_is_named(
