@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
+from engine.weights.checkpoint import Entry
 from engine.weights.rules import Rule, Shape
 from kernels.weight import Weight as Value
 
@@ -32,4 +33,38 @@ class Format(Protocol):
 
     def draw(self, parameters: Mapping[str, torch.Tensor], std: float, generator: torch.Generator) -> None:
         """Fill the parameters with random numbers whose weight has the standard deviation `std`."""
+        ...
+
+    def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Look at the filled parameters. Raises WeightsError with a sentence for what kernels could not honour."""
+        return None
+
+
+class Kind(Protocol):
+    """A module of `engine.quant.formats`: how weights of one scheme are found, held, or made dense."""
+
+    @property
+    def DATA(self) -> tuple[str, ...]:
+        """What a checkpoint may call a module's numbers: the ends of names."""
+        ...
+
+    def lacking(self, scheme: Any, module: str, entries: Mapping[str, Entry]) -> str | None:
+        """A sentence where the tensors of `module` are not what the scheme needs."""
+        ...
+
+    def make(
+        self,
+        scheme: Any,
+        modules: Sequence[str],
+        rule: Rule,
+        shape: Shape,
+        entries: Mapping[str, Entry] | None,
+        exact_inputs: bool,
+    ) -> Format:
+        """The format of the weight that `rule` fills from `modules`. entries None: a checkpoint that is not there, for
+        random weights. exact_inputs: products take their inputs as they are, whatever the scheme says."""
+        ...
+
+    def dequantized(self, scheme: Any, modules: Sequence[str], rule: Rule, entries: Mapping[str, Entry]) -> Rule:
+        """What fills a weight whose reader takes dense numbers alone."""
         ...

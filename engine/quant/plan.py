@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from engine.quant.format import Kind
 from engine.quant.formats import fp8
 from engine.quant.method import Method
-from engine.quant.scheme import Scheme
+from engine.quant.scheme import Fp8Scheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
 from engine.weights.rules import Rule
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# scheme → the module of its format
+KINDS: dict[type, Kind] = {Fp8Scheme: fp8}
 
 
 def plan(
@@ -53,13 +56,11 @@ def _filled(
         )
     if scheme is None:
         return weight.held.rules(rule, weight.shape)
-    if weight.dense_only:
-        return (
-            weight.held.rules(rule, weight.shape)
-            if entries is None
-            else [fp8.dequantized(scheme, modules, rule, entries)]
-        )
-    weight.hold(fp8.make(scheme, modules, rule, weight.shape, entries, activations == "16bit"))
+    kind = KINDS[type(scheme)]
+    if weight.dense_only and entries is not None:
+        return [kind.dequantized(scheme, modules, rule, entries)]
+    if not weight.dense_only:
+        weight.hold(kind.make(scheme, modules, rule, weight.shape, entries, activations == "16bit"))
     return weight.held.rules(rule, weight.shape)
 
 
@@ -67,14 +68,19 @@ def _scheme(module: str, entries: Mapping[str, Entry] | None, method: Method | N
     """How the module's weight is stored; None: as it is, or missing, which the loader says."""
     if entries is None:
         return None if method is None else method.scheme(module)
-    weight = entries.get(f"{module}.weight")
-    if weight is None or weight.dtype in FLOATS:
+    ends = dict.fromkeys(("weight", *(end for kind in KINDS.values() for end in kind.DATA)))
+    end = next((end for end in ends if f"{module}.{end}" in entries), None)
+    if end is None:
         return None
-    said = None if method is None else method.scheme(weight.name.removesuffix(".weight"))
-    if said is None or fp8.stored(module, entries) is None:
-        kind = str(weight.dtype).removeprefix("torch.")
-        raise WeightsError(
-            f"{weight.name} is stored as {kind}, and "
-            + ("config.json does not say that it is quantized" if said is None else "no scales stand beside it")
-        )
+    weight = entries[f"{module}.{end}"]
+    if end == "weight" and weight.dtype in FLOATS:
+        return None
+    # The config speaks of the name that the checkpoint has, which a family may have changed.
+    said = None if method is None else method.scheme(weight.name.removesuffix(f".{end}"))
+    if said is None:
+        stored = str(weight.dtype).removeprefix("torch.")
+        raise WeightsError(f"{weight.name} is stored as {stored}, and config.json does not say that it is quantized")
+    lacking = KINDS[type(said)].lacking(said, module, entries)
+    if lacking is not None:
+        raise WeightsError(lacking)
     return said

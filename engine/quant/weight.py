@@ -11,6 +11,7 @@ from torch import nn
 
 from engine.quant.format import Format
 from engine.quant.formats.dense import Dense
+from engine.weights.checkpoint import WeightsError
 from engine.weights.rules import Shape
 from kernels.weight import Weight as Value
 
@@ -63,6 +64,13 @@ class Weight(nn.Module):
     def draw(self, std: float, generator: torch.Generator) -> None:
         """Fill it with random numbers of that standard deviation."""
         self.held.draw(self._tensors(), std, generator)
+
+    def check(self, name: str) -> None:
+        """Look at the filled parameters, as the format does. Raises WeightsError with `name` in it."""
+        try:
+            self.held.check(self._tensors())
+        except WeightsError as error:
+            raise WeightsError(f"the weights of {name}: {error}") from None
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {name: parameter for name, parameter in self._parameters.items() if parameter is not None}

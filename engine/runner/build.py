@@ -87,6 +87,8 @@ def build_runner(
         report = None if progress is None else lambda done, total: progress("weights", done, total)
         parameters = dict(decoder.named_parameters())
         loader.load(parameters, checkpoint, rules, unused, copies, report, decoder.bounds)
+        for name, weight in decoder.weights.items():
+            weight.check(name)
 
     if device.type == "cuda":
         runner = _on_gpu(config, build, workspace, decoder, fill, watch, progress, elsewhere)

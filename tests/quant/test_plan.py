@@ -76,7 +76,7 @@ BOTH = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
     ("tensors", "said", "sentence"),
     [
         (HALF, ROWS, "stored in different ways"),
-        (BOTH, ROWS, r"q\.weight is stored as float8_e4m3fn, and no scales stand beside it"),
+        (BOTH, ROWS, r"q\.weight is stored as float8_e4m3fn, and no scales of 8-bit floats stand beside it"),
         (BOTH, {}, "does not say that it is quantized"),
         ({**BOTH, "q.scale": torch.ones(3, 3), "k.scale": torch.ones(1)}, BLOCKS, r"q\.scale has the shape \[3, 3\]"),
         ({**BOTH, "q.scale": torch.ones(2, 2), "k.scale": torch.ones(1)}, BLOCKS, "of different kinds"),

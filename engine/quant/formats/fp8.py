@@ -16,6 +16,7 @@ from kernels.sizes import cdiv
 from kernels.weight import Fp8 as Value
 from kernels.weight.inputs import FP8_MAX, Inputs
 
+DATA = ("weight",)
 # What a checkpoint calls a module's scales, and its scale of inputs.
 SCALES = ("weight_scale_inv", "weight_scale", "scale")
 INPUT_SCALE = "input_scale"
@@ -88,6 +89,14 @@ def stored(module: str, entries: Mapping[str, Entry]) -> str | None:
     if weight is None or weight.dtype != torch.float8_e4m3fn:
         return None
     return next((name for name in SCALES if f"{module}.{name}" in entries), None)
+
+
+def lacking(scheme: Fp8Scheme, module: str, entries: Mapping[str, Entry]) -> str | None:
+    if stored(module, entries) is not None:
+        return None
+    weight = entries.get(f"{module}.weight")
+    kind = "no tensor" if weight is None else str(weight.dtype).removeprefix("torch.")
+    return f"{module}.weight is stored as {kind}, and no scales of 8-bit floats stand beside it"
 
 
 def make(
