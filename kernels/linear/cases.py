@@ -9,8 +9,9 @@ import torch
 
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
-from kernels.weight import Dense, Fp8
+from kernels.weight import Dense, Fp8, PackedInt
 from kernels.weight.inputs import Inputs
+from kernels.weight.packed import packed
 
 # The reference rounds after each part, kernels that have them inside once: norm, product, activation and sum add up.
 FUSED = {
@@ -120,6 +121,84 @@ def fp8_cases() -> list[Case]:
     return made
 
 
+def packed_int(
+    generator: torch.Generator,
+    device: torch.device,
+    shape: tuple[int, ...],
+    bits: int,
+    group: int,
+    zeros: bool = False,
+    ordered: bool = False,
+    scale_dtype: torch.dtype = torch.bfloat16,
+) -> PackedInt:
+    """A random weight of `shape` [.., N, K] whose numbers have about the size of K^-0.5."""
+    *rows, k = shape
+    where: dict[str, Any] = {"generator": generator, "device": generator.device}
+    numbers = torch.randint(0, 1 << bits, shape, dtype=torch.uint8, **where)
+    groups = (*rows, -(-k // group))
+    step = k**-0.5 / (1 << (bits - 2))
+    scale = ((torch.rand(groups, **where) + 0.5) * step).to(device, scale_dtype)
+    zero = None
+    if zeros:
+        zero = torch.randint(1, (1 << bits) + 1, groups, dtype=torch.int16, **where).to(device)
+        zero = zero.to(torch.uint8) if bits == 4 else zero
+    order = torch.rand((*rows[:-1], k), **where).argsort(dim=-1).int().to(device) if ordered else None
+    return PackedInt(packed(numbers, bits).to(device), scale, zero, order, bits, group, k)
+
+
+def packed_case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    n: int,
+    k: int,
+    bits: int,
+    group: int,
+    *,
+    zeros: bool = False,
+    ordered: bool = False,
+    small: bool = True,
+    **fused: Any,
+) -> Case:
+    plain = case(name, dtype, t, n, k, small=small, **fused)
+    rows = 2 * n if fused.get("activation") else n
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        given = plain.make(device, generator)
+        return {**given, "weight": packed_int(generator, device, (rows, k), bits, group, zeros, ordered)}
+
+    groups = rows * -(-k // group)
+    moved = rows * k * bits // 8 + groups * (3 if zeros else 2) + (t * k + t * n) * dtype.itemsize
+    return Case(name, dtype, make, FUSED[dtype], bytes=moved, flops=2 * t * rows * k, small=small)
+
+
+def packed_cases() -> list[Case]:
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+    whole: dict[str, Any] = {"zeros": True, "ordered": True}
+    made = [
+        packed_case("int4 groups of 32, odd sizes", f32, 3, 50, 300, 4, 32, bias=True, **whole),
+        packed_case("int4 groups of 128, several slices", f32, 2, 72, 1096, 4, 128, residual=True, zeros=True),
+        packed_case("int4 one group, inputs end within a byte", f32, 5, 33, 141, 4, 256, ordered=True),
+        packed_case("int8 groups of 64, silu", f32, 4, 40, 200, 8, 64, activation="silu", zeros=True),
+        packed_case("int8 rows, norm", f16, 9, 72, 264, 8, 512, norm=True, offset=1.0),
+        packed_case("int4 groups of 16, gelu", bf16, 20, 40, 136, 4, 16, activation="gelu_tanh", bias=True),
+        packed_case("int4 groups of 256", bf16, 17, 72, 520, 4, 256, residual=True, **whole),
+        packed_case("int4, more rows than a tile has", bf16, 70, 40, 264, 4, 128, norm=True, residual=True),
+        packed_case("int4, many rows", bf16, 260, 72, 328, 4, 32, bias=True, norm=True, **whole),
+        packed_case("int8, many rows, silu", f32, 258, 24, 136, 8, 64, activation="silu"),
+        packed_case("int4, deterministic", bf16, 11, 40, 264, 4, 128, deterministic=True, residual=True),
+    ]
+    for t in (1, 8, 64, 1024, 8192):
+        for name, n, k, fused in (
+            ("qkv", 6144, 4096, {"norm": True}),
+            ("gate and up", 14336, 4096, {"norm": True, "activation": "silu"}),
+            ("down", 4096, 14336, {"residual": True}),
+        ):
+            given: Any = {"small": False, **fused}
+            made.append(packed_case(f"T{t} Llama-3.1-8B-W4A16 {name}", bf16, t, n, k, 4, 128, **given))
+    return made
+
+
 def cases() -> list[Case]:
     made = []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -163,4 +242,4 @@ def cases() -> list[Case]:
     made.append(case("T64 DeepSeek-V2-Lite out", n=2048, k=2048, residual=True, **bf16))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
-    return made + fp8_cases()
+    return made + fp8_cases() + packed_cases()

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.skinny import INTERPRETED, _activate, counters
+from kernels.linear.skinny import INTERPRETED, counters
+from kernels.linear.slices import finished, summed
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
 from kernels.weight import Fp8
@@ -103,17 +104,9 @@ def fp8_kernel(
     stored = some[:, None] & live[None, :]
     last = True
     if SPLIT > 1:
-        cell = spot * N + n[None, :]
-        slice_size = M.to(tl.int64) * N
-        tl.store(part_ptr + pid_k * slice_size + cell, y, mask=stored)
-        tl.debug_barrier()
         counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
-        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
-        if last:
-            y = tl.zeros((BM, BN), tl.float32)
-            for part in range(SPLIT):
-                y += tl.load(part_ptr + part * slice_size + cell, mask=stored, other=0.0, cache_modifier=".cg")
-            tl.store(counter, 0)
+        cells = part_ptr + spot * N + n[None, :]
+        y, last = summed(y, cells, M.to(tl.int64) * N, counter, pid_k, stored, BM, BN, SPLIT)
     if last:
         if not BLOCKED:
             y *= tl.load(scales, mask=live, other=0.0)[None, :]
@@ -123,14 +116,8 @@ def fp8_kernel(
             sx = tl.load(xs_ptr + m.to(tl.int64) * xs_row, mask=some, other=0.0)[:, None]
             y *= sx
             y_up *= sx
-        if BIAS:
-            y += tl.load(bias_ptr + n, mask=live, other=0.0).to(tl.float32)[None, :]
-            if ACT is not None:
-                y_up += tl.load(bias_ptr + N + n, mask=live, other=0.0).to(tl.float32)[None, :]
-        if ACT is not None:
-            y = _activate(y, ACT) * y_up
-        if RESIDUAL:
-            y += tl.load(residual_ptr + spot * residual_stride + n[None, :], mask=stored, other=0.0).to(tl.float32)
+        y = finished(y, y_up, bias_ptr, residual_ptr, spot * residual_stride + n[None, :], N, n, live, stored, ACT,
+                     BIAS, RESIDUAL)  # fmt: skip
         tl.store(y_ptr + spot * y_stride + n[None, :], y.to(y_ptr.dtype.element_ty), mask=stored)
 
 

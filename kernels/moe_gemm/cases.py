@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from kernels.linear.cases import packed_int
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense
@@ -41,6 +43,50 @@ def case(
     return Case(name, dtype, make, TOLERANCES[dtype], bytes=moved, flops=6 * t * k * hidden * inter, small=small)
 
 
+def packed_case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    hidden: int,
+    inter: int,
+    e: int,
+    k: int,
+    bits: int = 4,
+    group: int = 32,
+    zeros: bool = False,
+    ordered: bool = False,
+    **options: Any,
+) -> Case:
+    """Experts of packed integers."""
+    plain = case(name, dtype, t, hidden, inter, e, k, **options)
+
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        up = packed_int(g, device, (e, 2 * inter, hidden), bits, group, zeros, ordered)
+        down = packed_int(g, device, (e, hidden, inter), bits, group, zeros, ordered)
+        return {**plain.make(device, g), "gate_up": up, "down": down}
+
+    hit = min(e, t * k)
+    moved = hit * 3 * hidden * inter * bits // 8 + dtype.itemsize * 2 * t * hidden + t * k * 8
+    return replace(plain, make=make, bytes=moved)
+
+
+def packed_cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    made = [
+        packed_case(
+            "int4, odd sizes, inputs in an order", f32, 3, 36, 21, 6, 2, residual=True, zeros=True, ordered=True
+        ),
+        packed_case("int4, a row an expert", bf16, 2, 64, 48, 8, 3),
+        packed_case("int4, many pairs, groups of 128", bf16, 45, 200, 136, 5, 3, group=128, residual=True, zeros=True),
+        packed_case("int8, clipped, gelu", f32, 12, 72, 40, 6, 2, 8, 64, limit=0.5, activation="gelu_tanh"),
+        packed_case("int4, experts that live elsewhere", f32, 20, 40, 24, 4, 3, absent=4, residual=True),
+        packed_case("int4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
+    ]
+    for t in (1, 8, 64, 1024):
+        made.append(packed_case(f"{t} tokens, 8 of 384 int4 experts of 2048", bf16, t, 7168, 2048, 384, 8, small=False))
+    return made
+
+
 def cases() -> list[Case]:
     f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
     lite: dict[str, Any] = {"small": False, "residual": True}
@@ -71,4 +117,5 @@ def cases() -> list[Case]:
             for t in (1, 2, 4, 8, 16, 64, 1024, 8192)
         ),
         *(case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
+        *packed_cases(),
     ]

@@ -7,5 +7,6 @@ have a launch for (`kernels.linear.kernel`, `kernels.moe.kernel`).
 from kernels.weight.base import Weight
 from kernels.weight.dense import Dense
 from kernels.weight.fp8 import Fp8
+from kernels.weight.packed import PackedInt
 
-__all__ = ["Dense", "Fp8", "Weight"]
+__all__ = ["Dense", "Fp8", "PackedInt", "Weight"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from kernels.linear.cases import fp8_case
+from kernels.linear.cases import fp8_case, packed_case
+from kernels.moe_gemm.cases import packed_case as packed_experts
 from kernels.registry import Case
 from kernels.weight.inputs import Inputs
 
@@ -54,6 +55,10 @@ def _fp8(inputs: Inputs, **options: Any) -> Step:
     return lambda n: fp8_case("", BF16, n, 96, 256, block, inputs, **options)
 
 
+def _packed(bits: int, group: int, **options: Any) -> Step:
+    return lambda n: packed_case("", BF16, n, 96, 256, bits, group, **options)
+
+
 def _of_lines(op: str, lines: Callable[[int], Lines], *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
     """An op whose case takes (name, dtype, lines, sizes...)."""
     return lambda n: _made(op, "", dtype, lines(n), *sizes, **options)
@@ -81,6 +86,8 @@ def steps() -> dict[str, dict[str, Step]]:
             "deterministic": of_tokens("linear", 96, 64, norm=True, deterministic=True),
             "fp8 groups": _fp8(Inputs("fp8", 128), residual=True),
             "fp8 rows": _fp8(Inputs("fp8"), norm=True, activation="silu"),
+            "int4 groups": _packed(4, 32, zeros=True, ordered=True, residual=True),
+            "int8 rows": _packed(8, 256, norm=True, activation="silu"),
         },
         "quantize": {
             "groups": lambda n: _made("quantize", "", BF16, n, 256, 128),
@@ -101,7 +108,10 @@ def steps() -> dict[str, dict[str, Step]]:
         "hyper_mix": {"tokens": of_tokens("hyper_mix", 4, 64, 2)},
         "hyper_merge": {"tokens": of_tokens("hyper_merge", 4, 64)},
         "moe_route": {"tokens": of_tokens("moe_route", 64, 32, 4, norm=True)},
-        "moe_gemm": {"tokens": of_tokens("moe_gemm", 64, 32, 16, 4)},
+        "moe_gemm": {
+            "tokens": of_tokens("moe_gemm", 64, 32, 16, 4),
+            "int4": lambda n: packed_experts("", BF16, n, 64, 32, 16, 4),
+        },
         "moe": {
             "tokens": of_tokens("moe", 64, 32, 16, 4, norm=True),
             "groups": of_tokens("moe", 64, 32, 16, 4, num_groups=4, top_groups=2),

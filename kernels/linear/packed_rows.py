@@ -1,0 +1,178 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Triton kernels for weights of packed integers: the product of few rows, and the weight's numbers for that of many.
+
+The product reads the weight packed. Integers less their zero points are exact in every dtype that products are taken
+in. They are multiplied as they are where a tile's inputs share a scale, and scaled first where a tile holds several
+groups; tensor cores have the weight on their long side.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.linear.fp8_rows import RowTile
+from kernels.linear.skinny import INTERPRETED, counters
+from kernels.linear.slices import finished, summed
+from kernels.sizes import cdiv
+from kernels.weight import PackedInt
+from kernels.workspace import Workspace
+
+# Inputs of a tile.
+WIDTH = 128
+
+
+@triton.jit
+def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+            BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+    """Rows n of a matrix of B bytes and G groups a row, inputs from `at` on: [BN, BK] in DTYPE, and the scales [BN]
+    that are still to be applied, which are none where a tile holds several groups. GROUP 0: one group."""
+    BYTES: tl.constexpr = BK * BITS // 8
+    place = at * BITS // 8 + tl.arange(0, BYTES)
+    mask = live[:, None] & (place < B)[None, :]
+    packed = tl.load(data + n.to(tl.int64)[:, None] * B + place[None, :], mask=mask, other=0)
+    if BITS == 4:
+        packed = tl.reshape(tl.join(packed & 15, packed >> 4), (BN, BK))
+    q = packed.to(tl.int32)
+    own = n.to(tl.int64) * G
+    if GROUP == 0 or GROUP >= BK:
+        group = 0 if GROUP == 0 else at // GROUP
+        left = tl.load(scale + own + group, mask=live, other=0.0).to(tl.float32)
+        if ZERO:
+            q -= tl.load(zero + own + group, mask=live, other=0).to(tl.int32)[:, None]
+        else:
+            q -= 1 << (BITS - 1)
+        return q.to(tl.float32).to(DTYPE), left
+    PARTS: tl.constexpr = BK // GROUP
+    group = at // GROUP + tl.arange(0, PARTS)
+    there = live[:, None] & (group < G)[None, :]
+    q = tl.reshape(q, (BN, PARTS, GROUP))
+    if ZERO:
+        q -= tl.load(zero + own[:, None] + group[None, :], mask=there, other=0).to(tl.int32)[:, :, None]
+    else:
+        q -= 1 << (BITS - 1)
+    each = tl.load(scale + own[:, None] + group[None, :], mask=there, other=0.0).to(tl.float32)
+    w = tl.reshape(q.to(tl.float32) * each[:, :, None], (BN, BK)).to(DTYPE)
+    return w, tl.full((BN,), 1.0, tl.float32)
+
+
+@triton.jit(do_not_specialize=["M"])
+def packed_kernel(
+    x_ptr, data_ptr, scale_ptr, zero_ptr, order_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    M, N, K, B, G, x_stride, y_stride, residual_stride,
+    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ORDER: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """BM rows of BN outputs over a slice of K; grid (N/BN, M/BM, SPLIT). The last slice to finish sums all in order.
+
+    With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then.
+    """
+    pid_n = tl.program_id(0)
+    pid_m = tl.program_id(1)
+    pid_k = tl.program_id(2)
+    n = pid_n * BN + tl.arange(0, BN)
+    m = pid_m * BM + tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    live, some = n < N, m < M
+    reach = tl.cdiv(K, BK * SPLIT) * BK
+    start = pid_k * reach
+    stop = tl.minimum(start + reach, K)
+    x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    acc = tl.zeros((BN, BM), tl.float32)
+    acc_up = acc
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    for at in tl.range(start, stop, BK, num_stages=STAGES):
+        inside = at + k < K
+        column = tl.load(order_ptr + at + k, mask=inside, other=0) if ORDER else at + k
+        x = tl.load(x_rows + column[None, :], mask=some[:, None] & inside[None, :], other=0.0)
+        w, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, BN, BK, dtype)
+        acc += tl.dot(w, tl.trans(x), input_precision=DOT) * left[:, None]
+        if ACT is not None:
+            w, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, BN, BK, dtype)
+            acc_up += tl.dot(w, tl.trans(x), input_precision=DOT) * left[:, None]
+    y = tl.trans(acc)
+    y_up = tl.trans(acc_up)
+    spot = m.to(tl.int64)[:, None]
+    stored = some[:, None] & live[None, :]
+    last = True
+    if SPLIT > 1:
+        counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
+        cells = part_ptr + spot * N + n[None, :]
+        y, last = summed(y, cells, M.to(tl.int64) * N, counter, pid_k, stored, BM, BN, SPLIT)
+    if last:
+        y = finished(y, y_up, bias_ptr, residual_ptr, spot * residual_stride + n[None, :], N, n, live, stored, ACT,
+                     BIAS, RESIDUAL)  # fmt: skip
+        tl.store(y_ptr + spot * y_stride + n[None, :], y.to(y_ptr.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def unpack_kernel(
+    data_ptr, scale_ptr, zero_ptr, w_ptr, N, K, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """w [N, K]: a tile of the numbers, in the order that they are stored in. The weight is nobody's output: nothing is
+    waited for before it is read."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    at = tl.program_id(1) * BK
+    live = n < N
+    k = at + tl.arange(0, BK)
+    if PDL:
+        gdc_launch_dependents()
+    q, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, BN, BK, tl.float32)
+    w = (q * left[:, None]).to(w_ptr.dtype.element_ty)
+    if PDL:
+        # What is written may stand where a kernel before still reads.
+        gdc_wait()
+    tl.store(w_ptr + n.to(tl.int64)[:, None] * K + k[None, :], w, mask=live[:, None] & (k < K)[None, :])
+
+
+def packed_linear(
+    workspace: Workspace,
+    x: torch.Tensor,
+    weight: PackedInt,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    activation: str | None,
+    tile: RowTile,
+) -> None:
+    """y [T, N] of x [T, K]; residual may be y."""
+    (rows, n), k = y.shape, x.shape[1]
+    exact = x.dtype == torch.float32
+    grid = (cdiv(n, tile.outputs), cdiv(rows, tile.rows), tile.split)
+    parts = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
+    counts = counters(workspace) if tile.split > 1 else None
+    workspace.launch(packed_kernel, grid)(
+        x, weight.data, weight.scale, weight.zero, weight.order, bias, residual, y, parts, counts,
+        rows, n, k, weight.data.shape[-1], weight.scale.shape[-1],
+        x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
+        BITS=weight.bits, GROUP=group_of(weight), ZERO=weight.zero is not None, ORDER=weight.order is not None,
+        BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split,
+        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
+        STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
+        launch_pdl=workspace.pdl, num_warps=tile.warps,
+    )  # fmt: skip
+
+
+def unpacked(workspace: Workspace, weight: PackedInt, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers [N, K] of a matrix in `dtype`, in the order that they are stored in."""
+    n, k = weight.shape
+    w = torch.empty(n, k, dtype=dtype, device=weight.data.device)
+    workspace.launch(unpack_kernel, (cdiv(n, 64), cdiv(k, WIDTH)))(
+        weight.data, weight.scale, weight.zero, w, n, k, weight.data.shape[-1], weight.scale.shape[-1],
+        BITS=weight.bits, GROUP=group_of(weight), ZERO=weight.zero is not None, BN=64, BK=WIDTH,
+        PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
+    )  # fmt: skip
+    return w
+
+
+def group_of(weight: PackedInt) -> int:
+    """The group as kernels take it: 0 is one for all inputs, others divide WIDTH or are whole multiples of it."""
+    return 0 if weight.group >= weight.inputs else weight.group

@@ -1,0 +1,156 @@
+# mypy: disable-error-code="no-untyped-def"
+"""Feed-forward parts of chosen experts whose weights are packed integers: tiles of pairs that share an expert, on
+tensor cores, with the weight read packed and on their long side (`kernels.linear.packed_rows`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.linear.packed_rows import WIDTH, group_of, numbers
+from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.rows import activate
+from kernels.moe_gemm.tiles import _find, combined
+from kernels.sizes import cdiv, next_power_of_2
+from kernels.weight import PackedInt
+from kernels.workspace import Workspace
+
+# Outputs of a tile, and the most pairs.
+OUTPUTS, MOST_PAIRS = 64, 64
+
+
+@triton.jit
+def packed_up(
+    x, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit,
+    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ORDER: tl.constexpr, K: tl.constexpr,
+    GELU: tl.constexpr, LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
+    if expert >= num_experts:
+        return
+    place = start + tl.arange(0, ROWS)
+    # Rows past the expert's last pair repeat it and are not stored.
+    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = n < inter
+    m = tl.arange(0, BLOCK_M)
+    gate_rows = expert.to(tl.int64) * 2 * inter + n
+    x_rows = x + (pair // K)[:, None] * hidden
+    columns = order_ptr + expert.to(tl.int64) * hidden if ORDER else order_ptr
+    g = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    u = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    dtype: tl.constexpr = x.dtype.element_ty
+    for first in tl.range(0, hidden, BLOCK_M, num_stages=STAGES):
+        inside = first + m < hidden
+        column = tl.load(columns + first + m, mask=inside, other=0) if ORDER else first + m
+        a = tl.trans(tl.load(x_rows + column[None, :], mask=inside[None, :], other=0.0))
+        w, left = numbers(data, scale, zero, first, gate_rows, live, B, G, BITS, GROUP, ZERO, BLOCK_N, BLOCK_M, dtype)
+        g += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
+        w, left = numbers(
+            data, scale, zero, first, gate_rows + inter, live, B, G, BITS, GROUP, ZERO, BLOCK_N, BLOCK_M, dtype
+        )
+        u += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
+    y = tl.trans(activate(g, u, limit, GELU, LIMITED).to(dtype))
+    tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & live[None])
+
+
+@triton.jit
+def packed_down(
+    h, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G,
+    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ORDER: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """y[pair, n], weighed, for ROWS pairs of one expert and BLOCK_N outputs."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
+    if expert >= num_experts:
+        return
+    place = start + tl.arange(0, ROWS)
+    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live = n < hidden
+    m = tl.arange(0, BLOCK_M)
+    rows = expert.to(tl.int64) * hidden + n
+    h_rows = h + pair[:, None] * inter
+    columns = order_ptr + expert.to(tl.int64) * inter if ORDER else order_ptr
+    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    dtype: tl.constexpr = h.dtype.element_ty
+    for first in tl.range(0, inter, BLOCK_M, num_stages=STAGES):
+        inside = first + m < inter
+        column = tl.load(columns + first + m, mask=inside, other=0) if ORDER else first + m
+        a = tl.trans(tl.load(h_rows + column[None, :], mask=inside[None, :], other=0.0))
+        w, left = numbers(data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, BLOCK_N, BLOCK_M, dtype)
+        acc += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
+    out = tl.trans(acc) * tl.load(weights + pair)[:, None]
+    tl.store(y + pair[:, None] * hidden + n[None], out.to(dtype), mask=(place < stop)[:, None] & live[None])
+
+
+def moe_gemm(
+    workspace: Workspace,
+    x: torch.Tensor,
+    gate_up: PackedInt,
+    down: PackedInt,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    activation: str = "silu",
+    limit: float | None = None,
+    num_shared: int = 0,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
+    if not len(x):
+        return torch.empty_like(x)
+    x, experts = x.contiguous(), experts.contiguous()
+    (t, hidden), (count, width, _) = x.shape, gate_up.shape
+    inter, k = width // 2, experts.shape[1]
+    rows = 16 if deterministic else min(MOST_PAIRS, max(16, next_power_of_2(t * k // count)))
+    places = ordered(workspace, experts, count, rows)
+    h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
+    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
+    where = (places.order, places.offsets, places.ends)
+    same: dict[str, Any] = {
+        "ROWS": rows,
+        "BLOCK_N": OUTPUTS,
+        "BLOCK_M": WIDTH,
+        "BLOCK_E": next_power_of_2(count),
+        "STAGES": 2 if x.dtype == torch.float32 else 3,
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "PDL": workspace.pdl,
+        "launch_pdl": workspace.pdl,
+        "num_warps": 4,
+    }
+    workspace.launch(packed_up, (cdiv(inter, OUTPUTS), places.tiles))(
+        x, *_held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
+        limit or 0.0, **_constants(gate_up), K=k, GELU=activation != "silu", LIMITED=limit is not None, **same,
+    )  # fmt: skip
+    workspace.launch(packed_down, (cdiv(hidden, OUTPUTS), places.tiles))(
+        h, *_held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
+        **_constants(down), **same,
+    )  # fmt: skip
+    return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
+
+
+def _held(weight: PackedInt) -> tuple[torch.Tensor | None, ...]:
+    return weight.data, weight.scale, weight.zero, weight.order
+
+
+def _constants(weight: PackedInt) -> dict[str, Any]:
+    return {
+        "BITS": weight.bits,
+        "GROUP": group_of(weight),
+        "ZERO": weight.zero is not None,
+        "ORDER": weight.order is not None,
+    }

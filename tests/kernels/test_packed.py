@@ -1,0 +1,84 @@
+"""Products of packed integers compile for Hopper where there is no GPU to run them, and one kernel serves the rows of a
+tile; a weight's numbers are those of its definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.weight import PackedInt
+from kernels.weight.packed import integers, packed
+from tests.compiled import SHARED_BYTES, run
+
+COMPILE = """
+from collections import Counter
+import torch
+import triton
+from kernels import Workspace
+from kernels.compiles import Compiler
+from kernels.linear import packed
+from kernels.linear.cases import packed_case
+from kernels.moe_gemm import packed as experts
+from kernels.moe_gemm.cases import packed_case as experts_case
+from kernels.testing import seeded
+from tests.runner.ahead import Driver
+
+triton.runtime.driver.set_active(Driver())
+compiled, shared = Counter(), []
+
+
+def heard(*, src, metadata, **_):
+    compiled[src.name] += 1
+    shared.append(metadata["shared"])
+
+
+triton.knobs.compilation.listener = heard
+workspace, cpu = Workspace(torch.device("cpu")), torch.device("cpu")
+bf16, generator = torch.bfloat16, seeded(cpu)
+whole = {"zeros": True, "ordered": True}
+with Compiler(1, None) as compiler, compiler.only(workspace):
+    for rows in (1, 3, 16):
+        packed.linear(workspace, **packed_case("", bf16, rows, 96, 256, 4, 128, residual=True).make(cpu, generator))
+    case = packed_case("", bf16, 64, 96, 256, 4, 32, activation="silu", **whole)
+    packed.linear(workspace, **case.make(cpu, generator))
+    packed.unpacked(workspace, packed_case("", bf16, 1, 96, 256, 8, 64).make(cpu, generator)["weight"], bf16)
+    experts.moe_gemm(workspace, **experts_case("", bf16, 4, 256, 128, 16, 4, **whole).make(cpu, generator))
+print(dict(sorted(compiled.items())), max(shared))
+"""
+
+
+@pytest.mark.slow
+def test_compiles_for_hopper_once_for_all_rows_of_a_tile(tmp_path: Path) -> None:
+    counts, shared = run(COMPILE, tmp_path).strip().rsplit(" ", 1)
+    assert (
+        counts
+        == "{'_count': 1, 'combine': 1, 'packed_down': 1, 'packed_kernel': 2, 'packed_up': 1, 'unpack_kernel': 1}"
+    )
+    assert int(shared) <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_packed_comes_back_in_place(bits: int) -> None:
+    numbers = torch.randint(0, 1 << bits, (3, 21), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    data = packed(numbers, bits)
+    assert data.shape[-1] % 4 == 0
+    assert torch.equal(integers(data, bits)[:, :21], numbers)
+    words = data.contiguous().view(torch.int32)
+    for k in range(21):
+        place = k * bits
+        assert torch.equal(words[:, place // 32] >> place % 32 & (1 << bits) - 1, numbers[:, k].int())
+
+
+def test_each_number_is_less_its_groups_zero_point_and_times_its_scale() -> None:
+    numbers = torch.tensor([[0, 15, 7, 8, 1]], dtype=torch.uint8)
+    scale, zero = torch.tensor([[0.5, 2.0, 4.0]]), torch.tensor([[1, 16, 0]], dtype=torch.uint8)
+    order = torch.tensor([4, 0, 3, 1, 2], dtype=torch.int32)
+    weight = PackedInt(packed(numbers, 4), scale, zero, order, 4, 2, 5)
+    held = [-0.5, 7.0, -18.0, -16.0, 4.0]
+    wanted = [held[1], held[3], held[4], held[2], held[0]]
+    assert weight.dense(torch.float32).tolist() == [wanted]
+    assert PackedInt(packed(numbers, 4), scale, None, None, 4, 2, 5).dense(torch.float32).tolist() == [
+        [-4.0, 3.5, -2.0, 0.0, -28.0]
+    ]
