@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,11 +39,18 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
     home_cache = Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "/tmp")) / ".cache")
     return Environment(
         python=Path(env[PYTHON]) if env.get(PYTHON) else _default_python(),
-        run_dir=Path(env.get(RUN_DIR) or Path(tempfile.gettempdir()) / f"nereid-{os.getuid()}"),
+        run_dir=Path(env.get(RUN_DIR) or temporary_folder(env) / f"nereid-{os.getuid()}"),
         cache_dir=Path(env.get(CACHE_DIR) or home_cache / "nereid"),
         progress=env.get(PROGRESS) or None,
         threads=env.get(THREADS) or None,
     )
+
+
+def temporary_folder(variables: Mapping[str, str] | None = None) -> Path:
+    """Where temporary files go: that of `tempfile`, which refuses one whose disk is full at the moment."""
+    env = os.environ if variables is None else variables
+    named = [env[name] for name in ("TMPDIR", "TEMP", "TMP") if env.get(name)]
+    return next((Path(name).absolute() for name in named if os.path.isdir(name)), Path("/tmp"))
 
 
 def inherited(**changes: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
     python -m engine.serving.host ROOT SERVER_PID KEY EPOCH MODEL_NAME
 
+with the EngineConfig as JSON on its standard input, which no full disk holds up.
+
 It ends when the server's process ends, whatever killed that, or on SIGTERM.
 """
 
@@ -45,6 +47,7 @@ logger = logging.getLogger("nereid.host")
 _STATS_S = 0.1
 _LONELY_S = 30.0  # without a frontend: long enough for one to be started in place of the last
 _BACKLOG = 64
+_ACCEPT_S = 0.01  # before a connection that could not be accepted is tried again
 _UNITS = {"weights": "bytes"}
 
 
@@ -89,14 +92,22 @@ class Host:
     """
 
     def __init__(
-        self, folder: RunFolder, epoch: int, model_name: str, factory: EngineFactory, lonely_s: float = _LONELY_S
+        self,
+        folder: RunFolder,
+        epoch: int,
+        model_name: str,
+        config: EngineConfig,
+        factory: EngineFactory,
+        lonely_s: float = _LONELY_S,
     ) -> None:
         self._folder = folder
         self._epoch = epoch
         self._model_name = model_name
+        self._config = config
         self._factory = factory
         self._lonely_s = lonely_s
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener: socket.socket | None = None
+        self._deaf: str | None = None  # why nobody can connect
         self._poller = select.poll()
         self._pipes: dict[int, Pipe] = {}  # by file descriptor
         self._frontends: dict[str, Frontend] = {}
@@ -114,22 +125,19 @@ class Host:
     def run(self) -> int:
         """Serve until the server is gone or SIGTERM. Returns the exit status."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        self._listener.setblocking(False)
-        self._listener.bind(self._folder.engine_socket(self._epoch))
-        self._listener.listen(_BACKLOG)
-        self._poller.register(self._listener, select.POLLIN)
         if self._server.fd is not None:
             self._poller.register(self._server.fd, select.POLLIN)
         threading.Thread(target=self._load, name="nereid-load", daemon=True).start()
         try:
             while not self._stopping:
+                self._listen()
                 self._serve()
                 if self._loaded.is_set() and self._failure is None and not self._announced:
                     self._announced = True
                     for frontend in self._frontends.values():
                         self._welcome(frontend)
                 if self._failure is not None:
-                    self._folder.write_failure(self._epoch, self._failure)
+                    self._tell_failure(self._failure)
                     return 1
                 if self._server.dead():
                     self._end_frontends()
@@ -137,6 +145,9 @@ class Host:
                     return 0
                 if self._engine_failed():
                     return 1  # the next engine process goes on with what this one ran
+                if self._superseded():
+                    logger.warning("another engine process has taken the place of this one, which ends")
+                    return 0
                 if self._alone():
                     logger.warning("every frontend has died and none has come in their place: the engine process ends")
                     return 0
@@ -145,21 +156,61 @@ class Host:
             if self._engine is not None and not self._server.dead():
                 self._engine.close()
 
+    def _listen(self) -> None:
+        """Be where frontends look: at the start, and again when the run folder was swept and is there again."""
+        path = self._folder.engine_socket(self._epoch)
+        if self._listener is not None and os.path.lexists(path):
+            return
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            listener.bind(path)
+        except OSError as error:
+            listener.close()
+            if self._deaf != error.strerror:
+                logger.warning("frontends cannot connect at %s (%s): tried again", path, error.strerror)
+            self._deaf = error.strerror
+            return
+        self._deaf = None
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        if self._listener is not None:
+            self._poller.unregister(self._listener)
+            self._listener.close()
+        self._listener = listener
+        self._poller.register(listener, select.POLLIN)
+
+    def _superseded(self) -> bool:
+        """Whether the frontends have gone on to another engine process, as when nobody could be told of this one."""
+        state = self._folder.read_state()
+        return state is not None and state.epoch >= self._epoch and state.pid != os.getpid()
+
+    def _tell_failure(self, sentence: str) -> None:
+        try:
+            self._folder.write_failure(self._epoch, sentence)
+        except OSError as error:
+            logger.error("%s (the run folder cannot be written: %s)", sentence, error.strerror)
+
     def _serve(self) -> None:
         """Handle messages for a while, then say how the engine is."""
         until = time.monotonic() + _STATS_S
         while (left := until - time.monotonic()) > 0 and not self._stopping:
             for descriptor, _ in self._poller.poll(int(left * 1000) + 1):
-                if descriptor == self._listener.fileno():
-                    self._accept()
+                if self._listener is not None and descriptor == self._listener.fileno():
+                    self._accept(self._listener)
                 elif descriptor in self._pipes:
                     self._hear(self._pipes[descriptor])
                 else:
                     return  # the server is dead
         self._report()
 
-    def _accept(self) -> None:
-        connected, _ = self._listener.accept()
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connected, _ = listener.accept()
+        except OSError:  # as when descriptors run out: the frontend waits and is taken later
+            time.sleep(_ACCEPT_S)
+            return
         pipe = Pipe(connected)
         self._pipes[pipe.fileno()] = pipe
         self._poller.register(pipe, select.POLLIN)
@@ -259,8 +310,7 @@ class Host:
             address = env.read().progress
             if address is not None:
                 self._progress_socket = watcher(address)
-            config = msgspec.json.decode(self._folder.config_file().read_bytes(), type=EngineConfig)
-            self._engine = self._factory(config, self._progress)
+            self._engine = self._factory(self._config, self._progress)
             heap.give_back()
         except (RequestError, ValueError, OSError, RuntimeError, MemoryError) as error:
             logger.debug("load failed", exc_info=True)
@@ -318,7 +368,8 @@ def main(arguments: list[str], factory: EngineFactory = load_engine) -> int:
     root, server_pid, key, epoch, model_name = arguments
     logging.basicConfig(level=logging.INFO, format=f"nereid {model_name}: %(message)s")
     folder = RunFolder(Path(root), int(server_pid), key)
-    status = Host(folder, int(epoch), model_name, factory).run()
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    status = Host(folder, int(epoch), model_name, config, factory).run()
     sys.stderr.flush()
     os._exit(status)  # threads that wait in C libraries must not hold up the end
 

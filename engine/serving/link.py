@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import select
 import socket
 import threading
@@ -16,7 +18,10 @@ from engine.serving.run_folder import EngineState, RunFolder
 from engine.types import RequestError, RequestInput, TokenEvent
 
 _LOOK_S = 0.02  # between looks at the state file while there is no engine
+_AGAIN_S = 0.5  # before an engine that could not be watched is tried again
 _POLL_MS = 50
+
+logger = logging.getLogger("nereid.link")
 
 
 class Receiver(Protocol):
@@ -93,23 +98,28 @@ class Link:
                 self._pipe.send(data)
 
     def _run(self) -> None:
-        epoch = 0
+        known: EngineState | None = None  # what was attended to last
         while not self._closing.is_set():
             state = self._folder.read_state()
             if state is not None and state.failed is not None:
                 self._receiver.on_failed(state.failed)
                 return
-            if state is None or state.epoch <= epoch:
+            if state is None or (known is not None and (state == known or state.epoch < known.epoch)):
                 self._closing.wait(_LOOK_S)
                 continue
-            epoch = state.epoch
-            self._attend(state)
+            try:
+                watch = ProcessWatch(state.pid)
+            except OSError as error:
+                logger.warning("engine %d cannot be watched (%s): tried again", state.epoch, error.strerror)
+                self._closing.wait(_AGAIN_S)
+                continue
+            known = state
+            self._attend(state, watch)
             if not self._closing.is_set():
                 self._receiver.on_down()
 
-    def _attend(self, state: EngineState) -> None:
+    def _attend(self, state: EngineState, watch: ProcessWatch) -> None:
         """Talk to one engine process until it dies or the frontend closes."""
-        watch = ProcessWatch(state.pid)
         try:
             pipe = self._connect(state, watch)
             if pipe is None:
@@ -127,13 +137,16 @@ class Link:
     def _connect(self, state: EngineState, watch: ProcessWatch) -> Pipe | None:
         """The connection, once the engine process listens; None when it dies before, or the frontend closes."""
         while not self._closing.is_set() and not watch.dead():
-            trying = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                trying.connect(self._folder.engine_socket(state.epoch))
+            with contextlib.ExitStack() as unless:
+                try:
+                    trying = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                    unless.callback(trying.close)
+                    trying.connect(self._folder.engine_socket(state.epoch))
+                except OSError:
+                    self._closing.wait(_LOOK_S)
+                    continue
+                unless.pop_all()
                 return Pipe(trying)
-            except OSError:
-                trying.close()
-                self._closing.wait(_LOOK_S)
         return None
 
     def _receive(self, pipe: Pipe, watch: ProcessWatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -27,7 +28,7 @@ class ProcessWatch:
             self.fd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._gone = True
-        except OSError:  # no pidfds on this kernel
+        except OSError:  # no pidfds on this kernel, or no descriptor is left
             self._started = start_time(pid)
 
     def dead(self) -> bool:
@@ -83,6 +84,7 @@ def die_with(pid: int) -> None:
 def start_time(pid: int) -> str | None:
     """Clock ticks since boot at which `pid` started, or None when it is dead (a zombie counts as dead).
 
+    Raises OSError when descriptors have run out, for then nobody knows.
     With the pid it names a process for good. Source: proc(5), fields 3 and 22 of /proc/PID/stat.
     """
     fields = _stat(pid)
@@ -99,5 +101,7 @@ def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the third on; before it stands a name that may hold anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return None

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,13 +21,16 @@ from engine.serving.process_watch import start_time
 # Of a socket's path (unix(7)), without the zero at its end.
 _MOST_BYTES = 107
 _MANY_EPOCHS = 9999
+_MOST_SENTENCE = 3000  # characters; the target of a symbolic link has at most 4,095 bytes
+
+logger = logging.getLogger("nereid.run_folder")
 
 
 class RunFolderError(Exception):
     """The run folder cannot be used; the message says why and what to do."""
 
 
-class EngineState(msgspec.Struct, frozen=True):
+class EngineState(msgspec.Struct, frozen=True, array_like=True):
     """Which engine process is the current one. `epoch` counts them. `failed` says why there will be no other."""
 
     epoch: int
@@ -39,6 +43,9 @@ class RunFolder:
 
     A frontend enters by leaving a mark with its pid and leaves by taking it away; the last to leave closes the engine
     and removes the folder, under a lock, so that a load that follows an unload finds nothing half gone.
+
+    The folder may be swept away and its disk may be full while the model is served: frontends make it again, what is
+    kept in it needs names and no bytes, and a process remembers the last state that it has seen.
     """
 
     def __init__(self, root: Path, server_pid: int, key: str) -> None:
@@ -46,6 +53,7 @@ class RunFolder:
         self.server_pid = server_pid
         self.server_folder = root / f"{server_pid}-{start_time(server_pid)}"
         self.path = self.server_folder / key
+        self._seen: EngineState | None = None
 
     def enter(self) -> None:
         """Raises RunFolderError when the folder cannot be made, is another user's, who could answer for the engine, or
@@ -62,8 +70,8 @@ class RunFolder:
                 sweep(self._root)
                 if not self._others() and not self._engine_lives():
                     shutil.rmtree(self.path, ignore_errors=True)  # of frontends and an engine that were killed together
-                self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._mark.touch()
+                    self._seen = None
+                self.restore()
         except OSError as error:
             raise RunFolderError(f"{self._root} cannot be used ({error.strerror}): {remedy}") from None
 
@@ -73,8 +81,12 @@ class RunFolder:
 
         The body closes the engine in that case; the folder goes after it.
         """
-        with self._lock():
-            self._mark.unlink(missing_ok=True)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._lock())
+                self._mark.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("%s cannot be used (%s): it is left all the same", self._root, error.strerror)
             last = not self._others()
             yield last
             if last:
@@ -86,14 +98,26 @@ class RunFolder:
         """Remove the folders of every model of this server, which is dead."""
         shutil.rmtree(self.server_folder, ignore_errors=True)
 
+    def restore(self) -> None:
+        """Make the folder and this frontend's mark where they are missing. Raises OSError."""
+        if not self._mark.exists():
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._mark.touch()
+
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._root / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def try_lead(self) -> int | None:
-        """A descriptor that holds the model's lock, or None while another frontend has it. Its death frees the lock."""
+        """A descriptor that holds the model's lock, or None while another frontend has it. Its death frees the lock.
+
+        Raises OSError when the folder cannot be used.
+        """
+        with contextlib.suppress(OSError):  # without room for a mark there may be a lock
+            self.restore()
         descriptor = os.open(self.path / "leader", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,27 +126,63 @@ class RunFolder:
             return None
         return descriptor
 
-    def read_state(self) -> EngineState | None:
+    def holds(self, lock: int) -> bool:
+        """Whether what `try_lead` gave still keeps others from the lead: not when its file has been removed."""
         try:
-            return msgspec.json.decode((self.path / "state").read_bytes(), type=EngineState)
-        except FileNotFoundError:
-            return None
+            return os.path.samestat(os.stat(self.path / "leader"), os.fstat(lock))
+        except OSError:
+            return False
+
+    def read_state(self) -> EngineState | None:
+        """The newest state that this process can know of."""
+        try:
+            written = msgspec.json.decode(os.readlink(os.fsencode(self.path / "state")), type=EngineState)
+        except OSError:
+            return self._seen
+        seen = self._seen
+        if seen is None or written.epoch > seen.epoch or (written.epoch == seen.epoch and seen.failed is None):
+            self._seen = written
+        return self._seen
 
     def write_state(self, state: EngineState) -> None:
-        self._replace("state", msgspec.json.encode(state))
+        """Raises OSError; this process knows the state even so.
+
+        The state is the target of a symbolic link: a short one stands in the link itself, so it takes no room on a
+        disk that is full.
+        """
+        self._seen = state
+        if state.failed is None:
+            self._link(state)
+            return
+        try:
+            self._link(msgspec.structs.replace(state, failed=state.failed[:_MOST_SENTENCE]))
+        except OSError as error:
+            self._link(msgspec.structs.replace(state, failed=f"{error.strerror}; the log says more"))
+
+    def engines(self) -> list[EngineState]:
+        """Engine processes of this model that are alive, by age, whatever the folder says: each is known by its
+        command line, `… ROOT SERVER_PID KEY EPOCH MODEL_NAME`."""
+        known = [str(self._root), str(self.server_pid), self.path.name]
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")[:-1]
+                if words[-5:-2] == known and words[-2].isdigit() and start_time(int(entry.name)) is not None:
+                    found.append(EngineState(int(words[-2]), int(entry.name)))
+        return sorted(found, key=lambda state: state.epoch)
 
     def read_failure(self, epoch: int) -> str | None:
         """The sentence that engine `epoch` left when it could not start."""
         try:
-            return (self.path / f"failure-{epoch}").read_text()
-        except FileNotFoundError:
+            return (self.path / f"failure-{epoch}").read_text() or None
+        except OSError:
             return None
 
     def write_failure(self, epoch: int, sentence: str) -> None:
-        self._replace(f"failure-{epoch}", sentence.encode())
-
-    def config_file(self) -> Path:
-        return self.path / "config.json"
+        """Raises OSError."""
+        staged = self.path / f".failure-{epoch}"
+        staged.write_text(sentence)
+        staged.replace(self.path / f"failure-{epoch}")
 
     def engine_socket(self, epoch: int) -> str:
         """A fresh one an epoch, so that nothing of an old engine reaches a request that was sent again."""
@@ -140,10 +200,11 @@ class RunFolder:
         state = self.read_state()
         return state is not None and state.failed is None and start_time(state.pid) is not None
 
-    def _replace(self, name: str, data: bytes) -> None:
-        staged = self.path / f".{name}.{os.getpid()}"
-        staged.write_bytes(data)
-        staged.replace(self.path / name)
+    def _link(self, state: EngineState) -> None:
+        staged = self.path / f".state.{os.getpid()}"
+        staged.unlink(missing_ok=True)
+        os.symlink(msgspec.json.encode(state), os.fsencode(staged))
+        staged.replace(self.path / "state")
 
 
 def without_groups(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from engine import env
 from engine.serving import catalog, guard, launcher, messages
 from engine.serving.replacement import Replacement, Repository
 
@@ -47,7 +48,11 @@ def serve(options: launcher.Options, console: Console) -> int:
 
     Raises LaunchError when there is no server to start.
     """
-    folder = Path(tempfile.mkdtemp(prefix="nereid-serve-"))
+    temporary = env.temporary_folder()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="nereid-serve-", dir=temporary))
+    except OSError as error:
+        raise launcher.LaunchError(f"no folder can be made in {temporary} ({error.strerror}): set TMPDIR") from None
     address = f"{folder}/progress"
     bars = _Bars(address, console)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -14,14 +15,17 @@ import msgspec
 
 from engine import env
 from engine.config import EngineConfig
-from engine.serving.process_watch import ProcessWatch
+from engine.serving.process_watch import ProcessWatch, start_time
 from engine.serving.run_folder import EngineState, RunFolder
+
+logger = logging.getLogger("nereid.supervisor")
 
 _LEAD_S = 0.2  # between tries to become the leader
 _WATCH_S = 0.1  # between looks at a living engine
 _STEADY_S = 60.0  # an engine that lived so long was not part of a row of crashes
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CLOSE_S = 10.0
+_HOPELESS_S = 30.0  # without an engine, and without a folder to start one in
 
 
 class Supervisor:
@@ -54,6 +58,8 @@ class Supervisor:
         self._module = module
         self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
+        self._complaint: str | None = None
+        self._well = time.monotonic()  # when an engine was last there, or could have been started
         self.leading = False
         self._thread = threading.Thread(target=self._run, name="nereid-supervisor", daemon=True)
 
@@ -66,79 +72,172 @@ class Supervisor:
         self._thread.join()
 
     def close_engine(self) -> None:
-        """End the current engine process: politely, then not. For the last frontend that leaves."""
-        state = self._folder.read_state()
-        if state is None or state.failed is not None:
-            return
-        watch = ProcessWatch(state.pid)
-        watch.kill(signal.SIGTERM)
-        if not watch.wait(_CLOSE_S):
-            watch.kill(signal.SIGKILL)
-            watch.wait(_CLOSE_S)
-        watch.close()
+        """End what runs of the model's engine processes: politely, then not. For the last frontend that leaves."""
+        for pid in self._living():
+            watch = ProcessWatch(pid)
+            watch.kill(signal.SIGTERM)
+            if not watch.wait(_CLOSE_S):
+                watch.kill(signal.SIGKILL)
+                watch.wait(_CLOSE_S)
+            watch.close()
         self._reap()
 
-    def _run(self) -> None:
-        lock: int | None = None
-        while lock is None and not self._closing.is_set():
-            lock = self._folder.try_lead()
-            if lock is None:
-                self._closing.wait(_LEAD_S)
-        if lock is None:
-            return
-        self.leading = True
-        try:
-            self._lead()
-        finally:
-            os.close(lock)
-
-    def _lead(self) -> None:
+    def _living(self) -> set[int]:
         state = self._folder.read_state()
+        living = {engine.pid for engine in self._folder.engines()}
+        return living if state is None or state.failed is not None else living | {state.pid}
+
+    def _run(self) -> None:
+        """Lead when no other frontend does. Whatever fails here is said and tried again: nobody else does this work."""
+        while not self._closing.is_set():
+            lock: int | None = None
+            try:
+                lock = self._folder.try_lead()
+                if lock is not None:
+                    self.leading = True
+                    if self._lead(lock):
+                        return
+                    self.leading = False
+                self._well = time.monotonic()
+            except OSError as error:
+                self._complain(f"the run folder {self._folder.path} cannot be used ({_why(error)})")
+                if self._hopeless():
+                    self.leading = True
+                    self._give_up(self._folder.read_state() or EngineState(0, 0), self._unusable(error))
+                    return
+            except Exception:
+                logger.exception("supervision of the engine process begins again")
+            finally:
+                if lock is not None:
+                    os.close(lock)
+            self._closing.wait(_LEAD_S)
+
+    def _hopeless(self) -> bool:
+        """Whether nobody can lead and no engine has been there for long; at once when the model is being loaded."""
+        state = self._folder.read_state()
+        if state is None:
+            return not self._served()
+        if state.failed is None and start_time(state.pid) is not None:
+            self._well = time.monotonic()
+        return time.monotonic() - self._well > _HOPELESS_S
+
+    def _lead(self, lock: int) -> bool:
+        """Keep an engine running. True when that is over for good, False when the lead is lost."""
+        state = self._adopt()
+        epoch = 0 if state is None else state.epoch
         crashes = 0
         while not self._closing.is_set():
             if state is not None and state.failed is not None:
-                return
-            if state is None:
-                state = self._spawn(1)
+                return True
             born = time.monotonic()
-            self._watch(state)
-            if self._closing.is_set():
-                return
+            try:
+                if state is None:
+                    epoch += 1
+                    state = self._spawn(epoch)
+            except OSError as error:
+                ending = f"the engine process could not be started ({_why(error)})"
+            except _Unwritable as error:
+                ending = self._unusable(error.cause)
+            else:
+                if not self._watch(state, lock):
+                    return self._closing.is_set()
+                ending = self._folder.read_failure(epoch) or self._ending(state)
             crashes = 1 if time.monotonic() - born > _STEADY_S else crashes + 1
-            ending = self._folder.read_failure(state.epoch) or self._ending(state)
             if not self._served() or crashes > self._restart_limit:
                 if self._served():
                     ending = f"{ending}. It was started {crashes} times in a row and will not be started again"
-                self._folder.write_state(EngineState(state.epoch, state.pid, failed=ending))
-                return
+                self._give_up(EngineState(epoch, 0 if state is None else state.pid), ending)
+                return True
             if self._closing.wait(_BACKOFF_S[min(crashes - 1, len(_BACKOFF_S) - 1)]):
-                return
-            state = self._spawn(state.epoch + 1)
+                return True
+            if not self._folder.holds(lock):
+                return False
+            state = None
+        return True
 
-    def _watch(self, state: EngineState) -> None:
-        """Wait for the engine to die, or kill it when it hangs."""
+    def _adopt(self) -> EngineState | None:
+        """What the frontend that led before left: the newest engine that lives, told of or not. Older ones end."""
+        state = self._folder.read_state()
+        if state is not None and state.failed is not None:
+            return state
+        living = self._folder.engines()
+        if living and (state is None or living[-1].epoch > state.epoch):
+            state = living[-1]
+        for engine in living:
+            if state is not None and engine.pid != state.pid:
+                watch = ProcessWatch(engine.pid)
+                watch.kill(signal.SIGKILL)
+                watch.close()
+        if state is not None:
+            self._publish(state)
+        return state
+
+    def _watch(self, state: EngineState, lock: int) -> bool:
+        """Wait for the engine to die, or kill it when it hangs. False when the frontend closes or another leads."""
         watch = ProcessWatch(state.pid)
         try:
-            while not watch.wait(_WATCH_S) and not self._closing.is_set():
+            while not watch.wait(_WATCH_S):
+                if self._closing.is_set() or not self._folder.holds(lock):
+                    return False
                 if self._silent_s() > self._hang_timeout_s:
                     watch.kill(signal.SIGKILL)
+                with contextlib.suppress(OSError):
+                    self._folder.restore()
+                if self._complaint is not None:
+                    self._publish(state)
         finally:
             watch.close()
+        return not self._closing.is_set()
 
     def _spawn(self, epoch: int) -> EngineState:
-        """Start engine `epoch`. It watches the server's process itself, so it never outlives it."""
+        """Start engine `epoch`. It watches the server's process itself, so it never outlives it.
+
+        Raises OSError when there is no process, _Unwritable when the first one cannot be told of: it is ended.
+        """
         self._reap()
-        self._folder.config_file().write_bytes(msgspec.json.encode(self._config))
         root = self._folder.server_folder.parent
         arguments = [str(root), str(self._folder.server_pid), self._folder.path.name, str(epoch), self._model_name]
         self._child = subprocess.Popen(
             [str(env.read().python), "-m", self._module, *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the server's terminal is the server's business
         )
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._child.stdin as config:
+            config.write(msgspec.json.encode(self._config))
         state = EngineState(epoch, self._child.pid)
-        self._folder.write_state(state)
+        failed = self._publish(state)
+        if failed is not None and not self._served():
+            self._child.kill()
+            self._reap()
+            raise _Unwritable(failed)
         return state
+
+    def _publish(self, state: EngineState) -> OSError | None:
+        """Tell the other frontends. What keeps them from hearing is said, and tried again while the engine runs."""
+        try:
+            self._folder.write_state(state)
+        except OSError as error:
+            self._complain(
+                f"the other frontends cannot be told of engine {state.epoch} (pid {state.pid}): {_why(error)}"
+            )
+            return error
+        self._complaint = None
+        return None
+
+    def _give_up(self, state: EngineState, sentence: str) -> None:
+        self._publish(msgspec.structs.replace(state, failed=sentence))
+
+    def _complain(self, sentence: str) -> None:
+        if sentence != self._complaint:
+            logger.warning("%s; tried again", sentence)
+        self._complaint = sentence
+
+    def _unusable(self, error: OSError) -> str:
+        where = self._folder.path
+        return (
+            f"the run folder {where} cannot be written ({_why(error)}): make room there, or set {env.RUN_DIR} elsewhere"
+        )
 
     def _ending(self, state: EngineState) -> str:
         self._reap()
@@ -153,3 +252,15 @@ class Supervisor:
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(1)
+
+
+class _Unwritable(Exception):
+    """The first engine process cannot be told of: a fault of the machine that whoever loads the model should hear."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -28,8 +28,8 @@ FOUND = {
         "seed 1 for 12; 3 kill-frontends 0 for 0.1 x2", "requests through the shim had no end; none came back"
     ),
     "tokenizer-dies-again": Found("seed 1 for 12; 3 kill-tokenizer 0 x2", "no other tokenizer took its place"),
-    "run-folder-removed": Found("seed 1 for 12; 3 remove-run-folder 0", "no engine was started any more"),
-    "disk-full": Found("seed 1 for 12; 3 fill-disk 0 for 3", "no engine was started any more"),
+    "run-folder-removed": Found("seed 1 for 12; 3 remove-run-folder 0", "no engine was started any more", mended=True),
+    "disk-full": Found("seed 1 for 12; 3 fill-disk 0 for 3", "no engine was started any more", mended=True),
     "deadline-while-the-engine-hangs": Found(
         "seed 1 for 10; 2 stop-engine 0 for 4.5; 2 stop-engine 1 for 4.5",
         "requests with 2 s of time ended when the engine went on",

@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -77,6 +78,32 @@ def test_requests_sent_while_the_engine_restarts_are_served(server: Server) -> N
     (old,) = server.engine_pids("demo")
     os.kill(old, signal.SIGKILL)
     assert len(tokens_of(Call(server, **long_request(5, 8)).all())) == 8
+
+
+@pytest.mark.parametrize("trouble", ["folder removed", "disk full"])
+def test_streams_survive_kill_9_when_the_run_folder_cannot_be_relied_on(server: Server, trouble: str) -> None:
+    """Frontends that may write no byte to any file have a full disk; so has the engine that they start."""
+    few = 48
+    expected = [tokens_of(Call(server, **long_request(seed, few)).all()) for seed in range(4)]
+    calls = [Call(server, **long_request(seed, few)) for seed in range(4)]
+    firsts = [call.next() for call in calls]
+    (old,) = server.engine_pids("demo")
+    stubs = server.stub_pids("demo")
+    if trouble == "folder removed":
+        shutil.rmtree(server.run_folder())
+    else:
+        allow_files_of(stubs, 0)
+    try:
+        os.kill(old, signal.SIGKILL)
+        got = [tokens_of([first, *call.all()]) for first, call in zip(firsts, calls, strict=True)]
+    finally:
+        allow_files_of([*stubs, *server.engine_pids("demo")], resource.RLIM_INFINITY)
+    assert got == expected
+    (new,) = server.engine_pids("demo")
+    assert new != old
+    assert server.has("demo")
+    assert server.run_folder().exists()
+    assert all(answered(server, "demo") for _ in range(4)), "every frontend has found it"
 
 
 def test_engine_that_cannot_come_back_ends_streams_and_the_model(
@@ -198,6 +225,12 @@ def test_the_engine_and_frontends_that_are_stuck_die_with_a_server_that_is_kille
     wait_until(lambda: start_time(engine) is None, "the engine process is gone", 5.0)
     wait_until(lambda: running.stub_pids("demo") == [], "the frontends are gone", 5.0)
     assert not running.run_folder().exists()
+
+
+def allow_files_of(pids: list[int], size: int) -> None:
+    """Let processes write files of so many bytes at most."""
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def leader(pids: list[int]) -> int:

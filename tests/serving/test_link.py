@@ -12,105 +12,20 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from engine.config import EngineConfig
-from engine.demo.make import make
-from engine.serving.frontend import Frontend
 from engine.serving.host import Host
-from engine.serving.link import Link
-from engine.serving.metrics import Metrics
 from engine.serving.process_watch import start_time
-from engine.serving.responses import Responses
 from engine.serving.run_folder import RunFolder
 from engine.serving.settings import FrontendConfig
-from engine.serving.supervisor import Supervisor
 from engine.text import Tokenizer
 from tests.serving import scripted_host, stub
+from tests.serving.rig import LONG, Rig
 from tests.serving.stub import Request, tokens_of
-
-LONG = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
-
-
-class Rig:
-    """Everything a stub holds, in this process."""
-
-    def __init__(self, root: Path, tokenizer: Tokenizer, model: str, config: FrontendConfig) -> None:
-        self.folder = RunFolder(root, os.getpid(), "model")
-        self.folder.enter()
-        self.metrics = Metrics(stub.BACKEND, "m", "1")
-        self.frontend = Frontend(
-            "f0",
-            "m",
-            tokenizer,
-            config,
-            max_held=4,
-            responses=Responses(stub.BACKEND),
-            metrics=self.metrics,
-            leading=lambda: self.supervisor.leading,
-        )
-        self.link = Link(self.folder, "f0", self.frontend)
-        self.supervisor = Supervisor(
-            self.folder,
-            "m",
-            EngineConfig(model=model),
-            restart_limit=config.restart_limit,
-            hang_timeout_s=config.hang_timeout_s,
-            served=self.frontend.served.is_set,
-            silent_s=lambda: self.link.silent_s,
-            module="tests.serving.scripted_host",
-        )
-        self.frontend.attach(self.link)
-        self.metrics.start()
-        self.link.start()
-        self.supervisor.start()
-
-    def submit(self, seed: int = 0, stream: bool = True) -> Request:
-        request = Request(parameters=LONG, input_ids=[2, 3, 4 + seed], stream=stream)
-        self.frontend.submit(request)
-        return request
-
-    def engine_pid(self) -> int:
-        state = self.folder.read_state()
-        assert state is not None
-        return state.pid
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.engine_pid(), number)
-
-    def close(self) -> None:
-        self.frontend.close("closed by the test")
-        self.supervisor.stop()
-        self.link.close()
-        with self.folder.leave() as last:
-            if last:
-                self.supervisor.close_engine()
-        self.metrics.close()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    make(folder)
-    return Tokenizer.from_folder(folder)
-
-
-@pytest.fixture
-def rig(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
-    """Makes rigs and closes them. The folder is short: a socket's path has at most 107 bytes."""
-    with contextlib.ExitStack() as stack:
-
-        def build(model: str = "fine", **config: object) -> Rig:
-            made = Rig(tmp_path, tokenizer, model, FrontendConfig(**config))  # type: ignore[arg-type]
-            stack.callback(made.close)
-            assert made.frontend.settled.wait(30)
-            return made
-
-        yield build
 
 
 def test_streams_survive_the_engines_death_without_a_lost_or_a_repeated_token(rig: Callable[..., Rig]) -> None:
@@ -374,13 +289,12 @@ def outcome(request: Request) -> int | str:
 def test_an_engine_process_whose_frontends_have_all_died_ends_and_leaves_nothing(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, os.getpid(), "model")
     folder.path.mkdir(parents=True)
-    folder.config_file().write_bytes(msgspec.json.encode(EngineConfig(model="fine")))
     gone = subprocess.Popen(["true"])
     gone.wait()
     (folder.path / f"frontend-{gone.pid}").touch()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        assert Host(folder, 1, "m", scripted_host.build, lonely_s=0.3).run() == 0
+        assert Host(folder, 1, "m", EngineConfig(model="fine"), scripted_host.build, lonely_s=0.3).run() == 0
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert not folder.path.exists()

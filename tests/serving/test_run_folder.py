@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from engine import env
 from engine.serving.run_folder import EngineState, RunFolder, RunFolderError, model_key
 
 REMEDY = "set NEREID_RUN_DIR to a short path of a folder of your own"
@@ -81,3 +83,12 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFolderError, match=rf"cannot be used \(Not a directory\): {REMEDY}"):
         RunFolder(tmp_path / "file" / "run", os.getpid(), "model").enter()
+
+
+def test_a_full_disk_does_not_move_the_folder_elsewhere() -> None:
+    """A process that may write no byte meets the same folder as those that could."""
+    code = (
+        "import resource as r; from engine import env; r.setrlimit(r.RLIMIT_FSIZE, (0, 0)); print(env.read().run_dir)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()) == env.read().run_dir

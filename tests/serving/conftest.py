@@ -1,0 +1,41 @@
+"""Rigs for the tests of frontends, links and supervisors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.demo.make import make
+from engine.serving.run_folder import RunFolder
+from engine.serving.settings import FrontendConfig
+from engine.text import Tokenizer
+from tests.serving.rig import Rig
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make(folder)
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def rig(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Makes rigs and closes them. The folder is short: a socket's path has at most 107 bytes."""
+    with contextlib.ExitStack() as stack:
+
+        def build(
+            model: str = "fine",
+            name: str = "f0",
+            entered: Callable[[RunFolder], object] = lambda folder: None,
+            **config: object,
+        ) -> Rig:
+            made = Rig(tmp_path, tokenizer, model, FrontendConfig(**config), name, entered)  # type: ignore[arg-type]
+            stack.callback(made.close)
+            assert made.frontend.settled.wait(30)
+            return made
+
+        yield build

@@ -1,0 +1,87 @@
+"""A frontend with its link and supervisor in this process, over engine processes of `scripted_host`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.serving.frontend import Frontend
+from engine.serving.link import Link
+from engine.serving.metrics import Metrics
+from engine.serving.responses import Responses
+from engine.serving.run_folder import RunFolder
+from engine.serving.settings import FrontendConfig
+from engine.serving.supervisor import Supervisor
+from engine.text import Tokenizer
+from tests.serving import stub
+from tests.serving.stub import Request
+
+LONG = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
+
+
+class Rig:
+    """Everything a stub holds, in this process. entered: called with the run folder before anything runs in it."""
+
+    def __init__(
+        self,
+        root: Path,
+        tokenizer: Tokenizer,
+        model: str,
+        config: FrontendConfig,
+        name: str = "f0",
+        entered: Callable[[RunFolder], object] = lambda folder: None,
+    ) -> None:
+        self.folder = RunFolder(root, os.getpid(), "model")
+        self.folder.enter()
+        entered(self.folder)
+        self.metrics = Metrics(stub.BACKEND, "m", "1")
+        self.frontend = Frontend(
+            name,
+            "m",
+            tokenizer,
+            config,
+            max_held=4,
+            responses=Responses(stub.BACKEND),
+            metrics=self.metrics,
+            leading=lambda: self.supervisor.leading,
+        )
+        self.link = Link(self.folder, name, self.frontend)
+        self.supervisor = Supervisor(
+            self.folder,
+            "m",
+            EngineConfig(model=model),
+            restart_limit=config.restart_limit,
+            hang_timeout_s=config.hang_timeout_s,
+            served=self.frontend.served.is_set,
+            silent_s=lambda: self.link.silent_s,
+            module="tests.serving.scripted_host",
+        )
+        self.frontend.attach(self.link)
+        self.metrics.start()
+        self.link.start()
+        self.supervisor.start()
+
+    def submit(self, seed: int = 0, stream: bool = True) -> Request:
+        request = Request(parameters=LONG, input_ids=[2, 3, 4 + seed], stream=stream)
+        self.frontend.submit(request)
+        return request
+
+    def engine_pid(self) -> int:
+        state = self.folder.read_state()
+        assert state is not None
+        return state.pid
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.engine_pid(), number)
+
+    def close(self) -> None:
+        self.frontend.close("closed by the test")
+        self.supervisor.stop()
+        self.link.close()
+        with self.folder.leave() as last:
+            if last:
+                self.supervisor.close_engine()
+        self.metrics.close()
