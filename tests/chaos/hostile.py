@@ -146,7 +146,7 @@ BODIES: dict[str, Body] = {
     "huge-bias": direct("logit_bias", sampling={"max_tokens": 2, "logit_bias": {"1": 1e308}}),
     "deep-json": _complete("JSON", stop=lambda: json.loads("[" * 500 + "]" * 500)),
     "long-name": body("/v1/completions", {"model": "m" * 100_000, "prompt": "x"}, "model", frozenset({400, 404})),
-    "long-field": _complete("argument", **{"f" * 100_000: 1}),
+    "long-field": body("/v1/completions", {"prompt": "x", "f" * 100_000: 1}, "argument", _SERVED),
     "negative-ids": _complete("prompt", prompt=[-1]),
     "huge-n": _complete("n", n=10**9),
     "long-header": endless_header(1 << 20),

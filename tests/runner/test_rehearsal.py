@@ -48,7 +48,6 @@ LATENT_EXPERTS = {
 }
 
 
-@pytest.mark.timeout(600)  # two minutes of torch on one free core
 @pytest.mark.parametrize(
     ("config", "steps", "mode"),
     [(DENSE, 100, ()), (LATENT_EXPERTS, 100, ()), (DENSE, 30, ("deterministic",))],
