@@ -136,7 +136,7 @@ def test_when_it_cannot_come_back_every_stream_ends_and_new_ones_are_refused(rig
         with pytest.raises(stub.Error, match="killed by SIGKILL") as caught:
             request.all()
         assert caught.value.code == stub.Error.UNAVAILABLE
-    assert time.monotonic() - killed < 2.0
+    assert time.monotonic() - killed < 10.0  # nobody waits for another engine
     with pytest.raises(stub.Error, match="the engine process of model 'm' is not there"):
         running.submit().all()
     assert gave_up == [True]
