@@ -23,6 +23,7 @@ from engine.serving import decode
 from engine.serving.link import Link
 from engine.serving.messages import Stats
 from engine.serving.metrics import Metrics
+from engine.serving.quarantine import NOBODY
 from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
@@ -37,7 +38,9 @@ _FEW_EVENTS = 4  # a send takes about as long as a hand-over
 _WATCH_S = 0.02
 _LATE_S = 0.3  # the engine ends a request that is past its time, unless it hangs, restarts or has not got it yet
 _ASK_SHARE = 10  # of the time, at most one part in so many goes into asking
-_RESENDS = 2  # an engine that died so often with the same request, and no token between, dies of it
+_SUSPECT_DEATHS = 2  # of engines that ran a request, without a token between: it may be what they die of
+_MOST_DEATHS = 3  # the last of them while it ran alone
+_FATAL = "the engine died {deaths} times while it ran this request, so it is not tried again"
 _DOWN = "the engine process of model {model!r} is not there: {why}"
 
 
@@ -68,10 +71,12 @@ class Frontend:
         self._leading = leading
         self._link: Link | None = None
         self._up = False
+        self._alone: str | None = NOBODY
         self._context = 0
         self.ready = threading.Event()  # an engine takes requests now
         self.served = threading.Event()  # one has, some time
         self.failed: str | None = None
+        self.blamed = 0  # deaths of engines that ran one request alone
         self.settled = threading.Event()  # ready or failed
         self.on_give_up: Callable[[], None] | None = None
         self._lock = threading.Lock()  # the table of streams together with what the engine was told about it
@@ -137,12 +142,11 @@ class Frontend:
         assert self._link is not None
         with self._lock:
             self._up = True
+            self._alone = NOBODY
             self._context = context
-            for stream in [s for s in self._streams.values() if s.submitted]:
-                if stream.resends > _RESENDS:
-                    self._leave(stream, f"the engine died {stream.resends} times while it ran this request")
-                else:
-                    self._link.submit(stream.engine_request())
+            for stream in self._streams.values():
+                if stream.submitted and stream.deaths < _MOST_DEATHS:
+                    self._link.submit(stream.engine_request(), suspect=stream.deaths >= _SUSPECT_DEATHS)
         self.served.set()
         self.ready.set()
         self.settled.set()
@@ -169,12 +173,23 @@ class Frontend:
     def on_stats(self, stats: Stats) -> None:
         self._metrics.engine(stats, self._leading())
 
-    def on_down(self) -> None:
+    def on_alone(self, request_id: str | None) -> None:
         with self._lock:
+            self._alone = request_id
+
+    def on_down(self) -> None:
+        """Counts the death against the requests that the engine ran: none while it started."""
+        with self._lock:
+            alone = self._alone
+            self.blamed += self._up and alone is not None and alone != NOBODY
+            for stream in self._streams.values():
+                if self._up and stream.submitted and alone in (None, stream.request_id):
+                    stream.deaths += 1
+                    if stream.deaths >= _MOST_DEATHS:
+                        # Another replica would die of it too, so it is no end that a client or a router tries again.
+                        self._leave(stream, _FATAL.format(deaths=stream.deaths), ErrorCode.INTERNAL)
             self._up = False
             self.ready.clear()
-            for stream in self._streams.values():
-                stream.resends += stream.submitted
             count = len(self._streams)
         logger.warning("%s: the engine process died; %d requests wait for the next one", self._name, count)
 
@@ -346,7 +361,7 @@ class Frontend:
         self._queue(stream)
 
     def _observe(self, stream: Stream, event: TokenEvent, heard: float) -> None:
-        stream.resends = 0
+        stream.deaths = 0
         if stream.received:
             self._metrics.next_token(heard - stream.heard)
         else:

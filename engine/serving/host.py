@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import os
+import queue
 import select
 import signal
 import socket
@@ -29,11 +30,12 @@ import msgspec
 from engine import env
 from engine.config import EngineConfig
 from engine.serving import heap, messages
-from engine.serving.messages import Abort, Bye, Events, Hello, Progress, Ready, Stats, Submit, ToFrontend
+from engine.serving.messages import Abort, Alone, Bye, Events, Hello, Progress, Ready, Sent, Stats, Submit, ToFrontend
 from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
+from engine.serving.quarantine import NOBODY, Quarantine
 from engine.serving.run_folder import RunFolder
-from engine.types import RequestError, TokenEvent, rejection
+from engine.types import RequestError, RequestInput, TokenEvent, rejection
 
 if TYPE_CHECKING:
     from engine.api import Engine
@@ -54,11 +56,15 @@ _UNITS = {"weights": "bytes"}
 class Frontend:
     """The way back to one frontend; the engine's sink for its requests. Safe to use from any thread."""
 
-    def __init__(self, name: str, pipe: Pipe, engine_failed: Callable[[], bool]) -> None:
+    def __init__(
+        self, name: str, pipe: Pipe, engine_failed: Callable[[], bool], noticed: Callable[[list[TokenEvent]], None]
+    ) -> None:
+        """noticed: hears of all events that leave."""
         self.name = name
         self.pipe = pipe
         self.live: set[str] = set()
         self._engine_failed = engine_failed
+        self._noticed = noticed
 
     def deliver(self, events: list[TokenEvent]) -> None:
         """Send what one step gave this frontend's requests. Nothing of a failed engine leaves: it ends every request
@@ -69,6 +75,7 @@ class Frontend:
             if event.finish_reason is not None:
                 self.live.discard(event.request_id)
         self.send(Events(events))
+        self._noticed(events)
 
     def send(self, message: ToFrontend) -> None:
         self.pipe.send(messages.encode(message))
@@ -119,6 +126,10 @@ class Host:
         self._announced = False  # every frontend hears `Ready` once, whenever it came
         self._stopping = False
         self._server = ProcessWatch(folder.server_pid)
+        self._quarantine = Quarantine[tuple[Frontend, RequestInput]](self._run_request, self._tell_alone)
+        self._passed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._passing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._passing, select.POLLIN)
         self._progress_socket: socket.socket | None = None
         self._stages = {"python": time.monotonic()}  # what the start has come to, and when
 
@@ -134,8 +145,10 @@ class Host:
                 self._serve()
                 if self._loaded.is_set() and self._failure is None and not self._announced:
                     self._announced = True
+                    self._quarantine.gather(self._frontends)
                     for frontend in self._frontends.values():
                         self._welcome(frontend)
+                self._quarantine.look()
                 if self._failure is not None:
                     self._tell_failure(self._failure)
                     return 1
@@ -199,6 +212,8 @@ class Host:
             for descriptor, _ in self._poller.poll(int(left * 1000) + 1):
                 if self._listener is not None and descriptor == self._listener.fileno():
                     self._accept(self._listener)
+                elif descriptor == self._passing:
+                    self._pass()
                 elif descriptor in self._pipes:
                     self._hear(self._pipes[descriptor])
                 else:
@@ -232,11 +247,16 @@ class Host:
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Abort):
+            self._quarantine.drop(message.request_ids)
+            for frontend in self._frontends.values():
+                frontend.live.difference_update(message.request_ids)
             if self._engine is not None:
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)
+        elif isinstance(message, Sent):
+            self._quarantine.sent(message.frontend)
         elif isinstance(message, Hello):
-            frontend = Frontend(message.frontend, pipe, self._engine_failed)
+            frontend = Frontend(message.frontend, pipe, self._engine_failed, self._notice)
             self._frontends[message.frontend] = frontend
             if self._announced:
                 self._welcome(frontend)
@@ -248,6 +268,8 @@ class Host:
         assert self._engine is not None
         frontend.send(self._stats(self._engine))
         frontend.send(Ready(self._engine.context))
+        if self._quarantine.alone != NOBODY:
+            frontend.send(Alone(self._quarantine.alone))
 
     def _submit(self, message: Submit) -> None:
         frontend = self._frontends.get(message.frontend)
@@ -255,13 +277,38 @@ class Host:
             return  # it has died meanwhile, or has not heard `Ready` and will send again
         request = message.whole()
         frontend.live.add(request.request_id)
+        self._quarantine.take(request.request_id, (frontend, request), message.suspect)
+
+    def _run_request(self, item: tuple[Frontend, RequestInput]) -> None:
+        assert self._engine is not None
+        frontend, request = item
         try:
             self._engine.submit(request, frontend)
         except RequestError as error:
             frontend.deliver([rejection(request.request_id, error)])
 
+    def _tell_alone(self, request_id: str | None) -> None:
+        for frontend in self._frontends.values():
+            frontend.send(Alone(request_id))
+
+    def _notice(self, events: list[TokenEvent]) -> None:
+        """Called by the loop's thread, as events leave."""
+        alone = self._quarantine.alone
+        if alone and any(e.request_id == alone and (e.token_ids or e.finish_reason is not None) for e in events):
+            self._passed.put(alone)
+            os.eventfd_write(self._passing, 1)
+
+    def _pass(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._passing)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._quarantine.passed(self._passed.get_nowait())
+
     def _drop(self, frontend: Frontend) -> None:
         del self._frontends[frontend.name]
+        self._quarantine.drop(frontend.live)
+        self._quarantine.sent(frontend.name)
         if self._engine is not None:
             for request_id in list(frontend.live):
                 self._engine.abort(request_id)
@@ -292,7 +339,7 @@ class Host:
         now = engine.stats()
         return Stats(
             running=now.running,
-            waiting=now.waiting,
+            waiting=now.waiting + len(self._quarantine),
             blocks_used=sum(group.used for group in now.groups),
             blocks_total=sum(group.total for group in now.groups),
             prefix_queries=now.prefix_query_tokens,

@@ -11,7 +11,7 @@ import time
 from typing import Protocol
 
 from engine.serving import messages
-from engine.serving.messages import Abort, Bye, Events, Hello, Ready, Stats, Submit, ToEngine
+from engine.serving.messages import Abort, Alone, Bye, Events, Hello, Ready, Sent, Stats, Submit, ToEngine
 from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
 from engine.serving.run_folder import EngineState, RunFolder
@@ -36,6 +36,10 @@ class Receiver(Protocol):
         ...
 
     def on_stats(self, stats: Stats) -> None: ...
+
+    def on_alone(self, request_id: str | None) -> None:
+        """Which request alone the engine runs from now on (`Quarantine.alone`)."""
+        ...
 
     def on_down(self) -> None:
         """The engine process died; another may come."""
@@ -72,10 +76,13 @@ class Link:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: RequestInput) -> None:
-        """Raises RequestError when the request holds a number that is too large to travel."""
+    def submit(self, request: RequestInput, suspect: bool = False) -> None:
+        """Raises RequestError when the request holds a number that is too large to travel.
+
+        suspect: engines have died while they ran it.
+        """
         try:
-            self._send(Submit.of(self._name, request))
+            self._send(Submit.of(self._name, request, suspect))
         except OverflowError:
             sentence = "a number in the request is out of range: token ids are 32-bit, priority is 64-bit"
             raise RequestError(sentence) from None
@@ -171,9 +178,12 @@ class Link:
             self._receiver.on_events(message.events, pressed)
         elif isinstance(message, Stats):
             self._receiver.on_stats(message)
+        elif isinstance(message, Alone):
+            self._receiver.on_alone(message.request_id)
         elif isinstance(message, Ready):
             self._up.set()
             self._receiver.on_ready(message.context)
+            self._send(Sent(self._name))
 
     def _drop(self, linger_s: float = 0.0) -> None:
         with self._lock:

@@ -57,6 +57,7 @@ class TritonPythonModel:
             hang_timeout_s=settings.frontend.hang_timeout_s,
             served=lambda: self._linked and self._frontend.served.is_set(),
             silent_s=lambda: self._link.silent_s if self._linked else 0.0,
+            blamed=lambda: self._frontend.blamed if self._linked else 0,
         )
         self._linked = False
         self._supervisor.start()

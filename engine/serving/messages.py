@@ -17,17 +17,18 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """A request. The ids of its prompt travel as the bytes of an array: thousands of integers one by one take a
-    millisecond to pack, unpack and pass on."""
+    millisecond to pack, unpack and pass on. suspect: engines have died while they ran it."""
 
     frontend: str
     request: RequestInput  # its prompt_ids are empty
     prompt: bytes
+    suspect: bool = False
 
     @classmethod
-    def of(cls, frontend: str, request: RequestInput) -> Submit:
+    def of(cls, frontend: str, request: RequestInput, suspect: bool = False) -> Submit:
         """Raises OverflowError for a token id that is no 32-bit integer."""
         prompt = array("i", request.prompt_ids).tobytes()
-        return cls(frontend, msgspec.structs.replace(request, prompt_ids=()), prompt)
+        return cls(frontend, msgspec.structs.replace(request, prompt_ids=()), prompt, suspect)
 
     def whole(self) -> RequestInput:
         """The request as it was submitted."""
@@ -40,11 +41,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class Sent(msgspec.Struct, frozen=True, tag="sent"):
+    """After `Ready`: the frontend has sent every request that it had."""
+
+    frontend: str
+
+
 class Bye(msgspec.Struct, frozen=True, tag="bye"):
     frontend: str
 
 
-ToEngine = Hello | Submit | Abort | Bye
+ToEngine = Hello | Submit | Sent | Abort | Bye
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -76,7 +83,14 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     frontends_lost: int = 0
 
 
-ToFrontend = Ready | Events | Stats
+class Alone(msgspec.Struct, frozen=True, tag="alone"):
+    """Which request the engine runs from now on, as `Quarantine.alone`: the death of the engine is that one's matter.
+    After `Ready` it runs none."""
+
+    request_id: str | None
+
+
+ToFrontend = Ready | Events | Stats | Alone
 
 
 LOADED = "loaded"  # the stage of the last progress report of a start, whether it succeeded or not

@@ -68,7 +68,7 @@ class Stream:
         self.submitted = False  # the engine has it, or the next one is to have it
         self.received: list[int] = []
         self.heard = 0.0
-        self.resends = 0
+        self.deaths = 0  # of engines that ran it, since its last token
         self.ended = False
         self.ending = threading.Lock()
         self.queued = False

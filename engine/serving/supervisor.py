@@ -25,6 +25,7 @@ _WATCH_S = 0.1  # between looks at a living engine
 _STEADY_S = 60.0  # an engine that lived so long was not part of a row of crashes
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CLOSE_S = 10.0
+_JUDGE_S = 0.2  # for the link to hear what an engine ran when it died
 _HOPELESS_S = 30.0  # without an engine, and without a folder to start one in
 
 
@@ -33,6 +34,7 @@ class Supervisor:
 
     served: whether an engine process of this model has ever been ready.
     silent_s: seconds since it was last heard from.
+    blamed: how many engine processes have died while they ran one request alone, which is no fault of the engine.
     module: what the engine process runs.
     """
 
@@ -46,6 +48,7 @@ class Supervisor:
         hang_timeout_s: float,
         served: Callable[[], bool],
         silent_s: Callable[[], float],
+        blamed: Callable[[], int],
         module: str = "engine.serving.host",
     ) -> None:
         self._folder = folder
@@ -55,6 +58,7 @@ class Supervisor:
         self._hang_timeout_s = hang_timeout_s
         self._served = served
         self._silent_s = silent_s
+        self._blamed = blamed
         self._module = module
         self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -125,11 +129,11 @@ class Supervisor:
         """Keep an engine running. True when that is over for good, False when the lead is lost."""
         state = self._adopt()
         epoch = 0 if state is None else state.epoch
-        crashes = 0
+        crashes, before = 0, 0  # in a row, and how many there were to blame on requests when it began
         while not self._closing.is_set():
             if state is not None and state.failed is not None:
                 return True
-            born = time.monotonic()
+            born, blamed = time.monotonic(), self._blamed()
             try:
                 if state is None:
                     epoch += 1
@@ -142,8 +146,10 @@ class Supervisor:
                 if not self._watch(state, lock):
                     return self._closing.is_set()
                 ending = self._folder.read_failure(epoch) or self._ending(state)
-            crashes = 1 if time.monotonic() - born > _STEADY_S else crashes + 1
-            if not self._served() or crashes > self._restart_limit:
+            if not crashes or time.monotonic() - born > _STEADY_S:
+                crashes, before = 0, blamed
+            crashes += 1
+            if not self._served() or self._too_many(crashes, before):
                 if self._served():
                     ending = f"{ending}. It was started {crashes} times in a row and will not be started again"
                 self._give_up(EngineState(epoch, 0 if state is None else state.pid), ending)
@@ -154,6 +160,13 @@ class Supervisor:
                 return False
             state = None
         return True
+
+    def _too_many(self, crashes: int, before: int) -> bool:
+        """Whether the engine itself has died too often. What the last one ran may be known in a moment."""
+        if crashes - (self._blamed() - before) <= self._restart_limit:
+            return False
+        self._closing.wait(_JUDGE_S)
+        return crashes - (self._blamed() - before) > self._restart_limit
 
     def _adopt(self) -> EngineState | None:
         """What the frontend that led before left: the newest engine that lives, told of or not. Older ones end."""

@@ -22,7 +22,7 @@ class Found:
 
 FOUND = {
     "engine-deaths-while-starting": Found(
-        "seed 1 for 12; 3 kill-engine 0 x3", "open requests ended with `the engine died 3 times`"
+        "seed 1 for 12; 3 kill-engine 0 x3", "open requests ended with `the engine died 3 times`", mended=True
     ),
     "frontends-die-again": Found(
         "seed 1 for 12; 3 kill-frontends 0 for 0.1 x2", "requests through the shim had no end; none came back"

@@ -57,6 +57,7 @@ class Rig:
             hang_timeout_s=config.hang_timeout_s,
             served=self.frontend.served.is_set,
             silent_s=lambda: self.link.silent_s,
+            blamed=lambda: self.frontend.blamed,
             module="tests.serving.scripted_host",
         )
         self.frontend.attach(self.link)

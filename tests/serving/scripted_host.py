@@ -5,6 +5,8 @@ python -m tests.serving.scripted_host ...
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 
@@ -17,9 +19,14 @@ from tests.core.scripted_runner import ScriptedRunner, pool
 STEP_S = 0.005
 
 
+POISON = 13  # the first token of a prompt that kills the process in the step that begins it
+
+
 class PacedRunner(ScriptedRunner):
     def launch(self, plan: StepPlan) -> Pending:
         time.sleep(STEP_S)
+        if any(start.token_ids[0] == POISON for start in plan.starts):
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().launch(plan)
 
 

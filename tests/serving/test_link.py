@@ -106,24 +106,6 @@ def test_an_engine_that_hangs_is_killed_and_replaced(rig: Callable[..., Rig]) ->
     assert len(tokens_of([first, *request.all()])) == 120
 
 
-def test_a_request_that_the_engine_dies_of_again_and_again_is_given_up(rig: Callable[..., Rig]) -> None:
-    """No token comes between the deaths, so it may be this request that kills it."""
-    running = rig(restart_limit=20)
-    running.kill(signal.SIGSTOP)
-    request = running.submit()
-    for _ in range(3):
-        before = running.engine_pid()
-        running.kill()
-        while running.engine_pid() == before:
-            time.sleep(0.002)
-        running.kill(signal.SIGSTOP)
-    running.kill(signal.SIGCONT)
-    with pytest.raises(stub.Error, match="the engine died 3 times while it ran this request") as caught:
-        request.all()
-    assert caught.value.code == stub.Error.UNAVAILABLE
-    assert len(tokens_of(running.submit().all())) == 120
-
-
 def test_when_it_cannot_come_back_every_stream_ends_and_new_ones_are_refused(rig: Callable[..., Rig]) -> None:
     running = rig(restart_limit=0)
     gave_up: list[bool] = []
