@@ -6,14 +6,15 @@ import torch
 from torch import nn
 
 from engine.layers.build import Build
+from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm, taken_in
-from engine.models.config import MoeConfig
+from engine.models.config import MlpConfig, MoeConfig
 
 
 class Moe(nn.Module):
     """residual + Σ weight · expert(norm(x)). Routing is computed in float32, of routers that keep all their bits
     (`Build.router_dtype`). Shared experts stand behind the others in the same tables, are chosen by every token and
-    weigh 1."""
+    weigh 1; those that are stored in another way are one feed-forward part of their own."""
 
     def __init__(self, config: MoeConfig, build: Build) -> None:
         super().__init__()
@@ -22,8 +23,10 @@ class Moe(nn.Module):
         self.router = build.empty(count, hidden, dtype=build.router_dtype or torch.float32)
         self.correction = build.empty(count, dtype=torch.float32) if config.correction_bias else None
         self.table = build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32) if config.hashed else None
-        self.gate_up = build.weight(count + config.num_shared, 2 * inner, hidden)
-        self.down = build.weight(count + config.num_shared, hidden, inner)
+        self.gate_up = build.weight(count + config.num_behind, 2 * inner, hidden)
+        self.down = build.weight(count + config.num_behind, hidden, inner)
+        beside = config.num_shared - config.num_behind
+        self.shared = Mlp(MlpConfig(beside * inner, config.activation, limit=config.limit), build) if beside else None
         self._deterministic = build.deterministic
         self._ops = build.ops
 
@@ -35,14 +38,14 @@ class Moe(nn.Module):
     @property
     def idle(self) -> float:
         """The part of the experts that a token does not choose."""
-        return (self.config.num_experts - self.config.top_k) / (self.config.num_experts + self.config.num_shared)
+        return (self.config.num_experts - self.config.top_k) / (self.config.num_experts + self.config.num_behind)
 
     def forward(
         self, x: torch.Tensor, norm: RmsNorm | None, token_ids: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
         config = self.config
-        return self._ops.moe(
+        y = self._ops.moe(
             x,
             self.router,
             self.gate_up.value,
@@ -55,7 +58,7 @@ class Moe(nn.Module):
             group_score=config.group_score,
             renormalize=config.renormalize,
             scale=config.scale,
-            num_shared=config.num_shared,
+            num_shared=config.num_behind,
             table=self.table,
             token_ids=token_ids,
             residual=residual,
@@ -64,3 +67,5 @@ class Moe(nn.Module):
             deterministic=self._deterministic,
             **taken_in(norm),
         )
+        # In this order, for the sum may stand in its residual's place, and x may be the residual of the routed ones.
+        return y if self.shared is None else self.shared(x, norm, token_ids, residual=y)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from engine.models.config import (
@@ -319,18 +320,35 @@ def moe_rules(config: MoeConfig, name: str = "model.layers.{layer}.mlp") -> list
 def expert_rules(
     config: MoeConfig, name: str, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 ) -> list[Rule]:
-    """Each expert's gate and up become one matrix, and all experts one tensor, the shared ones last. `parts` are the
-    names of gate, up and down."""
+    """Each expert's gate and up become one matrix, and all experts one tensor, the shared ones last unless they stand
+    apart. `parts` are the names of gate, up and down."""
     gate, up, down = parts
     experts = [f"{name}.experts.{e}" for e in range(config.num_experts)]
-    behind = [f"{name}.shared_experts"] if config.num_shared else []
+    behind = [f"{name}.shared_experts"] if config.num_behind else []
     pairs = tuple(f"{expert}.{part}.weight" for expert in experts + behind for part in (gate, up))
     downs = tuple(f"{expert}.{down}.weight" for expert in experts + behind)
     at = "layers.{layer}.ffn"
-    return [
+    rules = [
         Rule(f"{at}.gate_up", pairs, SharedBehindConcat() if behind else StackConcat()),
         Rule(f"{at}.down", downs, SharedBehind() if behind else Stack()),
     ]
+    if config.num_shared and config.apart:
+        inner = config.num_shared * config.intermediate
+        both = (f"{name}.shared_experts.{gate}.weight", f"{name}.shared_experts.{up}.weight")
+        rules += [
+            Rule(f"{at}.shared.gate_up.weight", both, concat(inner, inner)),
+            Rule(f"{at}.shared.down.weight", (f"{name}.shared_experts.{down}.weight",)),
+        ]
+    return rules
+
+
+def with_shared_apart(config: ModelConfig) -> ModelConfig:
+    """The same model, whose shared experts stand in no table with the others."""
+    parts = [
+        replace(layer, ffn=replace(layer.ffn, apart=True)) if isinstance(layer.ffn, MoeConfig) else layer
+        for layer in config.layers
+    ]
+    return replace(config, layers=tuple(parts))
 
 
 def outer_rules(config: ModelConfig) -> list[Rule]:

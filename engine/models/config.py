@@ -141,6 +141,7 @@ class MoeConfig:
     A token's scores choose its `top_k` experts; `correction_bias` is added for the choice only. With num_groups > 1
     experts are chosen within the `top_groups` groups whose "max" or "top2" sum of scores is the largest. `hashed`
     takes the choice from a table by token id. Weights are the chosen scores, to sum 1 if `renormalize`, times `scale`.
+    apart: shared experts have no place in the routed ones' tables, since they are stored in another way.
     """
 
     num_experts: int
@@ -157,6 +158,12 @@ class MoeConfig:
     num_shared: int = 0
     activation: Activation = "silu"
     limit: float | None = None
+    apart: bool = False
+
+    @property
+    def num_behind(self) -> int:
+        """Shared experts that stand behind the others in their tables."""
+        return 0 if self.apart else self.num_shared
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,15 @@ from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.method import Method
-from engine.quant.methods import compressed_tensors, fp8
+from engine.quant.methods import awq, compressed_tensors, fp8, gptq
 
 # quant_method → what reads the object around it
-METHODS: dict[str, Callable[[Reader], Method]] = {"compressed-tensors": compressed_tensors.read, "fp8": fp8.read}
+METHODS: dict[str, Callable[[Reader], Method]] = {
+    "awq": awq.read,
+    "compressed-tensors": compressed_tensors.read,
+    "fp8": fp8.read,
+    "gptq": gptq.read,
+}
 # Read here and by no family. "quantization" is what MLX writes.
 KEYS = ("quantization_config", "compression_config", "quantization")
 

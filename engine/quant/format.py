@@ -48,6 +48,11 @@ class Kind(Protocol):
         """What a checkpoint may call a module's numbers: the ends of names."""
         ...
 
+    @property
+    def SPLITS(self) -> bool:
+        """Whether one source's columns may be shared out among matrices of a table, as shared experts' are."""
+        ...
+
     def lacking(self, scheme: Any, module: str, entries: Mapping[str, Entry]) -> str | None:
         """A sentence where the tensors of `module` are not what the scheme needs."""
         ...

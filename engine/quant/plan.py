@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.quant.format import Kind
-from engine.quant.formats import fp8
+from engine.quant.formats import fp8, packed
 from engine.quant.method import Method
-from engine.quant.scheme import Fp8Scheme, Scheme
+from engine.quant.scheme import Fp8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
-from engine.weights.rules import Rule
+from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # scheme → the module of its format
-KINDS: dict[type, Kind] = {Fp8Scheme: fp8}
+KINDS: dict[type, Kind] = {Fp8Scheme: fp8, PackedScheme: packed}
 
 
 def plan(
@@ -40,6 +40,19 @@ def plan(
         weight = weights.get(rule.target)
         made += [rule] if weight is None else _filled(weight, rule, entries, method, activations)
     return made
+
+
+def shared_apart(rules: Sequence[Rule], checkpoint: Checkpoint | None, method: Method | None) -> bool:
+    """Whether shared experts are stored in another way than the others of their layer, or in one that no table can hold
+    beside them: they are a product of their own then."""
+    entries = None if checkpoint is None else checkpoint.entries
+    for rule in rules:
+        if not isinstance(rule.combine, SharedBehind | SharedBehindConcat):
+            continue
+        first, last = (_scheme(rule.sources[i].removesuffix(".weight"), entries, method) for i in (0, -1))
+        if first != last or (first is not None and not KINDS[type(first)].SPLITS):
+            return True
+    return False
 
 
 def _filled(

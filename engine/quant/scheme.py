@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Layout = Literal["pack-quantized", "gptq", "awq"]
 Activations = Literal["as they are", "dynamic by token", "dynamic by 128", "static"]
 
 
@@ -20,4 +21,20 @@ class Fp8Scheme:
     power_of_two: bool = False
 
 
-Scheme = Fp8Scheme
+@dataclass(frozen=True, slots=True)
+class PackedScheme:
+    """Integers of `bits` bits, packed into words of 32, with a scale for each `group` inputs of a row; 0: one for all.
+
+    layout: whose names and packing these are. zeros: zero points are stored, less `shift`. ordered: a tensor says for
+    each input which group it is of; otherwise groups are runs of inputs.
+    """
+
+    layout: Layout
+    bits: int
+    group: int
+    zeros: bool = False
+    ordered: bool = False
+    shift: int = 0
+
+
+Scheme = Fp8Scheme | PackedScheme

@@ -16,6 +16,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import RowStart, RunnerInfo, StepPlan
 from engine.layers.build import Build
 from engine.models import registry
+from engine.models.common import with_shared_apart
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
@@ -68,6 +69,9 @@ def build_runner(
         checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
     dtype = _dtype(config, model, checkpoint)
     rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
+    if quant.shared_apart(rules, checkpoint, method):
+        model = with_shared_apart(model)
+        rules = family.rules(model)
     # Routers keep all their bits, which is float32 unless the checkpoint has them in the model's dtype, as published
     # ones do.
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {dtype}

@@ -330,7 +330,10 @@ class _Staging:
             files.read_into(entry.file, entry.start, raw.numpy().data)
             tensors.append(raw.view(entry.dtype).view(entry.shape))
         with torch.no_grad():
-            made = piece.transform(tensors, piece.shape)
+            try:
+                made = piece.transform(tensors, piece.shape)
+            except WeightsError as error:
+                raise WeightsError(f"{piece.entries[0].name}: {error}") from None
             for view, part in zip(piece.views, made.split([len(view) for view in piece.views]), strict=True):
                 view.copy_(part)
 

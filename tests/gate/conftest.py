@@ -73,7 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             later.append(item)
         if _dtype_of(item) == "bfloat16" and any(a in item.nodeid and b in item.nodeid for a, b in UNSEEN_IN_BFLOAT16):
             later.append(item)
-        if not complete and _of_a_family(item) and not any(a in item.nodeid and b in item.nodeid for a, b in QUICK):
+        quick = _params(item)["packing"].quick if "packing" in _params(item) else None
+        if complete:
+            continue
+        if quick is not None:
+            later += [] if _params(item)["shape"].name in quick else [item]
+        elif _of_a_family(item) and not any(a in item.nodeid and b in item.nodeid for a, b in QUICK):
             later.append(item)
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]

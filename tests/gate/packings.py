@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.gate import integers
+from tests.gate.integers import awq, awq_config, compressed, gptq, gptq_config, matching, pack_quantized
 from tests.gate.oracle import FORCED, Golden, Sequence
 from tests.gate.shapes import Shape
 
@@ -33,20 +35,24 @@ PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight", ".w1.weight", ".w2.weigh
 class Packing:
     """pack(matrix [N, K] float32) → the tensors by the end of their names, and the numbers that they stand for.
 
-    config is the checkpoint's quantization_config. packs says by the module's name whether it is quantized.
+    config is the checkpoint's quantization_config. packs says by the module's name whether it is quantized, and other
+    what packs it in place of `pack`. quick: the shapes that the suite plays it on; None: all dense ones.
     """
 
     name: str
     config: dict[str, Any] = field(hash=False)
     pack: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]] = field(hash=False)
     packs: Callable[[str], bool] = field(hash=False, default=lambda module: True)
+    other: Callable[[str], integers.Pack | None] = field(hash=False, default=lambda module: None)
+    quick: tuple[str, ...] | None = None
 
 
 def packed_golden(shape: Shape, base: Golden, packing: Packing, cache: Path) -> Golden:
     """A folder of `base`'s checkpoint packed so, and what transformers says in float32 of the numbers it stands for, to
     some of base's sequences. Made once and kept, as `golden` is."""
     source = json.dumps(asdict(shape), sort_keys=True) + packing.name + json.dumps(packing.config, sort_keys=True)
-    digest = hashlib.sha256(source.encode() + Path(__file__).read_bytes()).hexdigest()[:12]
+    code = Path(__file__).read_bytes() + Path(integers.__file__).read_bytes()
+    digest = hashlib.sha256(source.encode() + code).hexdigest()[:12]
     folder = cache / f"{shape.name}-{packing.name}-{digest}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=cache) as made:
@@ -72,7 +78,7 @@ def _make(base: Golden, packing: Packing, folder: Path) -> None:
         for name, tensor in load_file(file).items():
             module = name.removesuffix(".weight")
             if tensor.dim() == 2 and name.endswith(PROJECTIONS) and packing.packs(module):
-                tensors, numbers = packing.pack(tensor.float())
+                tensors, numbers = (packing.other(module) or packing.pack)(tensor.float())
                 packed |= {f"{module}.{end}": part.contiguous() for end, part in tensors.items()}
                 plain[name] = numbers.contiguous()
             else:
@@ -164,5 +170,60 @@ PACKINGS = (
         "ct-fp8-blocks",
         float_quantized("block", strategy="group", group_size=128, dynamic=True),
         fp8_blocks(torch.bfloat16, "weight_scale"),
+    ),
+    Packing("ct-int4-g32", compressed(4, 32), pack_quantized(4, 32), quick=("qwen3-moe",)),
+    Packing(
+        "ct-int4-zeros-order",
+        compressed(4, 32, False, "group"),
+        pack_quantized(4, 32, zeros=True, ordered=True),
+        quick=("llama3",),
+    ),
+    Packing("ct-int8-channel", compressed(8, 0), pack_quantized(8, 0), quick=()),
+    Packing("ct-int8-g128-zeros", compressed(8, 128, False, "weight"), pack_quantized(8, 128, zeros=True), quick=()),
+    Packing(
+        "ct-int4-experts",
+        compressed(4, 32, ignore=integers.KIMI_IGNORES),
+        pack_quantized(4, 32),
+        packs=lambda module: ".mlp.experts." in module,
+        quick=(),
+    ),
+    Packing(
+        "ct-mixed",
+        {
+            **compressed(4, 64, format="mixed-precision"),
+            "config_groups": {
+                "group_0": {**compressed(4, 64)["config_groups"]["group_0"], "format": "pack-quantized"},
+                "group_1": {
+                    **float_quantized("channel", strategy="token", dynamic=True)["config_groups"]["group_0"],
+                    "targets": [r"re:.*self_attn.*"],
+                    "format": "float-quantized",
+                },
+            },
+        },
+        pack_quantized(4, 64),
+        other=matching(r".*self_attn", fp8_rows),
+        quick=(),
+    ),
+    Packing("awq", awq_config(16), awq(16), quick=("qwen3",)),
+    Packing(
+        "awq-some",
+        awq_config(32, modules_to_not_convert=["down_proj", "layers.1.self_attn"]),
+        awq(32),
+        packs=lambda module: "down_proj" not in module and "layers.1.self_attn" not in module,
+        quick=(),
+    ),
+    Packing("gptq-v1", gptq_config(4, 32, sym=True), gptq(4, 32, zeros=False), quick=()),
+    Packing("gptq-v1-order", gptq_config(4, 32, True), gptq(4, 32, ordered=True), quick=("qwen3",)),
+    Packing(
+        "gptq-v2-8-order", gptq_config(8, 64, True, checkpoint_format="gptq_v2"), gptq(8, 64, 0, ordered=True), quick=()
+    ),
+    Packing("gptq-v1-8-channel", gptq_config(8, 0, True), gptq(8, 0), quick=()),
+    Packing(
+        "gptq-dynamic",
+        gptq_config(4, 32, dynamic={r"-:.*\.1\.self_attn": {}, r"+:.*down_proj": {"bits": 8, "group_size": 16}}),
+        gptq(4, 32),
+        packs=lambda module: ".1.self_attn" not in module,
+        other=matching(".*down_proj", gptq(8, 16)),
+        quick=(),
     ),
 )

@@ -71,13 +71,13 @@ def weights(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ({"quant_method": "hqq"}, "quant_method = 'hqq' is not implemented; implemented: 'compressed-tensors', 'fp8'"),
+        ({"quant_method": "hqq"}, "quant_method = 'hqq' is not implemented; implemented: 'awq', 'compr"),
         ({}, "lacks quant_method"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size = \[64, 64\]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt = 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"}, "go with blocks"),
         ({"quant_method": "fp8", "surprise": 1}, "surprise = 1"),
-        (changed(format="pack-quantized"), "group_0: format = 'pack-quantized' is not implemented"),
+        (changed(format="marlin-24"), "group_0: format = 'marlin-24' is not implemented"),
         (changed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
         (changed(transform_config={"R1": {}}), "transform_config"),
         (changed(ignore=["re:("]), "no regular expression"),

@@ -16,7 +16,7 @@ from kernels.sizes import cdiv
 from kernels.weight import Fp8 as Value
 from kernels.weight.inputs import FP8_MAX, Inputs
 
-DATA = ("weight",)
+DATA, SPLITS = ("weight",), True
 # What a checkpoint calls a module's scales, and its scale of inputs.
 SCALES = ("weight_scale_inv", "weight_scale", "scale")
 INPUT_SCALE = "input_scale"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.models.reader import ConfigError, Reader
-from engine.quant.scheme import Activations, Fp8Scheme
+from engine.quant.methods.groups import group_size
+from engine.quant.scheme import Activations, Fp8Scheme, PackedScheme, Scheme
 
-# What a module of a projection is called by its class; embeddings and norms are never targets of what is read here.
-PROJECTION = "Linear"
-FORMATS = ("float-quantized", "naive-quantized")
+# What a module of a projection is called by its class, and the end of the name of one of another class.
+PROJECTION, EMBEDDING = "Linear", "embed_tokens"
+# What stays the same whatever it says: how scales were found, and the dtypes that they were stored from.
+SILENT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+# Orders of inputs that a checkpoint says by a tensor, and those that it does not need to say.
+ORDERED, IN_PLACE = ("group", "dynamic"), (None, "weight", "static")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Group:
     """What `targets` are stored as: names, classes, or patterns behind `re:`."""
 
     targets: tuple[str, ...]
-    stored: Fp8Scheme
+    stored: Scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class CompressedTensors:
     groups: tuple[Group, ...]
     ignored: tuple[str, ...]
 
-    def scheme(self, module: str) -> Fp8Scheme | None:
+    def scheme(self, module: str) -> Scheme | None:
         if any(_rank(target, module) for target in self.ignored):
             return None
         ranked = [(max(_rank(target, module) for target in group.targets), group.stored) for group in self.groups]
@@ -44,7 +48,7 @@ def _rank(target: str, module: str) -> int:
         return 3
     if target.startswith("re:"):
         return 2 if re.match(target[3:], module) else 0
-    return int(target == PROJECTION)
+    return int(target == PROJECTION and not module.endswith(EMBEDDING))
 
 
 def read(reader: Reader) -> CompressedTensors:
@@ -75,8 +79,41 @@ def _group(where: str, values: Any, whole: str | None) -> Group:
     inputs = reader.optional(dict, "input_activations")
     reader.refuse("output_activations", "outputs are not quantized")
     reader.finish()
+    stored = FORMATS[str(own)](weights, inputs, where)
+    weights.finish()
+    return Group(targets, stored)
+
+
+def _floats(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
     strategy, block = _weights(weights)
-    return Group(targets, Fp8Scheme(_inputs(inputs, strategy, where), block))
+    return Fp8Scheme(_inputs(inputs, strategy, where), block)
+
+
+def _packed(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
+    weights.require("type", "int")
+    bits = weights.require("num_bits", 4, 8)
+    symmetric = weights.read(bool, "symmetric", True)
+    weights.require("dynamic", False, default=False)
+    grouped = weights.require("strategy", "group", "channel") == "group"
+    group = group_size(weights, "group_size") if grouped else 0
+    if not grouped:
+        weights.require("group_size", None, -1, default=None)
+    order = weights.require("actorder", *IN_PLACE, *ORDERED, default=None)
+    weights.refuse("block_structure", "integers are not scaled by blocks")
+    weights.skip(*SILENT)
+    if inputs is not None:
+        raise ConfigError(
+            f"{where}: input_activations are not implemented beside packed weights, whose products take 16-bit inputs"
+        )
+    return PackedScheme("pack-quantized", bits, group, not symmetric, order in ORDERED and group > 0)
+
+
+# format → what reads the weights and inputs of a group
+FORMATS: dict[str, Callable[[Reader, dict[str, Any] | None, str], Scheme]] = {
+    "float-quantized": _floats,
+    "naive-quantized": _floats,
+    "pack-quantized": _packed,
+}
 
 
 def _weights(reader: Reader) -> tuple[str, tuple[int, int] | None]:
@@ -91,8 +128,7 @@ def _weights(reader: Reader) -> tuple[str, tuple[int, int] | None]:
     reader.check(not by_block or block == [128, 128], f"block_structure = {block} is not implemented, [128, 128] is")
     reader.refuse("actorder", "floats have no order of activations")
     reader.refuse("group_size", "floats are not grouped along their inputs")
-    reader.skip("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-    reader.finish()
+    reader.skip(*SILENT)
     return strategy, (128, 128) if by_block else None
 
 
@@ -111,7 +147,7 @@ def _inputs(values: dict[str, Any] | None, strategy: str, where: str) -> Activat
     reader.require("group_size", *((128,) if by_block else (None,)), default=None)
     reader.refuse("actorder", "inputs have no order of activations")
     reader.refuse("block_structure", "inputs have no blocks")
-    reader.skip("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    reader.skip(*SILENT)
     reader.finish()
     return "dynamic by 128" if by_block else "dynamic by token" if dynamic else "static"
 

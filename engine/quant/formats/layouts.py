@@ -1,0 +1,186 @@
+"""How checkpoints pack integers into words of 32 bits, and the transforms to what `kernels.weight.PackedInt` holds.
+
+| layout | numbers | scales | zero points |
+|---|---|---|---|
+| pack-quantized | [N, words], along inputs | [N, groups] | [words, groups], along outputs |
+| gptq | [words, N], along inputs | [groups, N] | [groups, words], along outputs |
+| awq | [K, words], along outputs | [groups, N] | [groups, words], along outputs |
+
+A word's lowest bits come first; AWQ's eight numbers stand in an order of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.quant.scheme import Layout
+from engine.weights.checkpoint import WeightsError
+from engine.weights.rules import Shape
+from kernels.sizes import cdiv
+from kernels.weight.packed import integers, packed
+
+# Outputs 0 to 7 of AWQ's words, by the place of four bits that each has.
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a layout calls a module's numbers, scales, zero points, the groups of its inputs, and its sizes."""
+
+    data: str
+    scale: str
+    zero: str
+    order: str | None = None
+    sizes: str | None = None
+
+
+NAMES: dict[Layout, Names] = {
+    "pack-quantized": Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+    "gptq": Names("qweight", "scales", "qzeros", "g_idx"),
+    "awq": Names("qweight", "scales", "qzeros"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Numbers packed along their inputs, [N, words] int32. A second tensor says which group each input is of: `ordered`
+    puts the inputs of a group beside each other, otherwise they must stand so. group 0 is one of all inputs."""
+
+    layout: Layout
+    bits: int
+    inputs: int
+    group: int
+    ordered: bool = False
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        n, words = view
+        data = {"pack-quantized": (n, words), "gptq": (words, n), "awq": (self.inputs, cdiv(n * self.bits, 32))}
+        return shapes[0] == data[self.layout] and all(shape == (self.inputs,) for shape in shapes[1:])
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        words = tensors[0].t().contiguous() if self.layout == "gptq" else tensors[0]
+        if self.layout == "awq":
+            numbers = unpacked(tensors[0], self.bits, awq=True)[:, : view[0]].t().contiguous()
+            words = packed(numbers, self.bits).view(torch.int32)
+        if len(tensors) == 1:
+            return words
+        places = order_of(tensors[1], self.group)
+        if not self.ordered:
+            if not torch.equal(places, torch.arange(self.inputs)):
+                raise WeightsError("it gives its inputs an order, and config.json does not say so (desc_act, actorder)")
+            return words
+        return packed(unpacked(words, self.bits)[:, places], self.bits).view(torch.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One value a row and group, [N, groups]: scales (`bits` None) or zero points, to which `shift` is added."""
+
+    layout: Layout
+    bits: int | None = None
+    shift: int = 0
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        n, groups = view
+        if self.bits is None:
+            return shapes[0] == ((n, groups) if self.layout == "pack-quantized" else (groups, n))
+        words = cdiv(n * self.bits, 32)
+        return shapes[0] == ((words, groups) if self.layout == "pack-quantized" else (groups, words))
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        if self.bits is None:
+            return tensors[0] if self.layout == "pack-quantized" else tensors[0].t()
+        words = tensors[0].t().contiguous() if self.layout == "pack-quantized" else tensors[0]
+        zero = unpacked(words, self.bits, awq=self.layout == "awq")[:, : view[0]].t()
+        return zero.to(torch.int16) + self.shift
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The inputs of group after group, [1, K] int32, of each input's group [K]."""
+
+    group: int
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        return shapes[0] == view[-1:]
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        return order_of(tensors[0], self.group).reshape(view)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A vector as a row."""
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        return shapes[0] == view[-1:]
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        return tensors[0].reshape(view)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """The dense numbers of one source. Tensors: numbers, scales, then zero points, groups of inputs and sizes, each
+    where it is said to be there."""
+
+    words: Words
+    shift: int
+    zeros: bool
+    groups: bool
+    sizes: bool
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        layout, bits, inputs = self.words.layout, self.words.bits, self.words.inputs
+        n, groups = self._outputs(view), cdiv(inputs, self.words.group or inputs)
+        rest = list(shapes[2:])
+        wanted = [Grid(layout).fits(shapes[1:2], (n, groups))]
+        if self.zeros:
+            wanted.append(Grid(layout, bits).fits([rest.pop(0)], (n, groups)))
+        own = [rest.pop(0)] if self.groups else []
+        return all(wanted) and self.words.fits([shapes[0], *own], (n, cdiv(inputs * bits, 32)))
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        layout, bits, inputs = self.words.layout, self.words.bits, self.words.inputs
+        n, size = self._outputs(view), self.words.group or inputs
+        data, scale, *rest = tensors
+        grid = (n, cdiv(inputs, size))
+        zero = Grid(layout, bits, self.shift)([rest.pop(0)], grid) if self.zeros else torch.tensor(1 << (bits - 1))
+        group = rest.pop(0).long() if self.groups else torch.arange(inputs) // size
+        plain = Words(layout, bits, inputs, size)
+        words = plain([data], (n, cdiv(inputs * bits, 32)))
+        if self.sizes:
+            check_sizes(rest.pop(0), (n, inputs))
+        numbers = unpacked(words, bits)[:, :inputs].float()
+        spread = zero.float()[:, group] if self.zeros else zero.float()
+        return ((numbers - spread) * Grid(layout)([scale], grid).float()[:, group]).reshape(view)
+
+    def _outputs(self, view: Shape) -> int:
+        count = 1
+        for size in view:
+            count *= size
+        return count // self.words.inputs
+
+
+def unpacked(words: torch.Tensor, bits: int, awq: bool = False) -> torch.Tensor:
+    """words [R, W] int32 → their numbers [R, W · 32 / bits] uint8."""
+    numbers = integers(words.contiguous().view(torch.uint8), bits)
+    return numbers.unflatten(-1, (-1, 8))[..., AWQ_PLACES].flatten(-2) if awq else numbers
+
+
+def order_of(groups: torch.Tensor, size: int) -> torch.Tensor:
+    """groups [K], each input's → the inputs of group after group [K] int64. Raises WeightsError unless each group but
+    the last has `size` inputs; 0 says that there is one group."""
+    places = torch.argsort(groups.long(), stable=True)
+    runs = torch.arange(len(groups)) // (size or max(len(groups), 1))
+    if not torch.equal(groups.long()[places], runs):
+        raise WeightsError(f"its inputs are not in groups of {size or len(groups)}")
+    return places
+
+
+def check_sizes(sizes: torch.Tensor, wanted: Shape) -> None:
+    if tuple(sizes.tolist()) != wanted:
+        raise WeightsError(f"it says that it has the shape {sizes.tolist()}, and it has {list(wanted)}")

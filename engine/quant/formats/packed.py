@@ -1,0 +1,216 @@
+"""Packed integers with a scale for each group of a row's inputs: compressed-tensors' pack-quantized, GPTQ, AWQ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.quant.format import Declared, Format
+from engine.quant.formats.layouts import NAMES, Grid, Places, Row, Unpacked, Words, check_sizes
+from engine.quant.scheme import PackedScheme
+from engine.weights.checkpoint import Entry, WeightsError, listed
+from engine.weights.rules import Concat, Rule, Shape
+from kernels.sizes import cdiv
+from kernels.weight import PackedInt as Value
+
+DATA, SPLITS = ("weight_packed", "qweight"), False
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Source i fills target[i % runs, i // runs], a row, where each entry of a table has so many sources."""
+
+    runs: int
+
+    def __call__(self, target: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tensor]:
+        return [target[i % self.runs, i // self.runs][None] for i in range(len(shapes))]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Which tensors stand beside a module's numbers."""
+
+    zeros: bool
+    groups: bool
+    sizes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInt(Format):
+    """scale: the dtype of scales. shapes: the weight's shape in each source; none where there is no checkpoint."""
+
+    scheme: PackedScheme
+    stored: Stored
+    inputs: int
+    scale: torch.dtype
+    sources: int
+    shapes: tuple[Shape, ...] = ()
+
+    @property
+    def _ordered(self) -> bool:
+        return self.scheme.ordered and self.stored.groups
+
+    def declare(self, shape: Shape, dtype: torch.dtype) -> Declared:
+        *table, n, k = shape
+        bits = self.scheme.bits
+        grid = (*table, n, cdiv(k, self.scheme.group or k))
+        made: Declared = {"data": ((*table, n, cdiv(k * bits, 32)), torch.int32), "scale": (grid, self.scale)}
+        if self.stored.zeros:
+            # 8 bits and one more hold 256, which 8 bits less one may stand for.
+            made["zero"] = (grid, torch.uint8 if bits == 4 else torch.int16)
+        if self._ordered:
+            entries = table[0] if table else 1
+            made["order"] = ((self.sources // entries, entries, k), torch.int32)
+        if self.stored.sizes:
+            made["sizes"] = ((self.sources, 2), torch.int32)
+        return made
+
+    def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
+        scheme, names = self.scheme, NAMES[self.scheme.layout]
+        plain = scheme.layout == "pack-quantized"
+
+        def filled(parameter: str, end: str) -> Rule:
+            return Rule(f"{rule.target}.{parameter}", _named(rule.sources, end), rule.combine)
+
+        data, scale = filled("data", names.data), filled("scale", names.scale)
+        if self.stored.groups:
+            assert names.order is not None
+            data = replace(data, beside=tuple((name,) for name in _named(rule.sources, names.order)))
+        if self.stored.groups or not plain:
+            words = Words(scheme.layout, scheme.bits, self.inputs, scheme.group, scheme.ordered)
+            data = replace(data, transform=words)
+        made = [data, scale if plain else replace(scale, transform=Grid(scheme.layout))]
+        if self.stored.zeros:
+            grid = Grid(scheme.layout, scheme.bits, scheme.shift)
+            made.append(replace(filled("zero", names.zero), transform=grid))
+        if self._ordered:
+            assert names.order is not None
+            entries = shape[0] if len(shape) == 3 else 1
+            runs = Runs(self.sources // entries)
+            made.append(replace(filled("order", names.order), combine=runs, transform=Places(scheme.group)))
+        if self.stored.sizes:
+            assert names.sizes is not None
+            each = Concat((1,) * self.sources)
+            made.append(replace(filled("sizes", names.sizes), combine=each, transform=Row()))
+        return made
+
+    def value(self, parameters: Mapping[str, torch.Tensor]) -> Value:
+        data, scale, order = parameters["data"], parameters["scale"], parameters.get("order")
+        if order is not None:
+            # Those of all runs are equal (`check`).
+            order = order[0] if data.dim() == 3 else order[0, 0]
+        group = self.scheme.group or self.inputs
+        return Value(data.view(torch.uint8), scale, parameters.get("zero"), order, self.scheme.bits, group, self.inputs)
+
+    def draw(self, parameters: Mapping[str, torch.Tensor], std: float, generator: torch.Generator) -> None:
+        bits = self.scheme.bits
+        parameters["data"].random_(-(1 << 31), (1 << 31) - 1, generator=generator)
+        # Of numbers that are spread evenly.
+        parameters["scale"].fill_(std * 12**0.5 / (1 << bits))
+        if "zero" in parameters:
+            parameters["zero"].fill_(1 << (bits - 1))
+        if "order" in parameters:
+            order = parameters["order"]
+            order.copy_(torch.arange(order.shape[-1], dtype=torch.int32, device=order.device).expand_as(order))
+        if "sizes" in parameters:
+            parameters["sizes"].zero_()
+
+    def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        order = parameters.get("order")
+        if order is not None and not bool((order == order[:1]).all()):
+            raise WeightsError(
+                "its parts form one product and give their inputs different orders (g_idx), which is not implemented: "
+                "use a checkpoint without desc_act or actorder"
+            )
+        if "sizes" in parameters:
+            for sizes, wanted in zip(parameters["sizes"].cpu(), self.shapes, strict=True):
+                check_sizes(sizes, wanted)
+
+
+def lacking(scheme: PackedScheme, module: str, entries: Mapping[str, Entry]) -> str | None:
+    names = NAMES[scheme.layout]
+    needed = [names.data, names.scale, *([names.zero] if scheme.zeros else [])]
+    absent = [f"{module}.{end}" for end in needed if f"{module}.{end}" not in entries]
+    if absent:
+        return f"config.json says that {module} is stored as {scheme.layout}, and {listed(absent)} is missing"
+    for end, kinds in ((names.data, (torch.int32,)), (names.scale, SCALES)):
+        entry = entries[f"{module}.{end}"]
+        if entry.dtype not in kinds or len(entry.shape) != 2:
+            found = str(entry.dtype).removeprefix("torch.")
+            return f"{entry.name} is {found} {list(entry.shape)}, which {scheme.layout} does not store there"
+    return None
+
+
+def make(
+    scheme: PackedScheme,
+    modules: Sequence[str],
+    rule: Rule,
+    shape: Shape,
+    entries: Mapping[str, Entry] | None,
+    exact_inputs: bool,
+) -> PackedInt:
+    """Raises WeightsError when the modules' tensors are of different kinds."""
+    inputs = shape[-1]
+    if entries is None:
+        stored = Stored(scheme.zeros, scheme.ordered, False)
+        return PackedInt(scheme, stored, inputs, torch.bfloat16, len(modules))
+    names = NAMES[scheme.layout]
+    scales = [entries[f"{module}.{names.scale}"] for module in modules]
+    kinds = {scale.dtype for scale in scales}
+    # Sources have as many rows as scales, which are checked with everything else.
+    rows = [scale.shape[0 if scheme.layout == "pack-quantized" else 1] for scale in scales]
+    return PackedInt(
+        scheme,
+        _stored(scheme, modules, entries),
+        inputs,
+        kinds.pop() if len(kinds) == 1 else torch.float32,
+        len(modules),
+        tuple((n, inputs) for n in rows),
+    )
+
+
+def dequantized(scheme: PackedScheme, modules: Sequence[str], rule: Rule, entries: Mapping[str, Entry]) -> Rule:
+    """What fills a weight whose reader takes dense numbers alone."""
+    names, stored = NAMES[scheme.layout], _stored(scheme, modules, entries)
+    inputs = _inputs(scheme, entries[f"{modules[0]}.{names.data}"])
+    words = Words(scheme.layout, scheme.bits, inputs, scheme.group, scheme.ordered)
+    ends = [names.scale]
+    for end, there in ((names.zero, stored.zeros), (names.order, stored.groups), (names.sizes, stored.sizes)):
+        ends += [end] if there and end is not None else []
+    return replace(
+        rule,
+        target=f"{rule.target}.data",
+        sources=_named(rule.sources, names.data),
+        transform=Unpacked(words, scheme.shift, stored.zeros, stored.groups, stored.sizes),
+        beside=tuple(tuple(f"{module}.{end}" for end in ends) for module in modules),
+    )
+
+
+def _stored(scheme: PackedScheme, modules: Sequence[str], entries: Mapping[str, Entry]) -> Stored:
+    names = NAMES[scheme.layout]
+
+    def there(end: str | None, module: str) -> bool:
+        return end is not None and f"{module}.{end}" in entries
+
+    kinds = {
+        Stored(scheme.zeros, scheme.ordered or there(names.order, module), there(names.sizes, module))
+        for module in modules
+    }
+    if len(kinds) != 1:
+        raise WeightsError(f"the tensors of {listed(list(modules))} are of different kinds, and they form one product")
+    return kinds.pop()
+
+
+def _inputs(scheme: PackedScheme, data: Entry) -> int:
+    """Inputs of a matrix, of which the last word along them is full."""
+    first, second = data.shape
+    return {"awq": first, "gptq": first * 32 // scheme.bits, "pack-quantized": second * 32 // scheme.bits}[
+        scheme.layout
+    ]
+
+
+def _named(sources: Sequence[str], end: str) -> tuple[str, ...]:
+    return tuple(f"{source.removesuffix('.weight')}.{end}" for source in sources)

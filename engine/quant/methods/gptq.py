@@ -1,0 +1,80 @@
+"""quant_method "gptq" (arXiv:2210.17323), as AutoGPTQ, GPTQModel and optimum write it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.reader import ConfigError, Reader
+from engine.quant.methods.groups import group_size
+from engine.quant.scheme import PackedScheme
+
+# How the numbers were found, and what runs them elsewhere.
+SILENT = (
+    "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "cache_examples_on_gpu", "damp_percent",
+    "damp_auto_increment", "dataset", "disable_exllama", "exllama_config", "hessian_chunk_size", "hyb_act",
+    "act_group_aware", "max_input_length", "meta", "model_file_base_name", "model_name_or_path",
+    "model_seqlen", "module_name_preceding_first_block", "modules_in_block_to_quantize", "mse", "static_groups",
+    "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "v2", "pack_impl", "offload_to_disk",
+    "offload_to_disk_path",
+)  # fmt: skip
+# Zero points are stored less this.
+SHIFTS = {"gptq": 1, "gptq_v2": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Every projection is stored as `stored` unless a rule says otherwise: a pattern that the module's name begins
+    with, and how it is stored then; the first that fits holds."""
+
+    stored: PackedScheme
+    rules: tuple[tuple[str, PackedScheme | None], ...] = ()
+    head: bool = False
+
+    def scheme(self, module: str) -> PackedScheme | None:
+        for pattern, stored in self.rules:
+            if re.match(pattern, module):
+                return stored
+        return self.stored if self.head or ".layers." in module else None
+
+
+def read(reader: Reader) -> Gptq:
+    """Raises ConfigError for a value that is not implemented."""
+    layout = reader.require("checkpoint_format", *SHIFTS, default="gptq")
+    reader.require("pack_dtype", "int32", default="int32")
+    reader.require("is_marlin_format", False, default=False)
+    reader.skip(*SILENT)
+    head = reader.read(bool, "lm_head", False)
+    whole = {key: reader.read(object, key) for key in ("bits", "group_size") if key in reader}
+    whole |= {key: reader.read(bool, key, default) for key, default in (("desc_act", False), ("sym", True))}
+    scheme = _scheme(Reader(whole, reader.where), SHIFTS[layout])
+    dynamic = reader.optional(dict, "dynamic") or {}
+    rules = tuple(_rule(f"{reader.where}: dynamic: {key}", key, value, whole, layout) for key, value in dynamic.items())
+    return Gptq(scheme, rules, head)
+
+
+def _scheme(reader: Reader, shift: int) -> PackedScheme:
+    """Zero points are stored whether or not the numbers are symmetric, and are read either way."""
+    bits, group = reader.require("bits", 4, 8), group_size(reader, "group_size")
+    reader.read(bool, "sym")
+    return PackedScheme("gptq", bits, group, True, reader.read(bool, "desc_act") and group > 0, shift)
+
+
+def _rule(where: str, key: str, values: Any, whole: Mapping[str, Any], layout: str) -> tuple[str, PackedScheme | None]:
+    """A key is a pattern, behind "-:" for modules that are stored as they are, or "+:", which may be left out."""
+    pattern = key[2:] if key[:2] in ("-:", "+:") else key
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{where} is no regular expression: {error}") from None
+    if key.startswith("-:"):
+        return pattern, None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} must be an object")
+    reader = Reader({**whole, **values}, where)
+    made = _scheme(reader, SHIFTS[layout])
+    reader.skip(*SILENT)
+    reader.finish()
+    return pattern, made

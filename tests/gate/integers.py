@@ -1,0 +1,146 @@
+"""Packings of 4-bit and 8-bit integers, written from each format's definition: compressed-tensors' pack-quantized, GPTQ
+and AWQ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+Pack = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def words(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """numbers [R, C] → [R, ceil(C · bits / 32)] int32: number c at bit bits · (c mod 32/bits) of its word."""
+    per = 32 // bits
+    made = torch.zeros(numbers.shape[0], -(-numbers.shape[1] // per), dtype=torch.int64)
+    for c in range(numbers.shape[1]):
+        made[:, c // per] |= numbers[:, c].long() << (bits * (c % per))
+    return made.to(torch.int32)  # of the lowest 32 bits
+
+
+def groups_of(inputs: int, group: int, ordered: bool) -> torch.Tensor:
+    """The group of each input [K], the same for all matrices of so many inputs; group 0 is one of all."""
+    runs = torch.arange(inputs) // (group or inputs)
+    if not ordered:
+        return runs
+    return runs[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+
+
+def rounded(
+    w: torch.Tensor, bits: int, groups: torch.Tensor, zeros: bool, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of a matrix [N, K]: unsigned numbers [N, K], scales and zero points [N, G], and what they stand for."""
+    n, count, most = len(w), int(groups.max()) + 1, (1 << bits) - 1
+    scale, zero = torch.empty(n, count, dtype=dtype), torch.full((n, count), 1 << (bits - 1))
+    for g in range(count):
+        part = w[:, groups == g]
+        if zeros:
+            low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+            scale[:, g] = ((high - low) / most).clamp(min=1e-6).to(dtype)
+            zero[:, g] = (-low / scale[:, g].float()).round().clamp(1, most).long()
+        else:
+            scale[:, g] = (part.abs().amax(1) / (most / 2)).clamp(min=1e-6).to(dtype)
+    s, z = scale.float()[:, groups], zero[:, groups]
+    numbers = ((w / s).round() + z).clamp(0, most).long()
+    return numbers, scale, zero, (numbers - z) * s
+
+
+def pack_quantized(bits: int, group: int, zeros: bool = False, ordered: bool = False) -> Pack:
+    def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        groups = groups_of(w.shape[1], group, ordered)
+        numbers, scale, zero, meant = rounded(w, bits, groups, zeros, torch.bfloat16)
+        made = {
+            "weight_packed": words(numbers, bits),
+            "weight_scale": scale,
+            "weight_shape": torch.tensor(w.shape, dtype=torch.int64),
+        }
+        if zeros:
+            made["weight_zero_point"] = words(zero.T, bits).T
+        if ordered:
+            made["weight_g_idx"] = groups.int()
+        return made, meant
+
+    return pack
+
+
+def gptq(bits: int, group: int, shift: int = 1, zeros: bool = True, ordered: bool = False) -> Pack:
+    def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        groups = groups_of(w.shape[1], group, ordered)
+        numbers, scale, zero, meant = rounded(w, bits, groups, zeros, torch.float16)
+        made = {
+            "qweight": words(numbers, bits).T,
+            "qzeros": words(zero.T - shift, bits),
+            "scales": scale.T,
+            "g_idx": groups.int(),
+        }
+        return made, meant
+
+    return pack
+
+
+def awq(group: int) -> Pack:
+    def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        numbers, scale, zero, meant = rounded(w, 4, groups_of(w.shape[1], group, False), True, torch.float16)
+
+        def along_outputs(table: torch.Tensor) -> torch.Tensor:
+            return words(table.T.unflatten(1, (-1, 8))[:, :, AWQ_ORDER].flatten(1), 4)
+
+        return {"qweight": along_outputs(numbers), "qzeros": along_outputs(zero), "scales": scale.T}, meant
+
+    return pack
+
+
+def matching(pattern: str, pack: Pack) -> Callable[[str], Pack | None]:
+    """`pack` for modules whose names begin with the pattern."""
+    return lambda module: pack if re.match(pattern, module) else None
+
+
+def compressed(
+    bits: int, group: int, symmetric: bool = True, actorder: str | None = None, **other: Any
+) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors: every Linear but the head."""
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "group" if group else "channel",
+        "group_size": group or None,
+        "dynamic": False,
+        "actorder": actorder,
+        "block_structure": None,
+        "observer": "minmax",
+        "observer_kwargs": {},
+    }
+    held = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "config_groups": {"group_0": held},
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        **other,
+    }
+
+
+def gptq_config(bits: int, group: int, desc_act: bool = False, sym: bool = False, **other: Any) -> dict[str, Any]:
+    said = {"bits": bits, "group_size": group or -1, "desc_act": desc_act, "sym": sym, "lm_head": False}
+    return {"quant_method": "gptq", "checkpoint_format": "gptq", **said, **other}
+
+
+def awq_config(group: int, **other: Any) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True, **other}
+
+
+# As Kimi-K2-Thinking says it.
+KIMI_IGNORES = [
+    r"re:.*self_attn.*",
+    r"re:.*shared_experts.*",
+    r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    r"re:.*lm_head.*",
+]

@@ -1,0 +1,248 @@
+"""Packed integers: what a config.json says of them, and which tensors of them a weight takes or refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.models.reader import ConfigError
+from engine.quant import config
+from engine.quant.plan import plan
+from engine.quant.scheme import Fp8Scheme, PackedScheme
+from engine.quant.weight import Weight
+from engine.weights import loader
+from engine.weights.checkpoint import Checkpoint, WeightsError
+from engine.weights.rules import Concat, Rule, Stack, StackConcat
+from kernels.weight import PackedInt
+from tests.gate.integers import (
+    KIMI_IGNORES,
+    Pack,
+    Tensors,
+    awq,
+    awq_config,
+    compressed,
+    gptq,
+    gptq_config,
+    pack_quantized,
+)
+from tests.gate.packings import float_quantized
+
+QKV = Rule("layer", ("m.layers.0.q.weight", "m.layers.0.k.weight"), Concat((40, 24)))
+
+
+def read(said: dict[str, Any]) -> Any:
+    return config.read({"quantization_config": said})
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def stored(pack: Pack, matrices: dict[str, torch.Tensor]) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    """The tensors of modules, and the numbers that they stand for."""
+    tensors: Tensors = {}
+    numbers = {}
+    for name, matrix in matrices.items():
+        made, numbers[name] = pack(matrix)
+        tensors |= {f"{name}.{end}": tensor.contiguous() for end, tensor in made.items()}
+    return tensors, numbers
+
+
+def loaded(
+    folder: Path, tensors: Tensors, said: dict[str, Any], rule: Rule, *shape: int, dense: bool = False
+) -> Weight:
+    save_file(tensors, folder / "model.safetensors")
+    weight, checkpoint = Weight(shape, torch.float32, dense), Checkpoint.open(folder)
+    rules = plan({rule.target: weight}, [rule], checkpoint, read(said))
+    weight.to_empty(device="cpu")
+    loader.load({f"{rule.target}.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    weight.check(rule.target)
+    return weight
+
+
+FORMS = [
+    pytest.param(compressed(4, 32), pack_quantized(4, 32), id="compressed-tensors"),
+    pytest.param(
+        compressed(4, 32, False, "group"), pack_quantized(4, 32, zeros=True, ordered=True), id="zeros and an order"
+    ),
+    pytest.param(compressed(8, 0), pack_quantized(8, 0), id="int8, a scale a row"),
+    pytest.param(awq_config(32), awq(32), id="awq"),
+    pytest.param(gptq_config(4, 32, True), gptq(4, 32, ordered=True), id="gptq, an order"),
+    pytest.param(gptq_config(8, 16, checkpoint_format="gptq_v2"), gptq(8, 16, 0), id="gptq v2, int8"),
+]
+
+
+@pytest.mark.parametrize(("said", "pack"), FORMS)
+def test_parts_of_a_product_are_the_numbers_that_they_stand_for(tmp_path: Path, said: dict, pack: Pack) -> None:
+    tensors, numbers = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
+    value = loaded(tmp_path, tensors, said, QKV, 64, 96).value
+    assert isinstance(value, PackedInt)
+    torch.testing.assert_close(value.dense(torch.float32), torch.cat(list(numbers.values())), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("said", "pack"), FORMS)
+def test_experts_are_the_numbers_that_they_stand_for(tmp_path: Path, said: dict, pack: Pack) -> None:
+    names = [f"m.layers.0.experts.{e}.{part}" for e in range(3) for part in ("gate", "up")]
+    tensors, numbers = stored(pack, {name: drawn(24, 64) + i for i, name in enumerate(names)})
+    rule = Rule("experts", tuple(f"{name}.weight" for name in names), StackConcat())
+    value = loaded(tmp_path, tensors, said, rule, 3, 48, 64).value
+    assert isinstance(value, PackedInt)
+    wanted = torch.stack([torch.cat([numbers[names[2 * e]], numbers[names[2 * e + 1]]]) for e in range(3)])
+    torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(value.matrix(1).dense(torch.float32), wanted[1], rtol=1e-6, atol=1e-6)
+    ids = torch.tensor([5, 0])
+    torch.testing.assert_close(value.matrix(2).rows(ids, torch.float32), wanted[2, ids], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("said", "pack"), FORMS)
+def test_what_is_read_dense_is_dequantized_while_it_is_loaded(tmp_path: Path, said: dict, pack: Pack) -> None:
+    tensors, numbers = stored(pack, {"m.layers.0.q": drawn(40, 96)})
+    weight = loaded(tmp_path, tensors, said, Rule("one", ("m.layers.0.q.weight",)), 40, 96, dense=True)
+    torch.testing.assert_close(weight.value.dense(torch.float32), numbers["m.layers.0.q"], rtol=1e-6, atol=1e-7)
+
+
+def test_the_first_version_of_gptq_stores_zero_points_less_one_and_may_mean_one_more_than_fits(tmp_path: Path) -> None:
+    tensors, _ = stored(gptq(4, 32), {"m.layers.0.q": drawn(40, 32)})
+    tensors["m.layers.0.q.qzeros"] = torch.full_like(tensors["m.layers.0.q.qzeros"], -1)
+    rule = Rule("one", ("m.layers.0.q.weight",))
+    value = loaded(tmp_path, tensors, gptq_config(4, 32), rule, 40, 32).value
+    assert isinstance(value, PackedInt)
+    assert value.zero is not None
+    assert value.zero.unique().tolist() == [16]
+
+
+def changed(form: int, **tensors: torch.Tensor) -> tuple[dict, Tensors]:
+    """A form's tensors with others put in their place; those of no number are left out."""
+    said, pack = FORMS[form].values
+    made, _ = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})  # type: ignore[arg-type]
+    made |= {f"m.layers.0.{name.replace('__', '.')}": tensor for name, tensor in tensors.items()}
+    return said, {name: tensor for name, tensor in made.items() if tensor.numel()}  # type: ignore[return-value]
+
+
+NONE = torch.empty(0)
+
+
+@pytest.mark.parametrize(
+    ("form", "tensors", "sentence"),
+    [
+        (
+            0,
+            {"q__weight_scale": NONE},
+            r"m\.layers\.0\.q is stored as pack-quantized, and m\.layers\.0\.q\.weight_scale",
+        ),
+        (0, {"q__weight_packed": torch.zeros(40, 12)}, r"q\.weight_packed is float32 \[40, 12\]"),
+        (0, {"q__weight_packed": torch.zeros(40, 11, dtype=torch.int32)}, r"misshapen: m\.layers\.0\.q\.weight_packed"),
+        (0, {"q__weight_shape": torch.tensor([40, 95])}, r"layer: it says that it has the shape \[40, 95\]"),
+        (0, {"q__weight_zero_point": torch.zeros(5, 3, dtype=torch.int32)}, r"not part of this model: .*zero_point"),
+        (1, {"q__weight_g_idx": torch.zeros(96, dtype=torch.int32)}, "inputs are not in groups of 32"),
+        (1, {"q__weight_g_idx": torch.arange(96).int() // 32}, "parts form one product .* different orders"),
+        (1, {"q__weight_g_idx": NONE}, r"missing: m\.layers\.0\.q\.weight_g_idx"),
+        (3, {"q__qzeros": NONE}, r"stored as awq, and m\.layers\.0\.q\.qzeros is missing"),
+        (3, {"q__scales": torch.zeros(3, 39).half()}, r"misshapen: m\.layers\.0\.q\.scales"),
+        (5, {"q__g_idx": 5 - torch.arange(96).int() // 16}, r"q\.qweight: it gives its inputs an order"),
+        (5, {"q__qweight": NONE, "q__weight": torch.ones(40, 96)}, "stored in different ways"),
+    ],
+)
+def test_tensors_that_make_no_sense(tmp_path: Path, form: int, tensors: Tensors, sentence: str) -> None:
+    said, made = changed(form, **tensors)
+    with pytest.raises(WeightsError, match=sentence):
+        loaded(tmp_path, made, said, QKV, 64, 96)
+
+
+def test_a_packed_module_that_the_config_leaves_out_is_refused_by_name(tmp_path: Path) -> None:
+    said, made = changed(0)
+    with pytest.raises(WeightsError, match=r"q\.weight_packed is stored as int32, and config\.json does not say"):
+        loaded(tmp_path, made, {**said, "ignore": [r"re:.*\.q$"]}, QKV, 64, 96)
+
+
+INT4 = PackedScheme("pack-quantized", 4, 32)
+
+
+def test_kimi_quantizes_its_routed_experts_alone() -> None:
+    made = read(compressed(4, 32, ignore=KIMI_IGNORES))
+    assert made.scheme("model.layers.1.mlp.experts.3.up_proj") == INT4
+    for other in ("mlp.shared_experts.up_proj", "mlp.gate_proj", "self_attn.kv_b_proj"):
+        assert made.scheme(f"model.layers.1.{other}") is None
+    assert made.scheme("lm_head") is None
+    assert made.scheme("model.embed_tokens") is None
+
+
+def test_groups_of_a_mixed_checkpoint_have_formats_of_their_own() -> None:
+    first = {**compressed(4, 32)["config_groups"]["group_0"], "format": "pack-quantized"}
+    second = float_quantized("channel", strategy="token", dynamic=True)["config_groups"]["group_0"]
+    groups = {"a": first, "b": {**second, "format": "float-quantized", "targets": ["re:.*down_proj"]}}
+    made = read(compressed(4, 32, format="mixed-precision", config_groups=groups))
+    assert made.scheme("model.layers.0.mlp.up_proj") == INT4
+    assert made.scheme("model.layers.0.mlp.down_proj") == Fp8Scheme("dynamic by token")
+
+
+def test_awq_leaves_out_every_module_whose_name_holds_a_word() -> None:
+    made = read(awq_config(64, modules_to_not_convert=["gate", "layers.0."]))
+    assert made.scheme("model.layers.1.mlp.up_proj") == PackedScheme("awq", 4, 64, True)
+    assert made.scheme("model.layers.1.mlp.gate_proj") is None
+    assert made.scheme("model.layers.0.mlp.up_proj") is None
+    assert made.scheme("lm_head") is None
+
+
+def test_the_first_of_gptqs_rules_that_fits_holds() -> None:
+    dynamic = {
+        r"-:model\.layers\.0\.": {},
+        r"+:.*down_proj": {"bits": 8, "group_size": -1, "desc_act": True},
+        r".*\.1\..*": {"sym": False},
+    }
+    made = read(gptq_config(4, 128, True, dynamic=dynamic, lm_head=True))
+    assert made.scheme("model.layers.0.mlp.down_proj") is None
+    assert made.scheme("model.layers.1.mlp.down_proj") == PackedScheme("gptq", 8, 0, True, False, 1)
+    assert made.scheme("model.layers.1.mlp.up_proj") == PackedScheme("gptq", 4, 128, True, True, 1)
+    assert made.scheme("lm_head") == PackedScheme("gptq", 4, 128, True, True, 1)
+    assert read(gptq_config(4, 128)).scheme("lm_head") is None
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    group = compressed(4, 32)["config_groups"]["group_0"]
+    return compressed(4, 32, config_groups={"group_0": {**group, "weights": {**group["weights"], **changes}}})
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (weights(num_bits=3), "group_0: weights: num_bits = 3"),
+        (weights(group_size=48), "group_size = 48 is not implemented"),
+        (weights(strategy="tensor_group"), "strategy = 'tensor_group'"),
+        (weights(actorder="sideways"), "actorder = 'sideways'"),
+        (weights(type="float"), "type = 'float'"),
+        (weights(surprise=1), "surprise = 1"),
+        (awq_config(128, version="gemv"), "version = 'gemv'"),
+        (awq_config(128, zero_point=False), "zero_point = False"),
+        ({**awq_config(128), "bits": 8}, "bits = 8"),
+        (gptq_config(3, 128), "bits = 3"),
+        (gptq_config(4, 100), "group_size = 100"),
+        (gptq_config(4, 128, checkpoint_format="marlin"), "checkpoint_format = 'marlin'"),
+        (gptq_config(4, 128, dynamic={"+:(": {}}), "no regular expression"),
+        (gptq_config(4, 128, dynamic={"+:x": {"bits": 2}}), r"dynamic: \+:x: bits = 2"),
+        (gptq_config(4, 128, dynamic={"+:x": {"adapter": 2}}), "adapter = 2"),
+        (gptq_config(4, 128, surprise=1), "surprise = 1"),
+    ],
+)
+def test_what_is_not_implemented_is_named(said: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read(said)
+
+
+def test_integers_with_quantized_inputs_are_refused() -> None:
+    group = {**compressed(4, 32)["config_groups"]["group_0"], "input_activations": {"num_bits": 8, "type": "int"}}
+    with pytest.raises(ConfigError, match="input_activations are not implemented beside packed weights"):
+        read(compressed(4, 32, config_groups={"group_0": group}))
+
+
+def test_random_weights_have_the_size_that_is_asked_for() -> None:
+    rule = Rule("experts", tuple(f"m.layers.0.experts.{e}.down.weight" for e in range(2)), Stack())
+    weight = Weight((2, 64, 96), torch.bfloat16)
+    plan({"experts": weight}, [rule], None, read(gptq_config(4, 32, True)))
+    weight.to_empty(device="cpu")
+    weight.draw(0.1, torch.Generator().manual_seed(1))
+    assert weight.value.dense(torch.float32).std().item() == pytest.approx(0.1, rel=0.1)
