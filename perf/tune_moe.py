@@ -28,6 +28,7 @@ from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
+from kernels.routing import Routing
 from kernels.testing import workspace
 from kernels.weight import Dense
 from perf.kernels import graph_seconds
@@ -233,7 +234,7 @@ def route_time(shape: str, tokens: int) -> float:
 
     def chain() -> None:
         for i in range(16):
-            moe_route(workspace(), x, router[i], k - shared, norm_weight=norm, num_shared=shared)
+            moe_route(workspace(), x, router[i], Routing(k - shared, num_shared=shared), norm_weight=norm)
 
     return graph_seconds(chain) / 16
 

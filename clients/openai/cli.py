@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -11,76 +14,99 @@ import typer
 from clients.openai.config import Replica, ShimConfig
 
 
-def main(
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9000,
-    workers: Annotated[int, typer.Option(help="Processes that share the port.")] = 1,
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The command's flags."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9000
+    workers: Annotated[int, typer.Option(help="Processes that share the port.")] = 1
     triton: Annotated[
         list[str] | None,
         typer.Option(
             help="A tritonserver, HOST:GRPC_PORT[:METRICS_PORT]; give it once a replica. dns:HOST:... stands for every "
             "address of HOST, looked up again all the time."
         ),
-    ] = None,
-    api_key: Annotated[list[str] | None, typer.Option(help="A key clients must send; give it once a key.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None,
-    cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20,
-    max_header_bytes: Annotated[int, typer.Option(help="Longer request headers get 431.")] = 64 << 10,
-    header_timeout: Annotated[float, typer.Option(help="Headers that take more seconds to come get 408.")] = 10.0,
+    ] = None
+    api_key: Annotated[list[str] | None, typer.Option(help="A key clients must send; give it once a key.")] = None
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None
+    cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None
+    max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20
+    max_header_bytes: Annotated[int, typer.Option(help="Longer request headers get 431.")] = 64 << 10
+    header_timeout: Annotated[float, typer.Option(help="Headers that take more seconds to come get 408.")] = 10.0
     max_concurrency_per_key: Annotated[
         int, typer.Option(help="Open requests a key may have in one worker; 0 is no limit.")
-    ] = 0,
-    max_choices: Annotated[int, typer.Option(help="Most generations (prompts x n) a request may ask for.")] = 256,
-    request_timeout: Annotated[float, typer.Option(help="Longest a request may take, in seconds.")] = 600.0,
-    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; serves HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="PEM file; clients must show a certificate of it.")] = None,
-    tool_parser: Annotated[str, typer.Option(help="How models write tool calls: hermes, llama3 or none.")] = "hermes",
+    ] = 0
+    max_choices: Annotated[int, typer.Option(help="Most generations (prompts x n) a request may ask for.")] = 256
+    request_timeout: Annotated[float, typer.Option(help="Longest a request may take, in seconds.")] = 600.0
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; serves HTTPS.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
+    tls_client_ca: Annotated[Path | None, typer.Option(help="PEM file; clients must show a certificate of it.")] = None
+    tool_parser: Annotated[str, typer.Option(help="How models write tool calls: hermes, llama3 or none.")] = "hermes"
     reasoning_parser: Annotated[
         str, typer.Option(help="think: answers open <think>; think-open: the template does; none.")
-    ] = "think",
-    affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True,
-    affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8,
-    health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0,
+    ] = "think"
+    affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True
+    affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8
+    health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0
     strict_fields: Annotated[
         bool, typer.Option(help="Refuse unknown fields of a request; without it they are ignored and reported.")
-    ] = False,
-    web: Annotated[bool, typer.Option(help="Serve the chat page at / and the API page at /docs.")] = True,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-) -> None:
+    ] = False
+    web: Annotated[bool, typer.Option(help="Serve the chat page at / and the API page at /docs.")] = True
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info"
+
+
+def _serve_with(flags: Flags) -> None:
     """Serve the OpenAI API for models on Triton."""
     try:
         config = _config(
-            host=host,
-            port=port,
-            workers=workers,
-            replicas=tuple(Replica.parse(text) for text in triton or ["localhost:8001"]),
-            api_keys=(*(api_key or ()), *_keys_in(api_key_file)),
-            cors_origins=tuple(cors_origin or ()),
-            max_body_bytes=max_body_bytes,
-            max_header_bytes=max_header_bytes,
-            header_timeout_s=header_timeout,
-            max_concurrency_per_key=max_concurrency_per_key,
-            max_choices=max_choices,
-            request_timeout_s=request_timeout,
-            tls_certificate=_file(tls_certificate),
-            tls_key=_file(tls_key),
-            tls_client_ca=_file(tls_client_ca),
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
-            affinity=affinity,
-            affinity_slack=affinity_slack,
-            health_interval_s=health_interval,
-            web=web,
-            strict_fields=strict_fields,
+            host=flags.host,
+            port=flags.port,
+            workers=flags.workers,
+            replicas=tuple(Replica.parse(text) for text in flags.triton or ["localhost:8001"]),
+            api_keys=(*(flags.api_key or ()), *_keys_in(flags.api_key_file)),
+            cors_origins=tuple(flags.cors_origin or ()),
+            max_body_bytes=flags.max_body_bytes,
+            max_header_bytes=flags.max_header_bytes,
+            header_timeout_s=flags.header_timeout,
+            max_concurrency_per_key=flags.max_concurrency_per_key,
+            max_choices=flags.max_choices,
+            request_timeout_s=flags.request_timeout,
+            tls_certificate=_file(flags.tls_certificate),
+            tls_key=_file(flags.tls_key),
+            tls_client_ca=_file(flags.tls_client_ca),
+            tool_parser=flags.tool_parser,
+            reasoning_parser=flags.reasoning_parser,
+            affinity=flags.affinity,
+            affinity_slack=flags.affinity_slack,
+            health_interval_s=flags.health_interval,
+            web=flags.web,
+            strict_fields=flags.strict_fields,
         )
-        if log_level not in ("debug", "info", "warning", "error"):
-            raise ValueError(f"--log-level {log_level!r} is not debug, info, warning or error")
-        _serve(config, log_level)
+        if flags.log_level not in ("debug", "info", "warning", "error"):
+            raise ValueError(f"--log-level {flags.log_level!r} is not debug, info, warning or error")
+        _serve(config, flags.log_level)
     except (ValueError, OSError) as error:
         typer.echo(f"nereid openai: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+def main(**given: Any) -> None:
+    _serve_with(Flags(**given))
+
+
+def _describe(command: Callable[..., None]) -> None:
+    """Typer reads a command's flags from its signature: here they are the fields of `Flags`."""
+    hints = get_type_hints(Flags, include_extras=True)
+    fields = inspect.signature(Flags).parameters.values()
+    command.__doc__ = _serve_with.__doc__
+    command.__annotations__ = hints
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [field.replace(annotation=hints[field.name]) for field in fields]
+    )
+
+
+_describe(main)
 
 
 def _serve(config: ShimConfig, log_level: str) -> None:

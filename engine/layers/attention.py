@@ -13,6 +13,7 @@ from engine.layers.mixer import MixerInput
 from engine.models.config import AttentionConfig
 from engine.runner.batch import kept
 from kernels.batch import AttentionBatch
+from kernels.rope import Rope
 
 
 class Attention(nn.Module):
@@ -42,9 +43,8 @@ class Attention(nn.Module):
         assert isinstance(cache, PagedCache)
         config = self.config
         qkv, gate = self.qkv(step.x, norm=step.norm).split(self._sizes, dim=-1)
-        written = (qkv, step.batch.positions, step.batch.slots[cache.group], self._rope, cache.k, cache.v)
-        norms = {"q_norm": self.q_norm, "k_norm": self.k_norm, "eps": self._norm.eps, "offset": self._norm.offset}
-        rope = {**norms, "interleaved": self._interleaved}
+        rope = Rope(self._rope, self.q_norm, self.k_norm, self._norm.eps, self._norm.offset, self._interleaved)
+        written = (qkv, step.batch.positions, step.batch.slots[cache.group], rope, cache.k, cache.v)
         attend = {"window": config.window, "softcap": config.softcap, "deterministic": self._deterministic}
         if step.ends is None:
             o = self._ops.rope_attention(
@@ -53,12 +53,11 @@ class Attention(nn.Module):
                 step.batch.attention,
                 config.scale,
                 config.num_heads,
-                **rope,
                 **attend,
                 fused=self._fused,
             )
         else:
-            q = self._ops.rope_kv_write(*written, config.num_heads, **rope, deterministic=self._deterministic)
+            q = self._ops.rope_kv_write(*written, config.num_heads, deterministic=self._deterministic)
             lines = len(step.batch.context_len)
             o = self._ops.paged_attention(
                 kept(q, step.ends),

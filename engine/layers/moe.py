@@ -9,6 +9,7 @@ from engine.layers.build import Build
 from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm, taken_in
 from engine.models.config import MlpConfig, MoeConfig
+from kernels.routing import Routing
 
 
 class Moe(nn.Module):
@@ -45,22 +46,25 @@ class Moe(nn.Module):
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
         config = self.config
+        routing = Routing(
+            config.top_k,
+            config.score,
+            self.correction,
+            config.num_groups,
+            config.top_groups,
+            config.group_score,
+            config.renormalize,
+            config.scale,
+            config.num_behind,
+            self.table,
+        )
         y = self._ops.moe(
             x,
             self.router,
             self.gate_up.value,
             self.down.value,
-            config.top_k,
-            score=config.score,
-            bias=self.correction,
-            num_groups=config.num_groups,
-            top_groups=config.top_groups,
-            group_score=config.group_score,
-            renormalize=config.renormalize,
-            scale=config.scale,
-            num_shared=config.num_behind,
-            table=self.table,
-            token_ids=token_ids,
+            routing,
+            token_ids,
             residual=residual,
             activation=config.activation,
             limit=config.limit,

@@ -18,6 +18,7 @@ from kernels.moe_gemm.tiles import tiles_moe
 from kernels.moe_route.kernel import FEW_TOKENS, choice, moe_route
 from kernels.moe_route.logits import MANY_TOKENS, logit_parts
 from kernels.rms_norm.kernel import rms_norm
+from kernels.routing import Routing
 from kernels.weight import Dense
 from kernels.workspace import Workspace
 
@@ -53,20 +54,11 @@ def moe(
     router: torch.Tensor,
     gate_up: Dense,
     down: Dense,
-    top_k: int,
+    routing: Routing,
+    token_ids: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     offset: float = 0.0,
-    score: str = "softmax",
-    bias: torch.Tensor | None = None,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    group_score: str = "max",
-    renormalize: bool = True,
-    scale: float = 1.0,
-    num_shared: int = 0,
-    table: torch.Tensor | None = None,
-    token_ids: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str = "silu",
     limit: float | None = None,
@@ -75,29 +67,27 @@ def moe(
     """See the reference. Calls on a device share their counters: they must run in one stream order."""
     up, out = gate_up.data, down.data
     tokens, inter = len(x), up.shape[1] // 2
-    pairs = tokens * (top_k + num_shared)
+    pairs = tokens * routing.width
     gelu = activation != "silu"
     alone = deterministic or not tokens
-    plain = score == "softmax" and bias is None and table is None and num_groups == 1 and not num_shared
+    bias, table, scale, num_shared = routing.bias, routing.table, routing.scale, routing.num_shared
+    plain = routing.score == "softmax" and bias is None and table is None and routing.num_groups == 1 and not num_shared
     if not alone and chooses_in_products(tokens, inter, len(router), plain):
         return rows_moe(
-            workspace, x, router, up, out, top_k, norm_weight, eps, offset, renormalize, scale, residual, gelu, limit,
-            row_tiles(inter)[0], down_tile(tokens, inter),
+            workspace, x, router, up, out, routing.top_k, norm_weight, eps, offset, routing.renormalize, scale,
+            residual, gelu, limit, row_tiles(inter)[0], down_tile(tokens, inter),
         )  # fmt: skip
-    how = (score, bias, num_groups, top_groups, group_score, renormalize, scale, num_shared, table, token_ids)
     listed = not alone and chooses_in_lists(tokens, pairs, len(up))
     counted = not (alone or listed) and counts_in_choice(tokens, pairs, len(up), table is not None)
     if listed or (counted and grouped_fits(x, up)):
         h = (x if norm_weight is None else rms_norm(workspace, x, norm_weight, eps, offset=offset)[0]).contiguous()
-        constants = choice(
-            len(router), top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared
-        )
-        given = (residual, gelu, limit)
+        constants = choice(len(router), routing)
+        after = (residual, gelu, limit)
         if not listed:
             weights, experts, found = chosen_in_tiles(
                 workspace, logit_parts(workspace, h, router), bias, PAIRS, scale, constants
             )
-            return grouped_moe(workspace, h, up, out, weights, experts, *given, found)
+            return grouped_moe(workspace, h, up, out, weights, experts, *after, found)
         rows, up_cut, down_cut = pair_tiles(pairs, len(up), x.dtype, bulk_rows(x, inter))
         parts, counts = scored(workspace, h, router, num_shared)
         weights, experts, lists = chosen_in_lists(
@@ -105,9 +95,8 @@ def moe(
         )
         rings = ring_tiles(h, inter, rows)
         if rings is not None:
-            return lists_moe(workspace, h, up, out, weights, experts, *given, lists, rings)
-        return tiles_moe(workspace, h, up, out, weights, experts, *given, lists, up_cut, down_cut)
-    h, weights, experts = moe_route(workspace, x, router, top_k, norm_weight, eps, offset, *how, deterministic)
-    return moe_gemm(
-        workspace, h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic
-    )
+            return lists_moe(workspace, h, up, out, weights, experts, *after, lists, rings)
+        return tiles_moe(workspace, h, up, out, weights, experts, *after, lists, up_cut, down_cut)
+    h, weights, experts = moe_route(workspace, x, router, routing, token_ids, norm_weight, eps, offset, deterministic)
+    given = (residual, activation, limit, routing.num_shared, deterministic)
+    return moe_gemm(workspace, h, gate_up, down, weights, experts, *given)

@@ -6,6 +6,7 @@ import torch
 
 from kernels.moe_gemm.reference import moe_gemm
 from kernels.moe_route.reference import moe_route
+from kernels.routing import Routing
 from kernels.weight import Weight
 
 
@@ -14,20 +15,11 @@ def moe(
     router: torch.Tensor,
     gate_up: Weight,
     down: Weight,
-    top_k: int,
+    routing: Routing,
+    token_ids: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     offset: float = 0.0,
-    score: str = "softmax",
-    bias: torch.Tensor | None = None,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    group_score: str = "max",
-    renormalize: bool = True,
-    scale: float = 1.0,
-    num_shared: int = 0,
-    table: torch.Tensor | None = None,
-    token_ids: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str = "silu",
     limit: float | None = None,
@@ -38,23 +30,6 @@ def moe(
     x [T, M]; router [E, M] float32 or in x's dtype; gate_up [E + S, 2F, M] and down [E + S, M, F], the shared experts
     last; residual [T, M] → [T, M] in x's dtype. The other arguments are those of the two ops.
     """
-    h, weights, experts = moe_route(
-        x,
-        router,
-        top_k,
-        norm_weight,
-        eps,
-        offset,
-        score,
-        bias,
-        num_groups,
-        top_groups,
-        group_score,
-        renormalize,
-        scale,
-        num_shared,
-        table,
-        token_ids,
-        deterministic,
-    )
-    return moe_gemm(h, gate_up, down, weights, experts, residual, activation, limit, num_shared, deterministic)
+    h, weights, experts = moe_route(x, router, routing, token_ids, norm_weight, eps, offset, deterministic)
+    given = (residual, activation, limit, routing.num_shared, deterministic)
+    return moe_gemm(h, gate_up, down, weights, experts, *given)

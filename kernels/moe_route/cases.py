@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kernels.registry import Case, Tolerance
+from kernels.routing import Routing
 from kernels.testing import randint, randn
 
 TOLERANCE = Tolerance(max_rel=1e-5, rms=5e-6)
@@ -28,9 +29,10 @@ def case(
     biased: bool = False,
     hashed: bool = False,
     narrow: bool = False,
+    deterministic: bool = False,
     **options: Any,
 ) -> Case:
-    """`narrow`: the router has the inputs' dtype, which holds its values."""
+    """`narrow`: the router has the inputs' dtype, which holds its values. `options` are those of `Routing`."""
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         signs = randint(g, device, 0, 2, t, hidden).to(dtype) * 2 - 1
@@ -38,21 +40,19 @@ def case(
             "x": signs,
             "router": randint(g, device, -32, 33, e, hidden).float()
             * (2.0**-5 * 2.0 ** -round(hidden**0.5).bit_length()),
-            "top_k": k,
-            **options,
+            "deterministic": deterministic,
         }
         if narrow:
             made["router"] = made["router"].to(dtype)
         if norm:
             # rms(x) is 1: its norm is these weights, rounded to themselves
             made["norm_weight"] = 2.0 ** randint(g, device, -1, 2, hidden).to(dtype)
-        if biased:
-            made["bias"] = randn(g, device, torch.float32, e, scale=0.2)
+        bias = randn(g, device, torch.float32, e, scale=0.2) if biased else None
+        table = None
         if hashed:
-            table = torch.rand(50, e, generator=g, device=g.device).argsort(dim=-1)[:, :k]
-            made["table"] = table.int().to(device)
+            table = torch.rand(50, e, generator=g, device=g.device).argsort(dim=-1)[:, :k].int().to(device)
             made["token_ids"] = randint(g, device, 0, 50, t)
-        return made
+        return {**made, "routing": Routing(k, bias=bias, table=table, **options)}
 
     moved = (
         e * hidden * (dtype.itemsize if narrow else 4) + t * hidden * dtype.itemsize * (2 if norm else 1) + t * k * 8

@@ -19,6 +19,7 @@ from kernels.moe_route.choose import Choice, choose, summed
 from kernels.moe_route.logits import logit_parts
 from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
+from kernels.routing import Routing
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -97,32 +98,23 @@ def moe_route(
     workspace: Workspace,
     x: torch.Tensor,
     router: torch.Tensor,
-    top_k: int,
+    routing: Routing,
+    token_ids: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     offset: float = 0.0,
-    score: str = "softmax",
-    bias: torch.Tensor | None = None,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    group_score: str = "max",
-    renormalize: bool = True,
-    scale: float = 1.0,
-    num_shared: int = 0,
-    table: torch.Tensor | None = None,
-    token_ids: torch.Tensor | None = None,
     deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See the reference. Calls on a device share their arrival counters: they must run in one stream order."""
     t, hidden = x.shape
     e = router.shape[0]
-    width = top_k + num_shared
+    width, bias, table, scale = routing.width, routing.bias, routing.table, routing.scale
     weights = torch.empty(t, width, dtype=torch.float32, device=x.device)
     experts = torch.empty(t, width, dtype=torch.int32, device=x.device)
     if not t:
         return x, weights, experts
     pdl = workspace.pdl
-    how = choice(e, top_k, score, bias, table, num_groups, top_groups, group_score, renormalize, num_shared)
+    how = choice(e, routing)
     launch: dict[str, Any] = {"HOW": how, "PDL": pdl, "launch_pdl": pdl}
     if t <= FEW_TOKENS or deterministic:
         block_m = next_power_of_2(hidden)
@@ -146,30 +138,19 @@ def moe_route(
     return h, weights, experts
 
 
-def choice(
-    num_experts: int,
-    top_k: int,
-    score: str,
-    bias: torch.Tensor | None,
-    table: torch.Tensor | None,
-    num_groups: int,
-    top_groups: int,
-    group_score: str,
-    renormalize: bool,
-    num_shared: int,
-) -> Choice:
+def choice(num_experts: int, routing: Routing) -> Choice:
     """The constants of a choice among `num_experts`."""
     return Choice(
-        score,
-        bias is not None,
-        table is not None,
-        num_groups,
-        top_groups,
-        group_score == "top2",
-        renormalize,
-        top_k,
-        num_shared,
-        next_power_of_2(top_k + num_shared),
+        routing.score,
+        routing.bias is not None,
+        routing.table is not None,
+        routing.num_groups,
+        routing.top_groups,
+        routing.group_score == "top2",
+        routing.renormalize,
+        routing.top_k,
+        routing.num_shared,
+        next_power_of_2(routing.width),
         next_power_of_2(num_experts),
-        next_power_of_2(num_groups),
+        next_power_of_2(routing.num_groups),
     )

@@ -9,6 +9,7 @@ import torch
 from kernels.paged_attention.cases import Line
 from kernels.paged_attention.cases import case as attention_case
 from kernels.registry import Case
+from kernels.rope import Rope
 from kernels.testing import TOLERANCES, randn
 
 
@@ -50,12 +51,14 @@ def case(
             "qkv": randn(generator, device, dtype, len(positions), (h + 2 * g) * d),
             "positions": torch.tensor(positions, dtype=torch.int32, device=device),
             "slots": torch.tensor(slots, dtype=torch.int64, device=device),
-            "cos_sin": torch.cat((turns.cos(), turns.sin()), dim=1),
             "num_heads": h,
-            "q_norm": randn(generator, device, dtype, d) if qk_norm else None,
-            "k_norm": randn(generator, device, dtype, d) if qk_norm else None,
-            "offset": 1.0 if interleaved else 0.0,
-            "interleaved": interleaved,
+            "rope": Rope(
+                torch.cat((turns.cos(), turns.sin()), dim=1),
+                randn(generator, device, dtype, d) if qk_norm else None,
+                randn(generator, device, dtype, d) if qk_norm else None,
+                offset=1.0 if interleaved else 0.0,
+                interleaved=interleaved,
+            ),
             "fused": fused,
         }
 

@@ -18,6 +18,7 @@ from kernels.paged_attention.kernel import (
     paged_attention,
     power_below,
 )
+from kernels.rope import Rope
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 from kernels.sizes import cdiv, next_power_of_2
@@ -75,18 +76,13 @@ def rope_attention(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rope: Rope,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
     num_heads: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    interleaved: bool = False,
     window: int | None = None,
     softcap: float | None = None,
     deterministic: bool = False,
@@ -100,14 +96,13 @@ def rope_attention(
     be strided.
     """
     num_single = batch.num_single
-    rope = (num_heads, q_norm, k_norm, eps, offset, interleaved)
     tokens, d = qkv.shape[0], k_cache.shape[-1]
     groups = k_cache.shape[1]
     wide = _wide(qkv.dtype, num_heads // groups, next_power_of_2(d))
     heads = num_single * groups
     one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
     if deterministic or not fused or not one:
-        q = rope_kv_write(workspace, qkv, positions, slots, cos_sin, k_cache, v_cache, *rope, deterministic)
+        q = rope_kv_write(workspace, qkv, positions, slots, rope, k_cache, v_cache, num_heads, deterministic)
         given = (block_table, batch, scale, window, softcap, None, deterministic)
         return paged_attention(workspace, q, k_cache, v_cache, *given)
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
@@ -115,31 +110,10 @@ def rope_attention(
         if tokens > num_single:
             q = torch.empty_like(out)
             rest = slice(num_single, None)
-            rope_into(workspace, q[rest], qkv[rest], positions[rest], slots[rest], cos_sin, k_cache, v_cache, *rope)
+            rope_into(workspace, q[rest], qkv[rest], positions[rest], slots[rest], rope, k_cache, v_cache, num_heads)
             own = (out, q, k_cache, v_cache, block_table, batch, scale, window, softcap)
             attend_into(workspace, *own, singles=False)
-    _singles(
-        workspace,
-        out,
-        qkv,
-        positions,
-        slots,
-        cos_sin,
-        k_cache,
-        v_cache,
-        block_table,
-        batch.context_len,
-        scale,
-        num_single,
-        batch.max_context,
-        q_norm,
-        k_norm,
-        eps,
-        offset,
-        interleaved,
-        window,
-        softcap,
-    )
+    _singles(workspace, out, qkv, positions, slots, rope, k_cache, v_cache, block_table, batch, scale, window, softcap)
     join()
     return out
 
@@ -150,23 +124,17 @@ def _singles(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rope: Rope,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    context_len: torch.Tensor,
+    batch: AttentionBatch,
     scale: float,
-    lines: int,
-    max_context: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    offset: float,
-    interleaved: bool,
     window: int | None,
     softcap: float | None,
 ) -> None:
-    """The first `lines` lines, which are the first tokens, into `out`."""
+    """The batch's lines of one token, which are the first tokens, into `out`."""
+    lines, max_context = batch.num_single, batch.max_context
     _, h, d = out.shape
     _, g, block_size, _ = k_cache.shape
     group = h // g
@@ -187,13 +155,13 @@ def _singles(
         qkv,
         positions,
         slots,
-        cos_sin,
-        q_norm if q_norm is not None else qkv,
-        k_norm if k_norm is not None else qkv,
+        rope.cos_sin,
+        rope.q_norm if rope.q_norm is not None else qkv,
+        rope.k_norm if rope.k_norm is not None else qkv,
         k_cache,
         v_cache,
         block_table,
-        context_len,
+        batch.context_len,
         out,
         partial,
         lse,
@@ -202,8 +170,8 @@ def _singles(
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         block_table.stride(0),
-        eps,
-        offset,
+        rope.eps,
+        rope.offset,
         scale,
         softcap if softcap is not None else 0.0,
         window if window is not None else 0,
@@ -215,7 +183,7 @@ def _singles(
         G=g,
         GROUP=group,
         D=d,
-        R=cos_sin.shape[1],
+        R=rope.cos_sin.shape[1],
         BLOCK_SIZE=block_size,
         BLOCK_M=tile.rows,
         BLOCK_N=tile.keys,
@@ -226,11 +194,11 @@ def _singles(
         SPLITS=1 if splits == 1 else MAX_SPLITS,
         MERGE=tile.merged(rows * block_d),
         AHEAD=tile.ahead,
-        HAS_Q_NORM=q_norm is not None,
-        HAS_K_NORM=k_norm is not None,
+        HAS_Q_NORM=rope.q_norm is not None,
+        HAS_K_NORM=rope.k_norm is not None,
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
-        IS_INTERLEAVED=interleaved,
+        IS_INTERLEAVED=rope.interleaved,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         PDL=pdl,
         launch_pdl=pdl,

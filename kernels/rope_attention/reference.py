@@ -6,6 +6,7 @@ import torch
 
 from kernels.batch import AttentionBatch
 from kernels.paged_attention.reference import paged_attention
+from kernels.rope import Rope
 from kernels.rope_kv_write.reference import rope_kv_write
 
 
@@ -13,18 +14,13 @@ def rope_attention(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rope: Rope,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
     num_heads: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    interleaved: bool = False,
     window: int | None = None,
     softcap: float | None = None,
     deterministic: bool = False,
@@ -36,9 +32,7 @@ def rope_attention(
     qkv [T, (H + 2G)·D] → [T, H, D] in qkv's dtype; k_cache, v_cache [N, G, block_size, D] are written in place; the
     other arguments are those of the two ops. `fused` allows one kernel to do both for lines of one token.
     """
-    q = rope_kv_write(
-        qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, eps, offset, interleaved
-    )
+    q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads)
     return paged_attention(
         q,
         k_cache,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kernels.registry import Case
+from kernels.rope import Rope
 from kernels.testing import TOLERANCES, deterministic, randint, randn
 
 
@@ -43,14 +44,16 @@ def case(
             "qkv": randn(generator, device, dtype, t, (h + 2 * g) * d),
             "positions": randint(generator, device, 0, 64, t),
             "slots": slots,
-            "cos_sin": torch.cat((turns.cos(), turns.sin()), dim=1),
             "k_cache": k_cache,
             "v_cache": v_cache,
             "num_heads": h,
-            "q_norm": randn(generator, device, dtype, d) if qk_norm else None,
-            "k_norm": randn(generator, device, dtype, d) if qk_norm else None,
-            "offset": 1.0 if interleaved else 0.0,
-            "interleaved": interleaved,
+            "rope": Rope(
+                torch.cat((turns.cos(), turns.sin()), dim=1),
+                randn(generator, device, dtype, d) if qk_norm else None,
+                randn(generator, device, dtype, d) if qk_norm else None,
+                offset=1.0 if interleaved else 0.0,
+                interleaved=interleaved,
+            ),
         }
 
     channels = (h + 2 * g) * d

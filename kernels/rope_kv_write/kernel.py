@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.rope import Rope
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -125,15 +126,10 @@ def rope_kv_write(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rope: Rope,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     num_heads: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    interleaved: bool = False,
     deterministic: bool = False,
 ) -> torch.Tensor:
     """Norms q and k a head (when weights are given), rotates them, writes k and v to their slots; returns q.
@@ -144,8 +140,7 @@ def rope_kv_write(
     values are kept in qkv's dtype.
     """
     q = torch.empty((qkv.shape[0], num_heads, k_cache.shape[-1]), dtype=qkv.dtype, device=qkv.device)
-    how = (num_heads, q_norm, k_norm, eps, offset, interleaved, deterministic)
-    rope_into(workspace, q, qkv, positions, slots, cos_sin, k_cache, v_cache, *how)
+    rope_into(workspace, q, qkv, positions, slots, rope, k_cache, v_cache, num_heads, deterministic)
     return q
 
 
@@ -155,15 +150,10 @@ def rope_into(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rope: Rope,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     num_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    offset: float,
-    interleaved: bool,
     deterministic: bool = False,
 ) -> None:
     """`rope_kv_write` that puts the queries into `q`, contiguous."""
@@ -171,7 +161,7 @@ def rope_into(
     tokens = qkv.shape[0]
     if tokens:
         pdl = workspace.pdl
-        rotary = cos_sin.shape[1]
+        rotary = rope.cos_sin.shape[1]
         half = next_power_of_2(rotary // 2)
         tile = _WIDE_TILE if tokens >= _WIDE_TOKENS and not deterministic else _TILE
         block_h = min(max(1, tile // half), next_power_of_2(num_heads + 2 * g))
@@ -179,25 +169,25 @@ def rope_into(
             qkv,
             positions,
             slots,
-            cos_sin,
+            rope.cos_sin,
             k_cache,
             v_cache,
-            q_norm if q_norm is not None else qkv,
-            k_norm if k_norm is not None else qkv,
+            rope.q_norm if rope.q_norm is not None else qkv,
+            rope.k_norm if rope.k_norm is not None else qkv,
             q,
             qkv.stride(0),
             *k_cache.stride()[:3],
             *v_cache.stride()[:3],
-            eps,
-            offset,
+            rope.eps,
+            rope.offset,
             H=num_heads,
             G=g,
             D=d,
             R=rotary,
             BLOCK_SIZE=block_size,
-            HAS_Q_NORM=q_norm is not None,
-            HAS_K_NORM=k_norm is not None,
-            IS_INTERLEAVED=interleaved,
+            HAS_Q_NORM=rope.q_norm is not None,
+            HAS_K_NORM=rope.k_norm is not None,
+            IS_INTERLEAVED=rope.interleaved,
             BLOCK_H=block_h,
             BLOCK_HALF=half,
             BLOCK_TAIL=next_power_of_2(max(d - rotary, 1)),

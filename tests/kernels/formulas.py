@@ -7,6 +7,7 @@ import math
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.rope import Rope
 from kernels.weight import Fp8, Weight
 from kernels.weight.inputs import Inputs
 
@@ -111,29 +112,24 @@ def rope_kv_write(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rope: Rope,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     num_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    offset: float,
-    interleaved: bool,
-    eps: float = 1e-6,
     deterministic: bool = False,
 ) -> torch.Tensor:
     _, g, block_size, d = k_cache.shape
-    half = cos_sin.shape[1] // 2
+    half = rope.cos_sin.shape[1] // 2
     out = torch.empty(qkv.shape[0], num_heads, d, dtype=torch.float64)
 
     def turn(head: torch.Tensor, weight: torch.Tensor | None, position: int) -> torch.Tensor:
         f = head.double().clone()
         if weight is not None:
-            f = f / math.sqrt(float((f * f).mean()) + eps) * (weight.double() + offset)
+            f = f / math.sqrt(float((f * f).mean()) + rope.eps) * (weight.double() + rope.offset)
         turned = f.clone()
         for pair in range(half):
-            i, j = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)
-            rotation = complex(float(cos_sin[position, pair]), float(cos_sin[position, pair + half]))
+            i, j = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + half)
+            rotation = complex(float(rope.cos_sin[position, pair]), float(rope.cos_sin[position, pair + half]))
             point = complex(float(f[i]), float(f[j])) * rotation
             turned[i], turned[j] = point.real, point.imag
         return turned
@@ -142,11 +138,11 @@ def rope_kv_write(
         heads = qkv[token].view(-1, d)
         position, slot = int(positions[token]), int(slots[token])
         for i in range(num_heads):
-            out[token, i] = turn(heads[i], q_norm, position)
+            out[token, i] = turn(heads[i], rope.q_norm, position)
         if slot < 0:
             continue
         for i in range(g):
-            k_cache[slot // block_size, i, slot % block_size] = turn(heads[num_heads + i], k_norm, position)
+            k_cache[slot // block_size, i, slot % block_size] = turn(heads[num_heads + i], rope.k_norm, position)
             v_cache[slot // block_size, i, slot % block_size] = heads[num_heads + g + i]
     return out
 
@@ -189,24 +185,18 @@ def rope_attention(
     qkv: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor,
+    rope: Rope,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
     num_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    offset: float,
-    interleaved: bool,
     window: int | None,
     softcap: float | None,
     fused: bool,
 ) -> torch.Tensor:
-    q = rope_kv_write(
-        qkv, positions, slots, cos_sin, k_cache, v_cache, num_heads, q_norm, k_norm, offset, interleaved
-    ).to(qkv.dtype)
+    q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads).to(qkv.dtype)
     return paged_attention(q, k_cache, v_cache, block_table, batch, scale, window, softcap, None)
 
 

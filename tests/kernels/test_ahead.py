@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.routing import Routing
 from kernels.testing import workspace
 from kernels.weight import Dense
 from tests.compiled import SHARED_BYTES, run
@@ -71,7 +72,7 @@ def test_it_is_taken_for_decode_steps_in_whole_boxes(
     monkeypatch.setattr(dense, "tiles_moe", lambda *inputs: None)
     x, router = torch.randn(20, hidden, device=device).to(dtype), torch.randn(4, hidden, device=device)
     gate_up, down = x.new_empty(4, 2 * inter, hidden), x.new_empty(4, hidden, inter)
-    dense.moe(workspace(), x, router, Dense(gate_up), Dense(down), 2)
+    dense.moe(workspace(), x, router, Dense(gate_up), Dense(down), Routing(2))
     assert bool(asked) == taken
 
 

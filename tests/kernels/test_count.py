@@ -27,12 +27,7 @@ CASES = {
 def _parts(inputs: dict[str, Any]) -> tuple[torch.Tensor, Choice]:
     """Logits, and the constants of their choice."""
     router = inputs["router"]
-    how = route.choice(
-        len(router), inputs["top_k"], inputs.get("score", "softmax"), inputs.get("bias"), None,
-        inputs.get("num_groups", 1), inputs.get("top_groups", 1), inputs.get("group_score", "max"),
-        inputs.get("renormalize", True), inputs.get("num_shared", 0),
-    )  # fmt: skip
-    return logit_parts(workspace(), inputs["x"], router), how
+    return logit_parts(workspace(), inputs["x"], router), route.choice(len(router), inputs["routing"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -42,7 +37,7 @@ def test_chosen_pairs_stand_in_tiles_of_their_experts(name: str, device: torch.d
     parts, how = _parts(inputs)
     for _ in range(2):  # the second finds the counters as the first left them
         weights, experts, places = chosen_in_tiles(
-            workspace(), parts, inputs.get("bias"), 16, inputs.get("scale", 1.0), how
+            workspace(), parts, inputs["routing"].bias, 16, inputs["routing"].scale, how
         )
         assert torch.equal(experts, want)
         assert_close("weights", weights, want_weights, TOLERANCES[torch.float32])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kernels.moe.lists import chosen_in_lists
 from kernels.moe_gemm.order import placed
 from kernels.moe_route.kernel import choice
+from kernels.routing import Routing
 from kernels.testing import workspace
 
 
@@ -66,7 +67,7 @@ def test_every_pair_is_in_the_list_of_its_expert(
     # a table may name an expert twice
     table = torch.randint(experts, (7, k), generator=g, dtype=torch.int32).to(device) if hashed else None
     token_ids = torch.randint(7, (tokens,), generator=g).to(device)
-    how = choice(experts, k, "softmax", None, table, 1, 1, "max", True, shared)
+    how = choice(experts, Routing(k, table=table, num_shared=shared))
     counts = torch.zeros(experts + shared, dtype=torch.int32, device=device)
     _, chosen, lists = chosen_in_lists(workspace(), parts, counts, None, table, token_ids, 16, 1.0, how)
     flat, taken = chosen.flatten().cpu(), lists.counts.tolist()
