@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.quant.format import Kind
-from engine.quant.formats import fp8, packed
+from engine.quant.formats import fp8, int8, packed
 from engine.quant.method import Method
-from engine.quant.scheme import Fp8Scheme, PackedScheme, Scheme
+from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # scheme → the module of its format
-KINDS: dict[type, Kind] = {Fp8Scheme: fp8, PackedScheme: packed}
+KINDS: dict[type, Kind] = {Fp8Scheme: fp8, Int8Scheme: int8, PackedScheme: packed}
 
 
 def plan(

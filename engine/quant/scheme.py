@@ -37,4 +37,11 @@ class PackedScheme:
     shift: int = 0
 
 
-Scheme = Fp8Scheme | PackedScheme
+@dataclass(frozen=True, slots=True)
+class Int8Scheme:
+    """8-bit integers with a scale a row, or one in all."""
+
+    activations: Activations
+
+
+Scheme = Fp8Scheme | Int8Scheme | PackedScheme

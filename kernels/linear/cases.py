@@ -9,7 +9,7 @@ import torch
 
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
-from kernels.weight import Dense, Fp8, PackedInt
+from kernels.weight import Dense, Fp8, Int8, PackedInt
 from kernels.weight.inputs import Inputs
 from kernels.weight.packed import packed
 
@@ -118,6 +118,39 @@ def fp8_cases() -> list[Case]:
         made.append(
             fp8_case(f"T{t} Llama-3.1-8B-FP8 down", bf16, t, 4096, 14336, None, row, residual=True, small=False)
         )
+    return made
+
+
+def int8_case(name: str, dtype: torch.dtype, t: int, n: int, k: int, inputs: Inputs, **fused: Any) -> Case:
+    plain = case(name, dtype, t, n, k, **fused)
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        given = plain.make(device, generator)
+        wide = given["weight"].data.float()
+        scale = wide.abs().amax(dim=1, keepdim=True) / 127.5
+        static = torch.tensor(0.02, device=device) if inputs.scale is not None else None
+        data = (wide / scale).round().clamp(-128, 127).to(torch.int8)
+        return {**given, "weight": Int8(data, scale, replace(inputs, scale=static))}
+
+    rows = 2 * n if fused.get("activation") else n
+    moved = rows * k + (t * k + t * n) * dtype.itemsize
+    return replace(plain, make=make, tolerance=QUANTIZED if inputs.number else FUSED[dtype], bytes=moved)
+
+
+def int8_cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    row, static = Inputs("int8"), Inputs("int8", scale=torch.tensor(0.02))
+    made = [
+        int8_case("int8 both sides, odd sizes", f32, 3, 72, 201, row, bias=True),
+        int8_case("int8 both sides, norm, silu", bf16, 20, 40, 264, row, norm=True, activation="silu"),
+        int8_case("int8 both sides, several slices", bf16, 2, 72, 1096, row, residual=True),
+        int8_case("int8 both sides, a given scale of inputs", bf16, 70, 72, 200, static),
+        int8_case("int8 both sides, many rows", f32, 260, 40, 136, row, residual=True),
+        int8_case("int8 weight, wide inputs", f32, 5, 33, 136, Inputs(), bias=True),
+    ]
+    for t in (1, 64, 1024):
+        fused: Any = {"residual": True, "small": False}
+        made.append(int8_case(f"T{t} Llama-3.1-8B-W8A8 down", bf16, t, 4096, 14336, row, **fused))
     return made
 
 
@@ -242,4 +275,4 @@ def cases() -> list[Case]:
     made.append(case("T64 DeepSeek-V2-Lite out", n=2048, k=2048, residual=True, **bf16))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
-    return made + fp8_cases() + packed_cases()
+    return made + fp8_cases() + int8_cases() + packed_cases()

@@ -1,8 +1,8 @@
-"""Products with weights of 8-bit floats: numbers of both sides are multiplied, sums of 128 inputs are scaled and added
-up in float32 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+"""Products with weights of 8-bit floats or integers: numbers of both sides are multiplied, sums of 128 inputs are
+scaled and added up in float32 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 
 Inputs are quantized by one launch, which has the norm before them inside. Few rows take a Triton kernel that streams
-the weight, with bias, activation and residual inside. Many rows go to cuBLAS.
+the weight, with bias, activation and residual inside. Many rows of floats go to cuBLAS.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
 from kernels.quantize.kernel import quantized
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.weight import Fp8
+from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
-FEW_ROWS = 64
+FEW_ROWS, BROAD_ROWS = 64, 256
 # One for each multiprocessor of a Hopper GPU.
 PROGRAMS = 132
 
@@ -26,7 +26,7 @@ PROGRAMS = 132
 def linear(
     workspace: Workspace,
     x: torch.Tensor,
-    weight: Fp8,
+    weight: Fp8 | Int8,
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -67,6 +67,8 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -
     if deterministic:
         return RowTile(FEW_ROWS, 64, 2 if n <= 1 << 13 and not activation else 1, 4)
     height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
+    if rows > BROAD_ROWS:
+        return RowTile(128, 64 if activation else 128, 1, 3, 8)
     if activation or n >= 1 << 16 or rows > FEW_ROWS:
         return RowTile(height, 128 if height == 16 else 64, 1, 4)
     outputs, programs = (128, PROGRAMS) if height == 16 else (64, 2 * PROGRAMS)
@@ -74,8 +76,10 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -
     return RowTile(height, outputs, split, 7 if height == 16 else 4)
 
 
-def _in_library(weight: Fp8, dtype: torch.dtype) -> bool:
+def _in_library(weight: Fp8 | Int8, dtype: torch.dtype) -> bool:
     """Whether cuBLAS has a product of quantized inputs with this weight."""
+    if not isinstance(weight, Fp8):
+        return False
     (n, k), number = weight.data.shape, weight.inputs
     if number.number is None or k % 16 or n % 16 or dtype != torch.bfloat16 or not group_products(weight.data.device):
         return False

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""A Triton kernel for products of few rows with a weight of 8-bit floats.
+"""A Triton kernel for products of few rows with a weight of 8-bit floats or integers.
 
 Inputs come as 8-bit numbers with scales, or as they are. Tensor cores multiply, with the weight on their long side;
 each block of inputs that share a scale has a sum of its own, which is scaled and added up in float32. Narrow outputs
@@ -19,7 +19,7 @@ from kernels.linear.skinny import INTERPRETED, counters
 from kernels.linear.slices import finished, summed
 from kernels.prefetch import prefetch
 from kernels.sizes import cdiv
-from kernels.weight import Fp8
+from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
 GROUP = 128
@@ -42,7 +42,8 @@ def _product(w, x, scales, sx, at, live, BK: tl.constexpr, BLOCKED: tl.constexpr
     if WIDE:
         part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision=DOT)
     else:
-        part = tl.dot(w, tl.trans(x))
+        # Of 128 products of 8-bit integers, which a float32 holds exactly.
+        part = tl.dot(w, tl.trans(x)).to(tl.float32)
     if BLOCKED:
         part *= tl.load(scales + at // BK, mask=live, other=0.0)[:, None]
     if GROUPED:
@@ -125,7 +126,7 @@ def fp8_linear(
     workspace: Workspace,
     x: torch.Tensor,
     scales: torch.Tensor | None,
-    weight: Fp8,
+    weight: Fp8 | Int8,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     y: torch.Tensor,

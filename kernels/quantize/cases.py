@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,12 +24,13 @@ def case(
     static: bool = False,
     power: bool = False,
     small: bool = True,
+    number: Literal["fp8", "int8"] = "fp8",
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         scale = torch.tensor(0.01, device=device) if static else None
         return {
             "x": randn(g, device, dtype, t, k),
-            "inputs": Inputs("fp8", group, power, scale),
+            "inputs": Inputs(number, group, power, scale),
             "norm_weight": randn(g, device, dtype, k) if norm else None,
             "eps": 1e-6,
             "offset": 1.0 if norm else 0.0,
@@ -47,6 +48,9 @@ def cases() -> list[Case]:
         case("a row", f32, 4, 200),
         case("a row behind a norm", bf16, 17, 96, norm=True),
         case("a given scale", bf16, 6, 130, static=True),
+        case("a row of integers", f32, 5, 200, number="int8"),
+        case("a row of integers behind a norm", bf16, 9, 96, norm=True, number="int8"),
+        case("integers of a given scale", bf16, 6, 130, static=True, number="int8"),
         case("no tokens", bf16, 0, 64, 128),
         *(case(f"{t} rows of 4096 behind a norm", bf16, t, 4096, 128, norm=True, small=False) for t in (1, 64, 8192)),
         case("8192 rows of 12288", bf16, 8192, 12288, small=False),

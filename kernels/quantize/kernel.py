@@ -8,9 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.quantize import reference
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.weight.inputs import FP8_MAX, SMALLEST, Inputs
+from kernels.weight.inputs import RANGES, SMALLEST, Inputs
 from kernels.workspace import Workspace
 
 LANES = 512
@@ -22,7 +21,8 @@ def _quantize(
     p_x, p_norm, p_scale, p_numbers, p_scales,
     K, groups, x_stride, scales_row, scales_group, eps, offset,
     NORM: tl.constexpr, STATIC: tl.constexpr, POWER: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    SMALLEST: tl.constexpr, LARGEST: tl.constexpr, PDL: tl.constexpr,
+    SMALLEST: tl.constexpr, SPAN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WHOLE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Row `program_id(0)` of x; GROUP inputs share a scale, and BLOCK covers them all."""
     if PDL:
@@ -44,13 +44,16 @@ def _quantize(
     if STATIC:
         scale = tl.load(p_scale) + tl.zeros((BLOCK // GROUP,), tl.float32)
     else:
-        scale = tl.maximum(tl.max(tl.abs(parts), axis=1), SMALLEST) / LARGEST
+        scale = tl.maximum(tl.max(tl.abs(parts), axis=1), SMALLEST) / SPAN
         if POWER:
             bits = scale.to(tl.int32, bitcast=True)
             # the exponent alone, one more where there is a fraction
             scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
     ratio = tl.div_rn(parts, tl.broadcast_to(scale[:, None], parts.shape))
-    ratio = tl.minimum(tl.maximum(ratio, -LARGEST), LARGEST)
+    if WHOLE:
+        # Of what is below 2^22, this sum keeps whole numbers, to nearest and ties to even.
+        ratio = (ratio + 12582912.0) - 12582912.0
+    ratio = tl.minimum(tl.maximum(ratio, LOW), HIGH)
     numbers = tl.reshape(ratio, (BLOCK,)).to(p_numbers.dtype.element_ty)
     tl.store(p_numbers + row * K + k, numbers, mask=inside)
     tl.store(p_scales + row * scales_row + g.to(tl.int64) * scales_group, scale, mask=g < groups)
@@ -65,8 +68,6 @@ def quantize(
     offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the reference. Rows of x may be strided."""
-    if inputs.number != "fp8":
-        return reference.quantize(x, inputs, norm_weight, eps, offset)
     numbers, scales = quantized(workspace, x, inputs, norm_weight, eps, offset)
     return numbers, scales.contiguous()
 
@@ -80,13 +81,14 @@ def quantized(
     offset: float = 0.0,
     rows_of: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `quantize` for 8-bit floats, with room for whole lines of `rows_of` rows, whatever stands in those that x does
+    """As `quantize`, with room for whole lines of `rows_of` rows, whatever stands in those that x does
     not have. Scales of one group after another stand behind each other: [T, groups] with strides (1, T)."""
     rows, k = x.shape
     held = cdiv(rows, rows_of) * rows_of
     group = inputs.group or next_power_of_2(max(k, 16))
     groups = cdiv(k, group) if inputs.group else 1
-    numbers = torch.empty(held, k, dtype=torch.float8_e4m3fn, device=x.device)
+    whole, ends = inputs.number == "int8", RANGES[inputs.number or "fp8"]
+    numbers = torch.empty(held, k, dtype=torch.int8 if whole else torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(groups, held, dtype=torch.float32, device=x.device).t()
     if rows:
         block = max(group, next_power_of_2(k))
@@ -94,7 +96,8 @@ def quantized(
             x, norm_weight, inputs.scale, numbers, scales,
             k, groups, x.stride(0), scales.stride(0), scales.stride(1), eps, offset,
             NORM=norm_weight is not None, STATIC=inputs.scale is not None, POWER=inputs.power_of_two, GROUP=group,
-            BLOCK=block, SMALLEST=SMALLEST, LARGEST=FP8_MAX, PDL=workspace.pdl, launch_pdl=workspace.pdl,
+            BLOCK=block, SMALLEST=SMALLEST, SPAN=ends.span, LOW=ends.low, HIGH=ends.high, WHOLE=whole,
+            PDL=workspace.pdl, launch_pdl=workspace.pdl,
             num_warps=min(16, max(1, block // LANES)),
         )  # fmt: skip
     return numbers, scales

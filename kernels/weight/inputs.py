@@ -8,7 +8,19 @@ from typing import Literal
 import torch
 
 FP8_MAX = 448.0
-INT8_MAX = 127.0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Of a kind of number: what the largest magnitude among inputs is divided by for their scale, and its ends."""
+
+    span: float
+    low: float
+    high: float
+
+
+# Integers as compressed-tensors defines them: half of what 255 steps span, and one number more below zero than above.
+RANGES = {"fp8": Range(FP8_MAX, -FP8_MAX, FP8_MAX), "int8": Range(127.5, -128.0, 127.0)}
 # Below this, a group of inputs counts as zero: its scale stays a normal number.
 SMALLEST = 1e-10
 
@@ -17,7 +29,7 @@ SMALLEST = 1e-10
 class Inputs:
     """number: what an input is rounded to; None leaves it as it is.
 
-    group: inputs that share a scale, which is computed from them: their largest magnitude over the number's largest;
+    group: inputs that share a scale, which is computed from them: their largest magnitude over the number's span;
     0 shares one among all inputs of a row. power_of_two rounds that scale up to a power of two (ue8m0). scale, a
     float32 scalar, is given by the checkpoint instead ("static") and holds for all rows.
     """
@@ -31,7 +43,7 @@ class Inputs:
 def quantize(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, K] → its numbers [T, K] (float8_e4m3fn or int8) and their scales [T, groups] float32, groups 1 where all
     inputs of a row share one. Rounds to nearest, ties to even; what is beyond the largest number becomes it."""
-    wide, most = x.float(), FP8_MAX if inputs.number == "fp8" else INT8_MAX
+    wide, numbers_of = x.float(), RANGES[inputs.number or "fp8"]
     k = wide.shape[-1]
     group = inputs.group or max(k, 1)
     pad = -k % group
@@ -39,11 +51,13 @@ def quantize(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tenso
     if inputs.scale is not None:
         scale = inputs.scale.reshape(1, 1).expand(len(x), parts.shape[1])
     else:
-        scale = parts.abs().amax(dim=-1).clamp(min=SMALLEST) / most
+        scale = parts.abs().amax(dim=-1).clamp(min=SMALLEST) / numbers_of.span
         if inputs.power_of_two:
             scale = torch.exp2(torch.ceil(torch.log2(scale)))
-    ratio = (parts / scale[..., None]).clamp(-most, most)
-    numbers = ratio.to(torch.float8_e4m3fn) if inputs.number == "fp8" else ratio.round().to(torch.int8)
+    ratio = parts / scale[..., None]
+    # Integers are rounded first: what lies half a step below the lowest becomes the lowest either way.
+    ratio = (ratio.round() if inputs.number == "int8" else ratio).clamp(numbers_of.low, numbers_of.high)
+    numbers = ratio.to(torch.int8 if inputs.number == "int8" else torch.float8_e4m3fn)
     return numbers.view(torch.int8).flatten(-2)[:, :k].view(numbers.dtype), scale
 
 

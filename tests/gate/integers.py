@@ -95,6 +95,21 @@ def awq(group: int) -> Pack:
     return pack
 
 
+def int8_rows(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """A scale a row: the largest magnitude over half of what 255 steps span."""
+    scale = (w.abs().amax(dim=1, keepdim=True) / 127.5).bfloat16()
+    numbers = (w / scale.float()).round().clamp(-128, 127)
+    return {"weight": numbers.to(torch.int8), "weight_scale": scale}, numbers * scale.float()
+
+
+def int8_tensor(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """One scale a tensor, and one for its inputs."""
+    scale = (w.abs().amax() / 127.5).reshape(1)
+    numbers = (w / scale).round().clamp(-128, 127)
+    made = {"weight": numbers.to(torch.int8), "weight_scale": scale, "input_scale": torch.tensor([8 / 127.5])}
+    return made, numbers * scale
+
+
 def matching(pattern: str, pack: Pack) -> Callable[[str], Pack | None]:
     """`pack` for modules whose names begin with the pattern."""
     return lambda module: pack if re.match(pattern, module) else None
@@ -126,6 +141,17 @@ def compressed(
         "quantization_status": "compressed",
         **other,
     }
+
+
+def int_quantized(scales: str, **inputs: Any) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors: every Linear but the head, inputs as given, if any."""
+    eight = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**eight, "strategy": scales, "dynamic": False, "group_size": None},
+        "input_activations": {**eight, **inputs} if inputs else None,
+    }
+    return {**compressed(8, 0), "format": "int-quantized", "config_groups": {"group_0": group}}
 
 
 def gptq_config(bits: int, group: int, desc_act: bool = False, sym: bool = False, **other: Any) -> dict[str, Any]:

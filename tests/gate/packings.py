@@ -20,7 +20,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.gate import integers
-from tests.gate.integers import awq, awq_config, compressed, gptq, gptq_config, matching, pack_quantized
+from tests.gate.integers import (
+    awq,
+    awq_config,
+    compressed,
+    gptq,
+    gptq_config,
+    int8_rows,
+    int8_tensor,
+    int_quantized,
+    matching,
+    pack_quantized,
+)
 from tests.gate.oracle import FORCED, Golden, Sequence
 from tests.gate.shapes import Shape
 
@@ -204,6 +215,9 @@ PACKINGS = (
         other=matching(r".*self_attn", fp8_rows),
         quick=(),
     ),
+    Packing("ct-w8a8", int_quantized("channel", strategy="token", dynamic=True), int8_rows, quick=("qwen3",)),
+    Packing("ct-w8a8-static", int_quantized("tensor", strategy="tensor", dynamic=False), int8_tensor, quick=()),
+    Packing("ct-int8-weights", int_quantized("channel"), int8_rows, quick=()),
     Packing("awq", awq_config(16), awq(16), quick=("qwen3",)),
     Packing(
         "awq-some",

@@ -8,7 +8,7 @@ import torch
 
 from kernels.batch import AttentionBatch
 from kernels.rope import Rope
-from kernels.weight import Fp8, Weight
+from kernels.weight import Fp8, Int8, Weight
 from kernels.weight.inputs import Inputs
 
 
@@ -71,7 +71,7 @@ def linear(
     f = x.double()
     if norm_weight is not None:
         f = f / torch.sqrt((f * f).mean(dim=1, keepdim=True) + eps) * (norm_weight.double() + offset)
-    if isinstance(weight, Fp8) and weight.inputs.number is not None:
+    if isinstance(weight, Fp8 | Int8) and weight.inputs.number is not None:
         f = quantized(f.to(x.dtype).double(), weight.inputs)
     y = torch.einsum("tk,nk->tn", f, weight.dense(torch.float64))
     if bias is not None:
@@ -82,7 +82,11 @@ def linear(
 
 
 def quantized(x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-    """Each group over its scale, rounded to four significant bits, the smallest step being 2^-9 (e4m3)."""
+    """Each group over its scale, rounded to four significant bits, the smallest step being 2^-9 (e4m3), or to whole
+    numbers."""
+    if inputs.number == "int8":
+        scale = x.abs().amax(dim=1, keepdim=True) / 127.5 if inputs.scale is None else inputs.scale.double()
+        return torch.round(x / scale).clamp(-128, 127) * scale
     made = torch.empty_like(x)
     for first in range(0, x.shape[1], inputs.group or x.shape[1]):
         part = x[:, first : first + (inputs.group or x.shape[1])]

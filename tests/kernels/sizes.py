@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels.linear.cases import fp8_case, packed_case
+from kernels.linear.cases import fp8_case, int8_case, packed_case
 from kernels.moe_gemm.cases import packed_case as packed_experts
 from kernels.registry import Case
 from kernels.weight.inputs import Inputs
@@ -86,12 +86,14 @@ def steps() -> dict[str, dict[str, Step]]:
             "deterministic": of_tokens("linear", 96, 64, norm=True, deterministic=True),
             "fp8 groups": _fp8(Inputs("fp8", 128), residual=True),
             "fp8 rows": _fp8(Inputs("fp8"), norm=True, activation="silu"),
+            "int8 both sides": lambda n: int8_case("", BF16, n, 96, 256, Inputs("int8"), norm=True, activation="silu"),
             "int4 groups": _packed(4, 32, zeros=True, ordered=True, residual=True),
             "int8 rows": _packed(8, 256, norm=True, activation="silu"),
         },
         "quantize": {
             "groups": lambda n: _made("quantize", "", BF16, n, 256, 128),
             "row": lambda n: _made("quantize", "", BF16, n, 256, norm=True),
+            "integers": lambda n: _made("quantize", "", BF16, n, 256, number="int8"),
         },
         "linear_norm": {"tokens": of_tokens("linear_norm", 96, 64)},
         "rope_kv_write": {"tokens": of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from engine.models.reader import ConfigError
 from engine.quant import config
 from engine.quant.plan import plan
-from engine.quant.scheme import Fp8Scheme, PackedScheme
+from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
 from engine.quant.weight import Weight
 from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Concat, Rule, Stack, StackConcat
-from kernels.weight import PackedInt
+from kernels.weight import Int8, PackedInt
 from tests.gate.integers import (
     KIMI_IGNORES,
     Pack,
@@ -27,6 +27,9 @@ from tests.gate.integers import (
     compressed,
     gptq,
     gptq_config,
+    int8_rows,
+    int8_tensor,
+    int_quantized,
     pack_quantized,
 )
 from tests.gate.packings import float_quantized
@@ -159,6 +162,40 @@ def test_a_packed_module_that_the_config_leaves_out_is_refused_by_name(tmp_path:
         loaded(tmp_path, made, {**said, "ignore": [r"re:.*\.q$"]}, QKV, 64, 96)
 
 
+W8A8, STATIC = (
+    int_quantized("channel", strategy="token", dynamic=True),
+    int_quantized("tensor", strategy="tensor", dynamic=False),
+)
+
+
+@pytest.mark.parametrize(("said", "pack"), [(W8A8, int8_rows), (STATIC, int8_tensor)])
+def test_integers_of_a_byte_and_how_their_inputs_are_rounded(tmp_path: Path, said: dict, pack: Pack) -> None:
+    tensors, numbers = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
+    value = loaded(tmp_path, tensors, said, QKV, 64, 96).value
+    assert isinstance(value, Int8)
+    torch.testing.assert_close(value.dense(torch.float32), torch.cat(list(numbers.values())), rtol=1e-6, atol=1e-7)
+    assert value.inputs.number == "int8"
+    x = drawn(2, 96)
+    scale = torch.tensor(8 / 127.5) if said is STATIC else x.abs().amax(dim=1, keepdim=True) / 127.5
+    rounded = (x / scale).round().clamp(-128, 127) * scale
+    torch.testing.assert_close(value.product(x), rounded @ torch.cat(list(numbers.values())).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ({"q__weight_scale": NONE}, r"q\.weight is stored as int8 with no weight_scale"),
+        ({"q__weight_scale": torch.ones(40, 3)}, r"q\.weight_scale has the shape \[40, 3\]"),
+        ({"q__weight": torch.zeros(40, 96, dtype=torch.uint8)}, r"q\.weight is stored as uint8 with a weight_scale"),
+    ],
+)
+def test_integers_of_a_byte_that_make_no_sense(tmp_path: Path, tensors: Tensors, sentence: str) -> None:
+    made, _ = stored(int8_rows, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
+    made |= {f"m.layers.0.{name.replace('__', '.')}": tensor for name, tensor in tensors.items()}
+    with pytest.raises(WeightsError, match=sentence):
+        loaded(tmp_path, {name: tensor for name, tensor in made.items() if tensor.numel()}, W8A8, QKV, 64, 96)
+
+
 INT4 = PackedScheme("pack-quantized", 4, 32)
 
 
@@ -178,6 +215,12 @@ def test_groups_of_a_mixed_checkpoint_have_formats_of_their_own() -> None:
     made = read(compressed(4, 32, format="mixed-precision", config_groups=groups))
     assert made.scheme("model.layers.0.mlp.up_proj") == INT4
     assert made.scheme("model.layers.0.mlp.down_proj") == Fp8Scheme("dynamic by token")
+
+
+def test_integers_of_a_byte_may_have_inputs_as_they_are() -> None:
+    assert read(int_quantized("channel")).scheme("model.layers.0.mlp.up_proj") == Int8Scheme("as they are")
+    assert read(W8A8).scheme("model.layers.0.mlp.up_proj") == Int8Scheme("dynamic by token")
+    assert read(STATIC).scheme("model.layers.0.mlp.up_proj") == Int8Scheme("static")
 
 
 def test_awq_leaves_out_every_module_whose_name_holds_a_word() -> None:
@@ -216,6 +259,9 @@ def weights(**changes: Any) -> dict[str, Any]:
         (weights(actorder="sideways"), "actorder = 'sideways'"),
         (weights(type="float"), "type = 'float'"),
         (weights(surprise=1), "surprise = 1"),
+        (int_quantized("group", strategy="token", dynamic=True), "strategy = 'group'"),
+        (int_quantized("channel", strategy="token", dynamic=True, symmetric=False), "symmetric = False"),
+        (int_quantized("channel", strategy="channel", dynamic=True), "strategy = 'channel'"),
         (awq_config(128, version="gemv"), "version = 'gemv'"),
         (awq_config(128, zero_point=False), "zero_point = False"),
         ({**awq_config(128), "bits": 8}, "bits = 8"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.methods.groups import group_size
-from engine.quant.scheme import Activations, Fp8Scheme, PackedScheme, Scheme
+from engine.quant.scheme import Activations, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 
 # What a module of a projection is called by its class, and the end of the name of one of another class.
 PROJECTION, EMBEDDING = "Linear", "embed_tokens"
@@ -85,8 +85,13 @@ def _group(where: str, values: Any, whole: str | None) -> Group:
 
 
 def _floats(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
-    strategy, block = _weights(weights)
-    return Fp8Scheme(_inputs(inputs, strategy, where), block)
+    strategy, block = _weights(weights, "float", "tensor", "channel", "block")
+    return Fp8Scheme(_inputs(inputs, "float", strategy, where), block)
+
+
+def _integers(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
+    strategy, _ = _weights(weights, "int", "tensor", "channel")
+    return Int8Scheme(_inputs(inputs, "int", strategy, where))
 
 
 def _packed(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
@@ -111,32 +116,33 @@ def _packed(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Schem
 # format → what reads the weights and inputs of a group
 FORMATS: dict[str, Callable[[Reader, dict[str, Any] | None, str], Scheme]] = {
     "float-quantized": _floats,
+    "int-quantized": _integers,
     "naive-quantized": _floats,
     "pack-quantized": _packed,
 }
 
 
-def _weights(reader: Reader) -> tuple[str, tuple[int, int] | None]:
+def _weights(reader: Reader, kind: str, *strategies: str) -> tuple[str, tuple[int, int] | None]:
     """The strategy of scales, and the block that they are for."""
-    reader.require("type", "float")
+    reader.require("type", kind)
     reader.require("num_bits", 8)
     reader.require("symmetric", True, default=True)
     reader.require("dynamic", False, default=False)
-    strategy: str = reader.require("strategy", "tensor", "channel", "block")
+    strategy: str = reader.require("strategy", *strategies)
     block = reader.items(int, "block_structure")
     by_block = strategy == "block"
     reader.check(not by_block or block == [128, 128], f"block_structure = {block} is not implemented, [128, 128] is")
-    reader.refuse("actorder", "floats have no order of activations")
-    reader.refuse("group_size", "floats are not grouped along their inputs")
+    reader.refuse("actorder", "numbers of 8 bits, one a byte, have no order of activations")
+    reader.refuse("group_size", "numbers of 8 bits, one a byte, are not grouped along their inputs", -1)
     reader.skip(*SILENT)
     return strategy, (128, 128) if by_block else None
 
 
-def _inputs(values: dict[str, Any] | None, strategy: str, where: str) -> Activations:
+def _inputs(values: dict[str, Any] | None, kind: str, strategy: str, where: str) -> Activations:
     if values is None:
         return "as they are"
     reader = Reader(values, f"{where}: input_activations")
-    reader.require("type", "float")
+    reader.require("type", kind)
     reader.require("num_bits", 8)
     reader.require("symmetric", True, default=True)
     dynamic = reader.read(bool, "dynamic", False)
