@@ -25,6 +25,9 @@ from clients.openai.errors import ApiError, BackendError, from_validation
 from clients.openai.fields import HEADER, UnknownFields
 from clients.openai.gate import Gate
 from clients.openai.json_route import JsonRoute
+from clients.openai.messages.answer import count_tokens, create_message
+from clients.openai.messages.answers import MESSAGES, CountAnswer, MessageAnswer, listed
+from clients.openai.messages.schema import CountRequest, MessagesRequest
 from clients.openai.metrics import ShimMetrics
 from clients.openai.probe import Probe
 from clients.openai.prompts import decode_ids, token_texts, tokenize_source
@@ -39,7 +42,12 @@ from clients.openai.wire import ModelInfo
 log = logging.getLogger("nereid.openai")
 
 _WEB = Path(__file__).resolve().parent.parent / "web"
-_PROMPT_FIELDS = {"/v1/chat/completions": "messages", "/detokenize": "tokens"}
+_PROMPT_FIELDS = {
+    "/v1/chat/completions": "messages",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+    "/detokenize": "tokens",
+}
 _WEB_FILES = frozenset({"app.js", "style.css", "docs.js"})
 
 
@@ -88,23 +96,23 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api(_: Request, error: ApiError) -> Response:
-        return error_response(error)
+    async def api(http: Request, error: ApiError) -> Response:
+        return error_response(error, http.scope)
 
     @app.exception_handler(BackendError)
     async def backend(http: Request, error: BackendError) -> Response:
-        return error_response(error.to_api(_PROMPT_FIELDS.get(http.url.path, "prompt")))
+        return error_response(error.to_api(_PROMPT_FIELDS.get(http.url.path, "prompt")), http.scope)
 
     @app.exception_handler(RequestValidationError)
-    async def validation(_: Request, error: RequestValidationError) -> Response:
-        return error_response(from_validation(error.errors()))
+    async def validation(http: Request, error: RequestValidationError) -> Response:
+        return error_response(from_validation(error.errors()), http.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         message = f"{error.detail}: {request.method} {request.url.path}"
         if error.status_code == 400:
             message = f"The request body cannot be read as JSON: {error.detail}"
-        response = error_response(ApiError(error.status_code, message))
+        response = error_response(ApiError(error.status_code, message), request.scope)
         response.headers.update(error.headers or {})
         return response
 
@@ -113,7 +121,7 @@ def _errors(app: FastAPI) -> None:
         number = trace_of(http).request_id
         log.error("request %s failed", number, exc_info=error)
         sentence = f"The shim failed on this request; its log says why under the id {number}."
-        return error_response(ApiError(500, sentence, code="internal"))
+        return error_response(ApiError(500, sentence, code="internal"), http.scope)
 
 
 def _api(app: FastAPI, shim: Shim) -> None:
@@ -124,6 +132,7 @@ def _api(app: FastAPI, shim: Shim) -> None:
             "created": shim.started,
             "owned_by": "nereid",
             "max_model_len": info.max_model_len,
+            **listed(info, shim.started),
         }
 
     @app.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMED, tags=["generate"])
@@ -134,10 +143,20 @@ def _api(app: FastAPI, shim: Shim) -> None:
     async def chat_completions(http: Request, body: ChatRequest) -> Response:
         return await chat(shim, http, body)
 
+    @app.post("/v1/messages", response_model=MessageAnswer, responses=MESSAGES, tags=["messages"])
+    async def messages(http: Request, body: MessagesRequest) -> Response:
+        return await create_message(shim, http, body)
+
+    @app.post("/v1/messages/count_tokens", response_model=CountAnswer, responses=MESSAGES, tags=["messages"])
+    async def message_tokens(http: Request, body: CountRequest) -> Response:
+        return await count_tokens(shim, http, body)
+
     @app.get("/v1/models", response_model=ModelList, responses=ERRORS, tags=["models"])
     async def models() -> Response:
         cards = [card(info) for _, info in sorted(shim.router.models.items())]
-        return json_response({"object": "list", "data": cards})
+        names = [each["id"] for each in cards]
+        page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return json_response({"object": "list", "data": cards, **page})
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=ERRORS, tags=["models"])
     async def model(model: str) -> Response:

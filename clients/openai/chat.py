@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,14 +39,15 @@ from clients.openai.wire import Generation, Piece, Prompt
 _TO_THE_END = 2**31 - 1  # max_tokens: the engine stops when the context is full
 
 
+C = TypeVar("C", bound="Choice")
+
+
 async def chat(shim: Shim, http: Request, request: ChatRequest) -> Response:
     """The answer, or the stream once its first token is there. Raises ApiError, BackendError."""
     trace = trace_of(http)
     trace.model = request.model
     trace.user = request.safety_identifier or request.user or "-"
-    if request.active_tools and shim.config.tool_parser == "none":
-        raise unsupported("tools", "this server was started with --tool-parser none.")
-    answer = _Answer(shim, request, trace)
+    answer = ChatCall(shim, request, trace, Choice)
     if request.stream:
         return await start_stream(http.receive, answer.events())
     async with connected(http.receive):
@@ -157,29 +158,39 @@ class Message:
         return body
 
 
-class _Answer:
-    """One chat request on its way through."""
+class ChatCall(Generic[C]):
+    """One chat request on its way through; other APIs that speak of conversations make one as well.
 
-    def __init__(self, shim: Shim, request: ChatRequest, trace: Trace) -> None:
+    choice: makes each choice of the answer. Raises ApiError when the server cannot serve such a request.
+    """
+
+    def __init__(
+        self, shim: Shim, request: ChatRequest, trace: Trace, choice: Callable[[ChatRequest, ShimConfig], C]
+    ) -> None:
+        if request.active_tools and shim.config.tool_parser == "none":
+            raise unsupported("tools", "this server was started with --tool-parser none.")
         self._shim = shim
-        self._request = request
-        self._label = Label.new("chatcmpl", "chat.completion", request.model)
-        self._trace = trace
+        self.request = request
+        self.label = Label.new("chatcmpl", "chat.completion", request.model)
+        self.trace = trace
         self._deadline = Deadline.of(request.timeout, shim.config.request_timeout_s)
-        self._usage = trace.usage = Usage(request.num_choices)
-        self._choices = [Choice(request, shim.config) for _ in range(request.num_choices)]
-        self._source = Source(Prompt())
+        self.usage = trace.usage = Usage(request.num_choices)
+        self.choices = [choice(request, shim.config) for _ in range(request.num_choices)]
+        self.source = Source(Prompt())
+
+    @property
+    def cut_short(self) -> bool:
+        """The answer may end before the model does, so it has to be seen as it comes."""
+        return self.request.forced_tool is not None or self.request.parallel_tool_calls is False
 
     async def whole(self) -> dict[str, Any]:
-        request = self._request
+        request = self.request
         count = request.num_choices
         messages = [Message() for _ in range(count)]
         token_ids: list[list[int]] = [[] for _ in range(count)]
         entries: list[list[dict[str, Any]]] = [[] for _ in range(count)]
         prompt_logprobs = None
-        # An answer that may be cut short has to be seen as it comes.
-        streamed = request.forced_tool is not None or request.parallel_tool_calls is False
-        async with aclosing(self._pieces(streamed)) as pieces:
+        async with aclosing(self.pieces(stream=self.cut_short)) as pieces:
             async for piece, deltas in pieces:
                 index = piece.index
                 for delta in deltas:
@@ -188,34 +199,34 @@ class _Answer:
                 entries[index] += piece.logprobs or ()
                 prompt_logprobs = piece.prompt_logprobs or prompt_logprobs
         choices = []
-        for index, choice in enumerate(self._choices):
+        for index, choice in enumerate(self.choices):
             body: dict[str, Any] = {"index": index, "message": messages[index].body(), "logprobs": None}
-            if self._source.echo:
-                body["message"]["content"] = self._source.echo + (body["message"]["content"] or "")
+            if self.source.echo:
+                body["message"]["content"] = self.source.echo + (body["message"]["content"] or "")
             if request.logprobs:
                 body["logprobs"] = chat_logprobs(entries[index], token_ids[index], request.top_logprobs or 0)
             body["finish_reason"] = choice.finish_reason
             if request.return_token_ids:
                 body["token_ids"] = token_ids[index]
             choices.append(body)
-        answer = self._label.body(choices) | self._extras() | {"usage": self._usage.body()}
+        answer = self.label.body(choices) | self._extras() | {"usage": self.usage.body()}
         if request.prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs
         if request.return_token_ids:
-            answer["prompt_token_ids"] = list(self._source.prompt.ids or ())
+            answer["prompt_token_ids"] = list(self.source.prompt.ids or ())
         return answer
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        request = self._request
+        request = self.request
         begun: set[int] = set()
-        async with aclosing(self._pieces(stream=True)) as pieces:
+        async with aclosing(self.pieces(stream=True)) as pieces:
             async for piece, deltas in pieces:
                 index = piece.index
                 first = not begun
                 if index not in begun:
                     begun.add(index)
-                    deltas.insert(0, {"role": "assistant", "content": self._source.echo})
-                finish = self._choices[index].finish_reason
+                    deltas.insert(0, {"role": "assistant", "content": self.source.echo})
+                finish = self.choices[index].finish_reason
                 if not deltas and (finish or request.logprobs or request.return_token_ids or request.continuous_usage):
                     deltas.append({})
                 chunks = []
@@ -231,32 +242,32 @@ class _Answer:
                             choice["token_ids"] = list(piece.token_ids)
                     body = self._chunk([choice])
                     if first and place == 0 and request.return_token_ids:
-                        body["prompt_token_ids"] = list(self._source.prompt.ids or ())
+                        body["prompt_token_ids"] = list(self.source.prompt.ids or ())
                     chunks.append(event(body))
                 if chunks:
                     yield b"".join(chunks)
         if request.include_usage:
-            yield event(self._chunk([]) | {"usage": self._usage.body()})
+            yield event(self._chunk([]) | {"usage": self.usage.body()})
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        body = self._label.body(choices, "chat.completion.chunk")
-        if self._request.continuous_usage:
-            body["usage"] = self._usage.body()
-        elif self._request.include_usage:
+        body = self.label.body(choices, "chat.completion.chunk")
+        if self.request.continuous_usage:
+            body["usage"] = self.usage.body()
+        elif self.request.include_usage:
             body["usage"] = None
         return body
 
     def _extras(self) -> dict[str, Any]:
-        return {} if self._request.service_tier is None else {"service_tier": "default"}
+        return {} if self.request.service_tier is None else {"service_tier": "default"}
 
-    async def _pieces(self, stream: bool) -> AsyncGenerator[tuple[Piece, list[dict[str, Any]]], None]:
+    async def pieces(self, stream: bool) -> AsyncGenerator[tuple[Piece, list[dict[str, Any]]], None]:
         """(piece, its deltas), counted; a choice that needs no more is cancelled."""
         generations = await self._deadline.kept(self._generations(stream))
         stopped: set[int] = set()
         async with aclosing(relay(self._shim.router, generations, stopped)) as pieces:
             async for piece in pieces:
-                self._shim.account(self._trace, self._usage, piece)
-                choice = self._choices[piece.index]
+                self._shim.account(self.trace, self.usage, piece)
+                choice = self.choices[piece.index]
                 yield piece, choice.feed(piece)
                 if choice.stopped and piece.finish_reason is None:
                     stopped.add(piece.index)
@@ -264,23 +275,23 @@ class _Answer:
                         return
 
     async def _generations(self, stream: bool) -> list[Generation]:
-        request, shim = self._request, self._shim
+        request, shim = self.request, self._shim
         info = shim.router.model(request.model)
         shim.check_choices(request.num_choices)
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         check_length(info, field, request.limit)
-        self._source = await chat_source(shim.router, info, request, shim.config.tool_parser)
+        self.source = await chat_source(shim.router, info, request, shim.config.tool_parser)
         return [self._generation(choice, stream) for choice in range(request.num_choices)]
 
     def _generation(self, choice: int, stream: bool) -> Generation:
-        request = self._request
+        request = self.request
         wanted = (request.top_logprobs or 0) if request.logprobs else None
         limit = request.limit
         return Generation(
             model=request.model,
-            request_id=f"{self._label.answer_id}-{choice}",
+            request_id=f"{self.label.answer_id}-{choice}",
             index=choice,
-            prompt=self._source.prompt,
+            prompt=self.source.prompt,
             sampling=sampling_fields(
                 request,
                 max_tokens=_TO_THE_END if limit is None else limit,

@@ -94,7 +94,7 @@ class Gate:
         except ApiError as error:
             answer.status = error.status
             if not isinstance(error, ClientGone):
-                await error_response(error)(scope, receive, answer.send)
+                await error_response(error, scope)(scope, receive, answer.send)
         finally:
             if counted:
                 self._leave(trace.caller)
@@ -109,6 +109,8 @@ class Gate:
             return str(address)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
+            key = headers.get("x-api-key", "")  # as clients of the Messages API send it
+        if not key:
             raise ApiError(401, "An API key is needed: send `Authorization: Bearer KEY`.", code="missing_api_key")
         number = self._keys.find(key.strip(" ").encode("latin-1"))  # the bytes that were sent
         if number is None:
@@ -197,7 +199,8 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            told = [(b"x-request-id", self._trace.request_id.encode())]
+            number = self._trace.request_id.encode()
+            told = [(b"x-request-id", number), (b"request-id", number)]  # Anthropic's SDKs read the second
             if self._trace.ignored_fields:
                 told.append((HEADER.lower().encode(), ", ".join(self._trace.ignored_fields).encode()))
             message["headers"] = [*message.get("headers", ()), *told]

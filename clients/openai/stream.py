@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 from clients.openai.errors import CLIENT_CLOSED, ApiError, BackendError
 
 DONE = b"data: [DONE]\n\n"
+
+Failed = Callable[[ApiError], bytes]
 
 
 class ClientGone(ApiError):
@@ -70,18 +72,20 @@ async def _take_back(worker: asyncio.Task[Any], met: bool) -> None:
 
 
 class EventStream(Response):
-    """Sends `head`, then what `events` yields, each an encoded event, then [DONE]. `events` is closed whatever happens.
+    """Sends `head`, then what `events` yields, each an encoded event, then `done`. `events` is closed whatever happens.
 
-    An error after the first event is sent as an event of its own; then the stream ends.
+    An error after the first event is sent as the event that `failed` makes of it; then the stream ends.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, head: bytes, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | (headers or {}))
+    def __init__(self, head: bytes, events: AsyncGenerator[bytes, None], done: bytes, failed: Failed) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._head = head
         self._events = events
+        self._done = done
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -99,15 +103,18 @@ class EventStream(Response):
         try:
             async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
-            last = DONE
+            last = self._done
         except (ApiError, BackendError) as error:
-            answer = error.to_api() if isinstance(error, BackendError) else error
-            last = event(answer.body()) + DONE
+            last = self._failed(error.to_api() if isinstance(error, BackendError) else error)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
+def _error_event(error: ApiError) -> bytes:
+    return event(error.body()) + DONE
+
+
 async def start_stream(
-    receive: Receive, events: AsyncGenerator[bytes, None], headers: dict[str, str] | None = None
+    receive: Receive, events: AsyncGenerator[bytes, None], done: bytes = DONE, failed: Failed = _error_event
 ) -> EventStream:
     """Wait for the first event, so that an error before it still has a status of its own."""
     try:
@@ -116,4 +123,4 @@ async def start_stream(
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(head, events, headers)
+    return EventStream(head, events, done, failed)
