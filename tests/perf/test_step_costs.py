@@ -18,10 +18,10 @@ from tests.runner import tiny
 def test_plans_read_only_what_was_computed() -> None:
     """The scripted runner fails on a read of a slot that nobody wrote."""
     steps = step_costs.Steps(ScriptedRunner(pool(400)), 8, 64, 20, 16)
-    steps.fill(5)
     runner = steps._runner
     assert isinstance(runner, ScriptedRunner)
     for rows, chunks in ((5, [16, 9]), (0, [16]), (3, [])):
+        steps.fill(5)
         for i in range(4):
             runner.launch(steps.plan(rows, 20 + i, chunks)).wait()
     last: StepPlan = runner.plans[-1]
