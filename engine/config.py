@@ -95,13 +95,17 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How quantized weights are used.
+    """How weights are quantized, and quantized ones used.
 
     activations: "auto" quantizes the inputs of a quantized projection as its checkpoint says; "16bit" leaves them in
     the model's dtype.
+    quantize: None keeps weights as they are stored. "fp8" and "int8" round the projections of a 16-bit checkpoint to 8
+    bits with a scale a row while it loads, and their inputs as well; "int4" rounds them to 4 bits with a scale for 32
+    inputs, and no inputs. Embedding and head stay as they are.
     """
 
     activations: Literal["auto", "16bit"] = "auto"
+    quantize: Literal["fp8", "int8", "int4"] | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.quant.format import Kind
-from engine.quant.formats import fp8, int8, packed
+from engine.quant.formats import fp8, int8, packed, rounded
+from engine.quant.formats.dense import Dense
 from engine.quant.method import Method
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
@@ -15,6 +16,8 @@ from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# What speaks tokens keeps its numbers.
+OUTER = ("embed.weight", "head.weight")
 # scheme → the module of its format
 KINDS: dict[type, Kind] = {Fp8Scheme: fp8, Int8Scheme: int8, PackedScheme: packed}
 
@@ -25,12 +28,14 @@ def plan(
     checkpoint: Checkpoint | None,
     method: Method | None,
     activations: str = "auto",
+    quantize: rounded.Kind | None = None,
 ) -> list[Rule]:
     """Give each of `weights`, by name, the format that its sources have, and return the rules that fill parameters.
 
     The checkpoint's tensors decide: `method` says how a module is stored if it is, and a module that is stored as it is
     stays so whether or not the config says that it was left out. Without a checkpoint the config decides. activations
-    "16bit" leaves the inputs of products as they are.
+    "16bit" leaves the inputs of products as they are. quantize rounds what is stored as it is, less embedding and head,
+    while it is loaded.
 
     Raises WeightsError for a weight whose sources are stored in different ways.
     """
@@ -38,11 +43,24 @@ def plan(
     made: list[Rule] = []
     for rule in rules:
         weight = weights.get(rule.target)
-        made += [rule] if weight is None else _filled(weight, rule, entries, method, activations)
+        if weight is None:
+            made.append(rule)
+            continue
+        filled = _filled(weight, rule, entries, method, activations)
+        plain = isinstance(weight.held, Dense) and not weight.dense_only
+        if quantize is not None and plain and rule.target not in OUTER:
+            weight.hold(rounded.make(quantize, len(rule.sources), weight.shape, activations == "16bit"))
+            filled = weight.held.rules(rule, weight.shape)
+        made += filled
     return made
 
 
-def shared_apart(rules: Sequence[Rule], checkpoint: Checkpoint | None, method: Method | None) -> bool:
+def shared_apart(
+    rules: Sequence[Rule],
+    checkpoint: Checkpoint | None,
+    method: Method | None,
+    quantize: rounded.Kind | None = None,
+) -> bool:
     """Whether shared experts are stored in another way than the others of their layer, or in one that no table can hold
     beside them: they are a product of their own then."""
     entries = None if checkpoint is None else checkpoint.entries
@@ -50,7 +68,8 @@ def shared_apart(rules: Sequence[Rule], checkpoint: Checkpoint | None, method: M
         if not isinstance(rule.combine, SharedBehind | SharedBehindConcat):
             continue
         first, last = (_scheme(rule.sources[i].removesuffix(".weight"), entries, method) for i in (0, -1))
-        if first != last or (first is not None and not KINDS[type(first)].SPLITS):
+        splits = (quantize is None or rounded.SPLITS[quantize]) if first is None else KINDS[type(first)].SPLITS
+        if first != last or not splits:
             return True
     return False
 

@@ -54,10 +54,16 @@ def build_runner(
     model, family = registry.load(config.model)
     method = registry.quantization(config.model)
     device = _device(config)
-    if config.runtime.deterministic and method is not None and device.type == "cuda":
+    quantize = config.weights.quantize
+    if quantize is not None and method is not None:
+        raise ConfigError(
+            f"weights.quantize = {quantize!r} is for 16-bit checkpoints, and this one is quantized: leave it out, or "
+            "serve the checkpoint that it was made of"
+        )
+    if config.runtime.deterministic and (method is not None or quantize is not None) and device.type == "cuda":
         raise ConfigError(
             "runtime.deterministic has no batch-invariant products of quantized weights on a GPU, and this checkpoint "
-            "has them: leave it off, or serve the checkpoint that it was made of"
+            "or weights.quantize asks for them: leave it off, or serve the 16-bit checkpoint as it is"
         )
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
@@ -69,7 +75,7 @@ def build_runner(
         checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
     dtype = _dtype(config, model, checkpoint)
     rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
-    if quant.shared_apart(rules, checkpoint, method):
+    if quant.shared_apart(rules, checkpoint, method, quantize):
         model = with_shared_apart(model)
         rules = family.rules(model)
     # Routers keep all their bits, which is float32 unless the checkpoint has them in the model's dtype, as published
@@ -78,7 +84,7 @@ def build_runner(
     routers = dtype if narrow else torch.float32
     build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention, routers)
     decoder = Decoder(build)
-    rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations)
+    rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, copies)

@@ -110,6 +110,21 @@ def int8_tensor(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return made, numbers * scale
 
 
+def rounded_to(kind: str) -> Pack:
+    """A checkpoint as it is, and what its numbers are rounded to while it is loaded."""
+
+    def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        if kind == "int4":
+            groups = groups_of(w.shape[1], 32, False)
+            return {"weight": w}, rounded(w, 4, groups, False, torch.bfloat16)[3]
+        scale = w.abs().amax(dim=1, keepdim=True) / (448 if kind == "fp8" else 127.5)
+        ratio = w / scale
+        numbers = ratio.to(torch.float8_e4m3fn).float() if kind == "fp8" else ratio.round().clamp(-128, 127)
+        return {"weight": w}, numbers * scale
+
+    return pack
+
+
 def matching(pattern: str, pack: Pack) -> Callable[[str], Pack | None]:
     """`pack` for modules whose names begin with the pattern."""
     return lambda module: pack if re.match(pattern, module) else None

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,16 +46,18 @@ PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight", ".w1.weight", ".w2.weigh
 class Packing:
     """pack(matrix [N, K] float32) → the tensors by the end of their names, and the numbers that they stand for.
 
-    config is the checkpoint's quantization_config. packs says by the module's name whether it is quantized, and other
-    what packs it in place of `pack`. quick: the shapes that the suite plays it on; None: all dense ones.
+    config is the checkpoint's quantization_config, if it has one; quantize is `weights.quantize`. packs says by the
+    module's name whether it is quantized, and other what packs it in place of `pack`. quick: the shapes that the suite
+    plays it on; None: all dense ones.
     """
 
     name: str
-    config: dict[str, Any] = field(hash=False)
+    config: dict[str, Any] | None = field(hash=False)
     pack: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]] = field(hash=False)
     packs: Callable[[str], bool] = field(hash=False, default=lambda module: True)
     other: Callable[[str], integers.Pack | None] = field(hash=False, default=lambda module: None)
     quick: tuple[str, ...] | None = None
+    quantize: Literal["fp8", "int8", "int4"] | None = None
 
 
 def packed_golden(shape: Shape, base: Golden, packing: Packing, cache: Path) -> Golden:
@@ -110,7 +112,8 @@ def _make(base: Golden, packing: Packing, folder: Path) -> None:
     np.savez_compressed(folder / "logprobs.npz", **logprobs)
     shutil.rmtree(whole)
     save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": packing.config}))
+    said = {} if packing.config is None else {"quantization_config": packing.config}
+    (folder / "config.json").write_text(json.dumps({**config, **said}))
     for file in base.folder.glob("generation_config.json"):
         shutil.copy(file, folder)
 
@@ -168,6 +171,11 @@ def float_quantized(scales: str, **inputs: Any) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
     }
+
+
+def as_rounded(module: str) -> bool:
+    """What is read as dense numbers alone stays as it is."""
+    return not module.endswith("kv_b_proj")
 
 
 PACKINGS = (
@@ -239,5 +247,9 @@ PACKINGS = (
         packs=lambda module: ".1.self_attn" not in module,
         other=matching(".*down_proj", gptq(8, 16)),
         quick=(),
+    ),
+    *(
+        Packing(f"to-{kind}", None, integers.rounded_to(kind), as_rounded, quick=quick, quantize=kind)
+        for kind, quick in (("fp8", ()), ("int8", ()), ("int4", ("qwen3",)))
     ),
 )

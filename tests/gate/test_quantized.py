@@ -36,14 +36,14 @@ def truth_of(shape: Shape, packing: Packing, root: Path) -> Golden:
     return packed_golden(shape, golden(shape, cache), packing, cache)
 
 
-def play(folder: Path, truth: Golden, shape: Shape, activations: str) -> Verdict:
+def play(truth: Golden, shape: Shape, quantize: str | None) -> Verdict:
     config = EngineConfig(
-        model=str(folder),
+        model=str(truth.folder),
         max_model_len=300,
         scheduler=SchedulerConfig(max_rows=12, token_budget=4096),
         cache=CacheConfig(block_size=shape.block_size, num_blocks=4096 // shape.block_size),
         runtime=RuntimeConfig(dtype="float32"),
-        weights=WeightsConfig(activations=activations),  # type: ignore[arg-type]
+        weights=WeightsConfig(activations="16bit", quantize=quantize),  # type: ignore[arg-type]
     )
     sequences = truth.sequences[:PLAYED]
     engine = Engine(build_runner(config), config).start()
@@ -58,5 +58,5 @@ def test_weights_are_the_numbers_that_they_stand_for(
     shape: Shape, packing: Packing, pytestconfig: pytest.Config
 ) -> None:
     truth = truth_of(shape, packing, Path(pytestconfig.rootpath))
-    verdict = play(truth.folder, truth, shape, "16bit")
+    verdict = play(truth, shape, packing.quantize)
     assert verdict.passes("float32"), verdict

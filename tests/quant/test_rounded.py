@@ -1,0 +1,96 @@
+"""`weights.quantize`: numbers are the nearest that their kind has, wherever a source's rows and columns go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.config import EngineConfig, WeightsConfig
+from engine.models.reader import ConfigError
+from engine.quant.formats.rounded import Kind
+from engine.quant.plan import plan, shared_apart
+from engine.quant.weight import Weight
+from engine.runner.build import build_runner
+from engine.weights import loader
+from engine.weights.checkpoint import Checkpoint, WeightsError
+from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, concat
+from kernels.weight import Dense, Fp8, Int8, PackedInt
+from tests.gate.integers import rounded_to
+
+KINDS: dict[Kind, type] = {"fp8": Fp8, "int8": Int8, "int4": PackedInt}
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def loaded(
+    folder: Path, tensors: dict[str, torch.Tensor], rule: Rule, shape: tuple[int, ...], kind: Kind, dense: bool = False
+) -> Weight:
+    save_file(tensors, folder / "model.safetensors")
+    weight, checkpoint = Weight(shape, torch.bfloat16, dense), Checkpoint.open(folder)
+    rules = plan({rule.target: weight}, [rule], checkpoint, None, quantize=kind)
+    weight.to_empty(device="cpu")
+    loader.load({f"{rule.target}.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    return weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_a_product_are_rounded_each_by_itself(tmp_path: Path, kind: Kind) -> None:
+    q, k = drawn(40, 80), drawn(24, 80) * 9
+    k[3] = 0
+    tensors = {"q.weight": q, "k.weight": k}
+    value = loaded(tmp_path, tensors, Rule("qk", ("q.weight", "k.weight"), concat(40, 24)), (64, 80), kind).value
+    assert isinstance(value, KINDS[kind])
+    wanted = torch.cat([rounded_to(kind)(w)[1] for w in (q, k)]).nan_to_num()
+    torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_shared_experts_behind_the_others_share_the_scales_of_their_rows(tmp_path: Path, kind: Kind) -> None:
+    rounds = rounded_to(kind)
+    downs = {"0.weight": drawn(40, 16), "1.weight": drawn(40, 16) + 1, "s.weight": drawn(40, 32)}
+    value = loaded(tmp_path, downs, Rule("down", tuple(downs), SharedBehind()), (4, 40, 16), kind).value
+    shared = rounds(downs["s.weight"])[1]
+    wanted = torch.stack([rounds(downs["0.weight"])[1], rounds(downs["1.weight"])[1], shared[:, :16], shared[:, 16:]])
+    torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+    ups = {"0.g.weight": drawn(16, 40), "0.u.weight": drawn(16, 40) + 1, "s.g.weight": drawn(32, 40)}
+    ups["s.u.weight"] = drawn(32, 40) - 1
+    value = loaded(tmp_path, ups, Rule("up", tuple(ups), SharedBehindConcat()), (3, 32, 40), kind).value
+    g, u = rounds(ups["s.g.weight"])[1], rounds(ups["s.u.weight"])[1]
+    torch.testing.assert_close(value.matrix(2).dense(torch.float32), torch.cat([g[16:], u[16:]]), rtol=1e-6, atol=1e-7)
+
+
+def test_groups_of_inputs_cannot_be_shared_out_among_experts() -> None:
+    rules = [Rule("down", ("0.weight", "s.weight"), SharedBehind())]
+    assert shared_apart(rules, None, None, "int4")
+    assert not shared_apart(rules, None, None, "int8")
+    assert not shared_apart(rules, None, None)
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "head.weight"])
+def test_what_speaks_tokens_and_what_is_read_dense_keep_their_numbers(tmp_path: Path, name: str) -> None:
+    tensors = {"e.weight": drawn(24, 32).bfloat16()}
+    assert isinstance(loaded(tmp_path, tensors, Rule(name, ("e.weight",)), (24, 32), "int8").value, Dense)
+    value = loaded(tmp_path, tensors, Rule("kv_up", ("e.weight",)), (24, 32), "int8", dense=True).value
+    assert torch.equal(value.dense(torch.bfloat16), tensors["e.weight"])
+
+
+def test_a_source_of_another_shape_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"misshapen: q\.weight \[24, 31\]"):
+        loaded(tmp_path, {"q.weight": drawn(24, 31)}, Rule("q", ("q.weight",)), (24, 32), "int4")
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
+    folder = Path(__file__).parents[1] / "models" / "configs"
+    with pytest.MonkeyPatch.context() as patch:
+        from engine.models import registry
+
+        read = registry._json
+        patch.setattr(registry, "_json", lambda path: read(folder / "qwen3-8b-fp8.json"))
+        config = EngineConfig(model=str(folder), weights=WeightsConfig(quantize="int8"), load_format="dummy")
+        with pytest.raises(ConfigError, match=r"weights\.quantize = 'int8' is for 16-bit checkpoints"):
+            build_runner(config)
