@@ -47,6 +47,7 @@ class EngineStats:
     """A look at the engine from outside. Totals count from the start.
 
     late_compiles: kernels that were compiled after the engine was ready; more than none is a fault.
+    step_counts, step_tokens: steps and their tokens, by bucket of a step's tokens (STEP_TOKENS_BUCKETS, and beyond).
     groups: blocks of each paged KV group. state_slots: slots of recurrent state; `cached` are checkpoints.
     """
 
@@ -60,6 +61,8 @@ class EngineStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     late_compiles: int
+    step_counts: tuple[int, ...]
+    step_tokens: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -132,6 +135,7 @@ class Engine:
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,
+            clock=clock,
         )
         self._loop = EngineLoop(
             runner,
@@ -214,6 +218,7 @@ class Engine:
                 stop_ids=stopping.stop_ids(params, self.info.eos_ids),
                 eos_ids=eos_ids,
                 deadline=None if params.timeout_s is None else self._clock() + params.timeout_s,
+                entered=self._clock(),
                 drafter=None if self._drafter is None else self._drafter(),
             )
             if not self._loop.enter(request):
@@ -280,6 +285,8 @@ class Engine:
             prefix_query_tokens=counts.prefix_query_tokens,
             prefix_hit_tokens=counts.prefix_hit_tokens,
             late_compiles=self._runner.num_late_compiles,
+            step_counts=tuple(counts.step_counts),
+            step_tokens=tuple(counts.step_tokens),
         )
 
     def generate(self, inputs: list[RequestInput]) -> list[Generation]:

@@ -195,6 +195,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     logprobs: one entry a token when the request asked for them.
     stop_reason: the token id that stopped it, when it was one of `stop_token_ids`.
     num_cached: prompt tokens taken from the prefix cache (on the first event of a request, else 0).
+    waited: on the first event the seconds in the queue, and from there to this token.
     """
 
     request_id: str
@@ -207,6 +208,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     error_code: ErrorCode = ErrorCode.INTERNAL
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    waited: tuple[float, float] | None = None
 
 
 def rejection(request_id: str, error: RequestError) -> TokenEvent:

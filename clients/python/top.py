@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.box import SIMPLE
 from rich.table import Column, Table
 
-_PREFIX = "vllm:"
+_PREFIXES = ("vllm:", "nereid:")
+_FRONTENDS = "frontends"
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -28,14 +29,16 @@ def read(url: str) -> Sample:
 
 
 def parse(page: str, at: float) -> Sample:
-    """The metrics of language models on `page`."""
+    """The metrics of the language models on `page` that are loaded."""
     models: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for family in text_string_to_metric_families(page):
         for name, labels, value, *_ in family.samples:
-            if name.startswith(_PREFIX) and "le" not in labels:
+            if name.startswith(_PREFIXES) and "le" not in labels:
                 model = labels.get("model") or labels.get("model_name") or "?"
-                models[model][name.removeprefix(_PREFIX).removesuffix("_total")] += value
-    return Sample(at, {model: dict(values) for model, values in models.items()})
+                models[model][name.partition(":")[2].removesuffix("_total")] += value
+    # The server keeps what a frontend that died had on the page, until it ends itself.
+    gone = {model for model, values in models.items() if values.get(_FRONTENDS) == 0}
+    return Sample(at, {model: dict(values) for model, values in models.items() if model not in gone})
 
 
 def table(before: Sample, now: Sample) -> Table:

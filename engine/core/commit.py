@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,11 +30,14 @@ class Committer:
     every event of a request; the last has a finish_reason and comes exactly once, because a request can enter FINISHED
     only once."""
 
-    def __init__(self, scheduler: Scheduler, kv: KVManager, emit: Emit) -> None:
+    def __init__(
+        self, scheduler: Scheduler, kv: KVManager, emit: Emit, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.num_generated = 0
         self._scheduler = scheduler
         self._kv = kv
         self._emit = emit
+        self._clock = clock
         self._filled: list[tuple[Request, int]] = []  # computed up to the second, at the end of a block or beyond
 
     def commit(self, step: InFlight, result: StepResult) -> None:
@@ -117,6 +121,7 @@ class Committer:
             request.cumulative_logprob += entry.logprobs[0]
         reason, stop = ended or (None, None)
         first, request.silent = request.silent, False
+        waited = (request.scheduled - request.entered, self._clock() - request.scheduled) if first else None
         if reason is not None:
             self.settle()  # before its blocks are let go
             self._scheduler.finish(request)
@@ -131,6 +136,7 @@ class Committer:
                 stop_reason=stop,
                 num_cached=request.num_cached if first else 0,
                 prompt_logprobs=request.prompt_logprobs if first and request.want_prompt_logprobs else None,
+                waited=waited,
             ),
         )
 

@@ -58,7 +58,7 @@ class EngineLoop:
         self.kv = kv
         self.live: dict[str, Request] = {}
         self.failure: BaseException | None = None
-        self.committer = Committer(scheduler, kv, self._emit)
+        self.committer = Committer(scheduler, kv, self._emit, clock)
         self._runner = runner
         self._overlap = overlap
         self._late_launch = late_launch

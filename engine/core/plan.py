@@ -23,6 +23,9 @@ from engine.cache.spec import PoolSpec
 from engine.cache.writes import BlockWrite, StateCopy
 from engine.types import SamplingParams, TokenLogprobs
 
+# Upper bounds, with the bound, of the buckets by which steps are counted: vLLM's.
+STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
 
 @dataclass(frozen=True, slots=True)
 class RowStart:

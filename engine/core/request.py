@@ -56,6 +56,7 @@ class Request:
     awaits         key of the last block that it waits for a running request to compute, if any
     started        it was admitted once
     silent         no event has been given yet
+    entered        when the engine took it; scheduled: when it was first admitted. Seconds of the engine's clock
     order          (priority, arrival): the lower runs first and is preempted last
     """
 
@@ -65,6 +66,7 @@ class Request:
         "cumulative_logprob",
         "deadline",
         "drafter",
+        "entered",
         "eos_ids",
         "id",
         "input",
@@ -80,6 +82,7 @@ class Request:
         "order",
         "prompt_logprobs",
         "row",
+        "scheduled",
         "silent",
         "sink",
         "started",
@@ -101,6 +104,7 @@ class Request:
         stop_ids: frozenset[int],
         eos_ids: tuple[int, ...] = (),
         deadline: float | None = None,
+        entered: float = 0.0,
         drafter: Drafter | None = None,
     ) -> None:
         params = input.params
@@ -124,6 +128,8 @@ class Request:
         self.stop_ids = stop_ids
         self.eos_ids = eos_ids
         self.deadline = deadline
+        self.entered = entered
+        self.scheduled = entered
         self.row = -1
         self.status = Status.WAITING
         self.started = False

@@ -17,14 +17,15 @@ tokens, most of which it will find in the prefix tree. Requests that a step alre
 from __future__ import annotations
 
 import heapq
-from bisect import insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
-from engine.core.plan import NO_SHAPES, Draft, MixedShapes, RowStart, StepPlan
+from engine.core.plan import NO_SHAPES, STEP_TOKENS_BUCKETS, Draft, MixedShapes, RowStart, StepPlan
 from engine.core.policy import Pace, WaitingQueue, rank
 from engine.core.request import Request, Status
 
@@ -35,12 +36,14 @@ WAIT_SHARE = 0.25
 @dataclass(slots=True)
 class SchedulerStats:
     """Totals from the start. Prompt tokens count once a request; queries and hits are tokens of first admissions that
-    were looked up in the prefix tree and found there."""
+    were looked up in the prefix tree and found there. Steps are counted, and their tokens added up, by bucket."""
 
     preemptions: int = 0
     prompt_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    step_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS_BUCKETS) + 1))
+    step_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS_BUCKETS) + 1))
 
 
 class Scheduler:
@@ -55,12 +58,14 @@ class Scheduler:
         checkpoint_interval: int = 256,
         shapes: MixedShapes = NO_SHAPES,
         draft_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """draft_tokens: most tokens drafted in a step for a request that has a drafter."""
         self.stats = SchedulerStats()
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by rank
         self._kv = kv
+        self._clock = clock
         self._budget = config.token_budget
         self._chunk = config.chunk_size or config.token_budget
         self._mixed_budget = config.mixed_budget
@@ -133,6 +138,10 @@ class Scheduler:
             drafts={len(self._rows) + i: draft for i, draft in self._drafts.items()},
         )
         kv.writes, kv.copies = [], []
+        tokens = len(self._rows) + sum(self._more_count)
+        bucket = bisect_left(STEP_TOKENS_BUCKETS, tokens)
+        self.stats.step_counts[bucket] += 1
+        self.stats.step_tokens[bucket] += tokens
         return plan, self._requests + self._more_requests
 
     def _paced(self, rows: int, behind: list[Request]) -> int | None:
@@ -340,6 +349,7 @@ class Scheduler:
         insort(self.running, request, key=rank)
         if not request.started:
             request.started = True
+            request.scheduled = self._clock()
             request.num_cached = min(first, request.num_prompt)
             self.stats.prompt_tokens += request.num_prompt
             if self._kv.prefix_cache and not request.want_prompt_logprobs:

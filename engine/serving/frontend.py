@@ -284,7 +284,7 @@ class Frontend:
             if piece.finish_reason is None:
                 self._responses.send(stream, piece)
             else:
-                self._metrics.finished(piece.finish_reason, now() - stream.arrived)
+                self._metrics.finished(piece.finish_reason, now() - stream.arrived, stream.figures())
                 with stream.ending:
                     stream.ended = True
                     self._responses.send(stream, piece)
@@ -365,7 +365,8 @@ class Frontend:
         if stream.received:
             self._metrics.next_token(heard - stream.heard)
         else:
-            self._metrics.first_token(heard - stream.arrived, len(stream.prompt_ids))
+            self._metrics.first_token(heard - stream.arrived, len(stream.prompt_ids), event.num_cached)
+            stream.first_heard, stream.waited = heard, event.waited or stream.waited
         stream.heard = heard
         self._metrics.tokens(len(event.token_ids))
 

@@ -350,6 +350,8 @@ class Host:
             late_compiles=now.late_compiles,
             frontends=len(self._frontends),
             frontends_lost=self._lost,
+            step_counts=now.step_counts,
+            step_tokens=now.step_tokens,
         )
 
     def _load(self) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb
 
@@ -19,6 +19,9 @@ from engine.serving.run_folder import RunFolder, RunFolderError, model_key
 from engine.serving.settings import SettingsError, parse
 from engine.serving.supervisor import Supervisor
 from engine.types import RequestError
+
+if TYPE_CHECKING:
+    from engine.serving.metrics import Metrics
 
 
 class TritonPythonModel:
@@ -74,7 +77,7 @@ class TritonPythonModel:
             self._leave()
             raise pb.TritonModelException(str(error)) from None
         heap.give_back()
-        self._metrics = Metrics(pb, name, version)
+        self._metrics = Metrics(pb, name, version, settings.engine.cache)
         scheduler = settings.engine.scheduler
         self._frontend = Frontend(
             label,
@@ -111,16 +114,18 @@ class TritonPythonModel:
 
     def _shut_down(self, sentence: str) -> None:
         self._frontend.close(sentence)
-        self._leave()
         self._metrics.close()
+        self._leave(self._metrics)
 
-    def _leave(self) -> None:
+    def _leave(self, metrics: Metrics | None = None) -> None:
         self._supervisor.stop()
         if self._linked:
             self._link.close()
         with self._folder.leave() as last:
             if last:
                 self._supervisor.close_engine()
+            if metrics is not None and not self._folder.other_stubs():
+                metrics.remove()
 
     def _give_up(self) -> None:
         """Take the model out of service, so that it does not answer ready. Works where models are controlled

@@ -81,6 +81,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     generated_tokens: int = 0
     late_compiles: int = 0
     frontends_lost: int = 0
+    step_counts: tuple[int, ...] = ()  # steps by bucket of their tokens (STEP_TOKENS_BUCKETS, and beyond)
+    step_tokens: tuple[int, ...] = ()  # their tokens, added up
 
 
 class Alone(msgspec.Struct, frozen=True, tag="alone"):

@@ -1,7 +1,7 @@
-"""Metrics of a model on Triton's own metrics port, under vLLM's names.
+"""Metrics of a model on Triton's own metrics port, under vLLM's names (`metric_families`).
 
 Families of one name made in several stubs are one family there: counters and histograms of the frontends add up.
-What only the engine knows (gauges, cache and preemption counts) is written by the frontend that leads.
+What only the engine knows (gauges, cache and preemption counts, tokens of steps) is written by the frontend that leads.
 """
 
 from __future__ import annotations
@@ -9,57 +9,36 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from engine.config import CacheConfig
+from engine.core.plan import STEP_TOKENS_BUCKETS
+from engine.serving import metric_families as family
 from engine.serving.messages import Stats
 from engine.types import FinishReason
 
 _FLUSH_S = 0.5
-_MOST_OBSERVED = 500  # values of a histogram that are written at once; each takes about 0.07 ms
+# Values of a histogram that are written at once; each takes about 0.07 ms.
+_MOST_OBSERVED = 50
+_MOST_OF_ITL = 500
 
-_TTFT_BUCKETS = [
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-    160.0, 640.0, 2560.0,
-]  # fmt: skip
-_ITL_BUCKETS = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0,
-]  # fmt: skip
-_E2E_BUCKETS = [
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
-]  # fmt: skip
 
-_GAUGES = {
-    "num_requests_running": "Requests that the engine computes",
-    "num_requests_waiting": "Requests in the engine's queue",
-    "kv_cache_usage_perc": "Share of the KV blocks in use, 0 to 1",
-    "kv_cache_blocks_used": "KV blocks in use by requests",
-    "kv_cache_blocks_total": "KV blocks in the pool",
-}
-# vLLM has no such figures: they have our own prefix. `frontends_lost` is a gauge because a frontend that comes when all
-# others have died has to write it.
-_OWN_GAUGES = {
-    "frontends": "Frontends that the engine process is connected to",
-    "frontends_lost": "Frontends that died since the engine process started",
-}
-_OWN_COUNTERS = {
-    "late_compiles_total": "Kernels compiled after the engine was ready: each held up every request",
-}
-_ENGINE_COUNTERS = {
-    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache",
-    "prefix_cache_hits": "Prompt tokens found in the prefix cache",
-    "num_preemptions_total": "Requests put back into the queue because blocks ran out",
-}
-_COUNTERS = {
-    "prompt_tokens_total": "Prompt tokens of requests that were answered",
-    "generation_tokens_total": "Tokens generated",
-}
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": ("From a request's arrival to its first token", _TTFT_BUCKETS),
-    "inter_token_latency_seconds": ("Between two tokens of a request, of many a sample", _ITL_BUCKETS),
-    "e2e_request_latency_seconds": ("From a request's arrival to its last token", _E2E_BUCKETS),
-}
+class Figures(msgspec.Struct, frozen=True):
+    """What one request that gave tokens took. queue_s, prefill_s: as the engine measured them. decode_s: from the first
+    token to the last. num_computed: prompt tokens that were not cached. num_longest: tokens of its longest answer."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    num_prompt: int
+    num_computed: int
+    num_generated: int
+    num_longest: int
+    max_tokens: int
+    n: int
 
 
 class Metrics:
@@ -67,24 +46,30 @@ class Metrics:
     take. So of very many values a histogram gets a random sample: their quantiles and their mean, not their number.
     Counters have everything."""
 
-    def __init__(self, pb: Any, model: str, version: str) -> None:
+    def __init__(self, pb: Any, model: str, version: str, cache: CacheConfig | None = None) -> None:
         self._pb = pb
-        self._labels = {"model": model, "version": version}
+        self._cache = cache or CacheConfig()
+        # vLLM numbers its engines; one model has one here.
+        self._labels = {"model": model, "model_name": model, "engine": "0", "version": version}
         self._families: dict[str, Any] = {}
         self._metrics: dict[str, Any] = {}
         counter, gauge, histogram = pb.MetricFamily.COUNTER, pb.MetricFamily.GAUGE, pb.MetricFamily.HISTOGRAM
-        for name, text in _GAUGES.items():
+        for name, text in family.GAUGES.items():
             self._add(name, text, gauge)
-        for name, text in {**_ENGINE_COUNTERS, **_COUNTERS}.items():
+        for name, text in family.COUNTERS.items():
             self._add(name, text, counter)
-        for name, text in _OWN_COUNTERS.items():
-            self._add(name, text, counter, prefix="nereid")
-        for name, text in _OWN_GAUGES.items():
-            self._add(name, text, gauge, prefix="nereid")
-        for name, (text, buckets) in _HISTOGRAMS.items():
-            self._add(name, text, histogram, buckets=buckets)
+        for name, (text, buckets) in family.HISTOGRAMS.items():
+            self._add(name, text, histogram, buckets)
+        self._add(family.STEP_TOKENS, family.STEP_TEXT, histogram, STEP_TOKENS_BUCKETS)
+        for name, text in family.LABELLED_GAUGES.items():
+            self._families[name] = pb.MetricFamily(name=name, description=text, kind=gauge)
+        for name, text in family.LABELLED_COUNTERS.items():
+            self._families[name] = pb.MetricFamily(name=name, description=text, kind=counter)
+        self._label(family.WAITING_BY_REASON, reason="capacity")
+        for source in (family.COMPUTED, family.CACHED):
+            self._label(family.BY_SOURCE, source=source)
         for reason in FinishReason:
-            self._add("request_success_total", "Requests by how they ended", counter, finished_reason=reason.value)
+            self._label(family.SUCCESS, finished_reason=reason.value)
         self._observations: deque[tuple[str, float]] = deque()
         self._counts: deque[tuple[str, int]] = deque()
         self._stats: Stats | None = None
@@ -98,22 +83,56 @@ class Metrics:
         self._thread.start()
 
     def close(self) -> None:
+        """Write what is left; nothing is written after that."""
         self._closing.set()
         self._thread.join()
 
-    def first_token(self, seconds: float, num_prompt: int) -> None:
-        self._counts.append(("prompt_tokens_total", num_prompt))
-        self._observations.append(("time_to_first_token_seconds", seconds))
+    def remove(self) -> None:
+        """Take the series off the page, after `close`, where no other instance of the model is there or about to come:
+        the server counts references to a series by instance, so it would free what another one writes to.
+
+        What an instance that died had on the page stays as long as the server: gauges of 0 say that nothing is served.
+        """
+        for name in family.GAUGES:
+            self._metrics[name].set(0)
+        self._metrics.clear()
+        self._families.clear()
+
+    def first_token(self, seconds: float, num_prompt: int, num_cached: int) -> None:
+        self._observations.append((family.TTFT, seconds))
+        self._counts.append((family.PROMPT_TOKENS, num_prompt))
+        self._counts.append((f"{family.BY_SOURCE}:{family.COMPUTED}", num_prompt - num_cached))
+        if num_cached:
+            self._counts.append((family.CACHED_TOKENS, num_cached))
+            self._counts.append((f"{family.BY_SOURCE}:{family.CACHED}", num_cached))
 
     def next_token(self, seconds: float) -> None:
-        self._observations.append(("inter_token_latency_seconds", seconds))
+        self._observations.append((family.ITL, seconds))
 
     def tokens(self, count: int) -> None:
-        self._counts.append(("generation_tokens_total", count))
+        self._counts.append((family.GENERATION_TOKENS, count))
 
-    def finished(self, reason: FinishReason, seconds: float) -> None:
-        self._counts.append((f"request_success_total:{reason.value}", 1))
-        self._observations.append(("e2e_request_latency_seconds", seconds))
+    def finished(self, reason: FinishReason, seconds: float, figures: Figures | None = None) -> None:
+        """A request ended after `seconds`. figures: None when it gave no token."""
+        self._counts.append((f"{family.SUCCESS}:{reason.value}", 1))
+        self._observations.append((family.E2E, seconds))
+        if figures is None:
+            return
+        values = {
+            family.QUEUE: figures.queue_s,
+            family.PREFILL: figures.prefill_s,
+            family.DECODE: figures.decode_s,
+            family.INFERENCE: figures.prefill_s + figures.decode_s,
+            family.PROMPT: figures.num_prompt,
+            family.GENERATION: figures.num_generated,
+            family.LONGEST: figures.num_longest,
+            family.COMPUTED_PROMPT: figures.num_computed,
+            family.MAX_TOKENS: figures.max_tokens,
+            family.N: figures.n,
+        }
+        if figures.num_longest > 1:
+            values[family.MEAN_PER_TOKEN] = figures.decode_s / (figures.num_longest - 1)
+        self._observations.extend(values.items())
 
     def engine(self, stats: Stats, leading: bool) -> None:
         """The engine's state. The frontend that leads writes it; the others know from where to go on when they lead.
@@ -140,9 +159,10 @@ class Metrics:
         for _ in range(num_observations):
             name, value = self._observations.popleft()
             observed.setdefault(name, []).append(value)
+        if family.ITL in observed:
+            observed[family.ITL_OLD_NAME] = observed[family.ITL]
         for name, values in observed.items():
-            for value in random.sample(values, _MOST_OBSERVED) if len(values) > _MOST_OBSERVED else values:
-                self._metrics[name].observe(value)
+            self._observe(name, values)
         stats, self._stats = self._stats, None
         if stats is not None and self._counted is not None:
             if self._leading and stats != self._written:
@@ -150,36 +170,65 @@ class Metrics:
                 self._written = stats
             self._counted = stats
 
+    def _observe(self, name: str, values: Sequence[float]) -> None:
+        most = _MOST_OF_ITL if name == family.ITL else _MOST_OBSERVED
+        for value in random.sample(values, most) if len(values) > most else values:
+            self._metrics[name].observe(value)
+
     def _write_engine(self, stats: Stats, before: Stats) -> None:
-        self._metrics["num_requests_running"].set(stats.running)
-        self._metrics["num_requests_waiting"].set(stats.waiting)
-        self._metrics["kv_cache_blocks_used"].set(stats.blocks_used)
-        self._metrics["kv_cache_blocks_total"].set(stats.blocks_total)
-        self._metrics["kv_cache_usage_perc"].set(stats.blocks_used / max(1, stats.blocks_total))
-        self._metrics["frontends"].set(stats.frontends)
-        self._metrics["frontends_lost"].set(stats.frontends_lost)
+        if self._written is None:
+            self._write_facts(stats)
+        self._metrics["vllm:num_requests_running"].set(stats.running)
+        self._metrics["vllm:num_requests_waiting"].set(stats.waiting)
+        self._metrics[f"{family.WAITING_BY_REASON}:capacity"].set(stats.waiting)
+        self._metrics["vllm:kv_cache_blocks_used"].set(stats.blocks_used)
+        self._metrics["vllm:kv_cache_blocks_total"].set(stats.blocks_total)
+        self._metrics["vllm:kv_cache_usage_perc"].set(stats.blocks_used / max(1, stats.blocks_total))
+        self._metrics["nereid:frontends"].set(stats.frontends)
+        self._metrics["nereid:frontends_lost"].set(stats.frontends_lost)
         if stats.prompt_tokens < before.prompt_tokens:
             before = Stats()
         for name, grown in (
-            ("prefix_cache_queries", stats.prefix_queries - before.prefix_queries),
-            ("prefix_cache_hits", stats.prefix_hits - before.prefix_hits),
-            ("num_preemptions_total", stats.preemptions - before.preemptions),
-            ("late_compiles_total", stats.late_compiles - before.late_compiles),
+            (family.PREFIX_QUERIES, stats.prefix_queries - before.prefix_queries),
+            (family.PREFIX_HITS, stats.prefix_hits - before.prefix_hits),
+            (family.PREEMPTIONS, stats.preemptions - before.preemptions),
+            (family.LATE_COMPILES, stats.late_compiles - before.late_compiles),
         ):
             if grown > 0:
                 self._metrics[name].increment(grown)
+        self._observe(family.STEP_TOKENS, _steps(stats, before))
 
-    def _add(
-        self,
-        name: str,
-        text: str,
-        kind: Any,
-        buckets: list[float] | None = None,
-        prefix: str = "vllm",
-        **labels: str,
-    ) -> None:
-        if name not in self._families:
-            self._families[name] = self._pb.MetricFamily(name=f"{prefix}:{name}", description=text, kind=kind)
-        extra: dict[str, Any] = {} if buckets is None else {"buckets": buckets}
-        key = ":".join([name, *labels.values()])
-        self._metrics[key] = self._families[name].Metric(labels={**self._labels, **labels}, **extra)
+    def _write_facts(self, stats: Stats) -> None:
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            self._label(family.SLEEP_STATE, sleep_state=state).set(state == "awake")
+        cache = self._cache
+        self._label(
+            family.CACHE_CONFIG,
+            block_size=str(cache.block_size),
+            num_gpu_blocks=str(stats.blocks_total),
+            cache_dtype="auto",
+            enable_prefix_caching=str(cache.prefix_cache),
+            gpu_memory_utilization=str(cache.memory_fraction),
+        ).set(1)
+
+    def _add(self, name: str, text: str, kind: Any, buckets: Sequence[float] | None = None) -> None:
+        made = self._families[name] = self._pb.MetricFamily(name=name, description=text, kind=kind)
+        extra: dict[str, Any] = {} if buckets is None else {"buckets": list(buckets)}
+        self._metrics[name] = made.Metric(labels=self._labels, **extra)
+
+    def _label(self, name: str, **labels: str) -> Any:
+        """The metric of a family with more labels than the model's."""
+        metric = self._families[name].Metric(labels={**self._labels, **labels})
+        self._metrics[":".join([name, *labels.values()])] = metric
+        return metric
+
+
+def _steps(stats: Stats, before: Stats) -> list[float]:
+    """Tokens of the steps since `before`: each counts as the mean of the new ones in its bucket."""
+    counts, totals = stats.step_counts, stats.step_tokens
+    known = before.step_counts or [0] * len(counts), before.step_tokens or [0] * len(totals)
+    steps: list[float] = []
+    for count, total, count_before, total_before in zip(counts, totals, *known, strict=True):
+        if grown := count - count_before:
+            steps += [(total - total_before) / grown] * grown
+    return steps

@@ -87,6 +87,8 @@ class RunFolder:
                 self._mark.unlink(missing_ok=True)
             except OSError as error:
                 logger.warning("%s cannot be used (%s): it is left all the same", self._root, error.strerror)
+            with contextlib.suppress(OSError):
+                (self.path / f"left-{os.getpid()}").touch()
             last = not self._others()
             yield last
             if last:
@@ -103,6 +105,7 @@ class RunFolder:
         if not self._mark.exists():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._mark.touch()
+            (self.path / f"left-{os.getpid()}").unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -165,10 +168,9 @@ class RunFolder:
         known = [str(self._root), str(self.server_pid), self.path.name]
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")[:-1]
-                if words[-5:-2] == known and words[-2].isdigit() and start_time(int(entry.name)) is not None:
-                    found.append(EngineState(int(words[-2]), int(entry.name)))
+            words = _command(entry)
+            if words[-5:-2] == known and words[-2].isdigit() and start_time(int(entry.name)) is not None:
+                found.append(EngineState(int(words[-2]), int(entry.name)))
         return sorted(found, key=lambda state: state.epoch)
 
     def read_failure(self, epoch: int) -> str | None:
@@ -191,6 +193,19 @@ class RunFolder:
     @property
     def _mark(self) -> Path:
         return self.path / f"frontend-{os.getpid()}"
+
+    def other_stubs(self) -> bool:
+        """Whether another instance of this model, of whatever configuration, runs in this server and has not left.
+
+        Asked under the lock (`leave`): who enters later waits for it. Marks may be missing, so the processes count."""
+        own = _command(Path("/proc/self"))[:2]  # the stub and its model.py
+        for entry in Path("/proc").glob("[0-9]*"):
+            words = _command(entry)
+            if words[:2] != own or str(self.server_pid) not in words or int(entry.name) == os.getpid():
+                continue
+            if start_time(int(entry.name)) is not None and not (self.path / f"left-{entry.name}").exists():
+                return True
+        return False
 
     def _others(self) -> bool:
         pids = [int(mark.name.partition("-")[2]) for mark in self.path.glob("frontend-*")]
@@ -231,3 +246,11 @@ def sweep(root: Path) -> None:
         pid, _, started = folder.name.partition("-")
         if pid.isdigit() and start_time(int(pid)) != started:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command(process: Path) -> list[str]:
+    """The command line of a folder of /proc; nothing of one that has ended."""
+    try:
+        return os.fsdecode((process / "cmdline").read_bytes()).split("\0")[:-1]
+    except OSError:
+        return []

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.serving.decode import LlmRequest
+from engine.serving.metrics import Figures
 from engine.text import Detokenizer, Tokenizer
 from engine.types import (
     ErrorCode,
@@ -67,7 +68,8 @@ class Stream:
         self.timeout_s = timeout_s
         self.submitted = False  # the engine has it, or the next one is to have it
         self.received: list[int] = []
-        self.heard = 0.0
+        self.heard = self.first_heard = 0.0
+        self.waited = (0.0, 0.0)
         self.deaths = 0  # of engines that ran it, since its last token
         self.ended = False
         self.ending = threading.Lock()
@@ -143,6 +145,22 @@ class Stream:
             return piece, stop_engine
         self._held.append(piece)
         return (self._whole(), stop_engine) if piece.finish_reason is not None else (None, False)
+
+    def figures(self) -> Figures | None:
+        """What the request took, for the metrics; None when it gave no token."""
+        if not self.received:
+            return None
+        num_prompt, num_generated = len(self.prompt_ids), len(self.received)
+        return Figures(
+            *self.waited,
+            decode_s=self.heard - self.first_heard,
+            num_prompt=num_prompt,
+            num_computed=num_prompt - self.num_cached,
+            num_generated=num_generated,
+            num_longest=num_generated,
+            max_tokens=self.params.max_tokens,
+            n=1,
+        )
 
     def decoded_token(self, token_id: int) -> str:
         return self._tokenizer.token_text(token_id)

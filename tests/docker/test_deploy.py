@@ -16,8 +16,10 @@ import pytest
 import yaml
 
 from clients.python.local_server import LocalServer, free_ports
+from engine.serving import metric_families
 from tests.clients.conftest import Shim, server, shim, triton  # noqa: F401  (fixtures)
 from tests.docker.test_files import DOCKER, expressions
+from tests.serving.test_metrics import VLLM_NAMES
 
 pytestmark = pytest.mark.xdist_group("deploy")
 
@@ -76,13 +78,30 @@ def test_every_query_of_the_dashboard_and_the_alerts_finds_series(
         while time.monotonic() < until:
             body = {"model": "demo", "prompt": "some words " * 40, "max_tokens": 8}
             httpx.post(f"{shim.url}/v1/completions", json=body, timeout=30)
-        empty = [text for text in expressions() if not ask(port, text) and "nv_gpu" not in text]
+        asked = [*expressions(), *vllm_expressions()]
+        empty = [text for text in asked if not ask(port, text) and "nv_gpu" not in text]
     finally:
         process.terminate()
         process.wait()
     # An alert that does not fire has no series; what it compares is asked for by the dashboard too.
     alerts = {text for text in empty if any(sign in text for sign in ("> ", "== 0"))}
     assert set(empty) == alerts, set(empty) - alerts
+
+
+def vllm_expressions() -> list[str]:
+    """The queries of vLLM's published dashboards, by their shape: a histogram's buckets, its mean, or the series."""
+    by_model = '{model_name="demo", engine=~".*"}'
+    found = []
+    for name in sorted(VLLM_NAMES):
+        if name in metric_families.HISTOGRAMS or name == metric_families.STEP_TOKENS:
+            rate = {part: f"rate({name}_{part}{by_model}[$__rate_interval])" for part in ("bucket", "sum", "count")}
+            found.append(f"histogram_quantile(0.99, sum by(le) ({rate['bucket']}))")
+            found.append(f"{rate['sum']} / {rate['count']}")
+        elif name.endswith("_total"):
+            found.append(f"rate({name}{by_model}[$__rate_interval])")
+        else:
+            found.append(f"{name}{by_model}")
+    return found
 
 
 def ask(port: int, expression: str) -> list[object]:

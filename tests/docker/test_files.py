@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from clients.openai.metrics import ShimMetrics
 from clients.python.cli import app
-from engine.serving import metrics as engine_metrics
+from engine.serving import metric_families
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 IMAGES = sorted(DOCKER.glob("*.Dockerfile"))
@@ -30,10 +30,7 @@ def manifests() -> list[dict[str, Any]]:
 
 def known_metrics() -> set[str]:
     """Every name that the engine and the shim export."""
-    engine = {f"vllm:{name}" for table in TABLES for name in table} | {"vllm:request_success_total"}
-    engine |= {
-        f"nereid:{name}" for table in (engine_metrics._OWN_COUNTERS, engine_metrics._OWN_GAUGES) for name in table
-    }
+    engine = {name for table in TABLES for name in table} | {metric_families.STEP_TOKENS}
     shim = {s.name for family in ShimMetrics().registry.collect() for s in family.samples}
     shim |= {
         family.name + suffix for family in ShimMetrics().registry.collect() for suffix in ("", "_total", "_bucket")
@@ -42,10 +39,11 @@ def known_metrics() -> set[str]:
 
 
 TABLES: list[Any] = [
-    engine_metrics._GAUGES,
-    engine_metrics._ENGINE_COUNTERS,
-    engine_metrics._COUNTERS,
-    engine_metrics._HISTOGRAMS,
+    metric_families.GAUGES,
+    metric_families.LABELLED_GAUGES,
+    metric_families.COUNTERS,
+    metric_families.LABELLED_COUNTERS,
+    metric_families.HISTOGRAMS,
 ]
 
 

@@ -87,13 +87,16 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=WAIT_S) as answer:
-            text = answer.read().decode()
+        text = self.metrics_page()
         total = 0.0
         for match in re.finditer(rf"^{re.escape(name)}{{(.*)}} (\S+)$", text, re.MULTILINE):
             if all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
                 total += float(match[2])
         return total
+
+    def metrics_page(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=WAIT_S) as answer:
+            return str(answer.read().decode())
 
     def engine_pids(self, model: str) -> list[int]:
         """Engine processes of this server that are alive and serve `model`."""

@@ -155,9 +155,9 @@ def test_cancelled_stream_ends_and_the_engine_is_told(rig: Callable[..., Rig]) -
     assert caught.value.code == stub.Error.CANCELLED
     assert running.frontend.drain(5.0)
     deadline = time.monotonic() + 10
-    while stub.MetricFamily.made["vllm:num_requests_running:m:1"].value and time.monotonic() < deadline:
+    while stub.MetricFamily.made["vllm:num_requests_running:m:m:0:1"].value and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert stub.MetricFamily.made["vllm:kv_cache_blocks_used:m:1"].value == 0
+    assert stub.MetricFamily.made["vllm:kv_cache_blocks_used:m:m:0:1"].value == 0
 
 
 def timed(running: Rig, **tensors: object) -> Request:

@@ -92,3 +92,42 @@ def test_a_full_disk_does_not_move_the_folder_elsewhere() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert Path(found.strip()) == env.read().run_dir
+
+
+INSTANCE = """
+import os, sys
+from pathlib import Path
+from engine.serving.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+folder.enter()
+print("entered", flush=True)
+input()
+with folder.leave():
+    print(folder.other_stubs(), flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("keys", [("k", "k"), ("k", "another configuration")], ids=["same", "reloaded"])
+def test_the_last_instance_of_a_model_knows_that_it_is_the_last(tmp_path: Path, keys: tuple[str, str]) -> None:
+    """One that has left counts no more, though its process is still there; one under another configuration counts."""
+    (tmp_path / "model.py").write_text(INSTANCE)
+    instances = []
+    try:
+        for key in keys:
+            words = [sys.executable, str(tmp_path / "model.py"), str(tmp_path / "r"), str(os.getpid()), key]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            path = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+            instances.append(subprocess.Popen(words, text=True, env=path, **pipes))  # type: ignore[call-overload]
+        for instance in instances:
+            assert instance.stdout.readline() == "entered\n"
+        told = []
+        for instance in instances:
+            print(file=instance.stdin, flush=True)
+            told.append(instance.stdout.readline().strip())
+        # In another folder it cannot be known that the first has left: its series stay, which harms nobody.
+        assert told == ["True", "False" if keys[0] == keys[1] else "True"]
+    finally:
+        for instance in instances:
+            instance.kill()
+            instance.wait()

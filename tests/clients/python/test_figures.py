@@ -17,10 +17,10 @@ PAGE = """\
 vllm:num_requests_running{{model="demo",version="1"}} 3
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{{model="demo",version="1"}} {tokens}
-# TYPE vllm:prefix_cache_queries counter
-vllm:prefix_cache_queries{{model="demo",version="1"}} {tokens}
-# TYPE vllm:prefix_cache_hits counter
-vllm:prefix_cache_hits{{model="demo",version="1"}} 30
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{{model="demo",version="1"}} {tokens}
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{{model="demo",version="1"}} 30
 # TYPE vllm:time_to_first_token_seconds histogram
 vllm:time_to_first_token_seconds_bucket{{model="demo",version="1",le="1"}} {count}
 vllm:time_to_first_token_seconds_bucket{{model="demo",version="1",le="+Inf"}} {count}
@@ -38,6 +38,15 @@ def test_top_reads_growth_between_two_looks() -> None:
     assert "nv_inference_count" not in now.models["demo"]
     cells = [next(iter(column.cells)) for column in top.table(before, now).columns]
     assert cells == ["demo", "3", "0", "0%", "0%", "0", "100", "100.0", "-", "0"]
+
+
+def test_top_has_no_row_for_a_model_that_is_unloaded() -> None:
+    page = PAGE.format(tokens=100, count=1, total=0.5)
+    for frontends, shown in ((2, True), (0, False)):
+        line = f'# TYPE nereid:frontends gauge\nnereid:frontends{{model="demo",model_name="demo"}} {frontends}\n'
+        sample = top.parse(page + line, at=10.0)
+        assert ("demo" in sample.models) is shown
+        assert top.table(sample, sample).row_count == shown
 
 
 def test_the_tables_fit_into_a_terminal_of_80_characters() -> None:
