@@ -28,6 +28,7 @@ from engine.core.policy import pace
 from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
 from engine.runner import compile_process
+from engine.speculation.drafters import maker
 from engine.types import (
     SEED_BITS,
     ErrorCode,
@@ -48,6 +49,7 @@ class EngineStats:
 
     late_compiles: kernels that were compiled after the engine was ready; more than none is a fault.
     step_counts, step_tokens: steps and their tokens, by bucket of a step's tokens (STEP_TOKENS_BUCKETS, and beyond).
+    drafts: lines with drafts that were committed; draft_tokens: their drafts; accepted_tokens: of these, what stood.
     groups: blocks of each paged KV group. state_slots: slots of recurrent state; `cached` are checkpoints.
     """
 
@@ -63,6 +65,9 @@ class EngineStats:
     late_compiles: int
     step_counts: tuple[int, ...]
     step_tokens: tuple[int, ...]
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -124,7 +129,9 @@ class Engine:
         drafter: Callable[[], Drafter] | None = None,
         draft_tokens: int = 0,
     ) -> None:
-        """drafter makes what proposes up to `draft_tokens` tokens a step for one request."""
+        """drafter makes what proposes up to `draft_tokens` tokens a step for one request; None takes the config's."""
+        if drafter is None:
+            drafter, draft_tokens = maker(config.speculation), config.speculation.most
         self.info: RunnerInfo = runner.info
         self._runner = runner
         self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache, max_length=self.info.max_model_len)
@@ -219,7 +226,7 @@ class Engine:
                 eos_ids=eos_ids,
                 deadline=None if params.timeout_s is None else self._clock() + params.timeout_s,
                 entered=self._clock(),
-                drafter=None if self._drafter is None else self._drafter(),
+                drafter=None if self._drafter is None or params.edits else self._drafter(),
             )
             if not self._loop.enter(request):
                 raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
@@ -287,6 +294,9 @@ class Engine:
             late_compiles=self._runner.num_late_compiles,
             step_counts=tuple(counts.step_counts),
             step_tokens=tuple(counts.step_tokens),
+            drafts=self._loop.committer.num_drafts,
+            draft_tokens=self._loop.committer.num_draft_tokens,
+            accepted_tokens=self._loop.committer.num_accepted_tokens,
         )
 
     def generate(self, inputs: list[RequestInput]) -> list[Generation]:

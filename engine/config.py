@@ -108,6 +108,31 @@ class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     quantize: Literal["fp8", "int8", "int4"] | None = None
 
 
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens proposed ahead of the model, which changes no token of an answer, only how many come in a step.
+
+    method: "ngram" proposes what followed the last tokens before, in the prompt and what the request gave; "none".
+    tokens: most tokens proposed for a request in a step; None takes 4.
+    """
+
+    method: str = "none"
+    tokens: Annotated[int, Meta(ge=1, le=16)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in ("none", "ngram"):
+            raise ValueError(f"speculation.method {self.method!r} is not there: it is none or ngram")
+        if self.method == "none" and self.tokens is not None:
+            raise ValueError(
+                f"speculation.tokens is {self.tokens}, but speculation.method is none, so nothing is drafted: set the "
+                "method to ngram, or leave tokens out"
+            )
+
+    @property
+    def most(self) -> int:
+        """Tokens proposed in a step at most; 0 when none are."""
+        return 0 if self.method == "none" else self.tokens or 4
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an engine is told. `model` is a Hugging Face checkpoint folder.
 
@@ -122,3 +147,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache: CacheConfig = CacheConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     weights: WeightsConfig = WeightsConfig()
+    speculation: SpeculationConfig = SpeculationConfig()

@@ -131,11 +131,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self.repetition_penalty == 1.0
             and self.presence_penalty == 0.0
             and self.frequency_penalty == 0.0
-            and not self.logit_bias
-            and not self.allowed_token_ids
-            and not self.bad_words
-            and self.min_tokens == 0
+            and not self.edits
         )
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits are edited by what the host knows of the row, its length above all."""
+        return bool(self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens)
 
 
 _MOST_ITEMS = {

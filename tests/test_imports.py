@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "engine.sampling": {"kernels"},
     "engine.cache": set(),
     "engine.core": {"engine.cache"},
+    "engine.speculation": set(),
     "engine.text": set(),
     "engine.runner": {
         "kernels",
@@ -48,7 +49,7 @@ MAY_IMPORT = {
         "engine.sampling",
         "engine.cache",
     },
-    "engine.api": {"engine.core", "engine.cache", "engine.runner", "engine.models"},
+    "engine.api": {"engine.core", "engine.cache", "engine.runner", "engine.models", "engine.speculation"},
     "engine.serving": {"engine.api", "engine.text", "engine.models"},
     "engine.demo": {"engine.text"},
     "clients": {"engine.types", "engine.text", "engine.serving", "engine.config"},

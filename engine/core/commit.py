@@ -34,6 +34,9 @@ class Committer:
         self, scheduler: Scheduler, kv: KVManager, emit: Emit, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.num_generated = 0
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self._scheduler = scheduler
         self._kv = kv
         self._emit = emit
@@ -93,6 +96,9 @@ class Committer:
             self.end(request, FinishReason.ERROR, error=result.errors[i])
             return
         run = [result.tokens[i], *result.accepted.get(i, ())]
+        self.num_drafts += 1
+        self.num_draft_tokens += draft.count
+        self.num_accepted_tokens += len(run) - 1
         if request.status is Status.RUNNING:
             request.num_computed -= 1 + draft.count - len(run)
         ended, count = None, 0

@@ -10,10 +10,10 @@ import torch
 from msgspec.structs import replace
 
 from engine import env
-from engine.cache.spec import PoolSpec
+from engine.cache.spec import CompressedKV, PoolSpec, Recurrent
 from engine.cache.tensors import CacheTensors
 from engine.config import EngineConfig, SchedulerConfig
-from engine.core.plan import RowStart, RunnerInfo, StepPlan
+from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
 from engine.layers.build import Build
 from engine.models import registry
 from engine.models.common import with_shared_apart
@@ -84,6 +84,7 @@ def build_runner(
     routers = dtype if narrow else torch.float32
     build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention, routers)
     decoder = Decoder(build)
+    check_speculation(config, decoder, device)
     rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
@@ -181,27 +182,50 @@ def _runner(
     scheduler = config.scheduler
     limits = (scheduler.max_rows, scheduler.token_budget)
     trims = config.runtime.trim_last_layer
-    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture, watch, trims)
+    drafts = config.speculation.most > 0
+    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture, watch, trims, drafts)
 
 
 def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:
-    """Bytes that the largest step needs beside weights and pools."""
-    plan = largest_step(config.scheduler, build.max_model_len)
+    """Bytes that the largest steps need beside weights and pools."""
     torch.cuda.reset_peak_memory_stats(build.device)
     before = torch.cuda.memory_allocated(build.device)
-    runner.launch(plan).wait()
+    for drafted in {0, config.speculation.most}:
+        runner.launch(largest_step(config.scheduler, build.max_model_len, drafted)).wait()
     peak = torch.cuda.max_memory_allocated(build.device) - before
     return peak
 
 
-def largest_step(scheduler: SchedulerConfig, longest: int) -> StepPlan:
-    """max_rows lines, token_budget tokens, all sampled, from logits that are edited, penalised and explained."""
-    rows, count = scheduler.max_rows, [1] * scheduler.max_rows
-    for line in reversed(range(rows)):
+def largest_step(scheduler: SchedulerConfig, longest: int, drafted: int = 0) -> StepPlan:
+    """max_rows lines, token_budget tokens, all sampled, from logits that are edited, penalised and explained. The first
+    lines have `drafted` drafts, as many of them as there are tokens for."""
+    rows, drafted = scheduler.max_rows, min(drafted, longest - 1)
+    lines = min(rows, (scheduler.token_budget - rows) // drafted) if drafted else 0
+    count = [1 + drafted] * lines + [1] * (rows - lines)
+    for line in reversed(range(lines, rows)):
         count[line] += min(longest - 1, scheduler.token_budget - sum(count))
     all_of_it = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS)
-    starts = [RowStart(row, [0], 1, all_of_it) for row in range(rows)]
-    return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts)
+    drafts = {line: Draft(drafted, 1, [0] * drafted) for line in range(lines)}
+    starts = [RowStart(row, [0] * (1 if row in drafts else count[row]), 1, all_of_it) for row in range(rows)]
+    return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts, drafts=drafts)
+
+
+def check_speculation(config: EngineConfig, decoder: Decoder, device: torch.device) -> None:
+    """Raises ConfigError when steps cannot hold drafts."""
+    method = config.speculation.method
+    if method == "none":
+        return
+    kept = {spec for specs in decoder.specs for spec in specs}
+    if any(isinstance(spec, Recurrent | CompressedKV) for spec in kept):
+        raise ConfigError(
+            f"speculation.method {method} needs layers that keep an entry a token, and this model has layers with a "
+            "running state, from which drafts that do not stand cannot be taken back yet: set it to none"
+        )
+    if device.type == "cuda" and config.runtime.graphs:
+        raise ConfigError(
+            f"CUDA graphs hold one token a line, so speculation.method {method} needs runtime.graphs to be false on a "
+            "GPU: set that, or the method to none"
+        )
 
 
 def _device(config: EngineConfig) -> torch.device:

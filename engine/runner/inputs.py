@@ -126,10 +126,7 @@ class Inputs:
 
     def batch(self, shape: StepShape) -> DeviceBatch:
         """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
-        sizes = _sizes(shape.lines, shape.tokens)
-        layout = _layout(shape.lines, shape.tokens)
-        parts = [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
-        query_start, context_len, rows, _, _, positions, lines = parts
+        query_start, context_len, rows, _, _, positions, lines = self._parts(shape)
         size = self._pool.block_size
         token_ids, tables, slots = None, [], []
         none = self._words[:0].long()
@@ -167,12 +164,30 @@ class Inputs:
         lengths, rows, out_rows = (self._words[part.start : part.start + shape.lines] for part in layout[1:4])
         return Lines(rows, out_rows, lengths)
 
+    def begin_at_true_ends(self, shape: StepShape, drafts: torch.Tensor | int = 0) -> None:
+        """Move lines that draw to where their rows truly end: the plan counted on drafts which may not have stood.
+        drafts: [B] int64, of each line's own tokens how many are drafted."""
+        lines = self.lines(shape)
+        *_, positions, of = self._parts(shape)
+        ahead = lines.lengths - drafts - self._tables.lengths[lines.rows.long()]
+        ahead = torch.where(lines.out_rows == self._tables.dummy, 0, ahead).int()
+        lines.lengths.sub_(ahead)
+        positions.sub_(ahead[of.long()])
+
+    def last(self, shape: StepShape) -> torch.Tensor:
+        """Place of each line's last token, [B] int32."""
+        return self._parts(shape)[4]
+
+    def _parts(self, shape: StepShape) -> list[torch.Tensor]:
+        """What is staged, in the buffer's order."""
+        sizes, layout = _sizes(shape.lines, shape.tokens), _layout(shape.lines, shape.tokens)
+        return [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
+
     def ends(self, shape: StepShape) -> LineEnds | None:
         """The staged step's last token of each line; None when no line has two."""
         if shape.num_single == shape.lines:
             return None
-        start = _layout(shape.lines, shape.tokens)[4].start
-        return LineEnds(self._words[start : start + shape.lines], self._starts[: shape.lines + 1])
+        return LineEnds(self.last(shape), self._starts[: shape.lines + 1])
 
 
 def places(plan: StepPlan, padded: StepShape) -> list[int]:

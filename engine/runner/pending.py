@@ -58,7 +58,8 @@ class PendingStep:
 
     The download holds the tokens [B], then, when asked for, ids, logprobs and ranks [B, k + 1] of the drawn tokens,
     then those of prompt tokens [P, k + 1]. wanted[line] is how many log-probabilities a line asked for. places says
-    where the plan's lines stand among the tokens of a padded step.
+    where the plan's lines stand among the tokens of a padded step. In a step with `drafts` there is an entry a draw,
+    places says where each line's begin, and behind the tokens stands how many each line gave, [B].
     """
 
     step: int
@@ -67,6 +68,7 @@ class PendingStep:
     wanted: dict[int, int]
     prompts: Sequence[PromptLogprobs]
     places: Sequence[int] | None = None
+    drafts: bool = False
 
     @property
     def done(self) -> bool:
@@ -76,20 +78,26 @@ class PendingStep:
     def wait(self) -> StepResult:
         """Block until the step's tokens are on the host."""
         tensors = self.download.wait()
-        tokens = tensors[0].tolist()
-        if self.places is not None:
-            tokens = [tokens[place] for place in self.places]
-        drawn = [token if sampled else -1 for token, sampled in zip(tokens, self.samples, strict=True)]
+        tokens, rest = tensors[0].tolist(), tensors[1:]
+        at: Sequence[int] = range(len(self.samples)) if self.places is None else self.places
+        given = [1] * len(self.samples)
+        if self.drafts:
+            given, rest = rest[0].tolist(), rest[1:]
+        drawn = [tokens[place] if sampled else -1 for place, sampled in zip(at, self.samples, strict=True)]
+        accepted = {i: tokens[at[i] + 1 : at[i] + count] for i, count in enumerate(given) if count > 1}
         errors = {i: NOT_FINITE for i, sampled in enumerate(self.samples) if sampled and drawn[i] < 0}
-        logprobs, rest = {}, tensors[1:]
+        logprobs = {}
         if self.wanted:
             parts, rest = rest[:3], rest[3:]
-            at = range(len(drawn)) if self.places is None else self.places
-            logprobs = {line: [_entry(parts, at[line], k)] for line, k in self.wanted.items() if line not in errors}
+            logprobs = {
+                line: [_entry(parts, at[line] + n, k) for n in range(given[line])]
+                for line, k in self.wanted.items()
+                if line not in errors
+            }
         prompt_logprobs = {
             asked.line: [_entry(rest, i, asked.count) for i in range(asked.start, asked.stop)] for asked in self.prompts
         }
-        return StepResult(self.step, drawn, logprobs, prompt_logprobs, errors)
+        return StepResult(self.step, drawn, logprobs, prompt_logprobs, errors, accepted)
 
 
 def _entry(parts: Sequence[torch.Tensor], index: int, count: int) -> TokenLogprobs:

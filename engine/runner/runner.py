@@ -17,6 +17,7 @@ from engine.cache.tensors import CacheTensors
 from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.runner.batch import kept
+from engine.runner.drafting import Drafts
 from engine.runner.graphs import Capture, StepGraphs, even_tokens
 from engine.runner.inputs import Inputs, Lines, StepShape, places
 from engine.runner.pending import Download, PendingStep, PromptLogprobs
@@ -37,7 +38,7 @@ class DeviceRunner:
     """One device, one model, one pool. Every method must be called from one thread.
 
     capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
-    trim_last_layer lets the last layer give each line's last token alone.
+    trim_last_layer lets the last layer give each line's last token alone. drafts: plans may hold drafted tokens.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class DeviceRunner:
         capture: Capture | None = None,
         watch: CompileWatch | None = None,
         trim_last_layer: bool = True,
+        drafts: bool = False,
     ) -> None:
         self._watch = watch
         self._trims = trim_last_layer
+        self._drafts = drafts
         self._decoder = decoder
         self._caches = caches
         self._info = info
@@ -93,22 +96,35 @@ class DeviceRunner:
         padded = self._graphs.fit(plan) if self._graphs is not None else None
         if padded is not None and padded.lines != padded.num_single and whole:
             padded = None
+        drafts = Drafts.of(plan) if plan.drafts else None
         at = None if padded is None else places(plan, padded)
+        if drafts is not None:
+            at = drafts.first
         wishes, wanted = self._wishes(plan, at)
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
-        if self._graphs is not None and padded is not None:
+        given = []
+        if drafts is not None:
+            x, drawn, count = self._verify(drafts, shape, wishes)
+            given = [count]
+        elif self._graphs is not None and padded is not None:
             x, drawn = self._graphs.run(padded)
             # A graph that kept its logits would hold memory for every shape: the last product is done again.
             if not wishes.plain:
                 drawn = self._draw(self._decoder.logits(x), self._inputs.lines(shape), wishes)
             elif wishes.num_logprobs is not None:
                 drawn = self._sampler.explain(self._decoder.logits(x), drawn, wishes.num_logprobs)
+        elif self._drafts:
+            self._inputs.begin_at_true_ends(shape)
+            x, drawn = self.compute(shape, wishes, whole=whole)
+            lines = self._inputs.lines(shape)
+            self._tables.lengths[lines.out_rows.long()] = lines.lengths + 1
         else:
             x, drawn = self.compute(shape, wishes, whole=whole)
         parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
-        outputs = [drawn.tokens, *(drawn.logprobs or ()), *parts]
-        return PendingStep(plan.step, plan.samples, Download(outputs, self._ops), wanted, prompts, at)
+        outputs = [drawn.tokens, *given, *(drawn.logprobs or ()), *parts]
+        download = Download(outputs, self._ops)
+        return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, drafts is not None)
 
     def compute(
         self,
@@ -131,8 +147,17 @@ class DeviceRunner:
         logits = self._decoder.logits(last)
         return (x if whole else last), self._draw(logits, lines, wishes)
 
+    def _verify(self, drafts: Drafts, shape: StepShape, wishes: Wishes) -> tuple[torch.Tensor, Drawn, torch.Tensor]:
+        """The staged step with drafts: the residual stream of all tokens [T, hidden], a draw behind each line's last
+        known token and behind each draft, and how many tokens each line gave, [B] int32."""
+        step = drafts.put(self._inputs, shape, self._tables)
+        x = self._decoder(self._inputs.batch(shape), self._caches.layers)
+        drawn = self._draw(self._decoder.logits(x.index_select(0, step.places)), step.draws, wishes)
+        return x, drawn, step.accept(drawn.tokens, self._tables)
+
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
+        assert not self._drafts, "graphs hold lines of one token a step"
         latents = any(isinstance(group.spec, LatentKV) for group in self._info.pool.groups)
         even = even_tokens(self._decoder.widest, multiprocessors(self._device))
         self._graphs = StepGraphs(self.compute, capture, *self._limits, latents, even)

@@ -6,6 +6,7 @@ is one scatter of (word, value) pairs. The last row is the dummy: padding points
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
 import numpy as np
@@ -25,6 +26,7 @@ class RowTables:
     """tokens [rows, max_model_len + 1] int32: a row's prompt, then what it generated.
     blocks   one [rows, entries] int32 a group: the row's block ids in order (no entries for recurrent groups).
     params   [rows] each: sampling parameters, as engine.sampling.params lays them out.
+    lengths  [rows] int32: tokens that a row truly holds. Kept by engines that draft; otherwise the plans say it.
 
     `rows` counts the dummy, which is the last.
     """
@@ -36,8 +38,14 @@ class RowTables:
             0 if isinstance(group.spec, Recurrent) else -(-max_model_len // pool.block_size) for group in pool.groups
         ]
         # first of all pairs of words, which are aligned there as the int64 that they are
-        shapes = [(2 * NUM_LONG, rows), (rows, max_model_len + 1), (NUM_PARAMS, rows), *((rows, n) for n in entries)]
-        sizes = [a * b for a, b in shapes]
+        shapes = [
+            (2 * NUM_LONG, rows),
+            (rows, max_model_len + 1),
+            (NUM_PARAMS, rows),
+            *((rows, n) for n in entries),
+            (rows,),
+        ]
+        sizes = [math.prod(shape) for shape in shapes]
         if sum(sizes) >= 2**31:
             raise ValueError(
                 f"{max_rows} rows of {max_model_len} tokens need tables of {sum(sizes)} words, more than 2**31: "
@@ -47,19 +55,20 @@ class RowTables:
         parts = [part.view(shape) for part, shape in zip(self.arena.split(sizes), shapes, strict=True)]
         pairs, self.tokens, words = parts[:3]
         self.params = RowParams.of(words, pairs.view(NUM_LONG, 2 * rows).view(torch.int64))
-        self.blocks = tuple(parts[3:])
+        self.blocks, self.lengths = tuple(parts[3:-1]), parts[-1]
         self._widths = [max_model_len + 1, rows, *entries]
         self._starts = np.cumsum(sizes)[:-1].tolist()
 
     def start(self, start: RowStart) -> Change:
-        """The words that a row start changes: its token line and its parameters."""
+        """The words that a row start changes: its token line, its parameters and its length."""
         at = self._starts[0] + start.row * self._widths[0]
         words = (
             np.arange(at, at + len(start.token_ids)),
             self._starts[1] + start.row + self._widths[1] * np.arange(NUM_PARAMS),
             (2 * (start.row + self._widths[1] * np.arange(NUM_LONG))[:, None] + np.arange(2)).ravel(),
+            (self._starts[-1] + start.row,),
         )
-        values = (start.token_ids, param_words(start), long_words(start).ravel())
+        values = (start.token_ids, param_words(start), long_words(start).ravel(), (len(start.token_ids),))
         return np.concatenate(words, dtype=np.int32), np.concatenate(values, dtype=np.int32)
 
     def block_writes(self, writes: list[BlockWrite]) -> Change:

@@ -83,6 +83,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     frontends_lost: int = 0
     step_counts: tuple[int, ...] = ()  # steps by bucket of their tokens (STEP_TOKENS_BUCKETS, and beyond)
     step_tokens: tuple[int, ...] = ()  # their tokens, added up
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Alone(msgspec.Struct, frozen=True, tag="alone"):

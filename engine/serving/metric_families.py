@@ -43,6 +43,9 @@ LABELLED_GAUGES = {
 PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
 PREFIX_HITS = "vllm:prefix_cache_hits_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
 LATE_COMPILES = "nereid:late_compiles_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 CACHED_TOKENS = "vllm:prompt_tokens_cached_total"
@@ -51,6 +54,9 @@ COUNTERS = {
     PREFIX_QUERIES: "Prompt tokens looked up in the prefix cache",
     PREFIX_HITS: "Prompt tokens found in the prefix cache",
     PREEMPTIONS: "Requests put back into the queue because blocks ran out",
+    DRAFTS: "Times that a request had tokens drafted in a step",
+    DRAFT_TOKENS: "Tokens drafted",
+    ACCEPTED_TOKENS: "Drafted tokens that the model drew as well",
     LATE_COMPILES: "Kernels compiled after the engine was ready: each held up every request",
     PROMPT_TOKENS: "Prompt tokens of requests that were answered",
     CACHED_TOKENS: "Of these, tokens that the prefix cache held",

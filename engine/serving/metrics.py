@@ -193,6 +193,9 @@ class Metrics:
             (family.PREFIX_HITS, stats.prefix_hits - before.prefix_hits),
             (family.PREEMPTIONS, stats.preemptions - before.preemptions),
             (family.LATE_COMPILES, stats.late_compiles - before.late_compiles),
+            (family.DRAFTS, stats.drafts - before.drafts),
+            (family.DRAFT_TOKENS, stats.draft_tokens - before.draft_tokens),
+            (family.ACCEPTED_TOKENS, stats.accepted_tokens - before.accepted_tokens),
         ):
             if grown > 0:
                 self._metrics[name].increment(grown)

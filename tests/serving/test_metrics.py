@@ -63,6 +63,15 @@ def test_of_many_values_an_even_sample_is_written_and_counters_have_all(metrics:
     assert not metrics._observations
 
 
+def test_drafts_are_counted_under_vllms_names(metrics: Metrics) -> None:
+    metrics.engine(Stats(prompt_tokens=1), leading=True)
+    metrics.engine(Stats(prompt_tokens=1, drafts=2, draft_tokens=8, accepted_tokens=5), leading=True)
+    metrics._flush()
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    values = [MetricFamily.made[f"vllm:spec_decode_num_{name}_total:m:m:0:1"].value for name in names]
+    assert values == [2, 8, 5]
+
+
 def test_a_frontend_that_takes_the_lead_counts_on_from_where_the_engine_stands(metrics: Metrics) -> None:
     """What it heard before, the one that led has written; a restarted engine begins at 0."""
     hits = MetricFamily.made["vllm:prefix_cache_hits_total:m:m:0:1"]

@@ -1,0 +1,251 @@
+"""Whatever is drafted and whatever requests ask for, each token is the one that comes without drafts."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+
+from engine.api import Engine, EngineStats
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
+from engine.core.commit import InFlight
+from engine.core.request import Drafter
+from engine.models.decoder import Decoder
+from engine.models.reader import ConfigError
+from engine.runner.build import build_runner, check_speculation, largest_step
+from engine.serving.settings import SettingsError, parse
+from engine.types import RequestInput, SamplingParams, TokenEvent
+from tests.gate import families
+from tests.gate.shapes import Shape
+from tests.runner.tiny import CONFIG
+
+VOCAB = 320
+REQUESTS = 12
+NGRAM = SpeculationConfig(method="ngram", tokens=3)
+
+
+def small(shape: Shape, name: str, **more: Any) -> dict[str, Any]:
+    """A family's topology with a small vocabulary and a short context."""
+    short = {"vocab_size": VOCAB, "max_position_embeddings": 256, "num_hidden_layers": 2, "layer_types": None}
+    made = getattr(transformers, f"{shape.kind}Config")(**{**shape.config, **short, **more})
+    return {**made.to_dict(), "architectures": [name], "eos_token_id": 7}
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dense": CONFIG,
+    "experts": small(families.QWEN3_MOE, "Qwen3MoeForCausalLM", mlp_only_layers=[0]),
+    "windows": small(families.MISTRAL, "MistralForCausalLM"),
+    "latents": small(families.DEEPSEEK_V2, "DeepseekV2ForCausalLM", first_k_dense_replace=1),
+}
+
+
+class Heard:
+    """A sink: all tokens of each request, what was said of them, and how it ended."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.said: dict[str, list[Any]] = {}
+        self.ends: dict[str, Any] = {}
+
+    def deliver(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            self.tokens.setdefault(event.request_id, []).extend(event.token_ids)
+            self.said.setdefault(event.request_id, []).extend(event.logprobs or ())
+            self.said[event.request_id].extend(entry for entry in event.prompt_logprobs or () if entry is not None)
+            if event.finish_reason is not None:
+                self.ends[event.request_id] = (event.finish_reason, event.stop_reason, event.error)
+
+
+class Oracle:
+    """Knows what requests gave without drafts, and says it with probability `right`."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], right: float) -> None:
+        self._answers = answers
+        self._right = right
+        self._random = random.Random(5)
+
+    def propose(self, tokens: array[int], count: int) -> Sequence[int]:
+        for prompt, answer in self._answers.items():
+            given = tokens[len(prompt) :].tolist()
+            if tuple(tokens[: len(prompt)]) == prompt and answer[: len(given)] == given:
+                following = answer[len(given) : len(given) + count]
+                return [token if self._random.random() < self._right else (token + 1) % VOCAB for token in following]
+        return ()
+
+
+def request(draw: random.Random, name: str, shared: list[int]) -> RequestInput:
+    """A prompt of any length that repeats itself in parts, and any wishes."""
+    asked: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "temperature": draw.choice((0.0, 0.0, 0.3, 0.9))}
+    wishes = {
+        "top_k": draw.randint(1, 20),
+        "top_p": draw.uniform(0.3, 1.0),
+        "min_p": draw.uniform(0.0, 0.2),
+        "repetition_penalty": draw.uniform(1.01, 1.8),
+        "presence_penalty": draw.uniform(-2, 2),
+        "frequency_penalty": draw.uniform(-1, 1),
+        "logit_bias": {draw.randrange(VOCAB): draw.uniform(-100, 100)},
+        "allowed_token_ids": tuple(draw.sample(range(VOCAB), 7)),
+        "min_tokens": draw.randint(0, asked["max_tokens"]),
+        "bad_words": ("stands for the ids below",),
+        "stop_token_ids": tuple(draw.sample(range(VOCAB), 20)),
+        "logprobs": draw.randint(0, 5),
+        "prompt_logprobs": draw.randint(0, 3),
+        "ignore_eos": True,
+    }
+    asked |= {wish: value for wish, value in wishes.items() if draw.random() < 0.2}
+    words = [[draw.randrange(VOCAB)] for _ in range(3)] if "bad_words" in asked else []
+    own = [draw.randrange(8, 24) for _ in range(draw.choice((1, 5, 40, 90)))]
+    prompt = (shared if draw.random() < 0.4 else []) + own * draw.choice((1, 2))
+    params = SamplingParams(seed=draw.randint(0, 999), **asked)
+    return RequestInput(request_id=name, prompt_ids=prompt, params=params, bad_word_ids=words)
+
+
+def requests(seed: int) -> list[RequestInput]:
+    draw = random.Random(seed)
+    shared = [draw.randrange(8, VOCAB) for _ in range(33)]
+    return [request(draw, str(i), shared) for i in range(REQUESTS)]
+
+
+def play(
+    folder: Path,
+    seed: int,
+    speculation: SpeculationConfig,
+    drafter: Callable[[], Drafter] | None = None,
+    overlap: bool = True,
+) -> tuple[Heard, EngineStats]:
+    """Requests that come at random to an engine of random limits."""
+    draw = random.Random(seed)
+    config = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        scheduler=SchedulerConfig(max_rows=draw.choice((3, 6, 12)), token_budget=draw.choice((40, 128, 300))),
+        cache=CacheConfig(num_blocks=draw.choice((24, 40, 200))),
+        runtime=RuntimeConfig(device="cpu", dtype="float32", overlap=overlap),
+        speculation=speculation,
+    )
+    heard = Heard()
+    engine = Engine(build_runner(config), config, drafter=drafter, draft_tokens=4)
+    waiting = requests(seed)
+    inflight: InFlight | None = None
+    while waiting or engine._loop.live or inflight is not None:
+        while waiting and draw.random() < 0.3:
+            engine.submit(waiting.pop(), heard)
+        inflight = engine._loop.iterate(inflight)
+    engine.check_integrity()
+    return heard, engine.stats()
+
+
+def same(got: Heard, want: Heard) -> None:
+    assert got.tokens == want.tokens
+    assert got.ends == want.ends
+    for name, entries in want.said.items():
+        assert [entry.ids for entry in got.said[name]] == [entry.ids for entry in entries]
+        assert [entry.ranks for entry in got.said[name]] == [entry.ranks for entry in entries]
+        for a, b in zip(got.said[name], entries, strict=True):
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {}
+    for name, config in FAMILIES.items():
+        made[name] = tmp_path_factory.mktemp(name)
+        (made[name] / "config.json").write_text(json.dumps(config))
+    return made
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "in-turn"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: bool) -> None:
+    accepted = 0
+    for seed in (1, 2):
+        want, _ = play(folders[family], seed, SpeculationConfig(), overlap=overlap)
+        answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(seed)}
+        for right in (0.0, 0.7, 1.0):
+            got, stats = play(folders[family], seed, NGRAM, partial(Oracle, answers, right), overlap)
+            same(got, want)
+            accepted += stats.accepted_tokens
+            share = stats.accepted_tokens / stats.draft_tokens
+            assert 0.9 < share <= 1 if right == 1.0 else 0.1 < share < 0.9 if right else share == 0
+        got, stats = play(folders[family], seed, NGRAM, None, overlap)
+        same(got, want)
+        assert stats.drafts > 0
+    assert accepted > 100
+
+
+def test_what_repeats_itself_takes_fewer_steps(folders: dict[str, Path]) -> None:
+    """A tiny model that is rewarded for it soon does nothing else."""
+    steps = {}
+    for speculation in (SpeculationConfig(), NGRAM):
+        config = EngineConfig(
+            model=str(folders["dense"]),
+            load_format="dummy",
+            cache=CacheConfig(num_blocks=40),
+            runtime=RuntimeConfig(device="cpu", dtype="float32", overlap=False),
+            speculation=speculation,
+        )
+        engine, heard = Engine(build_runner(config), config), Heard()
+        params = SamplingParams(max_tokens=200, temperature=0.0, frequency_penalty=-2.0, ignore_eos=True)
+        engine.submit(RequestInput(request_id="a", prompt_ids=[9, 10, 11], params=params), heard)
+        inflight, count = None, 0
+        while engine._loop.live:
+            inflight, count = engine._loop.iterate(inflight), count + 1
+        steps[speculation.method] = (count, heard.tokens["a"])
+    assert steps["ngram"][1] == steps["none"][1]
+    assert steps["ngram"][0] < 0.4 * steps["none"][0]
+
+
+def test_a_model_with_a_running_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(small(families.QWEN3_5, "Qwen3_5ForCausalLM")))
+    config = EngineConfig(
+        model=str(tmp_path), load_format="dummy", runtime=RuntimeConfig(device="cpu"), speculation=NGRAM
+    )
+    with pytest.raises(ConfigError, match="running state"):
+        build_runner(config)
+
+
+def test_cuda_graphs_are_refused(folders: dict[str, Path]) -> None:
+    config = EngineConfig(model=str(folders["dense"]), load_format="dummy", speculation=NGRAM)
+    decoder = cast(Decoder, SimpleNamespace(specs=[]))
+    with pytest.raises(ConfigError, match=r"runtime\.graphs"):
+        check_speculation(config, decoder, torch.device("cuda"))
+    check_speculation(config, decoder, torch.device("cpu"))
+
+
+def test_the_step_that_memory_is_measured_by_draws_behind_every_draft(folders: dict[str, Path]) -> None:
+    scheduler = SchedulerConfig(max_rows=4, token_budget=40)
+    config = EngineConfig(
+        model=str(folders["dense"]),
+        load_format="dummy",
+        scheduler=scheduler,
+        runtime=RuntimeConfig(device="cpu"),
+        speculation=NGRAM,
+    )
+    plan = largest_step(scheduler, 256, NGRAM.most)
+    assert (plan.num_tokens, [draft.count for draft in plan.drafts.values()]) == (16, [3] * 4)
+    assert len(build_runner(config).launch(plan).wait().logprobs) == 4
+    few = largest_step(SchedulerConfig(max_rows=4, token_budget=9), 256, NGRAM.most)
+    assert (few.num_tokens, few.count, list(few.drafts)) == (9, [4, 1, 1, 3], [0])
+
+
+def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    for settings, sentence in (
+        ({"speculation.method": "eagle3"}, "it is none or ngram"),
+        ({"speculation.tokens": "3"}, "speculation.method is none"),
+        ({"speculation.method": "ngram", "speculation.tokens": "auto"}, "tokens"),
+        ({"speculation.method": "ngram", "speculation.tokens": "17"}, "<= 16"),
+        ({"speculation.model": "x"}, "unknown parameter"),
+    ):
+        with pytest.raises(SettingsError, match=sentence):
+            parse({"model": str(tmp_path), **settings}, tmp_path)
+    made = parse({"model": str(tmp_path), "speculation.method": "ngram", "speculation.tokens": "7"}, tmp_path)
+    assert made.engine.speculation.most == 7

@@ -1,0 +1,73 @@
+"""Drafts by n-grams: what followed before, in bounded memory."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.speculation.ngram import MANY, MOST_ENTRIES, SIZES, NgramDrafter
+
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=200)
+
+
+def proposed(tokens: list[int], count: int = 4) -> list[int]:
+    return list(NgramDrafter().propose(array("i", tokens), count))
+
+
+def latest(tokens: list[int], count: int) -> list[int]:
+    """By definition: behind the last place where the longest n-gram stood, going round where the text ends."""
+    for size in SIZES:
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if tokens[end - size : end] == tokens[len(tokens) - size :]:
+                following = tokens[end:]
+                return (following * count)[:count]
+    return []
+
+
+def test_what_followed_the_last_tokens_before_is_proposed() -> None:
+    assert proposed([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4]) == [5, 6, 7, 8]
+
+
+def test_a_longer_match_wins_over_a_later_one() -> None:
+    assert proposed([1, 2, 3, 4, 9, 9, 3, 4, 8, 1, 2, 3, 4], 1) == [9]
+
+
+def test_the_later_of_equal_matches_wins() -> None:
+    assert proposed([1, 2, 5, 1, 2, 6, 1, 2], 1) == [6]
+
+
+def test_a_text_that_goes_round_is_continued_round() -> None:
+    assert proposed([7, 1, 2, 3, 1, 2, 3, 1, 2], 7) == [3, 1, 2, 3, 1, 2, 3]
+
+
+def test_a_text_without_repetition_has_no_proposal() -> None:
+    assert proposed(list(range(500))) == []
+    assert proposed([1]) == []
+
+
+@given(texts, st.integers(1, 9))
+def test_proposals_are_what_the_definition_says(tokens: list[int], count: int) -> None:
+    """Few n-grams are there, so none takes another's entry."""
+    assert proposed(tokens, count) == latest(tokens, count)
+
+
+@given(texts, st.lists(st.integers(1, 2 * MANY), max_size=6))
+def test_tokens_that_come_bit_by_bit_are_known_like_those_that_came_at_once(tokens: list[int], cuts: list[int]) -> None:
+    drafter, held, at = NgramDrafter(), array("i", tokens[:1]), 1
+    for size in [*cuts, len(tokens)]:
+        held.extend(tokens[at : at + size])
+        at += size
+        drafter.propose(held, 4)
+    assert list(drafter.propose(held, 4)) == proposed(tokens)
+
+
+def test_memory_is_bounded_whatever_the_length() -> None:
+    drafter = NgramDrafter()
+    draw = random.Random(0)
+    tokens = array("i", [draw.randrange(150_000) for _ in range(300_000)])
+    tokens.extend(tokens[-5000:-4000])
+    assert drafter.propose(tokens, 3) == tokens[-5000:-4997]
+    assert [len(table) for table in drafter._tables] == [MOST_ENTRIES] * len(SIZES)
