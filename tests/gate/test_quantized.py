@@ -3,14 +3,21 @@ model; and that the gate would see a format that is misread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
+from engine.quant.formats import layouts
+from engine.quant.formats.packed import PackedInt as PackedFormat
+from engine.quant.methods import gptq
 from engine.runner.build import build_runner
+from kernels.weight import PackedInt, packed
 from tests.gate.conftest import quick
 from tests.gate.families import DEEPSEEK_V2, QWEN3_MOE
 from tests.gate.oracle import Golden, golden
@@ -60,3 +67,37 @@ def test_weights_are_the_numbers_that_they_stand_for(
     truth = truth_of(shape, packing, Path(pytestconfig.rootpath))
     verdict = play(truth, shape, packing.quantize)
     assert verdict.passes("float32"), verdict
+
+
+def swapped(data: torch.Tensor, bits: int) -> torch.Tensor:
+    return torch.stack((data >> 4, data & 15), dim=-1).flatten(-2)
+
+
+def without_order(held: Any, parameters: Mapping[str, torch.Tensor], value: Any = PackedFormat.value) -> PackedInt:
+    return replace(value(held, parameters), order=None)
+
+
+def next_scales(self: PackedInt, numbers: torch.Tensor, *given: Any, scaled: Any = PackedInt._scaled) -> torch.Tensor:
+    scale, zero = given
+    made: torch.Tensor = scaled(self, numbers, scale.roll(1, -1), zero)
+    return made
+
+
+BROKEN: dict[str, tuple[str, object, str, object]] = {
+    "halves of a byte swapped": ("ct-int4-g32", packed, "integers", swapped),
+    "an order of inputs ignored": ("gptq-v1-order", PackedFormat, "value", without_order),
+    "zero points one too small": ("gptq-v1-order", gptq, "SHIFTS", {"gptq": 0}),
+    "numbers of a word one after another": ("awq", layouts, "AWQ_PLACES", tuple(range(8))),
+    "scales of the group before": ("ct-int8-g128-zeros", PackedInt, "_scaled", next_scales),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_format_that_is_misread_fails(
+    broken: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, where, part, wrong = BROKEN[broken]
+    packing = next(packing for packing in PACKINGS if packing.name == name)
+    truth = truth_of(SHAPES[0], packing, Path(pytestconfig.rootpath))
+    monkeypatch.setattr(where, part, wrong)
+    assert not play(truth, SHAPES[0], None).passes("float32")
