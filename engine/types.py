@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import Enum
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -28,6 +29,7 @@ MAX_BIASES = 1024
 MAX_BIAS = 1e6  # a hundredfold of it, over the coldest temperature, is a finite float32
 MAX_ALLOWED_IDS = 1024
 MAX_LOGPROBS = 20
+MAX_ANSWERS = 128  # n and best_of
 SEED_BITS = 63
 
 
@@ -37,6 +39,14 @@ MAX_MESSAGE = 2000  # characters of a sentence that a client reads
 def shown(text: str, most: int = 80) -> str:
     """`text` for a sentence: what a client sent comes back to it cut to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def derive_seed(seed: int, choice: int) -> int:
+    """The seed of answer number `choice` of a request: its own for the first, hashed from it for the others."""
+    if choice == 0:
+        return seed & (2**SEED_BITS - 1)
+    digest = blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & (2**SEED_BITS - 1)
 
 
 class FinishReason(str, Enum):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any
 
 from clients.openai.errors import invalid
 from clients.openai.schema import Sampling
 from clients.openai.wire import ModelInfo
-
-_SEED_MASK = 2**63 - 1
+from engine.types import derive_seed
 
 _SAME_NAME = (
     "min_tokens",
@@ -28,14 +26,6 @@ _SAME_NAME = (
     "priority",
     "prompt_logprobs",
 )
-
-
-def derive_seed(seed: int, choice: int) -> int:
-    """The seed of choice number `choice`: the request's own for the first, hashed from it for the others."""
-    if choice == 0:
-        return seed & _SEED_MASK
-    digest = blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & _SEED_MASK
 
 
 def check_length(info: ModelInfo, name: str, wanted: int | None) -> None:

@@ -16,6 +16,7 @@ from engine.serving import protocol, sampling_fields
 from engine.types import ErrorCode, RequestError, SamplingParams
 
 Array = npt.NDArray[Any]
+_Sampling = tuple[SamplingParams, tuple[int, int]]  # with n and best_of
 
 # Request parameters that belong to Triton, not to the model.
 _TRITON_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end", "binary_data_output", "timeout"})
@@ -38,13 +39,15 @@ class Wanted(msgspec.Struct, frozen=True):
     error: bool = False
     token_ids: bool = False
     output_log_probs: bool = False
+    sequence_index: bool = False
 
 
 class LlmRequest(msgspec.Struct, frozen=True):
     """What a client asked for. Exactly one of `text` and `input_ids` is set.
 
     echo: the answer is preceded by the prompt. top_logprobs: how many alternatives the logprobs output lists, None
-    when the client did not ask for that list (`params.logprobs` may still be set for the sums).
+    when the client did not ask for that list (`params.logprobs` may still be set for the sums). n: answers that come
+    back, the likeliest of `best_of`; `separate`: each as responses of its own.
     """
 
     text: bytes | None
@@ -54,6 +57,9 @@ class LlmRequest(msgspec.Struct, frozen=True):
     params: SamplingParams
     wanted: Wanted
     top_logprobs: int | None
+    n: int = 1
+    best_of: int = 1
+    separate: bool = False
 
 
 def llm_request(
@@ -70,21 +76,27 @@ def llm_request(
     # TensorRT-LLM, whose requests bring ids, streams new tokens only, whatever this flag says; vllm_backend refuses.
     if stream and text is not None and exclude is not None and not bool(exclude.flat[0]):
         raise RequestError(protocol.STREAM_ECHO_REFUSAL)
-    params = _sampling_params(tensors, parameters, timeout_us)
+    params, (n, best_of) = _sampling_params(tensors, parameters, timeout_us)
+    if stream and best_of > n:
+        raise RequestError(f"best_of ({best_of}) above n ({n}) cannot be streamed: the best is known at the end")
     top_logprobs = params.logprobs
     log_probs = _flag(tensors, protocol.RETURN_LOG_PROBS)
     wanted = Wanted(
         **{name: name in outputs and _flag(tensors, flag) for flag, name in protocol.RETURN_FLAGS.items()},
         text=protocol.TEXT_OUTPUT in outputs,
         token_ids=protocol.TOKEN_IDS in outputs,
+        sequence_index=protocol.SEQUENCE_INDEX in outputs,
         output_log_probs=log_probs and protocol.OUTPUT_LOG_PROBS in outputs,
     )
     if log_probs and protocol.CUMULATIVE_LOGPROB in outputs:
         wanted = msgspec.structs.replace(wanted, cumulative_logprob=True)
-    if params.logprobs is None and (wanted.cumulative_logprob or wanted.output_log_probs):
+    if params.logprobs is None and (wanted.cumulative_logprob or wanted.output_log_probs or best_of > n):
         params = msgspec.structs.replace(params, logprobs=0)
     echo = not stream and (exclude is None or not bool(exclude.flat[0]))
-    return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs)
+    separate = protocol.NUM_RETURN_SEQUENCES in tensors
+    if not separate and wanted.sequence_index:
+        wanted = msgspec.structs.replace(wanted, sequence_index=False)
+    return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs, n, best_of, separate)
 
 
 def parameters(request: Any) -> dict[str, Any]:
@@ -147,17 +159,19 @@ def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, array[int] | No
     return text, ids
 
 
-def _sampling_params(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> SamplingParams:
+def _sampling_params(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> _Sampling:
     raw = one_text(tensors, protocol.SAMPLING_PARAMETERS) or b""
     if parameters or timeout_us or len(raw) > _COMMON_BYTES or not _SAMPLING_TENSORS.isdisjoint(tensors):
-        return sampling_fields.build(_sampling_fields(tensors, parameters, timeout_us))
+        fields = _sampling_fields(tensors, parameters, timeout_us)
+        return sampling_fields.build(fields), sampling_fields.answers(fields)
     return _common_params(raw)
 
 
 @functools.lru_cache(256)
-def _common_params(raw: bytes) -> SamplingParams:
+def _common_params(raw: bytes) -> _Sampling:
     """Of a JSON tensor alone: clients send the same few again and again."""
-    return sampling_fields.build(sampling_fields.parse_json(raw))
+    fields = sampling_fields.parse_json(raw)
+    return sampling_fields.build(fields), sampling_fields.answers(fields)
 
 
 def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> dict[str, Any]:

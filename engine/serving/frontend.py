@@ -16,10 +16,12 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine.serving import decode
+import msgspec
+
+from engine.serving import choices, decode
 from engine.serving.link import Link
 from engine.serving.messages import Stats
 from engine.serving.metrics import Metrics
@@ -28,7 +30,7 @@ from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
 from engine.text import Tokenizer
-from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent
+from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent, derive_seed
 
 logger = logging.getLogger("nereid.frontend")
 
@@ -162,7 +164,7 @@ class Frontend:
                 self._observe(stream, event, heard)
             if not stream.receive(event, self._config.stream_interval):
                 continue
-            if direct and not stream.queued and stream.sending.acquire(blocking=False):
+            if direct and stream.choices is None and not stream.queued and stream.sending.acquire(blocking=False):
                 try:
                     self._send(stream)
                 finally:
@@ -221,19 +223,26 @@ class Frontend:
                 why = f"it is being restarted and {len(self._streams)} requests wait for it already"
                 raise RequestError(_DOWN.format(model=self._model, why=why), ErrorCode.UNAVAILABLE)
             self._serial += 1
-            stream = Stream(
-                f"{self._name}-{self._serial}",
-                self._serial,
-                sender,
-                asked,
-                random.getrandbits(SEED_BITS) if params.seed is None else params.seed,
-                min(params.timeout_s or most_s, most_s),
-                self._tokenizer,
-                arrived,
-            )
-            self._streams[stream.request_id] = stream
+            seed = random.getrandbits(SEED_BITS) if params.seed is None else params.seed
+            streams = [
+                Stream(
+                    f"{self._name}-{self._serial}" + (f".{index}" if index else ""),
+                    self._serial,
+                    sender,
+                    asked,
+                    derive_seed(seed, index) if index else seed,
+                    min(params.timeout_s or most_s, most_s),
+                    self._tokenizer,
+                    arrived,
+                    msgspec.structs.replace(params, prompt_logprobs=None) if index else None,
+                )
+                for index in range(asked.best_of)
+            ]
+            if len(streams) > 1:
+                choices.Choices(streams)
+            self._streams.update({stream.request_id: stream for stream in streams})
         self._busy.set()
-        return stream
+        return streams[0]
 
     def _take_in(self) -> None:
         while (stream := self._intake.get()) is not None:
@@ -244,18 +253,23 @@ class Frontend:
         assert self._link is not None
         try:
             stream.tokenize()
+            members = [stream] if stream.choices is None else stream.choices.streams
+            for other in members[1:]:
+                other.tokenize_as(stream)
             with self._lock:
-                if stream.request_id not in self._streams:
-                    return  # it ended meanwhile
-                stream.submitted = True
-                if self._up:
-                    self._link.submit(stream.engine_request())
+                for one in members:
+                    if one.request_id not in self._streams:
+                        continue  # it ended meanwhile
+                    one.submitted = True
+                    if self._up:
+                        self._link.submit(one.engine_request())
         except Exception as error:
             self._leave(stream, *_told(error), FinishReason.REJECTED)
             return
         # While the engine computes:
         with stream.sending:
-            stream.prepare()
+            for one in members:
+                one.prepare()
 
     # Sending
 
@@ -272,35 +286,43 @@ class Frontend:
                 self._send(stream)
 
     def _send(self, stream: Stream) -> None:
-        """Send what came for a stream as one response. The caller holds `stream.sending`."""
+        """Send what came for the request of a stream. The caller holds `stream.sending`."""
         if stream.ended:
             return
+        members = [stream] if stream.choices is None else stream.choices.streams
         try:
-            piece, stop_engine = stream.take()
-            if piece is None:
+            taken = choices.take(stream)
+            if taken.stop:
+                self._abort([one.request_id for one in taken.stop])
+            if taken.finished:
+                self._drop(taken.finished if taken.reason is None else ())
+            if not taken.answers:
                 return
-            if stop_engine:
-                self._abort([stream.request_id])
-            if piece.finish_reason is None:
-                self._responses.send(stream, piece)
+            *before, last = taken.answers
+            for answer in before:
+                self._responses.send(answer, False)
+            if taken.reason is None:
+                self._responses.send(last, False)
             else:
-                self._metrics.finished(piece.finish_reason, now() - stream.arrived, stream.figures())
+                figures = stream.figures() if stream.choices is None else stream.choices.figures()
+                self._metrics.finished(taken.reason, now() - stream.arrived, figures)
                 with stream.ending:
-                    stream.ended = True
-                    self._responses.send(stream, piece)
+                    _end(members)
+                    self._responses.send(last, True)
         except Exception:
             sentence = unexpected(logger)
-            self._abort([stream.request_id])
+            self._abort([one.request_id for one in members])
             wanted = stream.request.wanted
             with stream.ending:
-                stream.ended = True
+                _end(members)
                 self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, wanted.error, wanted.text)
         if stream.ended:
-            self._forget(stream)
+            self._drop(members)
 
-    def _forget(self, stream: Stream) -> None:
+    def _drop(self, streams: Iterable[Stream]) -> None:
         with self._empty:
-            self._streams.pop(stream.request_id, None)
+            for stream in streams:
+                self._streams.pop(stream.request_id, None)
             if not self._streams:
                 self._empty.notify_all()
 
@@ -339,7 +361,9 @@ class Frontend:
 
     def _is_cancelled(self, stream: Stream) -> bool:
         with stream.ending:
-            return not stream.ended and bool(stream.sender.is_cancelled())
+            if stream.ended or (stream.choices is not None and stream.choices.open[:1] != [stream]):
+                return False  # one answer of a request asks for all
+            return bool(stream.sender.is_cancelled())
 
     # Endings
 
@@ -365,10 +389,16 @@ class Frontend:
         if stream.received:
             self._metrics.next_token(heard - stream.heard)
         else:
-            self._metrics.first_token(heard - stream.arrived, len(stream.prompt_ids), event.num_cached)
+            if not stream.index:
+                self._metrics.first_token(heard - stream.arrived, len(stream.prompt_ids), event.num_cached)
             stream.first_heard, stream.waited = heard, event.waited or stream.waited
         stream.heard = heard
         self._metrics.tokens(len(event.token_ids))
+
+
+def _end(streams: Iterable[Stream]) -> None:
+    for stream in streams:
+        stream.ended = True
 
 
 def cancelled(request_id: str) -> TokenEvent:

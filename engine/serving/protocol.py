@@ -51,6 +51,8 @@ ADD_SPECIAL_TOKENS = "add_special_tokens"
 SKIP_SPECIAL_TOKENS = "skip_special_tokens"
 
 STOP_WORDS = "stop_words"
+NUM_RETURN_SEQUENCES = "num_return_sequences"
+SEQUENCE_INDEX = "sequence_index"
 END_ID = "end_id"
 
 # Flags that each let one output through: vllm_backend's five, and three of our own.
@@ -80,12 +82,12 @@ SAMPLING_TENSORS = {
     "frequency_penalty": "frequency_penalty",
     STOP_WORDS: "stop",
     "bad_words": "bad_words",
+    NUM_RETURN_SEQUENCES: "n",
 }
 
 # TensorRT-LLM tensors with one value that changes nothing: any other is refused with the sentence.
 NEUTRAL_TENSORS: dict[str, tuple[float | bool, str]] = {
     "beam_width": (1, "beam search is not implemented: send beam_width 1"),
-    "num_return_sequences": (1, "several answers a request are not implemented: send the request several times"),
     "length_penalty": (1.0, "length_penalty belongs to beam search, which is not implemented: leave it out"),
     "return_context_logits": (False, "return_context_logits is not implemented: logits never leave the engine"),
     "return_generation_logits": (False, "return_generation_logits is not implemented: use return_log_probs"),
@@ -109,7 +111,7 @@ _TRTLLM_SAMPLING = (
     Tensor("min_length", "INT32"),
     Tensor("seed", "UINT64"),
     Tensor("beam_width", "INT32"),
-    Tensor("num_return_sequences", "INT32"),
+    Tensor(NUM_RETURN_SEQUENCES, "INT32"),
     Tensor(RETURN_LOG_PROBS, "BOOL"),
     Tensor("return_context_logits", "BOOL"),
     Tensor("return_generation_logits", "BOOL"),
@@ -140,6 +142,7 @@ LLM_OUTPUTS = (
     Tensor(PROMPT_LOGPROBS, "STRING", (1,)),
     Tensor(ERROR, "STRING", (1,)),
     Tensor(DESCRIPTION, "STRING", (1,)),
+    Tensor(SEQUENCE_INDEX, "INT32", (1,)),  # which answer of `num_return_sequences` a response belongs to
 )
 
 TOKENIZER_INPUTS = (
@@ -176,6 +179,7 @@ ENSEMBLE_OUTPUT_MAP = {
     NUM_OUTPUT_TOKENS: NUM_OUTPUT_TOKENS,
     TOKEN_IDS: TOKEN_IDS,
     NUM_CACHED_TOKENS: NUM_CACHED_TOKENS,
+    SEQUENCE_INDEX: SEQUENCE_INDEX,
 }
 
 _LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,15 +38,16 @@ class Responses:
             ErrorCode.CANCELLED: pb.TritonError.CANCELLED,
         }
 
-    def send(self, stream: Stream, piece: Piece) -> None:
-        """Send one response; the last one of a request carries the final flag itself."""
+    def send(self, answers: Sequence[tuple[Stream, Piece]], last: bool) -> None:
+        """Send one response with a piece of each answer in it. last: the request's last, which has the final flag."""
+        stream, piece = answers[0]
         if piece.error is not None:
             wanted = stream.request.wanted
             self.send_error(stream.sender, piece.error, piece.error_code, wanted.error, wanted.text)
-        elif piece.finish_reason is not None:
-            stream.sender.send(self._response(stream, piece), flags=self._final)
+        elif last:
+            stream.sender.send(self._response(answers), flags=self._final)
         else:
-            stream.sender.send(self._response(stream, piece))
+            stream.sender.send(self._response(answers))
 
     def send_error(self, sender: Any, sentence: str, code: ErrorCode, as_output: bool, with_text: bool) -> None:
         """Fail a request: its only or its last response. as_output: in the tensor `error`, with its code."""
@@ -62,30 +64,45 @@ class Responses:
         tensors = [self._strings(protocol.DESCRIPTION, [json.dumps(description)])]
         sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=self._final)
 
-    def _response(self, stream: Stream, piece: Piece) -> Any:
-        wanted = stream.request.wanted
-        text = piece.text if stream.request.stream else stream.echo_text() + piece.text
-        tensors = [self._strings(protocol.TEXT_OUTPUT, [text])] if wanted.text else []
+    def _response(self, answers: Sequence[tuple[Stream, Piece]]) -> Any:
+        """Outputs have an entry an answer, as vllm_backend's; `token_ids` has those of all, one behind the other."""
+        first = answers[0][0]
+        wanted = first.request.wanted
+        pieces = [piece for _, piece in answers]
+        tensors = []
+        if wanted.text:
+            before = "" if first.request.stream else first.echo_text()
+            tensors.append(self._strings(protocol.TEXT_OUTPUT, [before + piece.text for piece in pieces]))
         if wanted.token_ids:
-            tensors.append(self._tensor(protocol.TOKEN_IDS, piece.token_ids, np.int32))
+            ids = pieces[0].token_ids if len(pieces) == 1 else [i for piece in pieces for i in piece.token_ids]
+            tensors.append(self._tensor(protocol.TOKEN_IDS, ids, np.int32))
         if wanted.finish_reason:
-            reason = protocol.NOT_FINISHED if piece.finish_reason is None else piece.finish_reason.value
-            tensors.append(self._strings(protocol.FINISH_REASON, [reason]))
+            reasons = [piece.finish_reason for piece in pieces]
+            told = [protocol.NOT_FINISHED if reason is None else reason.value for reason in reasons]
+            tensors.append(self._strings(protocol.FINISH_REASON, told))
         if wanted.cumulative_logprob:
-            tensors.append(self._tensor(protocol.CUMULATIVE_LOGPROB, [piece.cumulative_logprob], np.float32))
+            sums = [piece.cumulative_logprob for piece in pieces]
+            tensors.append(self._tensor(protocol.CUMULATIVE_LOGPROB, sums, np.float32))
         if wanted.logprobs:
-            tensors.append(self._strings(protocol.LOGPROBS, [logprobs_json(stream, piece.logprobs)]))
+            entries = [logprobs_json(stream, piece.logprobs) for stream, piece in answers]
+            tensors.append(self._strings(protocol.LOGPROBS, entries))
         if wanted.num_input_tokens:
-            tensors.append(self._tensor(protocol.NUM_INPUT_TOKENS, [len(stream.prompt_ids)], np.uint32))
+            tensors.append(self._tensor(protocol.NUM_INPUT_TOKENS, [len(first.prompt_ids)], np.uint32))
         if wanted.num_output_tokens:
-            tensors.append(self._tensor(protocol.NUM_OUTPUT_TOKENS, [len(piece.token_ids)], np.uint32))
+            counts = [len(piece.token_ids) for piece in pieces]
+            tensors.append(self._tensor(protocol.NUM_OUTPUT_TOKENS, counts, np.uint32))
         if wanted.num_cached_tokens:
-            tensors.append(self._tensor(protocol.NUM_CACHED_TOKENS, [stream.num_cached], np.uint32))
+            tensors.append(self._tensor(protocol.NUM_CACHED_TOKENS, [first.num_cached], np.uint32))
         if wanted.prompt_logprobs:
-            tensors.append(self._strings(protocol.PROMPT_LOGPROBS, [prompt_logprobs_json(stream)]))
+            asked = first if first.choices is None else first.choices.streams[0]
+            tensors.append(self._strings(protocol.PROMPT_LOGPROBS, [prompt_logprobs_json(asked)]))
         if wanted.output_log_probs:
-            chosen = [[entry.logprobs[0] for entry in piece.logprobs]]
-            tensors.append(self._tensor(protocol.OUTPUT_LOG_PROBS, chosen, np.float32))
+            longest = max(len(piece.logprobs) for piece in pieces)
+            chosen = [[entry.logprobs[0] for entry in piece.logprobs] for piece in pieces]
+            padded = [values + [0.0] * (longest - len(values)) for values in chosen]
+            tensors.append(self._tensor(protocol.OUTPUT_LOG_PROBS, padded, np.float32))
+        if wanted.sequence_index:
+            tensors.append(self._tensor(protocol.SEQUENCE_INDEX, [first.index], np.int32))
         return self._pb.InferenceResponse(output_tensors=tensors)
 
     def _strings(self, name: str, values: list[str]) -> Any:

@@ -6,12 +6,13 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from engine.serving.protocol import LORA_REFUSAL
-from engine.types import MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
+from engine.types import MAX_ANSWERS, MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
 
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # the newer name, which wins where both are sent
 
@@ -19,8 +20,6 @@ _STRUCTURED = "structured output is not implemented: leave {name} out and check 
 
 # Known fields of other servers: the values that change nothing here, and the sentence for any other value.
 _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "n": ((1,), "several answers a request are not implemented: send the request n times with different seeds"),
-    "best_of": ((1,), "best_of is not implemented: send the request several times and choose"),
     "use_beam_search": ((False,), "beam search is not implemented: leave use_beam_search out"),
     "beam_width": ((1,), "beam search is not implemented: send beam_width 1"),
     "length_penalty": ((1.0,), "length_penalty belongs to beam search, which is not implemented: leave it out"),
@@ -48,6 +47,7 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
     },
 }
 
+_ANSWERS = ("n", "best_of")
 _FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams))
 _TEXTS = ("stop", "bad_words")
 _IDS = ("stop_token_ids", "allowed_token_ids")
@@ -89,6 +89,8 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
         name = field_of(given)
         if value is None or (name not in _TEXTS and _word(value) in ("none", "null")):
             continue
+        if name in _ANSWERS:
+            continue
         if name in _NOT_IMPLEMENTED:
             _check_neutral(name, value)
             continue
@@ -105,6 +107,25 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
         return msgspec.convert(known, SamplingParams, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"sampling_parameters: {_sentence(str(error), known)}") from None
+
+
+def answers(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """(n, best_of) of named values: how many answers come back, of how many they are chosen. Raises RequestError."""
+    counts: dict[str, int] = {}
+    for name in _ANSWERS:
+        value = fields.get(name)
+        if value is None or _word(value) in ("none", "null"):
+            continue
+        try:
+            counts[name] = msgspec.convert(value, Annotated[int, Meta(ge=1, le=MAX_ANSWERS)], strict=False)
+        except msgspec.ValidationError:
+            wrong = shown(repr(value))
+            raise RequestError(f"{name} must be a whole number from 1 to {MAX_ANSWERS}, not {wrong}") from None
+    n = counts.get("n", 1)
+    best_of = counts.get("best_of", n)
+    if best_of < n:
+        raise RequestError(f"best_of ({best_of}) must be at least n ({n})")
+    return n, best_of
 
 
 def field_of(name: str) -> str:
@@ -125,7 +146,7 @@ def _without_repeats(ids: list[Any] | tuple[Any, ...]) -> list[Any]:
 def unknown_field(name: str) -> str:
     name = shown(name)
     close = difflib.get_close_matches(name, _FIELDS, n=1)
-    hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted(_FIELDS))}"
+    hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted({*_FIELDS, *_ANSWERS}))}"
     return f"unknown sampling parameter {name!r}{hint}"
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,10 +18,14 @@ from engine.types import (
     FinishReason,
     RequestError,
     RequestInput,
+    SamplingParams,
     TokenEvent,
     TokenLogprobs,
     check_bad_word_ids,
 )
+
+if TYPE_CHECKING:
+    from engine.serving.choices import Choices
 
 _LEAST_TIMEOUT_S = 1e-3
 _ENDED_BADLY = frozenset({FinishReason.CANCELLED, FinishReason.REJECTED, FinishReason.ERROR})
@@ -57,13 +61,15 @@ class Stream:
         timeout_s: float,
         tokenizer: Tokenizer,
         arrived: float,
+        params: SamplingParams | None = None,
     ) -> None:
+        """params: the request's own unless they are given."""
         self.request_id = request_id
         self.serial = serial
         self.sender = sender
         self.request = request
         self.prompt_ids: Sequence[int] = ()
-        self.params = request.params
+        self.params = params or request.params
         self.arrived = arrived
         self.timeout_s = timeout_s
         self.submitted = False  # the engine has it, or the next one is to have it
@@ -82,6 +88,8 @@ class Stream:
         self._detokenizer: Detokenizer | None = None
         self._reads_text = request.wanted.text or bool(self.params.stop)
         self._cumulative = 0.0
+        self.choices: Choices | None = None  # with the other answers of its request
+        self.index = 0  # among them
         self.num_cached = 0  # prompt tokens found in the prefix cache
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._held: list[Piece] = []
@@ -94,6 +102,14 @@ class Stream:
             raise RequestError("the prompt has no tokens: send some text")
         self._bad_word_ids = bad_word_ids(self.params.bad_words, self._tokenizer)
         self.prompt_ids = ids
+
+    def tokenize_as(self, other: Stream) -> None:
+        """Take the ids that `other`, an answer of the same request, has made."""
+        self.prompt_ids, self._bad_word_ids = other.prompt_ids, other._bad_word_ids
+
+    @property
+    def cumulative_logprob(self) -> float:
+        return self._cumulative
 
     def prepare(self) -> None:
         """Make what the first token needs, if it is not there. Called by the holder of `sending` only."""
@@ -159,7 +175,7 @@ class Stream:
             num_generated=num_generated,
             num_longest=num_generated,
             max_tokens=self.params.max_tokens,
-            n=1,
+            n=self.request.n,
         )
 
     def decoded_token(self, token_id: int) -> str:

@@ -249,7 +249,6 @@ def test_ensemble_lets_out_log_probs_and_counts(server: Server) -> None:
     ("tensors", "sentence"),
     [
         ({"beam_width": 2}, "beam search is not implemented"),
-        ({"num_return_sequences": 3}, "several answers a request are not implemented"),
         ({"length_penalty": 0.5}, "length_penalty belongs to beam search"),
         ({"return_context_logits": True}, "return_context_logits is not implemented"),
     ],
@@ -259,3 +258,69 @@ def test_ensemble_refuses_what_is_not_implemented(server: Server, tensors: dict[
         Call(server, "ensemble", text_input=PROMPT, max_tokens=2, **tensors).all()
     neutral = {"beam_width": 1, "num_return_sequences": 1, "length_penalty": 1.0, "return_context_logits": False}
     assert Call(server, "ensemble", text_input=PROMPT, max_tokens=2, **neutral).all()
+
+
+def test_n_answers_come_as_entries_of_one_response(server: Server) -> None:
+    """vllm_backend's form: each output has an entry an answer. The first is what the same seed gives alone."""
+    fields = {**SAMPLED, "temperature": 1.5, "top_k": 0, "top_p": 1.0}
+    (alone,) = Call(server, text_input=PROMPT, sampling_parameters=json.dumps(fields)).all()
+    call = {"text_input": PROMPT, "return_num_output_tokens": True, "return_finish_reason": True}
+    (whole,) = Call(server, **call, sampling_parameters=json.dumps({**fields, "n": 3})).all()
+    assert whole["text_output"][0] == alone["text_output"][0]
+    assert len(set(whole["text_output"])) == 3
+    assert whole["num_output_tokens"] == [24] * 3
+    assert whole["finish_reason"] == ["length"] * 3
+    assert whole["token_ids"][:24] == alone["token_ids"]
+    streamed = Call(server, **call, stream=True, sampling_parameters=json.dumps({**fields, "n": 3})).all()
+    assert all(len(r["text_output"]) == 3 for r in streamed)
+    joined = [PROMPT + "".join(r["text_output"][i] for r in streamed) for i in range(3)]
+    assert joined == whole["text_output"]
+    assert streamed[-1]["finish_reason"] == ["length"] * 3
+
+
+def test_best_of_gives_the_likeliest(server: Server) -> None:
+    fields = {**SAMPLED, "temperature": 1.5, "top_k": 0, "top_p": 1.0}
+    call = {"text_input": PROMPT, "return_cumulative_logprob": True, "outputs": ["text_output", "cumulative_logprob"]}
+    (every,) = Call(server, **call, sampling_parameters=json.dumps({**fields, "n": 4})).all()
+    (best,) = Call(server, **call, sampling_parameters=json.dumps({**fields, "n": 2, "best_of": 4})).all()
+    assert best["cumulative_logprob"] == pytest.approx(sorted(every["cumulative_logprob"], reverse=True)[:2], abs=1e-3)
+    with pytest.raises(Exception, match="cannot be streamed"):
+        Call(server, text_input=PROMPT, stream=True, sampling_parameters='{"best_of": 2}').all()
+
+
+def test_a_stop_string_ends_one_answer_and_the_others_go_on(server: Server) -> None:
+    fields = {**SAMPLED, "temperature": 1.5, "top_k": 0, "top_p": 1.0, "n": 3}
+    call = {"text_input": PROMPT, "return_finish_reason": True, "exclude_input_in_output": True}
+    (whole,) = Call(server, **call, sampling_parameters=json.dumps(fields)).all()
+    stop = next(
+        text[i : i + 4]
+        for text in whole["text_output"]
+        for i in range(5, len(text) - 4)
+        if sum(text[i : i + 4] in other for other in whole["text_output"]) == 1
+    )
+    wanted = [text.partition(stop)[0] for text in whole["text_output"]]
+    ends = ["stop" if stop in text else "length" for text in whole["text_output"]]
+    stopping = json.dumps({**fields, "stop": stop})
+    (ended,) = Call(server, **call, sampling_parameters=stopping).all()
+    assert (ended["text_output"], ended["finish_reason"]) == (wanted, ends)
+    streamed = Call(server, **call, stream=True, sampling_parameters=stopping).all()
+    assert ["".join(r["text_output"][i] for r in streamed) for i in range(3)] == wanted
+    assert streamed[-1]["finish_reason"] == ends
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_num_return_sequences_come_apart_as_tensorrt_llms_do(server: Server, streamed: bool) -> None:
+    """Its end_to_end_grpc_client.py: `seq_index = result.as_numpy("sequence_index")[0][0]`, a response a sequence."""
+    values = {"text_input": PROMPT, "max_tokens": 8, "temperature": 1.5, "seed": 5, "num_return_sequences": 3}
+    outputs = ["text_output", "sequence_index"]
+    flags = {"stream": streamed, "exclude_input_in_output": True}
+    parameters = {"ignore_eos": True}
+    responses = Call(server, "ensemble", outputs=outputs, parameters=parameters, **values, **flags).all()
+    texts = ["", "", ""]
+    for response in responses:
+        assert len(response["text_output"]) == 1
+        texts[response["sequence_index"][0]] += response["text_output"][0]
+    sampling = json.dumps({"max_tokens": 8, "temperature": 1.5, "seed": 5, "n": 3, "ignore_eos": True})
+    (together,) = Call(server, text_input=PROMPT, exclude_input_in_output=True, sampling_parameters=sampling).all()
+    assert texts == together["text_output"]
+    assert len(responses) == 3 if not streamed else len(responses) > 3

@@ -160,6 +160,38 @@ def test_cancelled_stream_ends_and_the_engine_is_told(rig: Callable[..., Rig]) -
     assert stub.MetricFamily.made["vllm:kv_cache_blocks_used:m:m:0:1"].value == 0
 
 
+def several(running: Rig, stream: bool) -> Request:
+    request = Request(parameters={**LONG, "n": 3}, input_ids=[2, 3, 4], stream=stream)
+    running.frontend.submit(request)
+    return request
+
+
+def test_all_answers_of_a_request_survive_the_engines_death(rig: Callable[..., Rig]) -> None:
+    running = rig()
+    (expected,) = several(running, stream=False).all()
+    assert len(expected.tensors["text_output"]) == 3
+    assert len(expected.tensors["token_ids"]) == 3 * LONG["max_tokens"]
+    watched, whole = several(running, stream=True), several(running, stream=False)
+    first = watched.next()
+    running.kill()
+    assert tokens_of(whole.all()) == tokens_of([expected])
+    assert sorted(tokens_of([first, *watched.all()])) == sorted(tokens_of([expected]))
+    assert running.frontend.drain(5.0)
+
+
+def test_a_cancellation_ends_all_answers_of_a_request(rig: Callable[..., Rig]) -> None:
+    running = rig()
+    request = several(running, stream=True)
+    request.next()
+    request.cancelled = True
+    with pytest.raises(stub.Error) as caught:
+        request.all()
+    assert caught.value.code == stub.Error.CANCELLED
+    assert request.finals == 1
+    assert running.frontend.drain(5.0)
+    assert tokens_of(running.submit().all())
+
+
 def timed(running: Rig, **tensors: object) -> Request:
     """A request with a second to live, of more tokens than that is enough for."""
     parameters = {**LONG, "max_tokens": 2000, "timeout_s": 1.0}

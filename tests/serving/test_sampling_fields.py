@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.serving.sampling_fields import build, parse_json
+from engine.serving.sampling_fields import answers, build, parse_json
 from engine.types import RequestError, SamplingParams
 
 
@@ -45,7 +45,6 @@ def test_other_servers_spellings(fields: dict[str, Any], expected: SamplingParam
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"n": 2}, "several answers a request are not implemented"),
         ({"guided_json": "{}"}, "structured output is not implemented"),
         ({"guided_json": {}}, "structured output is not implemented"),
         ({"lora_name": "a"}, "LoRA feature is not enabled."),
@@ -93,6 +92,31 @@ def outcome(call: Callable[[Any], Any], value: Any) -> Any:
         return call(value)
     except RequestError as error:
         return error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts"),
+    [({}, (1, 1)), ({"n": 3}, (3, 3)), ({"n": "2", "best_of": "5"}, (2, 5)), ({"n": None, "best_of": 4}, (1, 4))],
+)
+def test_n_and_best_of_are_counts(fields: dict[str, Any], counts: tuple[int, int]) -> None:
+    assert answers(fields) == counts
+    assert build(fields) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"n": 0}, "n must be a whole number from 1 to 128, not 0"),
+        ({"n": 10**9}, "n must be a whole number from 1 to 128"),
+        ({"best_of": "many"}, "best_of must be a whole number from 1 to 128, not 'many'"),
+        ({"n": 1.5}, "n must be a whole number"),
+        ({"n": 3, "best_of": 2}, "best_of (2) must be at least n (3)"),
+    ],
+)
+def test_other_counts_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        answers(fields)
+    assert sentence in caught.value.message
 
 
 @given(st.binary(max_size=64))

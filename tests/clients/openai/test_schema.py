@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from clients.openai.deadline import Deadline
 from clients.openai.errors import ApiError, from_validation
 from clients.openai.fields import UnknownFields
-from clients.openai.params import derive_seed, sampling_fields
+from clients.openai.params import sampling_fields
 from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+from engine.types import derive_seed
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ASK = [{"role": "user", "content": "hi"}]
