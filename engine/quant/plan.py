@@ -74,6 +74,15 @@ def shared_apart(
     return False
 
 
+def spare_biases(rules: Sequence[Rule], checkpoint: Checkpoint | None) -> list[str]:
+    """Biases of packed projections that the model does not have: AutoGPTQ wrote zeros for them."""
+    if checkpoint is None:
+        return []
+    used = {source for rule in rules for source in rule.sources}
+    modules = [name.removesuffix(".qweight") for name in checkpoint.entries if name.endswith(".qweight")]
+    return [bias for module in modules if (bias := f"{module}.bias") in checkpoint.entries and bias not in used]
+
+
 def _filled(
     weight: Weight, rule: Rule, entries: Mapping[str, Entry] | None, method: Method | None, activations: str
 ) -> list[Rule]:

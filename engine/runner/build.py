@@ -85,10 +85,11 @@ def build_runner(
     build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention, routers)
     decoder = Decoder(build)
     check_speculation(config, decoder, device)
+    spare = quant.spare_biases(rules, checkpoint)
     rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
-        loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, copies)
+        loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
     decoder.materialize(device)
 
     def fill() -> None:
@@ -97,7 +98,7 @@ def build_runner(
             return
         report = None if progress is None else lambda done, total: progress("weights", done, total)
         parameters = dict(decoder.named_parameters())
-        loader.load(parameters, checkpoint, rules, unused, copies, report, decoder.bounds)
+        loader.load(parameters, checkpoint, rules, unused, copies, report, decoder.bounds, spare)
         for name, weight in decoder.weights.items():
             weight.check(name)
 

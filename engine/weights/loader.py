@@ -74,22 +74,27 @@ def load(
     copies: Mapping[str, str] = MappingProxyType({}),
     progress: Progress | None = None,
     bounds: Mapping[str, int] = MappingProxyType({}),
+    zeros: Iterable[str] = (),
 ) -> None:
     """Fill `parameters` in place. `unused` are name patterns of tensors that this model does not need, and `copies`
     names of tensors that may be there if they equal another, whose name stands behind. `bounds` names parameters that
-    hold ids, which are below the number behind.
+    hold ids, which are below the number behind, and `zeros` tensors that may be there if they hold nothing else.
 
     Raises WeightsError that names every missing, extra, misshapen and wrong-dtype tensor; parameters are then
     untouched, since everything is checked before the first byte is read.
     """
     with torch.no_grad():
-        pieces = plan(parameters, checkpoint, rules, unused, copies)
+        zeros = tuple(zeros)
+        pieces = plan(parameters, checkpoint, rules, unused, (*copies, *zeros))
         for name, other in copies.items():
             if name in checkpoint.entries and not _equal(checkpoint.entries[name], checkpoint.entries[other]):
                 raise WeightsError(
                     f"config.json says that {name} is {other} (tie_word_embeddings), and the checkpoint holds another "
                     "tensor there: set tie_word_embeddings to false, or remove the tensor"
                 )
+        for name in zeros:
+            if not _all_zero(checkpoint.entries[name]):
+                raise WeightsError(f"{name} is not zero, and this model has no such bias: its architecture is another")
         copy(pieces, progress)
         for name, below in bounds.items():
             if not bool(((parameters[name] >= 0) & (parameters[name] < below)).all()):
@@ -225,6 +230,14 @@ def _equal(one: Entry, other: Entry) -> bool:
             if buffers[0][:size] != buffers[1][:size]:
                 return False
     return True
+
+
+def _all_zero(entry: Entry) -> bool:
+    raw = torch.empty(entry.num_bytes, dtype=torch.uint8)
+    with Files() as files:
+        files.open(entry.file)
+        files.read_into(entry.file, entry.start, raw.numpy().data)
+    return not bool(raw.view(entry.dtype).any())
 
 
 def copy(pieces: Sequence[Piece | Made], progress: Progress | None = None) -> None:

@@ -190,12 +190,12 @@ PACKINGS = (
         float_quantized("block", strategy="group", group_size=128, dynamic=True),
         fp8_blocks(torch.bfloat16, "weight_scale"),
     ),
-    Packing("ct-int4-g32", compressed(4, 32), pack_quantized(4, 32), quick=("qwen3-moe",)),
+    Packing("ct-int4-g32", compressed(4, 32), pack_quantized(4, 32), quick=()),
     Packing(
         "ct-int4-zeros-order",
         compressed(4, 32, False, "group"),
         pack_quantized(4, 32, zeros=True, ordered=True),
-        quick=("llama3",),
+        quick=(),
     ),
     Packing("ct-int8-channel", compressed(8, 0), pack_quantized(8, 0), quick=()),
     Packing("ct-int8-g128-zeros", compressed(8, 128, False, "weight"), pack_quantized(8, 128, zeros=True), quick=()),
@@ -204,7 +204,7 @@ PACKINGS = (
         compressed(4, 32, ignore=integers.KIMI_IGNORES),
         pack_quantized(4, 32),
         packs=lambda module: ".mlp.experts." in module,
-        quick=(),
+        quick=("deepseek-v2",),
     ),
     Packing(
         "ct-mixed",

@@ -92,12 +92,20 @@ BROKEN: dict[str, tuple[str, object, str, object]] = {
 }
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+def broken_cases() -> Iterator[object]:
+    for broken, (name, *change) in BROKEN.items():
+        packing = next(packing for packing in PACKINGS if packing.name == name)
+        yield pytest.param(SHAPES[0], packing, change, id=broken, marks=pytest.mark.xdist_group(SHAPES[0].name))
+
+
+@pytest.mark.parametrize(("shape", "packing", "change"), list(broken_cases()))
 def test_a_format_that_is_misread_fails(
-    broken: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+    shape: Shape,
+    packing: Packing,
+    change: tuple[object, str, object],
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name, where, part, wrong = BROKEN[broken]
-    packing = next(packing for packing in PACKINGS if packing.name == name)
-    truth = truth_of(SHAPES[0], packing, Path(pytestconfig.rootpath))
-    monkeypatch.setattr(where, part, wrong)
-    assert not play(truth, SHAPES[0], None).passes("float32")
+    truth = truth_of(shape, packing, Path(pytestconfig.rootpath))
+    monkeypatch.setattr(*change)
+    assert not play(truth, shape, None).passes("float32")

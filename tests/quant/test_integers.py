@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from engine.models.reader import ConfigError
 from engine.quant import config
-from engine.quant.plan import plan
+from engine.quant.plan import plan, spare_biases
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
 from engine.quant.weight import Weight
 from engine.weights import loader
@@ -62,7 +62,8 @@ def loaded(
     weight, checkpoint = Weight(shape, torch.float32, dense), Checkpoint.open(folder)
     rules = plan({rule.target: weight}, [rule], checkpoint, read(said))
     weight.to_empty(device="cpu")
-    loader.load({f"{rule.target}.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    parameters = {f"{rule.target}.{name}": p for name, p in weight.named_parameters()}
+    loader.load(parameters, checkpoint, rules, zeros=spare_biases([rule], checkpoint))
     weight.check(rule.target)
     return weight
 
@@ -116,6 +117,17 @@ def test_the_first_version_of_gptq_stores_zero_points_less_one_and_may_mean_one_
     assert isinstance(value, PackedInt)
     assert value.zero is not None
     assert value.zero.unique().tolist() == [16]
+
+
+def test_biases_that_autogptq_wrote_are_left_out_if_they_are_zero(tmp_path: Path) -> None:
+    tensors, numbers = stored(gptq(4, 32), {"m.layers.0.q": drawn(40, 32)})
+    rule = Rule("one", ("m.layers.0.q.weight",))
+    tensors["m.layers.0.q.bias"] = torch.zeros(40).half()
+    value = loaded(tmp_path, tensors, gptq_config(4, 32), rule, 40, 32).value
+    torch.testing.assert_close(value.dense(torch.float32), numbers["m.layers.0.q"], rtol=1e-6, atol=1e-7)
+    tensors["m.layers.0.q.bias"][3] = 1
+    with pytest.raises(WeightsError, match=r"m\.layers\.0\.q\.bias is not zero"):
+        loaded(tmp_path, tensors, gptq_config(4, 32), rule, 40, 32)
 
 
 def changed(form: int, **tensors: torch.Tensor) -> tuple[dict, Tensors]:
