@@ -204,7 +204,7 @@ PACKINGS = (
         compressed(4, 32, ignore=integers.KIMI_IGNORES),
         pack_quantized(4, 32),
         packs=lambda module: ".mlp.experts." in module,
-        quick=("deepseek-v2",),
+        quick=(),
     ),
     Packing(
         "ct-mixed",
