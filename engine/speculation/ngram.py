@@ -15,11 +15,42 @@ SIZES = (4, 2)
 LEAST_ENTRIES, MOST_ENTRIES = 1 << 10, 1 << 16
 # From so many new tokens on they are indexed as arrays: 128,000 take milliseconds.
 MANY = 64
+# Wrong proposals in a row, and the most tokens, after which another is tried.
+PATIENCE, LONGEST_REST = 3, 64
 _FACTOR, _BITS = 1_000_003, 0x7FFFFFFF
 
 
 class NgramDrafter:
-    """Keeps, for each size, where n-grams ended last: two tables of at most 256 KiB."""
+    """Proposes while it is right: after PATIENCE wrong proposals in a row it waits for more and more tokens between
+    two, up to LONGEST_REST, for a draft that does not stand costs time."""
+
+    __slots__ = ("_guess", "_ngrams", "_resumes", "_wrong")
+
+    def __init__(self) -> None:
+        self._ngrams = Ngrams()
+        self._guess: tuple[int, int] | None = None  # a position, and the token proposed for it
+        self._wrong = 0
+        self._resumes = 0
+
+    def propose(self, tokens: array[int], count: int) -> Sequence[int]:
+        """`count` tokens that may follow, or none."""
+        length = len(tokens)
+        if self._guess is not None and self._guess[0] < length:
+            position, token = self._guess
+            self._guess = None
+            self._wrong = 0 if tokens[position] == token else self._wrong + 1
+            if self._wrong >= PATIENCE:
+                self._resumes = length + min(1 << self._wrong, LONGEST_REST)
+        if length < self._resumes:
+            return ()
+        following = self._ngrams.following(tokens, count)
+        if following and self._guess is None:
+            self._guess = (length, following[0])
+        return following
+
+
+class Ngrams:
+    """Where the n-grams of one text ended last: a table a size, of at most 256 KiB."""
 
     __slots__ = ("_indexed", "_tables")
 
@@ -27,8 +58,14 @@ class NgramDrafter:
         self._indexed = 0
         self._tables: list[array[int]] = []
 
-    def propose(self, tokens: array[int], count: int) -> Sequence[int]:
-        """`count` tokens that may follow, or none. Where the text repeats itself they go round."""
+    @property
+    def entries(self) -> int:
+        """Of all tables."""
+        return sum(map(len, self._tables))
+
+    def following(self, tokens: array[int], count: int) -> Sequence[int]:
+        """`count` tokens that followed the last ones before, or none. `tokens` is the text of the call before and more.
+        Where it repeats itself they go round."""
         self._index(tokens)
         length = len(tokens)
         for size, table in zip(SIZES, self._tables, strict=True):

@@ -8,13 +8,13 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.ngram import MANY, MOST_ENTRIES, SIZES, NgramDrafter
+from engine.speculation.ngram import LONGEST_REST, MANY, MOST_ENTRIES, SIZES, NgramDrafter, Ngrams
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=200)
 
 
 def proposed(tokens: list[int], count: int = 4) -> list[int]:
-    return list(NgramDrafter().propose(array("i", tokens), count))
+    return list(Ngrams().following(array("i", tokens), count))
 
 
 def latest(tokens: list[int], count: int) -> list[int]:
@@ -56,18 +56,36 @@ def test_proposals_are_what_the_definition_says(tokens: list[int], count: int) -
 
 @given(texts, st.lists(st.integers(1, 2 * MANY), max_size=6))
 def test_tokens_that_come_bit_by_bit_are_known_like_those_that_came_at_once(tokens: list[int], cuts: list[int]) -> None:
-    drafter, held, at = NgramDrafter(), array("i", tokens[:1]), 1
+    ngrams, held, at = Ngrams(), array("i", tokens[:1]), 1
     for size in [*cuts, len(tokens)]:
         held.extend(tokens[at : at + size])
         at += size
-        drafter.propose(held, 4)
-    assert list(drafter.propose(held, 4)) == proposed(tokens)
+        ngrams.following(held, 4)
+    assert list(ngrams.following(held, 4)) == proposed(tokens)
 
 
 def test_memory_is_bounded_whatever_the_length() -> None:
-    drafter = NgramDrafter()
-    draw = random.Random(0)
+    ngrams, draw = Ngrams(), random.Random(0)
     tokens = array("i", [draw.randrange(150_000) for _ in range(300_000)])
     tokens.extend(tokens[-5000:-4000])
-    assert drafter.propose(tokens, 3) == tokens[-5000:-4997]
-    assert [len(table) for table in drafter._tables] == [MOST_ENTRIES] * len(SIZES)
+    assert ngrams.following(tokens, 3) == tokens[-5000:-4997]
+    assert ngrams.entries == MOST_ENTRIES * len(SIZES)
+
+
+def calls_with_proposals(right: bool, steps: int) -> int:
+    """Behind 1, 2 comes what came there before, or always another token."""
+    drafter, tokens, count = NgramDrafter(), array("i", [1, 2, 3] * 3 + [1, 2]), 0
+    for step in range(steps):
+        count += bool(drafter.propose(tokens, 2))
+        tokens.extend((3 if right else 4 + step, 1, 2))
+    return count
+
+
+def test_a_drafter_that_is_right_goes_on() -> None:
+    assert calls_with_proposals(True, 400) == 400
+
+
+def test_a_drafter_that_is_always_wrong_rests_longer_and_longer() -> None:
+    few, many = calls_with_proposals(False, 400), calls_with_proposals(False, 800)
+    assert few < 60
+    assert many - few <= 2 + 400 * 3 / LONGEST_REST
