@@ -110,10 +110,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
 }
 
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream` true, its chunks as server-sent events",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    },
-    **ERRORS,
-}
+
+def _streamed(event: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    said = "The answer; with `stream` true, its chunks as server-sent events"
+    return {200: {"description": said, "content": {"text/event-stream": {"schema": event}}}, **ERRORS}
+
+
+_TEXT = {"type": "string"}
+STREAMED = _streamed(_TEXT)
+# Events with a name besides their data.
+STREAMED_BY_NAME = _streamed({"type": "object", "properties": {"event": _TEXT, "data": _TEXT}})

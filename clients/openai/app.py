@@ -31,6 +31,8 @@ from clients.openai.messages.schema import CountRequest, MessagesRequest
 from clients.openai.metrics import ShimMetrics
 from clients.openai.probe import Probe
 from clients.openai.prompts import decode_ids, token_texts, tokenize_source
+from clients.openai.responses import routes as responses
+from clients.openai.responses.store import ResponseStore
 from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from clients.openai.shim import Shim, package_version
@@ -45,17 +47,19 @@ _WEB = Path(__file__).resolve().parent.parent / "web"
 _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
     "/v1/messages": "messages",
+    "/v1/responses": "input",
     "/v1/messages/count_tokens": "messages",
     "/detokenize": "tokens",
 }
 _WEB_FILES = frozenset({"app.js", "style.css", "docs.js"})
 
 
-def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp:
-    """The ASGI application. metrics_folder: prometheus_client's multiprocess folder when there are several workers."""
-    metrics = ShimMetrics(metrics_folder)
+def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
+    """The ASGI application. shared: a folder that the workers share when there are several."""
+    metrics = ShimMetrics(shared)
     shim = Shim(config, Router(config, metrics), metrics)
     stats, probe = Stats(shim.router), Probe(shim.router)
+    kept = ResponseStore(config.stored_responses, Path(shared) / "responses" if shared else None)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -64,6 +68,7 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
             yield
         finally:
             await stats.close()
+            kept.close()
             await shim.router.close()
 
     app = FastAPI(
@@ -78,6 +83,7 @@ def create_app(config: ShimConfig, metrics_folder: str | None = None) -> ASGIApp
     app.state.unknown_fields = UnknownFields(config.strict_fields)
     _errors(app)
     _api(app, shim)
+    responses.add(app, shim, kept)
     _service(app, shim, stats, probe)
     if config.web:
         _web(app)

@@ -179,6 +179,11 @@ class ChatCall(Generic[C]):
         self.source = Source(Prompt())
 
     @property
+    def thinks(self) -> bool:
+        """The answer may begin with thinking."""
+        return self._shim.config.reasoning_parser != "none"
+
+    @property
     def cut_short(self) -> bool:
         """The answer may end before the model does, so it has to be seen as it comes."""
         return self.request.forced_tool is not None or self.request.parallel_tool_calls is False

@@ -52,6 +52,9 @@ class Flags:
     strict_fields: Annotated[
         bool, typer.Option(help="Refuse unknown fields of a request; without it they are ignored and reported.")
     ] = False
+    stored_responses: Annotated[
+        int, typer.Option(help="How many answers of /v1/responses are kept for previous_response_id; 0 keeps none.")
+    ] = 1000
     web: Annotated[bool, typer.Option(help="Serve the chat page at / and the API page at /docs.")] = True
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info"
 
@@ -82,6 +85,7 @@ def _serve_with(flags: Flags) -> None:
             health_interval_s=flags.health_interval,
             web=flags.web,
             strict_fields=flags.strict_fields,
+            stored_responses=flags.stored_responses,
         )
         if flags.log_level not in ("debug", "info", "warning", "error"):
             raise ValueError(f"--log-level {flags.log_level!r} is not debug, info, warning or error")

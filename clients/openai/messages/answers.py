@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from clients.openai.answers import ERRORS, STREAMED, Answer
+from clients.openai.answers import ERRORS, STREAMED_BY_NAME, Answer
 from clients.openai.wire import ModelInfo
 
 
@@ -45,7 +45,7 @@ class MessageError(BaseModel):
 
 
 MESSAGES: dict[int | str, dict[str, Any]] = {
-    200: STREAMED[200],
+    200: STREAMED_BY_NAME[200],
     **{status: {**said, "model": MessageError} for status, said in ERRORS.items()},
 }
 
