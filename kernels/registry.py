@@ -52,6 +52,7 @@ OPS = (
     "moe_gemm",
     "moe",
     "penalties",
+    "mask_logits",
     "sample",
     "keep_tokens",
     "logprobs",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         rope_attention: Callable[..., torch.Tensor]
         gated_activation: Callable[..., torch.Tensor]
         penalties: Callable[..., None]
+        mask_logits: Callable[..., None]
         sample: Callable[..., torch.Tensor]
         logprobs: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 

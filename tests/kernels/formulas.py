@@ -34,6 +34,13 @@ def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, l
     return drawn
 
 
+def mask_logits(logits: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
+    for line, words in zip(lines.tolist(), masks.tolist(), strict=True):
+        for token in range(logits.shape[1]):
+            if not words[token // 32] >> token % 32 & 1:
+                logits[line, token] = -torch.inf
+
+
 def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: float) -> torch.Tensor:
     numbers = weight.dense(torch.float64)
     rounded = float(torch.tensor(scale).to(dtype))

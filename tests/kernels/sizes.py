@@ -76,6 +76,7 @@ def steps() -> dict[str, dict[str, Step]]:
             "prompt": lambda n: _made("token_inputs", "", [n], LONGEST),
         },
         "keep_tokens": {"lines": lambda n: _made("keep_tokens", "", n)},
+        "mask_logits": {"lines": lambda n: _made("mask_logits", "", F32, n, n, 320)},
         "embedding": {"tokens": of_tokens("embedding", 320, 96)},
         "rms_norm": {"tokens": of_tokens("rms_norm", 96), "residual": of_tokens("rms_norm", 96, residual=True)},
         "norm_add": {"tokens": of_tokens("norm_add", 96)},
