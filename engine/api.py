@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -39,6 +40,9 @@ from engine.types import (
     TokenLogprobs,
     check_bad_word_ids,
 )
+
+if TYPE_CHECKING:
+    from engine.structured.grammars import Grammars
 
 _MANY_IDS = 1024
 
@@ -128,8 +132,10 @@ class Engine:
         on_failure: Callable[[BaseException], None] | None = None,
         drafter: Callable[[], Drafter] | None = None,
         draft_tokens: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
-        """drafter makes what proposes up to `draft_tokens` tokens a step for one request; None takes the config's."""
+        """drafter makes what proposes up to `draft_tokens` tokens a step for one request; None takes the config's.
+        grammars makes what holds answers to their constraints; without it a request that has one is refused."""
         if drafter is None:
             drafter, draft_tokens = maker(config.speculation), config.speculation.most
         self.info: RunnerInfo = runner.info
@@ -153,7 +159,9 @@ class Engine:
             clock=clock,
             sleep=sleep,
             on_failure=on_failure,
+            masks=None if grammars is None else grammars.masks,
         )
+        self._grammars = grammars
         self._clock = clock
         self._drafter = drafter
         self._max_waiting = config.scheduler.max_waiting
@@ -182,7 +190,11 @@ class Engine:
         with compile_process.helper(config.runtime) as elsewhere:
             from engine.runner.build import build_runner
 
-            return cls(build_runner(config, progress, elsewhere), config, on_failure=on_failure)
+            runner = build_runner(config, progress, elsewhere)
+        from engine.structured.grammars import Grammars
+
+        grammars = Grammars(config.tokenizer or config.model, runner.info.vocab_size, runner.info.eos_ids)
+        return cls(runner, config, on_failure=on_failure, grammars=grammars)
 
     def start(self) -> Engine:
         if self._thread is not None:
@@ -203,7 +215,11 @@ class Engine:
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(SEED_BITS))
             input = msgspec.structs.replace(input, params=params)
-        eos_ids = () if params.ignore_eos else self.info.eos_ids
+        constraint = params.structured_outputs
+        if constraint is not None and self._grammars is None:
+            raise RequestError("this engine has no tokenizer, which structured_outputs needs: leave it out")
+        eos_ids = () if params.ignore_eos and constraint is None else self.info.eos_ids
+        draftless = self._drafter is None or params.edits or constraint is not None
         table = self._kv.new_table()
         with self._lock:
             if not self._accepting or self._loop.failure is not None:
@@ -226,10 +242,13 @@ class Engine:
                 eos_ids=eos_ids,
                 deadline=None if params.timeout_s is None else self._clock() + params.timeout_s,
                 entered=self._clock(),
-                drafter=None if self._drafter is None or params.edits else self._drafter(),
+                drafter=None if draftless or self._drafter is None else self._drafter(),
             )
+            request.gated = constraint is not None
             if not self._loop.enter(request):
                 raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
+        if constraint is not None and self._grammars is not None:
+            self._grammars.make(input, lambda matcher: self._loop.open(request, matcher))
 
     def _refusal(self) -> str:
         if self._loop.failure is not None:
@@ -337,6 +356,8 @@ class Engine:
             self._thread.join()
         else:
             self._loop.run()  # never started: it only ends what was submitted
+        if self._grammars is not None:
+            self._grammars.close()
         self._runner.close()
 
     def check_integrity(self) -> None:

@@ -138,11 +138,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     load_format "dummy" fills the weights with seeded random numbers instead of reading them.
     max_model_len None takes the checkpoint's max_position_embeddings.
+    tokenizer: the checkpoint folder whose tokens structured output is made of; None takes `model`.
     """
 
     model: str
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Positive | None = None
+    tokenizer: str | None = None
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     runtime: RuntimeConfig = RuntimeConfig()

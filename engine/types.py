@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,7 @@ MAX_BIAS = 1e6  # a hundredfold of it, over the coldest temperature, is a finite
 MAX_ALLOWED_IDS = 1024
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128  # n and best_of
+MAX_CONSTRAINT_BYTES = 256 << 10  # a schema, a regular expression, a grammar or choices
 SEED_BITS = 63
 
 
@@ -79,6 +80,29 @@ class RequestError(Exception):
         self.code = code
 
 
+class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the text of an answer must be: generation draws only tokens that can still lead there, and ends where the
+    text is complete and cannot go on.
+
+    text: of "json" a JSON schema, of "choice" a JSON list of strings, of "regex" a regular expression that the whole
+    answer matches, of "grammar" a grammar in Lark's notation or in GBNF.
+    prefix: a beginning of that text which the prompt holds already.
+    think: the answer may open with a part in `<think>` tags, which is free; "open" says that the prompt has opened it.
+    whitespace: of "json", a regular expression of the white space between tokens of JSON; "" allows none.
+    """
+
+    kind: Literal["json", "choice", "regex", "grammar"]
+    text: str
+    prefix: str = ""
+    think: Literal["none", "may", "open"] = "none"
+    whitespace: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("text", "prefix", "whitespace"):
+            if _num_bytes(getattr(self, name) or "") > MAX_CONSTRAINT_BYTES:
+                raise ValueError(f"structured_outputs: a {self.kind} may hold {MAX_CONSTRAINT_BYTES} bytes at most")
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to choose tokens and when to stop, after validation. Defaults and names are vLLM's.
 
@@ -109,6 +133,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     priority: int = 0
     timeout_s: Annotated[float, Meta(gt=0.0)] | None = None
+    structured_outputs: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -205,6 +230,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
 
     token_ids: the new tokens, in order (a stop token that ended the request is included).
     logprobs: one entry a token when the request asked for them.
+    complete: the answer's constraint ended it, so its last token belongs to its text.
     stop_reason: the token id that stopped it, when it was one of `stop_token_ids`.
     num_cached: prompt tokens taken from the prefix cache (on the first event of a request, else 0).
     waited: on the first event the seconds in the queue, and from there to this token.
@@ -221,6 +247,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     error_code: ErrorCode = ErrorCode.INTERNAL
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     waited: tuple[float, float] | None = None
+    complete: bool = False
 
 
 def rejection(request_id: str, error: RequestError) -> TokenEvent:

@@ -81,7 +81,10 @@ class Committer:
             if not samples:
                 continue
             ended = None
-            if request.num_tokens >= request.limit or token in request.stop_ids:
+            if request.matcher is not None:
+                request.matcher.advance(token)
+                ended = stopping.check(request)
+            elif request.num_tokens >= request.limit or token in request.stop_ids:
                 ended = stopping.check(request)
             if ended is None and not (request.want_logprobs or request.silent):
                 emit(request, TokenEvent(request.id, [token]))
@@ -143,6 +146,7 @@ class Committer:
                 num_cached=request.num_cached if first else 0,
                 prompt_logprobs=request.prompt_logprobs if first and request.want_prompt_logprobs else None,
                 waited=waited,
+                complete=reason is FinishReason.STOP and stopping.completed(request),
             ),
         )
 
@@ -174,5 +178,6 @@ class Committer:
                 stop_reason=stop,
                 error=error,
                 error_code=code,
+                complete=reason is FinishReason.STOP and stopping.completed(request),
             ),
         )

@@ -1,11 +1,13 @@
 """The engine's loop: commands in, steps down to the runner, results up, events out.
 
-One iteration:  hold → drain → schedule → launch step N → commit step N - 1 → deliver → settle
+One iteration:  hold → drain → schedule → launch step N → commit step N - 1 → draw masked lines of step N → deliver →
+settle
 
 The step in flight is a value that one iteration hands to the next. With overlap off the same lines commit step N
 itself. With overlap on, a plan is made before the tokens of the step before it are known: lengths advance at launch,
 token ids stay on the device, a request whose last token may be drawn already is not launched again, and what is
-computed after an end of sequence is dropped at its commit. A launch is held back until the step before it is about to
+computed after an end of sequence is dropped at its commit. A line that may draw only certain tokens is computed
+meanwhile, and draws when the tokens before it are known. A launch is held back until the step before it is about to
 end, so that it takes along who arrived until then.
 """
 
@@ -16,16 +18,21 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from engine.cache.manager import KVManager
 from engine.core import stopping
 from engine.core.cadence import Cadence
 from engine.core.commit import Committer, InFlight
-from engine.core.plan import Runner
-from engine.core.request import Request, Sink, Status
+from engine.core.plan import MaskedPending, Runner
+from engine.core.request import Matcher, Request, Sink, Status
 from engine.core.scheduler import Scheduler
-from engine.types import ErrorCode, FinishReason, TokenEvent
+from engine.types import ErrorCode, FinishReason, RequestError, TokenEvent
+
+if TYPE_CHECKING:
+    from engine.core.plan import Masks
 
 # How long nothing must be asked for before the runner does work that it put off.
 QUIET_S = 0.1
@@ -40,6 +47,7 @@ class EngineLoop:
     calls `run` (or `iterate`). `live` holds every request that entered and has not ended.
 
     on_failure is called, on the loop's thread, after the runner failed and every request was given its error.
+    masks gives, of each matcher, the tokens that it lets through, as `MaskedPending.draw` takes them.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
+        masks: Callable[[Sequence[Matcher]], Masks] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.kv = kv
@@ -68,6 +77,10 @@ class EngineLoop:
         self._on_failure = on_failure
         self._submitted: deque[Request] = deque()
         self._aborted: deque[Request] = deque()
+        self._opened: deque[tuple[Request, Matcher | RequestError]] = deque()
+        self._gated: list[Request] = []
+        self._masks = masks
+        self._num_matched = 0  # requests with a matcher that have not ended
         self._wake = threading.Condition()
         self._stopping = False
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -75,7 +88,7 @@ class EngineLoop:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._submitted) + len(self.scheduler.waiting)
+        return len(self._submitted) + len(self._gated) + len(self.scheduler.waiting)
 
     def enter(self, request: Request) -> bool:
         """Queue a request, from any thread. False when the loop has ended or is about to: then it takes nothing."""
@@ -86,6 +99,12 @@ class EngineLoop:
             self._submitted.append(request)
             self._wake.notify_all()
         return True
+
+    def open(self, request: Request, matcher: Matcher | RequestError) -> None:
+        """A gated request has its matcher, or cannot have one. From any thread."""
+        with self._wake:
+            self._opened.append((request, matcher))
+            self._wake.notify_all()
 
     def abort(self, request_id: str) -> None:
         """Cancel a request, from any thread. An unknown id is ignored."""
@@ -130,9 +149,12 @@ class EngineLoop:
         put_off = True
         while True:
             with self._wake:
-                if self._wake.wait_for(lambda: self._submitted or self._stopping, QUIET_S if put_off else None):
+                if self._wake.wait_for(self._has_news, QUIET_S if put_off else None):
                     return
             put_off = self._runner.idle()
+
+    def _has_news(self) -> bool:
+        return bool(self._submitted or self._opened or self._aborted or self._stopping)
 
     def fail(self, failure: BaseException) -> None:
         """Mark the engine dead and give every request an error. Blocks are not accounted for any more: what failed may
@@ -162,11 +184,15 @@ class EngineLoop:
             done, inflight = inflight, launched
         else:
             done, inflight = launched, None
+            if done is not None and done.plan.masked:
+                self._draw(done)
         if done is not None:
             awaited = not done.pending.done
             result = done.pending.wait()
             self._cadence.ended(seen=awaited)
             self.committer.commit(done, result)
+        if inflight is not None and inflight.plan.masked:
+            self._draw(inflight)
         self._deliver()
         self.committer.settle()
         return inflight
@@ -185,14 +211,30 @@ class EngineLoop:
         if planned is None:
             return None
         plan, requests = planned
+        if self._num_matched:
+            masked = [i for i, of in enumerate(requests) if of.matcher is not None and plan.samples[i]]
+            plan = replace(plan, masked=masked)
         began = self._clock()
         pending = self._runner.launch(plan)
         self._cadence.launched(plan, began)
         return InFlight(plan, requests, pending)
 
+    def _draw(self, step: InFlight) -> None:
+        """Let a step's masked lines draw, now that all tokens before theirs are known. A matcher that cannot go on ends
+        its request alone."""
+        assert self._masks is not None
+        requests = [step.requests[line] for line in step.plan.masked]
+        matchers = [of.matcher for of in requests if of.matcher is not None]
+        cast(MaskedPending, step.pending).draw(self._masks(matchers))
+        for request, matcher in zip(requests, matchers, strict=True):
+            if matcher.error is not None and request.status is not Status.FINISHED:
+                self._end(request, FinishReason.ERROR, matcher.error, ErrorCode.INVALID_ARG)
+
     def _drain(self) -> None:
         while self._submitted:
             self._enter(self._submitted.popleft())
+        while self._opened:
+            self._let_in(*self._opened.popleft())
         while self._aborted:
             request = self._aborted.popleft()
             if request.status is not Status.FINISHED:
@@ -210,20 +252,41 @@ class EngineLoop:
                     self._end(request, FinishReason.ERROR, message, ErrorCode.UNAVAILABLE)
 
     def _enter(self, request: Request) -> None:
-        self.scheduler.add(request)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
+        if request.gated:
+            self._gated.append(request)
+        else:
+            self._queue(request)
+
+    def _let_in(self, request: Request, matcher: Matcher | RequestError) -> None:
+        if request.status is Status.FINISHED:
+            return
+        if isinstance(matcher, RequestError):
+            self._end(request, FinishReason.REJECTED, matcher.message, matcher.code)
+            return
+        request.matcher = matcher
+        self._num_matched += 1
+        self._gated.remove(request)
+        self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        self.scheduler.add(request)
         # A replayed request may have been at its end already when its earlier life broke off.
         ended = stopping.check(request) if request.num_output else None
         if ended is not None:
             self.committer.end(request, ended[0], stop=ended[1])
 
     def _end(self, request: Request, reason: FinishReason, error: str | None, code: ErrorCode) -> None:
+        if request in self._gated:
+            self._gated.remove(request)
+            self.scheduler.add(request)  # which it leaves as every other
         self.committer.end(request, reason, error=error, code=code)
 
     def _emit(self, request: Request, event: TokenEvent) -> None:
         if event.finish_reason is not None:
             del self.live[request.id]
+            self._num_matched -= request.matcher is not None
         batch = self._out.get(request.sink)
         if batch is None:
             self._out[request.sink] = [event]

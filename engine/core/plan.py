@@ -17,11 +17,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.cache.spec import PoolSpec
 from engine.cache.writes import BlockWrite, StateCopy
 from engine.types import SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Masks = npt.NDArray[np.int32]
 
 # Upper bounds, with the bound, of the buckets by which steps are counted: vLLM's.
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -71,6 +77,7 @@ class StepPlan:
     the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the tokens that stood.
     A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts did not stand. The
     line is then as long as planned and begins that much earlier: at the row's true last token.
+    masked are lines whose draw waits until it is known which tokens they may draw (`MaskedPending.draw`).
     Order of side effects: starts, block_writes, state_copies, compute, sample.
     """
 
@@ -83,6 +90,7 @@ class StepPlan:
     block_writes: list[BlockWrite] = field(default_factory=list)
     state_copies: list[StateCopy] = field(default_factory=list)
     drafts: dict[int, Draft] = field(default_factory=dict)
+    masked: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -173,6 +181,15 @@ class Pending(Protocol):
 
     def wait(self) -> StepResult:
         """Block until the step's tokens are on the host."""
+        ...
+
+
+class MaskedPending(Pending, Protocol):
+    """A launched step of a plan with masked lines."""
+
+    def draw(self, masks: Masks) -> None:
+        """Draw the step's tokens: called once, and before `wait`. masks [n, W] int32, of each masked line: bit v % 32
+        of word v // 32 says whether it may draw token v."""
         ...
 
 

@@ -34,6 +34,25 @@ class Drafter(Protocol):
         ...
 
 
+class Matcher(Protocol):
+    """Where a request's answer stands in what it must be. The loop's thread calls it, so that what it takes is bounded
+    in time."""
+
+    @property
+    def ended(self) -> bool:
+        """The answer is complete and nothing may follow it."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """The request was given a token."""
+        ...
+
+
 _LEGAL = {
     Status.WAITING: (Status.RUNNING, Status.FINISHED),
     Status.RUNNING: (Status.WAITING, Status.FINISHED),
@@ -50,6 +69,8 @@ class Request:
     num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row's line holds
     num_drafted    of these, drafts that may turn out not to stand: the row's line holds that many less at least
     drafter        proposes tokens for it; None when each of its steps gives one
+    matcher        says what its answer may be; None when that is free, or not known yet
+    gated          it waits for its matcher
     num_cached     prompt tokens that the first admission took from the prefix cache
     limit          num_tokens at which it ends for length: max_tokens, or the context is full
     row, kv        its line of the tables (-1 while waiting) and what it holds of the cache
@@ -68,10 +89,12 @@ class Request:
         "drafter",
         "entered",
         "eos_ids",
+        "gated",
         "id",
         "input",
         "kv",
         "limit",
+        "matcher",
         "min_length",
         "num_cached",
         "num_computed",
@@ -122,6 +145,8 @@ class Request:
         self.num_inflight = 0
         self.num_drafted = 0
         self.drafter = drafter
+        self.matcher: Matcher | None = None
+        self.gated = False
         self.num_cached = 0
         self.limit = limit
         self.min_length = self.num_prompt + params.min_tokens

@@ -362,7 +362,7 @@ class Scheduler:
                 token_ids=request.tokens[:],
                 num_prompt=request.num_prompt,
                 params=source.params,
-                eos_ids=request.eos_ids,
+                eos_ids=() if request.matcher is not None else request.eos_ids,
                 bad_word_ids=tuple(map(tuple, source.bad_word_ids)),
                 state_slot=request.kv.state_slot,
             )

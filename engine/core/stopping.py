@@ -21,10 +21,18 @@ def length_limit(num_prompt: int, params: SamplingParams, context: int) -> int:
     return min(num_prompt + params.max_tokens, context)
 
 
+def completed(request: Request) -> bool:
+    """Whether the last token of `request` completes what its answer must be, and is no end of sequence."""
+    return request.matcher is not None and request.matcher.ended and request.tokens[-1] not in request.eos_ids
+
+
 def check(request: Request) -> End | None:
     """Whether the last token of `request` ends it: the reason, and the token's id when the client named it as a stop
-    token. A stop token counts once min_tokens are reached (before that the sampler suppresses it)."""
+    token. A stop token counts once min_tokens are reached (before that the sampler suppresses it); an answer that is
+    complete ends whatever min_tokens says."""
     token = request.tokens[-1]
+    if request.matcher is not None and request.matcher.ended:
+        return FinishReason.STOP, None
     if token in request.stop_ids and request.num_tokens >= request.min_length and request.num_output:
         named = token in request.input.params.stop_token_ids
         return FinishReason.STOP, token if named else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.core.plan import StepResult
@@ -98,6 +100,29 @@ class PendingStep:
             asked.line: [_entry(rest, i, asked.count) for i in range(asked.start, asked.stop)] for asked in self.prompts
         }
         return StepResult(self.step, drawn, logprobs, prompt_logprobs, errors, accepted)
+
+
+class MaskedStep:
+    """A launched step whose tokens are drawn by `draw`: `finish` does so and starts their download."""
+
+    def __init__(self, finish: Callable[[npt.NDArray[np.int32]], PendingStep]) -> None:
+        self._finish = finish
+        self._step: PendingStep | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._step is not None and self._step.done
+
+    def draw(self, masks: npt.NDArray[np.int32]) -> None:
+        """masks [n, W] int32, as the plan's masked lines stand."""
+        if self._step is not None:
+            raise ValueError("this step's tokens are drawn already")
+        self._step = self._finish(masks)
+
+    def wait(self) -> StepResult:
+        if self._step is None:
+            raise ValueError("the masked lines of this step have not drawn: call draw() first")
+        return self._step.wait()
 
 
 def _entry(parts: Sequence[torch.Tensor], index: int, count: int) -> TokenLogprobs:

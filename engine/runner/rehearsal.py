@@ -18,13 +18,17 @@ LOGPROBS = (0, 1, 5, MAX_LOGPROBS)
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """A step: `singles` lines of one token, then `longer` lines of `count` tokens, each behind `first` cached ones."""
+    """A step: `singles` lines of one token, then `longer` lines of `count` tokens, each behind `first` cached ones.
+
+    masked: all of them draw under a mask.
+    """
 
     singles: int
     longer: int
     first: int
     count: int
     wishes: Wishes = PLAIN
+    masked: bool = False
 
     @property
     def tokens(self) -> int:
@@ -33,7 +37,13 @@ class Rehearsal:
     @property
     def brief(self) -> bool:
         """Whether it is one of the few that run for real, so that libraries load what each number of tokens needs."""
-        return self.first == 0 and self.singles in (0, self.tokens) and self.longer <= 1 and self.wishes == PLAIN
+        return (
+            self.first == 0
+            and self.singles in (0, self.tokens)
+            and self.longer <= 1
+            and self.wishes == PLAIN
+            and not self.masked
+        )
 
 
 def logprobs_bucket(count: int) -> int:
@@ -51,6 +61,7 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
     made += [Rehearsal(lines, 1, first, 2) for lines in singles if 16 <= lines <= 128 for first in (0, 2048)]
     for wishes in (Wishes(penalties=True), *(Wishes(num_logprobs=count) for count in LOGPROBS)):
         made += [Rehearsal(lines, 0, 40, 0, wishes) for lines in (1, 16)]
+    made += [Rehearsal(lines, 0, 40, 0, masked=True) for lines in (1, 16)]
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))
     made += [Rehearsal(0, 1, first, count) for count in counts for first in contexts]
     made += [Rehearsal(8, 1, 0, count) for count in counts]

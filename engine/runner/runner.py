@@ -7,9 +7,10 @@ on the device and read from there by the next step; so step N + 1 may be launche
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from engine.cache.spec import LatentKV
@@ -20,15 +21,18 @@ from engine.runner.batch import kept
 from engine.runner.drafting import Drafts
 from engine.runner.graphs import Capture, StepGraphs, even_tokens
 from engine.runner.inputs import Inputs, Lines, StepShape, places
-from engine.runner.pending import Download, PendingStep, PromptLogprobs
+from engine.runner.pending import Download, MaskedStep, PendingStep, PromptLogprobs
 from engine.runner.rehearsal import Rehearsal, logprobs_bucket
 from engine.runner.tables import RowTables
 from engine.sampling.logits import LINE, LineEdits, RowEdits
-from engine.sampling.sampler import PLAIN, Drawn, Sampler, Wishes
+from engine.sampling.sampler import PLAIN, Drawn, LineMasks, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
 from kernels.compiles import CompileWatch
 from kernels.hardware import multiprocessors
+
+# Draws the tokens of a computed step as its lines wish. Behind them, of a drafted one, how many each line gave.
+Draw = Callable[[Wishes], tuple[Drawn, list[torch.Tensor]]]
 
 # Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
@@ -103,28 +107,25 @@ class DeviceRunner:
         wishes, wanted = self._wishes(plan, at)
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
-        given = []
         if drafts is not None:
-            x, drawn, count = self._verify(drafts, shape, wishes)
-            given = [count]
+            x, draw = self._verify(drafts, shape)
         elif self._graphs is not None and padded is not None:
-            x, drawn = self._graphs.run(padded)
-            # A graph that kept its logits would hold memory for every shape: the last product is done again.
-            if not wishes.plain:
-                drawn = self._draw(self._decoder.logits(x), self._inputs.lines(shape), wishes)
-            elif wishes.num_logprobs is not None:
-                drawn = self._sampler.explain(self._decoder.logits(x), drawn, wishes.num_logprobs)
-        elif self._drafts:
-            self._inputs.begin_at_true_ends(shape)
-            x, drawn = self.compute(shape, wishes, whole=whole)
-            lines = self._inputs.lines(shape)
-            self._tables.lengths[lines.out_rows.long()] = lines.lengths + 1
+            x, draw = self._replay(self._graphs, padded)
         else:
-            x, drawn = self.compute(shape, wishes, whole=whole)
+            x, draw = self._eager(shape, whole)
         parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
-        outputs = [drawn.tokens, *given, *(drawn.logprobs or ()), *parts]
-        download = Download(outputs, self._ops)
-        return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, drafts is not None)
+
+        def drawn(wishes: Wishes) -> PendingStep:
+            found, given = draw(wishes)
+            download = Download([found.tokens, *given, *(found.logprobs or ()), *parts], self._ops)
+            return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, drafts is not None)
+
+        @torch.inference_mode()
+        def masked(bits: np.ndarray) -> PendingStep:
+            lines = plan.masked if at is None else [at[line] for line in plan.masked]
+            return drawn(replace(wishes, masks=LineMasks.sent(lines, bits, self._device)))
+
+        return MaskedStep(masked) if plan.masked else drawn(wishes)
 
     def compute(
         self,
@@ -139,21 +140,55 @@ class DeviceRunner:
         Returns the residual stream of the lines' last tokens [B, hidden], or with `whole` of all [T, hidden], and what
         was drawn; drawn tokens are in the token table already.
         """
-        batch, lines = self._inputs.batch(shape), self._inputs.lines(shape)
+        x, last = self._decode(shape, only, whole)
+        return x, self._draw(self._decoder.logits(last), self._inputs.lines(shape), wishes)
+
+    def _decode(self, shape: StepShape, only: Sequence[int] | None, whole: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream of the staged step, as `compute` returns it, and of its lines' last tokens."""
         ends = self._inputs.ends(shape)
         trimmed = self._trims and not whole
-        x = self._decoder(batch, self._caches.layers, only, ends if trimmed else None)
+        x = self._decoder(self._inputs.batch(shape), self._caches.layers, only, ends if trimmed else None)
         last = x if trimmed else kept(x, ends)
-        logits = self._decoder.logits(last)
-        return (x if whole else last), self._draw(logits, lines, wishes)
+        return (x if whole else last), last
 
-    def _verify(self, drafts: Drafts, shape: StepShape, wishes: Wishes) -> tuple[torch.Tensor, Drawn, torch.Tensor]:
-        """The staged step with drafts: the residual stream of all tokens [T, hidden], a draw behind each line's last
-        known token and behind each draft, and how many tokens each line gave, [B] int32."""
+    def _eager(self, shape: StepShape, whole: bool) -> tuple[torch.Tensor, Draw]:
+        if self._drafts:
+            self._inputs.begin_at_true_ends(shape)
+        x, last = self._decode(shape, None, whole)
+        lines = self._inputs.lines(shape)
+
+        def draw(wishes: Wishes) -> tuple[Drawn, list[torch.Tensor]]:
+            drawn = self._draw(self._decoder.logits(last), lines, wishes)
+            if self._drafts:
+                self._tables.lengths[lines.out_rows.long()] = lines.lengths + 1
+            return drawn, []
+
+        return x, draw
+
+    def _replay(self, graphs: StepGraphs, shape: StepShape) -> tuple[torch.Tensor, Draw]:
+        x, plain = graphs.run(shape)
+
+        def draw(wishes: Wishes) -> tuple[Drawn, list[torch.Tensor]]:
+            # A graph that kept its logits would hold memory for every shape: the last product is done again.
+            if not wishes.plain:
+                return self._draw(self._decoder.logits(x), self._inputs.lines(shape), wishes), []
+            if wishes.num_logprobs is not None:
+                return self._sampler.explain(self._decoder.logits(x), plain, wishes.num_logprobs), []
+            return plain, []
+
+        return x, draw
+
+    def _verify(self, drafts: Drafts, shape: StepShape) -> tuple[torch.Tensor, Draw]:
+        """The staged step with drafts: the residual stream of all tokens [T, hidden]. What draws does so behind each
+        line's last known token and behind each draft, and says how many tokens each line gave, [B] int32."""
         step = drafts.put(self._inputs, shape, self._tables)
         x = self._decoder(self._inputs.batch(shape), self._caches.layers)
-        drawn = self._draw(self._decoder.logits(x.index_select(0, step.places)), step.draws, wishes)
-        return x, drawn, step.accept(drawn.tokens, self._tables)
+
+        def draw(wishes: Wishes) -> tuple[Drawn, list[torch.Tensor]]:
+            drawn = self._draw(self._decoder.logits(x.index_select(0, step.places)), step.draws, wishes)
+            return drawn, [step.accept(drawn.tokens, self._tables)]
+
+        return x, draw
 
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
@@ -182,7 +217,11 @@ class DeviceRunner:
         dummy, lines = self._tables.dummy, step.singles + step.longer
         counts = [1] * step.singles + [step.count] * step.longer
         shape = self._inputs.stage(StepPlan(0, [dummy] * lines, [step.first] * lines, counts, [False] * lines))
-        self.compute(shape, step.wishes, self._decoder.kinds)
+        wishes = step.wishes
+        if step.masked:
+            bits = np.full((lines, -(-self._info.vocab_size // 32)), -1, np.int32)
+            wishes = replace(wishes, masks=LineMasks.sent(range(lines), bits, self._device))
+        self.compute(shape, wishes, self._decoder.kinds)
 
     @torch.inference_mode()
     def warm(self, shape: StepShape) -> None:

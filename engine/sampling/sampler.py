@@ -5,27 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from engine.sampling.logits import LineEdits, edit
+from engine.sampling.logits import LineEdits, edit, sent
 from engine.sampling.params import RowParams
 from kernels import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class LineMasks:
+    """Which tokens some lines may draw: lines [n] int32, bits [n, W] int32 as `mask_logits` takes them."""
+
+    lines: torch.Tensor
+    bits: torch.Tensor
+
+    @classmethod
+    def sent(cls, lines: Sequence[int], bits: np.ndarray, device: torch.device) -> LineMasks:
+        return cls(sent(np.array(lines, np.int32), device), sent(bits, device))
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What a step's lines ask for beyond a draw. `plain` ones leave the draw to the device alone.
 
-    num_logprobs: the most that a line asked for, or None.
+    num_logprobs: the most that a line asked for, or None. masks: what some lines may draw alone.
     """
 
     edits: Sequence[LineEdits] = ()
     penalties: bool = False
     num_logprobs: int | None = None
+    masks: LineMasks | None = None
 
     @property
     def plain(self) -> bool:
-        return not self.edits and not self.penalties
+        return not self.edits and not self.penalties and self.masks is None
 
 
 PLAIN = Wishes()
@@ -59,13 +73,16 @@ class Sampler:
     ) -> Drawn:
         """logits [B, V]; rows, lengths [B] int32: of each line, its row of token_table [R, L] int32 and of params.
 
-        As in vLLM, edits come before penalties, penalties before temperature, and logprobs see none of them.
+        As in vLLM, edits come before penalties, penalties before temperature, and logprobs see none of them. Masks come
+        behind edits: what they forbid no bias allows.
         """
         final = logits
-        if wishes.edits or wishes.penalties:
+        if not wishes.plain:
             final = logits.to(torch.float32, copy=True)
         if wishes.edits:
             edit(final, wishes.edits)
+        if wishes.masks is not None:
+            self._ops.mask_logits(final, wishes.masks.lines, wishes.masks.bits)
         if wishes.penalties:
             self._ops.penalties(
                 final,

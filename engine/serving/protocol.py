@@ -54,6 +54,8 @@ STOP_WORDS = "stop_words"
 NUM_RETURN_SEQUENCES = "num_return_sequences"
 SEQUENCE_INDEX = "sequence_index"
 END_ID = "end_id"
+GUIDE_TYPE = "guided_decoding_guide_type"
+GUIDE = "guided_decoding_guide"
 
 # Flags that each let one output through: vllm_backend's five, and three of our own.
 RETURN_FLAGS = {
@@ -83,6 +85,8 @@ SAMPLING_TENSORS = {
     STOP_WORDS: "stop",
     "bad_words": "bad_words",
     NUM_RETURN_SEQUENCES: "n",
+    GUIDE_TYPE: "guided_decoding_guide_type",
+    GUIDE: "guided_decoding_guide",
 }
 
 # TensorRT-LLM tensors with one value that changes nothing: any other is refused with the sentence.
@@ -112,6 +116,8 @@ _TRTLLM_SAMPLING = (
     Tensor("seed", "UINT64"),
     Tensor("beam_width", "INT32"),
     Tensor(NUM_RETURN_SEQUENCES, "INT32"),
+    Tensor(GUIDE_TYPE, "STRING"),
+    Tensor(GUIDE, "STRING"),
     Tensor(RETURN_LOG_PROBS, "BOOL"),
     Tensor("return_context_logits", "BOOL"),
     Tensor("return_generation_logits", "BOOL"),

@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from engine.serving import constraint_fields
 from engine.serving.protocol import LORA_REFUSAL
 from engine.types import MAX_ANSWERS, MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
 
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # the newer name, which wins where both are sent
-
-_STRUCTURED = "structured output is not implemented: leave {name} out and check the text yourself"
 
 # Known fields of other servers: the values that change nothing here, and the sentence for any other value.
 _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
@@ -29,22 +28,6 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
     "spaces_between_special_tokens": ((True,), "spaces_between_special_tokens=false is not implemented: leave it out"),
     "truncate_prompt_tokens": ((), "truncate_prompt_tokens is not implemented: shorten the prompt before sending it"),
     "logits_processors": (((),), "logits_processors are not implemented: use logit_bias or allowed_token_ids"),
-    **{
-        name: ((), _STRUCTURED.format(name=name))
-        for name in (
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "guided_decoding",
-            "guided_decoding_backend",
-            "response_format",
-            "json_schema",
-            "regex",
-            "grammar",
-        )
-    },
 }
 
 _ANSWERS = ("n", "best_of")
@@ -82,6 +65,7 @@ def check_size(name: str, num_bytes: int) -> None:
 def build(fields: Mapping[str, Any]) -> SamplingParams:
     """Validated parameters from named values; values may be strings. Raises RequestError with the field's name."""
     known: dict[str, Any] = {}
+    constraint, fields = constraint_fields.taken(fields)
     renamed = {_ALIASES[given] for given, value in fields.items() if given in _ALIASES and value is not None}
     for given, value in fields.items():
         if given in renamed:
@@ -104,9 +88,10 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
             value = _without_repeats(value)
         known[name] = value
     try:
-        return msgspec.convert(known, SamplingParams, strict=False)
+        params = msgspec.convert(known, SamplingParams, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"sampling_parameters: {_sentence(str(error), known)}") from None
+    return params if constraint is None else msgspec.structs.replace(params, structured_outputs=constraint)
 
 
 def answers(fields: Mapping[str, Any]) -> tuple[int, int]:
@@ -145,7 +130,7 @@ def _without_repeats(ids: list[Any] | tuple[Any, ...]) -> list[Any]:
 
 def unknown_field(name: str) -> str:
     name = shown(name)
-    close = difflib.get_close_matches(name, _FIELDS, n=1)
+    close = difflib.get_close_matches(name, _FIELDS | constraint_fields.NAMES, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(sorted({*_FIELDS, *_ANSWERS}))}"
     return f"unknown sampling parameter {name!r}{hint}"
 

@@ -81,6 +81,7 @@ def parse(parameters: Mapping[str, str], folder: Path) -> ModelSettings:
     engine["model"] = str(checkpoint(engine["model"], folder))
     frontend_config = _convert(frontend, FrontendConfig)
     tokenizer = checkpoint(frontend_config.tokenizer or engine["model"], folder)
+    engine["tokenizer"] = str(tokenizer)
     return ModelSettings(_convert(engine, EngineConfig), frontend_config, tokenizer)
 
 

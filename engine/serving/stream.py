@@ -207,7 +207,7 @@ class Stream:
             sentence = last.error or f"the request ended: {reason.value}"
             code = ErrorCode.CANCELLED if reason is FinishReason.CANCELLED and last.error is None else last.error_code
             return Piece(finish_reason=reason, error=sentence, error_code=code), False
-        text, used, stopped = self._read(token_ids, reason)
+        text, used, stopped = self._read(token_ids, reason, last.complete)
         stop_engine = stopped and reason is None
         if stopped:
             reason = FinishReason.STOP
@@ -215,14 +215,15 @@ class Stream:
         self._cumulative += sum(entry.logprobs[0] for entry in logprobs)
         return Piece(text, token_ids, logprobs, self._cumulative, reason), stop_engine
 
-    def _read(self, token_ids: list[int], reason: FinishReason | None) -> tuple[str, int, bool]:
+    def _read(self, token_ids: list[int], reason: FinishReason | None, complete: bool) -> tuple[str, int, bool]:
         """(text that the tokens add, how many of them belong to the answer, whether a stop string ended it). Nothing is
         read where neither text nor stop strings were asked for."""
         self.prepare()
         if self._detokenizer is None:
             return "", len(token_ids), False
-        # The token that ended the answer (end of sequence, a stop token) has no text of its own.
-        by_token = reason is FinishReason.STOP and not self.params.include_stop_str_in_output
+        # The token that ended the answer (end of sequence, a stop token) has no text of its own, but for one that
+        # completed it.
+        by_token = reason is FinishReason.STOP and not complete and not self.params.include_stop_str_in_output
         delta = self._detokenizer.push(token_ids[:-1] if by_token else token_ids)
         if delta.stop is not None or reason is None:
             return delta.text, delta.num_tokens, delta.stop is not None

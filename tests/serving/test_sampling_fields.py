@@ -45,8 +45,6 @@ def test_other_servers_spellings(fields: dict[str, Any], expected: SamplingParam
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"guided_json": "{}"}, "structured output is not implemented"),
-        ({"guided_json": {}}, "structured output is not implemented"),
         ({"lora_name": "a"}, "LoRA feature is not enabled."),
         ({"top_pp": 1}, "unknown sampling parameter 'top_pp'; did you mean top_p?"),
         ({"temperature": float("nan")}, "temperature: expected float >= 0.0, got nan"),

@@ -1,0 +1,104 @@
+"""A tokenizer's tokens as llguidance takes them, and what is made over them: matchers and masks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+from engine.structured import source
+from engine.structured.matcher import GrammarMatcher
+from engine.text import Tokenizer
+from engine.types import Constraint, ErrorCode, RequestError
+
+Masks = npt.NDArray[np.int32]
+
+_ALL = -1
+
+
+class Vocabulary:
+    """One tokenizer's tokens. Safe to share between threads.
+
+    folder: the checkpoint's. vocab_size: logits of the model, which may be more than tokens. An answer may end by any
+    of eos_ids. Raises RequestError when there is no tokenizer, or tokens have no bytes of their own.
+    """
+
+    def __init__(self, folder: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        tokenizer = Tokenizer.from_folder(folder)
+        if not tokenizer.byte_exact:
+            raise RequestError(
+                "structured_outputs needs tokens that stand for bytes, and this model's tokenizer has others: leave "
+                "it out",
+                ErrorCode.UNSUPPORTED,
+            )
+        # A model without an end of sequence gets one that no logit is for.
+        self._eos = frozenset(eos_ids) or frozenset((vocab_size,))
+        self._size = vocab_size + (not eos_ids)
+        self._special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
+        tokens = cast(TokenizerWrapper, _Tokens(tokenizer, self._size, min(self._eos)))
+        self._tokens = LLTokenizer(tokens, self._size, sorted(self._eos))
+        self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
+        self._ending = np.zeros(-(-self._size // 32), np.uint32)
+        for token in self._eos:
+            self._ending[token // 32] |= np.uint32(1 << token % 32)
+
+    def compiled(self, constraint: Constraint) -> GrammarMatcher:
+        """A matcher at the beginning of its answer. Raises RequestError with what is wrong with the constraint."""
+        text = source.grammar(constraint, self._special)
+        inner = LLMatcher(self._tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if not inner.is_error() and constraint.prefix:
+            inner.consume_tokens(self._tokens.greedy_tokenize(constraint.prefix))
+        if not inner.is_error():
+            inner.compute_bitmask()  # the first takes longest: not on the engine's thread
+        if inner.is_error():
+            told = " ".join(inner.get_error().split())
+            raise RequestError(f"structured_outputs: this {constraint.kind} cannot be used: {told}")
+        return GrammarMatcher(inner, self._eos, 0)
+
+    def begun(self, first: GrammarMatcher, free_until: int, tokens: Sequence[int]) -> GrammarMatcher:
+        """A copy of `first` behind the tokens that an earlier life of its request gave."""
+        matcher = GrammarMatcher(first.inner.deep_copy(), self._eos, free_until)
+        for token in tokens:
+            matcher.advance(token)
+        if matcher.error is not None:
+            raise RequestError(f"output_ids: {matcher.error}")
+        return matcher
+
+    def masks(self, matchers: Sequence[GrammarMatcher]) -> Masks:
+        """[n, words] int32: bit v % 32 of word v // 32 says whether token v may follow."""
+        masks = np.full((len(matchers), len(self._ending)), _ALL, np.int32)
+        open_ = [(of.inner, i) for i, of in enumerate(matchers) if not of.ended and of.error is None]
+        if len(open_) == 1:
+            fill_next_token_bitmask(open_[0][0], masks, open_[0][1])
+        elif open_:
+            fill_next_token_bitmask_par(self._executor, open_, masks)
+        for inner, i in open_:
+            matcher = matchers[i]
+            if inner.is_error():
+                matcher.fail(inner.get_error())
+            elif matcher.count < matcher.free_until:
+                without = masks[i].view(np.uint32) & ~self._ending
+                if without.any():
+                    masks[i] = without.view(np.int32)
+        return masks
+
+
+class _Tokens:
+    """What llguidance reads of a tokenizer, under its names."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int, eos_id: int) -> None:
+        self.tokens = [tokenizer.token_bytes(i) for i in range(size)]
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < size)
+        self.eos_token_id = eos_id
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)

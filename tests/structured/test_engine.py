@@ -1,0 +1,210 @@
+"""An engine under constraints: every answer is what it must be, however it was scheduled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.api import Engine, Generation
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.text import Tokenizer
+from engine.types import Constraint, FinishReason, RequestInput, SamplingParams
+from tests.structured.schemas import ROOTED, SCHEMAS
+
+PEOPLE = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Ann", "Bo"]}, "age": {"type": "integer", "minimum": 0, "maximum": 130}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def engine_of(folder: Path, blocks: int = 400, **runtime: Any) -> Engine:
+    config = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        scheduler=SchedulerConfig(max_rows=8, token_budget=64),
+        cache=CacheConfig(num_blocks=blocks),
+        runtime=RuntimeConfig(device="cpu", **runtime),
+    )
+    return Engine.from_config(config).start()
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[Engine]:
+    made = engine_of(checkpoint)
+    yield made
+    made.check_integrity()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_folder(checkpoint)
+
+
+def request(name: str, kind: Any, text: Any, output: list[int] | None = None, **params: Any) -> RequestInput:
+    made = Constraint(kind=kind, text=text if isinstance(text, str) else json.dumps(text), whitespace="")
+    settings = {"max_tokens": 300, "seed": 7, "structured_outputs": made, **params}
+    return RequestInput(
+        request_id=name, prompt_ids=list(range(40, 60)), params=SamplingParams(**settings), output_ids=output or []
+    )
+
+
+def run(engine: Engine, *requests: RequestInput) -> list[Generation]:
+    return engine.generate(list(requests))
+
+
+def whole(generation: Generation, tokenizer: Tokenizer) -> str:
+    assert generation.finish_reason is FinishReason.STOP, generation
+    return tokenizer.decode(generation.token_ids)
+
+
+@given(schema=st.one_of(SCHEMAS, ROOTED), seed=st.integers(0, 2**30))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_answer_is_valid(engine: Engine, tokenizer: Tokenizer, schema: Any, seed: int) -> None:
+    (got,) = run(engine, request("r", "json", schema, seed=seed))
+    if got.finish_reason is FinishReason.LENGTH:
+        return
+    jsonschema.validate(json.loads(whole(got, tokenizer)), schema)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pattern"),
+    [
+        ("regex", "(ab|c){3}-\\d{2}", "(ab|c){3}-\\d{2}"),
+        ("choice", ["yes", "no", "日本"], "yes|no|日本"),
+        ("grammar", 'start: "x" y\ny: "1" | "22"', "x(1|22)"),
+        ("grammar", 'root ::= "<" [a-c] ">"', "<[abc]>"),
+    ],
+)
+def test_each_kind_holds(engine: Engine, tokenizer: Tokenizer, kind: str, text: Any, pattern: str) -> None:
+    got = run(engine, *(request(str(seed), kind, text, seed=seed) for seed in range(6)))
+    assert all(re.fullmatch(pattern, whole(one, tokenizer)) for one in got)
+
+
+def test_it_works_with_everything_else_that_changes_a_draw(engine: Engine, tokenizer: Tokenizer) -> None:
+    more: list[dict[str, Any]] = [
+        {"logprobs": 3, "prompt_logprobs": 1},
+        {"min_tokens": 250},
+        {"ignore_eos": True},
+        {"logit_bias": dict.fromkeys(range(100, 200), 50.0)},
+        {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 1.0},
+        {"bad_words": ("Ann",)},
+        {"temperature": 0.0},
+        {"top_k": 1},
+        {"top_p": 0.1, "min_p": 0.5},
+        {"stop_token_ids": (600,)},
+    ]
+    got = run(engine, *(request(str(i), "json", PEOPLE, **params) for i, params in enumerate(more)))
+    for one in got:
+        jsonschema.validate(json.loads(whole(one, tokenizer)), PEOPLE)
+    assert len(got[0].logprobs) == len(got[0].token_ids)
+    assert got[0].prompt_logprobs is not None
+
+
+def test_min_tokens_keeps_an_answer_going_that_may(engine: Engine) -> None:
+    (got,) = run(engine, request("r", "regex", "(a|b)*", min_tokens=30, max_tokens=60))
+    assert len(got.token_ids) >= 30
+    (endless,) = run(engine, request("r", "regex", "(a|b)*", ignore_eos=True, max_tokens=60))
+    assert (len(endless.token_ids), endless.finish_reason) == (60, FinishReason.LENGTH)
+
+
+def test_tokens_that_nothing_allows_end_one_request_alone(engine: Engine, tokenizer: Tokenizer) -> None:
+    (letter,) = tokenizer.encode("z", add_special_tokens=False)
+    wrong, right = run(
+        engine,
+        request("wrong", "choice", ["yes"], allowed_token_ids=(letter,)),
+        request("right", "choice", ["yes"]),
+    )
+    assert wrong.finish_reason is FinishReason.ERROR
+    assert "banned" in (wrong.error or "")
+    assert whole(right, tokenizer) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "sentence"),
+    [
+        ("json", "{", "this json cannot be read"),
+        ("json", "[]", "a schema is a JSON object"),
+        ("json", {"type": "nope"}, "Invalid type: nope"),
+        ("json", {"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ("json", {"type": "integer", "multipleOf": 999983}, "multipleOf 999983: its digits may be 10000 at most"),
+        ("json", json.loads('{"items":' * 70 + "{}" + "}" * 70), "nested more than 64 deep"),
+        (
+            "json",
+            {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(5)]} for i in range(9)]},
+            "too large",
+        ),
+        ("regex", "(", "unclosed group"),
+        ("regex", "(?=a)b", "look-ahead"),
+        ("choice", [], "none of them empty"),
+        ("grammar", "start: x", "unknown name"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(engine: Engine, kind: str, text: Any, sentence: str) -> None:
+    (got,) = run(engine, request("r", kind, text))
+    assert got.finish_reason is FinishReason.REJECTED
+    assert "structured_outputs: " in (got.error or "")
+    assert sentence in (got.error or "")
+
+
+@pytest.mark.parametrize("runtime", [{"overlap": False}, {"late_launch": False}])
+def test_the_same_tokens_however_steps_are_launched(engine: Engine, checkpoint: Path, runtime: dict[str, Any]) -> None:
+    requests = [request(str(i), "json", PEOPLE, seed=i) for i in range(5)]
+    free = RequestInput(request_id="free", prompt_ids=[50] * 9, params=SamplingParams(max_tokens=40, seed=3))
+    other = engine_of(checkpoint, **runtime)
+    ours, theirs = run(engine, *requests, free), run(other, *requests, free)
+    other.check_integrity()
+    other.close()
+    assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+
+
+def test_preempted_requests_go_on_where_they_were(engine: Engine, checkpoint: Path, tokenizer: Tokenizer) -> None:
+    requests = [request(str(i), "regex", "(a|bc){80}", seed=i) for i in range(6)]
+    small = engine_of(checkpoint, blocks=20)
+    theirs = run(small, *requests)
+    assert small.stats().preemptions > 0
+    small.check_integrity()
+    small.close()
+    assert [one.token_ids for one in theirs] == [one.token_ids for one in run(engine, *requests)]
+    assert all(re.fullmatch("(a|bc){80}", whole(one, tokenizer)) for one in theirs)
+
+
+def test_an_answer_goes_on_behind_tokens_of_an_earlier_life(engine: Engine) -> None:
+    (first,) = run(engine, request("r", "json", PEOPLE))
+    for count in range(len(first.token_ids) + 1):
+        (again,) = run(engine, request("r", "json", PEOPLE, first.token_ids[:count]))
+        assert first.token_ids[:count] + again.token_ids == first.token_ids
+        assert again.finish_reason is FinishReason.STOP
+
+
+def test_thinking_is_free_and_the_answer_is_not(engine: Engine, tokenizer: Tokenizer) -> None:
+    constraint = Constraint(kind="choice", text='["yes"]', think="open")
+    end = tokenizer.encode("</think>", add_special_tokens=False)
+    base = request("r", "choice", ["yes"], output=[*tokenizer.encode("so {", add_special_tokens=False), *end])
+    params = SamplingParams(max_tokens=300, seed=1, structured_outputs=constraint)
+    (got,) = run(
+        engine, RequestInput(request_id="r", prompt_ids=base.prompt_ids, params=params, output_ids=base.output_ids)
+    )
+    assert tokenizer.decode(got.token_ids).strip() in ("yes", "")
+    may = SamplingParams(
+        max_tokens=300, seed=1, structured_outputs=Constraint(kind="choice", text='["yes"]', think="may")
+    )
+    (opened,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=may))
+    assert tokenizer.decode(opened.token_ids).startswith(("<think>", "yes"))
+
+
+def test_a_prompt_may_hold_the_beginning_of_the_answer(engine: Engine, tokenizer: Tokenizer) -> None:
+    constraint = Constraint(kind="regex", text='\\{"name": "(Ann|Bo)"\\}', prefix='{"name": "')
+    params = SamplingParams(max_tokens=30, seed=1, structured_outputs=constraint)
+    (got,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=params))
+    assert whole(got, tokenizer) in ('Ann"}', 'Bo"}')
