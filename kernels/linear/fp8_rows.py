@@ -40,6 +40,8 @@ class RowTile:
 def _product(w, x, scales, sx, at, live, BK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr,
              WIDE: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     if WIDE:
+        if w.dtype == tl.int8:
+            w = w.to(tl.float32)
         part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision=DOT)
     else:
         # Of 128 products of 8-bit integers, which a float32 holds exactly.

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from kernels.linear.cases import packed_int
+from kernels.linear.cases import QUANTIZED, packed_int
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
-from kernels.weight import Dense
+from kernels.weight import Dense, Fp8, Int8
+from kernels.weight.inputs import Inputs
 
 
 def case(
@@ -70,6 +71,60 @@ def packed_case(
     return replace(plain, make=make, bytes=moved)
 
 
+def eight_case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    hidden: int,
+    inter: int,
+    e: int,
+    k: int,
+    inputs: Inputs,
+    block: tuple[int, int] | None = None,
+    whole: bool = False,
+    **options: Any,
+) -> Case:
+    """Experts of 8-bit floats with a scale a block, or a row; `whole`: of integers."""
+    plain = case(name, dtype, t, hidden, inter, e, k, **options)
+
+    def weight(numbers: torch.Tensor, g: torch.Generator) -> Fp8 | Int8:
+        wide, k = numbers.float(), numbers.shape[-1]
+        if whole:
+            scale = wide.abs().amax(dim=-1, keepdim=True) / 127.5
+            return Int8((wide / scale).round().clamp(-128, 127).to(torch.int8), scale, inputs)
+        high, width = block or (1, k)
+        shape = (len(wide), -(-wide.shape[1] // high), -(-k // width))
+        scale = torch.rand(shape, generator=g, device=g.device).to(wide.device) * k**-0.5 / 64 + 1e-5
+        data = (wide * 64 * k**0.5).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return Fp8(data, scale, (high, width), inputs)
+
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        given = plain.make(device, g)
+        return {**given, "gate_up": weight(given["gate_up"].data, g), "down": weight(given["down"].data, g)}
+
+    moved = min(e, t * k) * 3 * hidden * inter + dtype.itemsize * 2 * t * hidden + t * k * 8
+    tolerance = QUANTIZED if inputs.number else plain.tolerance
+    return replace(plain, make=make, bytes=moved, tolerance=tolerance)
+
+
+def eight_cases() -> list[Case]:
+    f32, bf16, square = torch.float32, torch.bfloat16, (128, 128)
+    group, row, byte = Inputs("fp8", 128), Inputs("fp8"), Inputs("int8")
+    made = [
+        eight_case("fp8 blocks, wide inputs, odd sizes", f32, 3, 140, 33, 6, 2, Inputs(), square, residual=True),
+        eight_case("fp8 blocks", bf16, 9, 256, 144, 6, 3, group, square, residual=True),
+        eight_case("fp8 blocks of rows, many pairs", bf16, 45, 200, 40, 5, 3, group, (1, 128)),
+        eight_case("fp8 rows, clipped", bf16, 12, 72, 40, 6, 2, row, limit=0.5, absent=2),
+        eight_case("int8 both sides, gelu", f32, 5, 136, 40, 6, 2, byte, whole=True, activation="gelu_tanh"),
+        eight_case("int8 weight, wide inputs", bf16, 4, 64, 48, 6, 2, Inputs(), whole=True),
+        eight_case("fp8 blocks, batch-invariant", bf16, 11, 128, 24, 5, 3, group, square, deterministic=True),
+    ]
+    for t in (1, 8, 64, 1024):
+        name = f"{t} tokens, 8 of 128 fp8 experts of 768"
+        made.append(eight_case(name, bf16, t, 2048, 768, 128, 8, group, square, small=False))
+    return made
+
+
 def packed_cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     made = [
@@ -117,5 +172,6 @@ def cases() -> list[Case]:
             for t in (1, 2, 4, 8, 16, 64, 1024, 8192)
         ),
         *(case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
+        *eight_cases(),
         *packed_cases(),
     ]

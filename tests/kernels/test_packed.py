@@ -20,8 +20,8 @@ from kernels import Workspace
 from kernels.compiles import Compiler
 from kernels.linear import fp8, packed
 from kernels.linear.cases import int8_case, packed_case
-from kernels.moe_gemm import packed as experts
-from kernels.moe_gemm.cases import packed_case as experts_case
+from kernels.moe_gemm import eight, packed as experts
+from kernels.moe_gemm.cases import eight_case, packed_case as experts_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
 from tests.runner.ahead import Driver
@@ -46,6 +46,8 @@ with Compiler(1, None) as compiler, compiler.only(workspace):
     packed.linear(workspace, **case.make(cpu, generator))
     packed.unpacked(workspace, packed_case("", bf16, 1, 96, 256, 8, 64).make(cpu, generator)["weight"], bf16)
     experts.moe_gemm(workspace, **experts_case("", bf16, 4, 256, 128, 16, 4, **whole).make(cpu, generator))
+    for inputs, given in ((Inputs("fp8", 128), {"block": (128, 128)}), (Inputs("int8"), {"whole": True})):
+        eight.moe_gemm(workspace, **eight_case("", bf16, 4, 256, 128, 16, 4, inputs, **given).make(cpu, generator))
     for rows in (9, 300):
         fp8.linear(workspace, **int8_case("", bf16, rows, 256, 256, Inputs("int8"), residual=True).make(cpu, generator))
 print(*(f"{name}:{count}" for name, count in sorted(compiled.items())), max(shared))
@@ -57,8 +59,10 @@ def test_compiles_for_hopper_once_for_all_rows_of_a_tile(tmp_path: Path) -> None
     *counts, shared = run(COMPILE, tmp_path).split()
     assert counts == [
         "_count:1",
-        "_quantize:1",
+        "_quantize:4",
         "combine:1",
+        "eight_down:2",
+        "eight_up:2",
         "fp8_kernel:2",
         "packed_down:1",
         "packed_kernel:2",
