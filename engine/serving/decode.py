@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.serving import protocol, sampling_fields
-from engine.types import ErrorCode, RequestError, SamplingParams
+from engine.types import MAX_BIAS, ErrorCode, RequestError, SamplingParams
 
 Array = npt.NDArray[Any]
 _Sampling = tuple[SamplingParams, tuple[int, int]]  # with n and best_of
@@ -48,6 +48,7 @@ class LlmRequest(msgspec.Struct, frozen=True):
     echo: the answer is preceded by the prompt. top_logprobs: how many alternatives the logprobs output lists, None
     when the client did not ask for that list (`params.logprobs` may still be set for the sums). n: answers that come
     back, the likeliest of `best_of`; `separate`: each as responses of its own.
+    biases: words, and what is added to the logits of their tokens.
     """
 
     text: bytes | None
@@ -60,6 +61,7 @@ class LlmRequest(msgspec.Struct, frozen=True):
     n: int = 1
     best_of: int = 1
     separate: bool = False
+    biases: tuple[tuple[str, float], ...] = ()
 
 
 def llm_request(
@@ -94,9 +96,10 @@ def llm_request(
         params = msgspec.structs.replace(params, logprobs=0)
     echo = not stream and (exclude is None or not bool(exclude.flat[0]))
     separate = protocol.NUM_RETURN_SEQUENCES in tensors
+    biases = _biases(tensors)
     if not separate and wanted.sequence_index:
         wanted = msgspec.structs.replace(wanted, sequence_index=False)
-    return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs, n, best_of, separate)
+    return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs, n, best_of, separate, biases)
 
 
 def parameters(request: Any) -> dict[str, Any]:
@@ -199,6 +202,28 @@ def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any]
     if timeout_us > 0 and "timeout_s" not in fields:
         fields["timeout_s"] = timeout_us / 1e6
     return fields
+
+
+def _biases(tensors: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
+    """TensorRT-LLM's embedding_bias_words with their weights. Raises RequestError."""
+    given = [tensors.get(name) for name in (protocol.BIAS_WORDS, protocol.BIAS_WEIGHTS)]
+    words, weights = given
+    if words is None and weights is None:
+        return ()
+    if words is None or weights is None or words.size != weights.size:
+        counts = [0 if tensor is None else tensor.size for tensor in given]
+        raise RequestError(
+            f"{protocol.BIAS_WORDS} has {counts[0]} words and {protocol.BIAS_WEIGHTS} {counts[1]} weights: one a word"
+        )
+    sampling_fields.check_count(protocol.BIAS_WORDS, words.size)
+    sampling_fields.check_size(protocol.BIAS_WORDS, sum(map(len, words.flat)))
+    if not np.all(np.abs(weights) <= MAX_BIAS):
+        raise RequestError(f"{protocol.BIAS_WEIGHTS} must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}")
+    try:
+        texts = [word.decode("utf-8") for word in words.flat]
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{protocol.BIAS_WORDS} is not valid UTF-8 at byte {error.start}") from None
+    return tuple(zip(texts, map(float, weights.flat), strict=True))
 
 
 def _add(fields: dict[str, Any], name: str, value: Any, source: str) -> None:

@@ -53,6 +53,8 @@ SKIP_SPECIAL_TOKENS = "skip_special_tokens"
 STOP_WORDS = "stop_words"
 NUM_RETURN_SEQUENCES = "num_return_sequences"
 SEQUENCE_INDEX = "sequence_index"
+BIAS_WORDS = "embedding_bias_words"
+BIAS_WEIGHTS = "embedding_bias_weights"
 END_ID = "end_id"
 GUIDE_TYPE = "guided_decoding_guide_type"
 GUIDE = "guided_decoding_guide"
@@ -118,6 +120,8 @@ _TRTLLM_SAMPLING = (
     Tensor(NUM_RETURN_SEQUENCES, "INT32"),
     Tensor(GUIDE_TYPE, "STRING"),
     Tensor(GUIDE, "STRING"),
+    Tensor(BIAS_WORDS, "STRING", (-1,)),
+    Tensor(BIAS_WEIGHTS, "FP32", (-1,)),
     Tensor(RETURN_LOG_PROBS, "BOOL"),
     Tensor("return_context_logits", "BOOL"),
     Tensor("return_generation_logits", "BOOL"),

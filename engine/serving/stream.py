@@ -14,6 +14,8 @@ from engine.serving.decode import LlmRequest
 from engine.serving.metrics import Figures
 from engine.text import Detokenizer, Tokenizer
 from engine.types import (
+    MAX_BIAS,
+    MAX_BIASES,
     ErrorCode,
     FinishReason,
     RequestError,
@@ -102,10 +104,14 @@ class Stream:
             raise RequestError("the prompt has no tokens: send some text")
         self._bad_word_ids = bad_word_ids(self.params.bad_words, self._tokenizer)
         self.prompt_ids = ids
+        if self.request.biases:
+            bias = word_biases(self.request.biases, self.params.logit_bias, self._tokenizer)
+            self.params = msgspec.structs.replace(self.params, logit_bias=bias)
 
     def tokenize_as(self, other: Stream) -> None:
         """Take the ids that `other`, an answer of the same request, has made."""
         self.prompt_ids, self._bad_word_ids = other.prompt_ids, other._bad_word_ids
+        self.params = msgspec.structs.replace(self.params, logit_bias=other.params.logit_bias)
 
     @property
     def cumulative_logprob(self) -> float:
@@ -253,6 +259,24 @@ def bad_word_ids(words: tuple[str, ...], tokenizer: Tokenizer) -> list[list[int]
                 sequences.append(ids)
     check_bad_word_ids(sequences)
     return sequences
+
+
+def word_biases(
+    words: tuple[tuple[str, float], ...], known: dict[int, float], tokenizer: Tokenizer
+) -> dict[int, float]:
+    """`known` and, for each token of each word, its weight, added up as TensorRT-LLM does.
+
+    Raises RequestError when these are more than logit_bias may hold."""
+    bias = dict(known)
+    for word, weight in words:
+        for token in tokenizer.encode(word, add_special_tokens=False):
+            bias[token] = bias.get(token, 0.0) + weight
+    if len(bias) > MAX_BIASES or any(abs(value) > MAX_BIAS for value in bias.values()):
+        raise RequestError(
+            f"embedding_bias_words and logit_bias: {len(bias)} tokens together; at most {MAX_BIASES} are allowed, with "
+            f"sums of up to {MAX_BIAS:g}"
+        )
+    return bias
 
 
 def now() -> float:

@@ -324,3 +324,16 @@ def test_num_return_sequences_come_apart_as_tensorrt_llms_do(server: Server, str
     (together,) = Call(server, text_input=PROMPT, exclude_input_in_output=True, sampling_parameters=sampling).all()
     assert texts == together["text_output"]
     assert len(responses) == 3 if not streamed else len(responses) > 3
+
+
+def test_embedding_bias_draws_tensorrt_llms_words(server: Server) -> None:
+    """Every token of the words is made likelier by the weight; without them greedy tokens are others."""
+    words = {"embedding_bias_words": ["queue", ""], "embedding_bias_weights": [500.0, 1.0]}
+    call = {"text_input": PROMPT, "max_tokens": 6, "temperature": 0.0, "parameters": {"ignore_eos": True}}
+    tokens = set(Call(server, "tokenizer", text_input="queue", add_special_tokens=False).all()[0]["input_ids"])
+    for model in ("demo", "ensemble"):
+        assert set(tokens_of(Call(server, model, **call, **words, stream=True).all())) <= tokens
+    with pytest.raises(Exception, match="has 1 words and embedding_bias_weights 2 weights"):
+        Call(server, **call, embedding_bias_words=["a"], embedding_bias_weights=[1.0, 2.0]).all()
+    with pytest.raises(Exception, match="must lie between"):
+        Call(server, **call, embedding_bias_words=["a"], embedding_bias_weights=[float("nan")]).all()

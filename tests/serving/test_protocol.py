@@ -54,6 +54,8 @@ def test_every_tensor_of_the_llm_is_read_somewhere() -> None:
         protocol.RETURN_LOG_PROBS,
         protocol.END_ID,
         protocol.DESCRIBE,
+        protocol.BIAS_WORDS,
+        protocol.BIAS_WEIGHTS,
         *protocol.RETURN_FLAGS,
         *protocol.SAMPLING_TENSORS,
         *protocol.NEUTRAL_TENSORS,
