@@ -17,7 +17,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        packages test-web test-docker test-image chaos fuzz
+        packages test-web test-docker test-image test-peers chaos fuzz
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,10 @@ test-image:  ## build the CPU image with buildah, start it, ask it for a complet
 	@(command -v buildah && command -v debootstrap) >/dev/null || (apt-get update -qq && \
 	  apt-get install -y -qq --no-install-recommends buildah debootstrap)
 	@sh docker/check_image.sh
+
+# Folders of the peers' checkouts (or git directories); without them they are cloned from GitHub.
+test-peers: $(SETUP)  ## vllm_backend's and TensorRT-LLM's own clients and tests (VLLM_BACKEND, TENSORRTLLM_BACKEND)
+	@$(PY) -m tests.peers --vllm-backend "$(VLLM_BACKEND)" --tensorrt-llm "$(TENSORRTLLM_BACKEND)" --write docs/compatibility.md
 
 chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
 	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
