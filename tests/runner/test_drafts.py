@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -121,15 +121,16 @@ def play(
     speculation: SpeculationConfig,
     drafter: Callable[[], Drafter] | None = None,
     overlap: bool = True,
+    dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> tuple[Heard, EngineStats]:
-    """Requests that come at random to an engine of random limits."""
+    """Requests that come at random to an engine of random limits; in bfloat16, in batch-invariant arithmetic."""
     draw = random.Random(seed)
     config = EngineConfig(
         model=str(folder),
         load_format="dummy",
         scheduler=SchedulerConfig(max_rows=draw.choice((3, 6, 12)), token_budget=draw.choice((40, 128, 300))),
         cache=CacheConfig(num_blocks=draw.choice((24, 40, 200))),
-        runtime=RuntimeConfig(device="cpu", dtype="float32", overlap=overlap),
+        runtime=RuntimeConfig(device="cpu", dtype=dtype, deterministic=dtype == "bfloat16", overlap=overlap),
         speculation=speculation,
     )
     heard = Heard()
@@ -180,6 +181,15 @@ def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: 
         same(got, want)
         assert stats.drafts > 0
     assert accepted > 100
+
+
+def test_drafts_change_no_token_of_batch_invariant_arithmetic(folders: dict[str, Path]) -> None:
+    folder = folders["experts"]
+    want, _ = play(folder, 1, SpeculationConfig(), dtype="bfloat16")
+    answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(1)}
+    got, stats = play(folder, 1, NGRAM, partial(Oracle, answers, 0.7), dtype="bfloat16")
+    same(got, want)
+    assert stats.accepted_tokens > 20
 
 
 def test_what_repeats_itself_takes_fewer_steps(folders: dict[str, Path]) -> None:
