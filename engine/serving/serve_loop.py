@@ -67,10 +67,10 @@ def serve(options: launcher.Options, console: Console) -> int:
         log = _Log(process, console)
         if not options.models:
             _name_waiting(options.repository, console)
+        replacement.start()  # an instance that dies in the first load would have the server wait for ever
         bars.show(process, options.http_port)
         if process.poll() is None:
             _greet(options, console)
-        replacement.start()
         status = process.wait()
         replacement.close()
         guardian.wait()

@@ -25,9 +25,13 @@ FOUND = {
         "seed 1 for 12; 3 kill-engine 0 x3", "open requests ended with `the engine died 3 times`", mended=True
     ),
     "frontends-die-again": Found(
-        "seed 1 for 12; 3 kill-frontends 0 for 0.1 x2", "requests through the shim had no end; none came back"
+        # Not marked: 2.51 aborts in some runs, when a frontend is killed in the middle of a response.
+        "seed 1 for 12; 3 kill-frontends 0 for 0.1 x2",
+        "requests through the shim had no end; none came back",
     ),
-    "tokenizer-dies-again": Found("seed 1 for 12; 3 kill-tokenizer 0 x2", "no other tokenizer took its place"),
+    "tokenizer-dies-again": Found(
+        "seed 1 for 12; 3 kill-tokenizer 0 x2", "no other tokenizer took its place", mended=True
+    ),
     "run-folder-removed": Found("seed 1 for 12; 3 remove-run-folder 0", "no engine was started any more", mended=True),
     "disk-full": Found("seed 1 for 12; 3 fill-disk 0 for 3", "no engine was started any more", mended=True),
     "deadline-while-the-engine-hangs": Found(
@@ -38,11 +42,13 @@ FOUND = {
     "engine-that-hangs-is-ready": Found(
         "seed 1 for 10; 2 stop-engine 0 for 8", "`/ready` said 200, and a probe was answered after 8 s"
     ),
-    "idle-stream-at-the-end": Found("seed 1 for 8; 3 term-serve 0", "the server never ended"),
+    "idle-stream-at-the-end": Found("seed 1 for 8; 3 term-serve 0", "the server never ended", mended=True),
     "frontend-that-stands-still": Found(
         "seed 2 for 10; 2 stop-frontend 0 for 2", "tritonserver 2.51 aborted (boost::interprocess::lock_exception)"
     ),
-    "serve-killed": Found("seed 1 for 8; 3 kill-serve 0", "tritonserver, frontends and engine stayed, with the ports"),
+    "serve-killed": Found(
+        "seed 1 for 8; 3 kill-serve 0", "tritonserver, frontends and engine stayed, with the ports", mended=True
+    ),
     "hostile-fields": Found(
         "seed 1 for 10; 1 hostile-deep-arguments 0; 2 hostile-only-stops-allowed 0; 3 hostile-huge-bias 0; "
         "4 hostile-template-overflow 0; 5 hostile-long-name 0; 6 hostile-long-field 0; 7 hostile-long-header 0",

@@ -21,21 +21,27 @@ EXIT_TIMEOUT_S = 4
 FIELDS = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
 
 
+def start(models: Path, log: Path, ports: list[int]) -> subprocess.Popen[bytes]:
+    http, grpc, metrics = ports
+    words = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+    words += ["--exit-timeout-secs", EXIT_TIMEOUT_S, "--model-repository", models, "--model", "demo"]
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "engine.serving.cli", "serve", "--local", *map(str, words)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
 class Serve:
     """A `nereid serve` of the demo model, and what it started."""
 
     def __init__(self, models: Path, log: Path) -> None:
         self.log = log
-        http, grpc, metrics = self.ports = free_ports(3)
+        self.ports = free_ports(3)
+        http, grpc, _ = self.ports
         self.grpc = f"127.0.0.1:{grpc}"
-        words = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
-        words += ["--exit-timeout-secs", EXIT_TIMEOUT_S, "--model-repository", models, "--model", "demo"]
-        with log.open("w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.serving.cli", "serve", "--local", *map(str, words)],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        self.process = start(models, log, self.ports)
         try:
             wait_until(lambda: serve_loop.is_ready(http), f"it is ready: {log.read_text()[-2000:]}")
         except AssertionError:
@@ -49,7 +55,7 @@ class Serve:
         return [_command(pid) for pid, began in self.started.items() if began is not None and start_time(pid) == began]
 
     def stubs(self) -> list[int]:
-        return [pid for pid in guard.descendants(self.server) if "python_backend_stub\0" in _command(pid)]
+        return _stubs(self.server)
 
     def wait_gone(self, seconds: float) -> None:
         """Processes, ports and shared memory."""
@@ -96,7 +102,6 @@ def test_an_idle_stream_does_not_hold_the_server_after_sigterm(serve: Serve) -> 
 
 
 def test_regions_of_killed_instances_and_of_a_killed_server_are_removed(serve: Serve) -> None:
-    wait_until(lambda: "ready: HTTP" in serve.log.read_text(), "dead instances are replaced from here on")
     Call(serve, text_input="A server", stream=True, sampling_parameters=json.dumps(FIELDS)).all()  # type: ignore[arg-type]
     stub = serve.stubs()[0]
     region = _command(stub).split("\0")[2].strip("/")
@@ -110,8 +115,26 @@ def test_regions_of_killed_instances_and_of_a_killed_server_are_removed(serve: S
     serve.wait_gone(10)
 
 
+def test_an_instance_that_dies_in_the_first_load_ends_it_with_a_sentence(models: Path, tmp_path: Path) -> None:
+    """Killed before its first word: tritonserver 2.51 waits for that without a limit."""
+    log = tmp_path / "log"
+    process = start(models, log, free_ports(3))
+    stubs: list[int] = []
+    try:
+        wait_until(lambda: stubs.extend(_stubs(process.pid)) or stubs, "a frontend is started")
+        os.kill(stubs[0], signal.SIGKILL)
+        assert process.wait(60) != 0
+    finally:
+        process.terminate()
+    assert "error: model demo: Stub process" in log.read_text()
+
+
 def left(regions: set[str]) -> set[str]:
     return {name for name in regions if (guard.SHARED_MEMORY / name).exists()}
+
+
+def _stubs(server: int) -> list[int]:
+    return [pid for pid in guard.descendants(server) if "python_backend_stub\0/" in _command(pid)]
 
 
 def _command(pid: int) -> str:

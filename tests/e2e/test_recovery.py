@@ -187,6 +187,29 @@ def test_when_all_instances_die_new_ones_find_the_engine(tended: Server) -> None
     wait_until(lambda: tended.metric("nereid:frontends_lost", model="demo") == 2, "the deaths are counted")
 
 
+@pytest.mark.parametrize("age_s", [0.0, 0.5])
+def test_instances_whose_replacements_die_too_are_replaced_again(tended: Server, age_s: float) -> None:
+    """Those that are killed before their first word would have 2.51 wait for them for ever."""
+    seen: set[int] = set()
+    for _ in range(3):
+        newborn = {"demo": 2, "tokenizer": 1}
+        wait_until(lambda: all(len(fresh(tended, model, seen)) >= n for model, n in newborn.items()), "they are there")  # noqa: B023
+        time.sleep(age_s)
+        pids = set().union(*(fresh(tended, model, seen) for model in newborn))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        seen |= pids
+    ask = json.dumps({"text_input": PROMPT, "max_tokens": 4}).encode()
+    wait_until(lambda: tended.post("/v2/models/ensemble/generate", ask)[0] == 200, "they answer")
+    wait_until(lambda: len(tended.stub_pids("demo")) == 2, "all are there")
+    wait_until(lambda: all(answered(tended, "demo") for _ in range(4)), "each of them answers")
+    assert tended.load("demo") is None, "the server can load the model again"
+
+
+def fresh(server: Server, model: str, seen: set[int]) -> set[int]:
+    return set(server.stub_pids(model)) - seen
+
+
 def test_load_and_unload_leave_nothing_behind(server: Server, models: Path, checkpoint: Path) -> None:
     repository.write_llm(models, "cycled", {"model": str(checkpoint), **SETTINGS})
     regions, folders = shared_memory(server), set(server.run_folder().iterdir())

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,12 +35,16 @@ class Server(Repository):
         self.failures = 0
         self.silences = 0  # calls of `config` that are not answered, once a load was
         self.newborn: list[set[str]] = []  # groups whose new stubs die as they appear, a set for each of the next loads
+        self.seen: Callable[[], set[int]] = set  # pids of stubs that are watched
         self._arrange(groups_)
 
-    def config(self, model: str) -> Config | None:
+    def state(self, model: str) -> str:
         if self.loads and self.silences > 0:
             self.silences -= 1
             raise RepositoryError("timed out")
+        return "UNAVAILABLE" if self.current is None else "READY"
+
+    def config(self, model: str) -> Config | None:
         return self.current
 
     def load(self, model: str, config: Config) -> None:
@@ -66,7 +71,7 @@ class Server(Repository):
 
     def _stub(self, instance: str) -> subprocess.Popen[bytes]:
         """A shell under a stub's command line, which waits for a line that never comes."""
-        words = ["/x/triton_python_backend_stub", str(self._model_py), *"rszpbh", instance, "DEFAULT"]
+        words = ["/x/triton_python_backend_stub", str(self._model_py), *"rszpb0", instance, "DEFAULT"]
         stub = subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE)
         # A load returns when its stub is up. The kernel shows the command line a moment after exec has begun.
         wait_until(lambda: read_stub(stub.pid) is not None)
@@ -92,11 +97,12 @@ def tend(tmp_path: Path) -> Iterator[Callable[..., tuple[Server, list[str]]]]:
     """Makes servers whose instances are replaced, with what is said about them."""
     with contextlib.ExitStack() as stack:
 
-        def make(groups: int, count: int = 1, limit: int = 10) -> tuple[Server, list[str]]:
+        def make(groups: int, count: int = 1) -> tuple[Server, list[str]]:
             server = Server(tmp_path, groups, count)
             stack.callback(lambda: [end(stub) for stubs in server.stubs.values() for stub in stubs])
             sentences: list[str] = []
-            replacement = Replacement(os.getpid(), server, sentences.append, limit)
+            replacement = Replacement(os.getpid(), server, sentences.append)
+            server.seen = lambda: set(replacement._stubs)
             replacement.start()
             stack.callback(replacement._thread.join)
             stack.callback(replacement.close)
@@ -185,25 +191,67 @@ def test_what_the_server_ends_itself_is_not_replaced(tend: Callable[..., tuple[S
     assert (server.loads, sentences) == ([], [])
 
 
-def test_a_start_that_fails_is_tried_again_and_too_many_are_the_end(
-    tend: Callable[..., tuple[Server, list[str]]],
+def test_a_start_that_fails_is_tried_again_however_often(
+    tend: Callable[..., tuple[Server, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, sentences = tend(2, limit=2)
-    server.failures = 1
+    monkeypatch.setattr("engine.serving.replacement._BACKOFF_S", (0.0, 0.01, 0.02))
+    monkeypatch.setattr("engine.serving.replacement._LONG_S", 0.01)
+    server, sentences = tend(2)
+    server.failures = 15
     kill(server.stubs["g1"][0])
     wait_until(lambda: any("complete" in sentence for sentence in sentences))
-    assert server.groups_of_loads() == [["g0"], ["g0", "g1"], ["g0", "g1"]]
+    assert server.groups_of_loads() == [["g0"], *[["g0", "g1"]] * 16]
+    assert "m: instances died 12 times in a row; others are started in 0.02 s" in sentences
+
+
+def test_a_death_while_others_are_started_is_not_waited_for(
+    tend: Callable[..., tuple[Server, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load lasts as long as the new instances take, and the server waits for ever for one that has died: only who
+    watches meanwhile can free it."""
+    freed = threading.Event()
+    monkeypatch.setattr("engine.serving.stub_rescue.release", lambda region, control: died.is_set() and freed.set())
+    died = threading.Event()
+    server, sentences = tend(2)
+    load = server.load
+
+    def wait(model: str, config: Config) -> None:
+        load(model, config)
+        if len(config["instance_group"]) == 2 and not died.is_set():
+            newborn = server.stubs["g1"][0]
+            wait_until(lambda: newborn.pid in server.seen())
+            died.set()
+            kill(newborn)
+            assert freed.wait(20)
+            raise RepositoryError("Stub process 'g1_0' is not healthy")
+
+    monkeypatch.setattr(server, "load", wait)
     kill(server.stubs["g1"][0])
-    wait_until(lambda: "not replaced any more" in sentences[-1])
-    wait_until(lambda: server.groups_of_loads()[3:] == [["g0"]])
+    wait_until(lambda: any("complete" in sentence for sentence in sentences))
+    assert server.whole()
+
+
+def test_groups_that_somebody_else_changes_meanwhile_stay_changed(
+    tend: Callable[..., tuple[Server, list[str]]],
+) -> None:
+    server, sentences = tend(2)
+    server.failures = 1
+    kill(server.stubs["g1"][0])
+    wait_until(lambda: any("not healthy" in sentence for sentence in sentences))
+    assert server.current is not None
+    groups = [server.current["instance_group"][0], {"name": "g7", "count": 1, "host_policy": "h7"}]
+    server._arrange(groups)
+    server.current = {**server.current, "instance_group": groups}
+    time.sleep(2.0)
+    assert server.groups_of_loads() == [["g0"], ["g0", "g1"]]
 
 
 def test_a_server_that_does_not_answer_is_asked_again(tend: Callable[..., tuple[Server, list[str]]]) -> None:
     server, sentences = tend(2)
-    server.silences = 1
+    server.silences, server.failures = 1, 1
     kill(server.stubs["g1"][0])
     wait_until(lambda: any("complete" in sentence for sentence in sentences))
-    assert server.groups_of_loads() == [["g0"], ["g0", "g1"]]
+    assert server.groups_of_loads() == [["g0"], ["g0", "g1"], ["g0", "g1"]]
     assert any("timed out" in sentence for sentence in sentences)
 
 
