@@ -115,8 +115,8 @@ def steps() -> dict[str, dict[str, Step]]:
         "moe_gemm": {
             "tokens": of_tokens("moe_gemm", 64, 32, 16, 4),
             "int4": lambda n: packed_experts("", BF16, n, 64, 32, 16, 4),
-            "fp8": lambda n: eight_experts("", BF16, n, 256, 128, 16, 4, Inputs("fp8", 128), (128, 128)),
-            "int8": lambda n: eight_experts("", BF16, n, 256, 128, 16, 4, Inputs("int8"), whole=True),
+            "fp8": lambda n: eight_experts("", BF16, n, 256, 256, 16, 4, Inputs("fp8", 128), (128, 128)),
+            "int8": lambda n: eight_experts("", BF16, n, 256, 256, 16, 4, Inputs("int8"), whole=True),
         },
         "moe": {
             "tokens": of_tokens("moe", 64, 32, 16, 4, norm=True),

@@ -26,6 +26,8 @@ TOKENS = (*LINES, 257, 1023, 1024, 2047, 2048, 4097)
 # Of a product's tile, what says nothing of the order of a sum: its sides, which of them is the weight's, the pipeline,
 # and whether slices of the inputs are taken by programs or in turn.
 CUT = {"BM", "BN", "SWAP", "STAGES", "EVEN", "PREFETCH", "SPLIT", "SERIAL", "num_warps", "num_stages"}
+# Which pairs stand beside each other is no part of their sums, nor how many channels a program adds up side by side.
+PLACES, SIDES = {"_count", "_place"}, {"BLOCK_N", "num_warps"}
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "linear", "matmul"}
 
 Constants = frozenset[tuple[str, str]]
@@ -48,6 +50,10 @@ class Products(TorchDispatchMode):
 def order(name: str, constants: tuple[Any, ...]) -> Constants:
     """What of a launch's constants a sum's order may hang on."""
     held = dict(constants)
+    if name in PLACES:
+        return frozenset()
+    if name == "combine":
+        return frozenset((k, v) for k, v in held.items() if k not in SIDES)
     if name != "tile_kernel":
         return frozenset(held.items())
     slices = str(int(held["SPLIT"]) * int(held["SERIAL"]))
