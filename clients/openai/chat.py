@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from clients.openai.config import ShimConfig
+from clients.openai.constraints import chat_constraint
 from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.errors import unsupported
@@ -177,6 +178,7 @@ class ChatCall(Generic[C]):
         self.usage = trace.usage = Usage(request.num_choices)
         self.choices = [choice(request, shim.config) for _ in range(request.num_choices)]
         self.source = Source(Prompt())
+        self._constraint = chat_constraint(request, shim.config)
 
     @property
     def thinks(self) -> bool:
@@ -302,6 +304,7 @@ class ChatCall(Generic[C]):
                 max_tokens=_TO_THE_END if limit is None else limit,
                 logprobs=wanted,
                 choice=choice,
+                constraint=self._constraint,
             ),
             stream=stream,
             deadline=self._deadline.end,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from clients.openai.constraints import constraint_of
 from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.logprobs import completion_logprobs, num_characters
@@ -118,6 +119,7 @@ class _Answer:
             max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
             logprobs=request.logprobs,
             choice=candidate,
+            constraint=constraint_of(request),
         )
         if request.echo_logprobs:
             sampling["prompt_logprobs"] = max(request.prompt_logprobs or 0, request.logprobs or 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from clients.openai.errors import invalid
 from clients.openai.schema import Sampling
 from clients.openai.wire import ModelInfo
-from engine.types import derive_seed
+from engine.types import Constraint, derive_seed
 
 _SAME_NAME = (
     "min_tokens",
@@ -39,7 +41,14 @@ def check_length(info: ModelInfo, name: str, wanted: int | None) -> None:
         )
 
 
-def sampling_fields(request: Sampling, *, max_tokens: int | None, logprobs: int | None, choice: int) -> dict[str, Any]:
+def sampling_fields(
+    request: Sampling,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    choice: int,
+    constraint: Constraint | None = None,
+) -> dict[str, Any]:
     """The JSON of sampling_parameters but for its timeout. Only what was asked for is in it; the engine has the
     defaults."""
     fields: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) not in (None, [])}
@@ -53,6 +62,8 @@ def sampling_fields(request: Sampling, *, max_tokens: int | None, logprobs: int 
         fields["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     if request.logit_bias:
         fields["logit_bias"] = request.logit_bias
+    if constraint is not None:
+        fields["structured_outputs"] = msgspec.to_builtins(constraint)
     if request.seed is not None:
         fields["seed"] = derive_seed(request.seed, choice)
     return fields

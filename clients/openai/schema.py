@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from clients.openai.constraints import constraint_of
 from clients.openai.errors import invalid, unsupported
 from engine.types import (
     MAX_ALLOWED_IDS,
@@ -34,16 +35,12 @@ Stop = Annotated[str, Field(max_length=MAX_STOP_BYTES)]
 Stops = Annotated[List[Stop], Field(max_length=MAX_STOP_STRINGS)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_BYTES)]
 
-_LATER = "constrained decoding is not built yet; ask for JSON in the prompt instead."
-
 
 class Strict(BaseModel):
     """No coercion between JSON types, no NaN. Unknown fields are kept until `fields` has reported or refused them."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-
-_STRUCTURED = (None, f"it needs a grammar, and {_LATER}")
 
 # vLLM's fields that this server cannot honour: the values besides null that ask for nothing, and why no other is taken.
 _ELSEWHERE: dict[str, tuple[Any, str]] = {
@@ -69,14 +66,6 @@ _ELSEWHERE: dict[str, tuple[Any, str]] = {
     "request_id": (None, "send it in the header X-Request-Id."),
     "lora_request": (None, "adapters are not served here."),
     "lora_name": (None, "adapters are not served here."),
-    "structured_outputs": _STRUCTURED,
-    "structural_tag": _STRUCTURED,
-    "guided_json": _STRUCTURED,
-    "guided_regex": _STRUCTURED,
-    "guided_choice": _STRUCTURED,
-    "guided_grammar": _STRUCTURED,
-    "guided_decoding_backend": _STRUCTURED,
-    "guided_whitespace_pattern": _STRUCTURED,
 }
 
 
@@ -92,16 +81,25 @@ class StreamOptions(Strict):
         return self
 
 
+class SchemaFormat(Strict):
+    """What response_format carries with json_schema. An answer keeps to the schema whatever `strict` says."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: SchemaFormat | None = None
 
     @model_validator(mode="after")
-    def _refuse(self) -> ResponseFormat:
-        if self.type != "text":
-            raise unsupported("response_format", f"type {self.type!r} needs a grammar, and {_LATER}")
-        if self.json_schema is not None:
-            raise invalid("response_format.json_schema", "json_schema goes with type 'json_schema' only.")
+    def _check(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise invalid("response_format.json_schema", "json_schema goes with type 'json_schema', which needs it.")
         return self
 
 
@@ -142,6 +140,14 @@ class Sampling(Strict):
     timeout: Annotated[float, Field(gt=0.0)] | None = Field(None, description="Deadline in seconds.")
     user: str | None = Field(None, description="Written to the access log.")
     response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | str | None = Field(None, description="vLLM's: json, regex, choice or grammar.")
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: List[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structural_tag: Any = None
 
     @model_validator(mode="after")
     def _combinations(self) -> Sampling:
@@ -150,6 +156,7 @@ class Sampling(Strict):
             neutral, why = _ELSEWHERE[name]
             if extra.pop(name) not in (None, neutral):
                 raise unsupported(name, why)
+        constraint_of(self)
         if self.stop is not None and "" in ([self.stop] if isinstance(self.stop, str) else self.stop):
             raise invalid("stop", "stop cannot contain an empty string.")
         if self.stream_options is not None and not self.stream:
@@ -287,12 +294,6 @@ class FunctionSpec(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _refuse(self) -> FunctionSpec:
-        if self.strict:
-            raise unsupported("tools", f"`strict` needs a grammar, and {_LATER}")
-        return self
-
 
 class Tool(Strict):
     type: Literal["function"]
@@ -362,10 +363,13 @@ class ChatRequest(Sampling):
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) != len(names):
             raise invalid("tools", "two tools have the same name.")
-        if self.tool_choice == "required":
-            raise unsupported("tool_choice", f"'required' needs a grammar, and {_LATER}")
-        if self.tool_choice in ("auto",) and not names:
+        if self.tool_choice in ("auto", "required") and not names:
             raise invalid("tool_choice", "`tool_choice` needs `tools`.")
+        must = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        if not must and any(tool.function.strict for tool in self.active_tools):
+            raise unsupported("tools", "`strict` holds where a call must come: set `tool_choice` 'required' or a tool.")
+        if must and constraint_of(self) is not None:
+            raise invalid("tool_choice", "an answer that must be a call can be nothing else: send no format of it.")
         if isinstance(self.tool_choice, NamedTool):
             if self.tool_choice.function.name not in names:
                 raise invalid("tool_choice", f"no tool is named {self.tool_choice.function.name!r}.")

@@ -25,7 +25,8 @@ def taken(fields: Mapping[str, Any]) -> tuple[Constraint | None, dict[str, Any]]
         return None, rest
     found = {name: value for name, value in fields.items() if name in NAMES and not _nothing(value)}
     _backend(found.pop("guided_decoding_backend", None))
-    pattern = found.pop("guided_whitespace_pattern", None)
+    pattern = fields.get("guided_whitespace_pattern")  # an empty one allows no white space
+    found.pop("guided_whitespace_pattern", None)
     made: dict[str, Constraint] = {}
     constraint: Constraint | None
     for name, value in found.items():

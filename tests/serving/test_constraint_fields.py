@@ -39,6 +39,7 @@ def made(**fields: Any) -> Constraint | None:
         ({"structured_outputs": {"json": SCHEMA, "regex": None, "backend": "auto"}}, JSON),
         ({"structured_outputs": {"json": SCHEMA, "think": "may"}}, msgspec.structs.replace(JSON, think="may")),
         ({"structured_outputs": msgspec.to_builtins(JSON)}, JSON),
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": ""}, msgspec.structs.replace(JSON, whitespace="")),
         ({"guided_decoding": {"json": SCHEMA}, "guided_decoding_backend": "xgrammar"}, JSON),
         ({"response_format": {"type": "json_object"}}, JSON),
         (
