@@ -27,6 +27,7 @@ VLLM_BACKEND = "https://github.com/triton-inference-server/vllm_backend"
 TENSORRT_LLM = "https://github.com/NVIDIA/TensorRT-LLM"
 _BEGIN, _END = "<!-- make test-peers: begin -->\n", "<!-- make test-peers: end -->\n"
 _MOST_S = 3600
+_MANY = 100
 _PYTEST = ("-p", "no:cacheprovider", "-c", "/dev/null")
 
 
@@ -43,6 +44,7 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-backend", default="", help="a checkout; cloned where it is empty")
     parser.add_argument("--tensorrt-llm", default="", help="a checkout with inflight_batcher_llm/client in it")
+    parser.add_argument("--every", type=int, default=1, help="of a file of more than 100 tests, one of so many")
     parser.add_argument("--write", type=Path, help="the page whose table is replaced")
     told = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="nereid-peers-") as name:
@@ -52,7 +54,7 @@ def main(words: list[str]) -> int:
         models = prepared(root, vllm)
         with LocalServer(models, ready_s=300.0) as server:
             with_ports(root, server)
-            outcomes = [*tests(vllm), *samples(vllm), clients(trt)]
+            outcomes = [*tests(vllm, told.every), *samples(vllm), clients(trt)]
     page = table(outcomes)
     print(page)
     if told.write is not None:
@@ -105,14 +107,19 @@ def with_ports(root: Path, server: LocalServer) -> None:
             file.write_text(new, errors="surrogateescape")
 
 
-def tests(vllm: Path) -> Iterator[Outcome]:
+def tests(vllm: Path, every: int) -> Iterator[Outcome]:
     """Each of vllm_backend's files of tests in its own folder, as its test.sh runs it: unittest's by themselves."""
     for name in TEST_FILES:
         file = vllm / name
         by_itself = "unittest.main()" in file.read_text()
         command = [sys.executable, file.name, "-v"] if by_itself else [sys.executable, "-m", "pytest", "-v", *_PYTEST]
+        chosen, run = [file.name], f"{'python' if by_itself else 'pytest'} {name}"
         if not by_itself:
-            command += [f"--rootdir={file.parent}", file.name]
+            command.append(f"--rootdir={file.parent}")
+            known = collected(file)
+            if every > 1 and len(known) > _MANY:
+                chosen, run = known[::every], f"{run} ({len(known[::every])} of its {len(known):,} tests)"
+        command += [] if by_itself else chosen
         ended = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MOST_S)
         said = ended.stderr if by_itself else ended.stdout
         passed, failed = unittest_results(said) if by_itself else pytest_results(said)
@@ -121,7 +128,14 @@ def tests(vllm: Path) -> Iterator[Outcome]:
         if failed:
             print(name, said[-6000:], sep="\n", file=sys.stderr)
         reasons = {test: reason(f"{name}::{test}") for test in failed}
-        yield Outcome(f"{'python' if by_itself else 'pytest'} {name}", len(passed), len(passed) + len(failed), reasons)
+        yield Outcome(run, len(passed), len(passed) + len(failed), reasons)
+
+
+def collected(file: Path) -> list[str]:
+    """The ids of a file's tests."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *_PYTEST, f"--rootdir={file.parent}", file.name]
+    said = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MOST_S).stdout
+    return re.findall(r"^\S+::\S+$", said, re.MULTILINE)
 
 
 def pytest_results(said: str) -> tuple[list[str], list[str]]:

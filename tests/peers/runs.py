@@ -63,8 +63,9 @@ THEIRS = {
     "test_vllm_model_enabled_stream_exclude_input_in_output_default": _WORDS,
     "test_vllm_model_enabled_stream_exclude_input_in_output_true": _WORDS,
     "test_exclude_input_in_output": _WORDS,
+    "test_vllm_metrics_disabled": "wants a server without metrics",
+    "test_vllm_metrics_refused": "wants a server without metrics",
     "test_vllm_metrics": "compares with the token counts of opt-125m",
-    "test_custom_vllm_metrics": "needs a second server with other settings of vLLM",
     "test_request_cancellation": "reads words of vLLM's in its log",
     "test_vllm_not_healthy": "needs a vLLM that was changed to say that it is not well",
     "client --batch-inputs": "several prompts a request are not built",
@@ -72,7 +73,6 @@ THEIRS = {
     "client --return-generation-logits": "logits never leave the engine: refused",
     "client --return-perf-metrics": "not built: the metrics endpoint has such figures",
     "client -b": "beam search is not built",
-    "client --guided-decoding": "structured output is not built",
     "client --model-name tensorrt_llm_bls": "no such model",
 }
 
