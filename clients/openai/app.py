@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from clients.openai import sagemaker
 from clients.openai.answers import ERRORS, STREAMED, ChatAnswer, CompletionAnswer, ModelCard, ModelList, Tokens, Words
 from clients.openai.chat import chat
 from clients.openai.completions import complete
@@ -81,6 +82,7 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
     )
     app.router.route_class = JsonRoute
     app.state.unknown_fields = UnknownFields(config.strict_fields)
+    app.state.aliases = config.aliases
     _errors(app)
     _api(app, shim)
     responses.add(app, shim, kept)
@@ -131,14 +133,15 @@ def _errors(app: FastAPI) -> None:
 
 
 def _api(app: FastAPI, shim: Shim) -> None:
-    def card(info: ModelInfo) -> dict[str, Any]:
+    def card(name: str, info: ModelInfo) -> dict[str, Any]:
         return {
-            "id": info.name,
+            "id": name,
             "object": "model",
             "created": shim.started,
             "owned_by": "nereid",
+            "root": info.name,
             "max_model_len": info.max_model_len,
-            **listed(info, shim.started),
+            **listed(name, info, shim.started),
         }
 
     @app.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMED, tags=["generate"])
@@ -159,14 +162,16 @@ def _api(app: FastAPI, shim: Shim) -> None:
 
     @app.get("/v1/models", response_model=ModelList, responses=ERRORS, tags=["models"])
     async def models() -> Response:
-        cards = [card(info) for _, info in sorted(shim.router.models.items())]
+        served = shim.router.models
+        served |= {name: served[target] for name, target in shim.config.aliases.items() if target in served}
+        cards = [card(name, info) for name, info in sorted(served.items())]
         names = [each["id"] for each in cards]
         page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
         return json_response({"object": "list", "data": cards, **page})
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=ERRORS, tags=["models"])
     async def model(model: str) -> Response:
-        return json_response(card(shim.router.model(model)))
+        return json_response(card(model, shim.router.model(shim.config.aliases.get(model, model))))
 
     @app.post("/tokenize", response_model=Tokens, responses=ERRORS, tags=["text"])
     async def tokenize(http: Request, body: TokenizeRequest) -> Response:
@@ -187,11 +192,20 @@ def _api(app: FastAPI, shim: Shim) -> None:
 
 
 def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
-    @app.get("/health", responses=ERRORS, tags=["service"], summary="200 while a replica serves a model")
-    async def health() -> Response:
+    def served() -> dict[str, Any]:
         if not shim.router.models:
             raise ApiError(503, "No tritonserver with a ready model answers.", code="backend_unavailable")
-        return json_response({"status": "ok", "models": sorted(shim.router.models)})
+        return {"status": "ok", "models": sorted(shim.router.models)}
+
+    @app.get("/health", responses=ERRORS, tags=["service"], summary="200 while a replica serves a model")
+    async def health() -> Response:
+        return json_response(served())
+
+    sagemaker.add(app, shim, served)
+
+    @app.get("/load", tags=["service"], summary="Generations that this worker has open")
+    async def load() -> Response:
+        return json_response({"server_load": sum(replica.open_requests for replica in shim.router.replicas)})
 
     @app.get("/health/generate", responses=ERRORS, tags=["service"], summary="One real token from every model")
     async def health_generate() -> Response:

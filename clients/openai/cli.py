@@ -52,6 +52,9 @@ class Flags:
     strict_fields: Annotated[
         bool, typer.Option(help="Refuse unknown fields of a request; without it they are ignored and reported.")
     ] = False
+    alias: Annotated[
+        list[str] | None, typer.Option(help="NAME=MODEL: another name of a model; give it once a name.")
+    ] = None
     stored_responses: Annotated[
         int, typer.Option(help="How many answers of /v1/responses are kept for previous_response_id; 0 keeps none.")
     ] = 1000
@@ -85,6 +88,7 @@ def _serve_with(flags: Flags) -> None:
             health_interval_s=flags.health_interval,
             web=flags.web,
             strict_fields=flags.strict_fields,
+            aliases=dict(_alias(text) for text in flags.alias or ()),
             stored_responses=flags.stored_responses,
         )
         if flags.log_level not in ("debug", "info", "warning", "error"):
@@ -133,6 +137,13 @@ def _keys_in(path: Path | None) -> list[str]:
     if not keys:
         raise ValueError(f"--api-key-file {path} holds no key")
     return keys
+
+
+def _alias(text: str) -> tuple[str, str]:
+    name, _, model = text.partition("=")
+    if not name or not model:
+        raise ValueError(f"--alias {text!r} is not NAME=MODEL")
+    return name, model
 
 
 def _file(path: Path | None) -> str | None:

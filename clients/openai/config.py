@@ -60,6 +60,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     affinity: send equal prompt beginnings to the same replica while its load allows.
     affinity_slack: open requests a replica may be ahead of the least loaded one and still win by affinity.
     strict_fields: unknown fields of a request are refused, not reported.
+    aliases: other names of models; a request for one goes to the model that it stands for.
     stored_responses: responses kept for `previous_response_id`, all workers together; 0 keeps none.
     tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in.
     """
@@ -86,6 +87,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     health_interval_s: Annotated[float, Meta(gt=0)] = 2.0
     web: bool = True
     strict_fields: bool = False
+    aliases: dict[str, str] = {}
     stored_responses: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
 
     def __post_init__(self) -> None:

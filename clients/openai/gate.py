@@ -31,7 +31,7 @@ log = logging.getLogger("nereid.openai.access")
 _BODY_S = 60
 
 OPEN_PATHS = frozenset(
-    {"/", "/health", "/health/generate", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
+    {"/", "/health", "/health/generate", "/ping", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
 )
 _PLAIN_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 

@@ -7,7 +7,7 @@ times as long. It still makes the OpenAPI page from the same endpoints.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -19,6 +19,7 @@ from clients.openai.trace import trace_of
 
 _MOST_MISTAKES = 1000
 
+M = TypeVar("M", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -34,19 +35,33 @@ class JsonRoute(APIRoute):
 
 def _handler(model: type[BaseModel], endpoint: Callable[..., Awaitable[Response]]) -> Handler:
     async def handle(http: Request) -> Response:
-        data = await http.body()
-        if not data:
-            raise ApiError(400, "The request body is missing; send a JSON object.", code="invalid_json")
-        kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-            raise ApiError(400, f"The request body must be JSON sent as application/json, not as {kind or 'nothing'}.")
-        try:
-            body = model.model_validate_json(data)
-        except ValidationError as error:
-            if error.error_count() > _MOST_MISTAKES:  # each would be made a dict of, only to show the first
-                raise ApiError(400, f"The request body holds {error.error_count()} mistakes; see /docs.") from None
-            raise from_validation(error.errors(include_url=False)) from None
-        trace_of(http).ignored_fields = http.app.state.unknown_fields.take_out(body)
-        return await endpoint(http, body)
+        return await endpoint(http, checked(model, await json_of(http), http))
 
     return handle
+
+
+async def json_of(http: Request) -> bytes:
+    """The body, which says that it is JSON. Raises ApiError."""
+    data = await http.body()
+    if not data:
+        raise ApiError(400, "The request body is missing; send a JSON object.", code="invalid_json")
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(400, f"The request body must be JSON sent as application/json, not as {kind or 'nothing'}.")
+    return data
+
+
+def checked(model: type[M], data: bytes, http: Request) -> M:
+    """The request that `data` holds, its model by its own name. Raises ApiError."""
+    try:
+        body = model.model_validate_json(data)
+    except ValidationError as error:
+        if error.error_count() > _MOST_MISTAKES:  # each would be made a dict of, only to show the first
+            raise ApiError(400, f"The request body holds {error.error_count()} mistakes; see /docs.") from None
+        raise from_validation(error.errors(include_url=False)) from None
+    state = http.app.state
+    trace_of(http).ignored_fields = state.unknown_fields.take_out(body)
+    name = getattr(body, "model", None)
+    if name in state.aliases:
+        body.model = state.aliases[name]  # type: ignore[attr-defined]
+    return body

@@ -50,11 +50,11 @@ MESSAGES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def listed(info: ModelInfo, started: int) -> dict[str, Any]:
+def listed(name: str, info: ModelInfo, started: int) -> dict[str, Any]:
     """What Anthropic's SDKs read of a model of GET /v1/models, beside what OpenAI's read. started: Unix time."""
     return {
         "type": "model",
-        "display_name": info.name,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(started, timezone.utc).isoformat(),
         "lifecycle": "active",
         "max_input_tokens": info.max_model_len,
