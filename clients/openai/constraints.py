@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from clients.openai.errors import invalid
+from clients.openai.errors import invalid, unsupported
 from clients.openai.tools import forced_prefix
 from engine.serving import constraint_fields
 from engine.types import Constraint, RequestError
@@ -55,6 +55,8 @@ def chat_constraint(request: ChatRequest, config: ShimConfig) -> Constraint | No
     if request.tool_choice == "required":
         most = 1 if request.parallel_tool_calls is False else MOST_CALLS
         made: Constraint | None = Constraint(kind="grammar", text=calls(tools, config.tool_parser, most))
+    elif any(tool.function.strict for tool in tools):
+        made = Constraint(kind="grammar", text=calls_or_text(tools, config.tool_parser, constraint_of(request)))
     else:
         made = constraint_of(request)
     thinking = (request.chat_template_kwargs or {}).get("enable_thinking") is not False
@@ -65,16 +67,46 @@ def chat_constraint(request: ChatRequest, config: ShimConfig) -> Constraint | No
 
 def calls(tools: list[Tool], form: str, most: int) -> str:
     """A grammar of one to `most` calls of any of `tools`, in Lark's notation."""
-    closing, between = ("}\n</tool_call>", "\n") if form == "hermes" else ("}", "; ")
-    more = f" ({json.dumps(between)} call){{0,{most - 1}}}" if most > 1 else ""
-    rules = [f"start: call{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
+    more = f" ({json.dumps(_BETWEEN[form])} call){{0,{most - 1}}}" if most > 1 else ""
+    return "\n".join([f"start: call{more}", *_call_rules(tools, form)])
+
+
+def calls_or_text(tools: list[Tool], form: str, content: Constraint | None) -> str:
+    """A grammar of text in which each call keeps to its tool's schema, in Lark's notation. content: what the answer
+    must be where it is no call; it says nothing of text beside calls then. Raises ApiError where the two do not go
+    together."""
+    rules = _call_rules(tools, form, behind=_TRIGGERS[form])
+    between = json.dumps(_BETWEEN[form])
+    if content is not None:
+        if content.kind != "json" or form != "hermes":  # Llama's calls begin as other JSON does
+            raise unsupported(
+                "tools", "strict tools beside a format of the answer; a JSON schema goes with hermes' form."
+            )
+        schema = json.loads(content.text)
+        if content.whitespace is not None and isinstance(schema, dict):
+            schema["x-guidance"] = {"whitespace_flexible": bool(content.whitespace)}
+        first = f"start: opened ({between} opened)* | content"
+        return "\n".join(
+            [first, f"opened: {json.dumps(_TRIGGERS[form])} call", f"content: %json {json.dumps(schema)}", *rules]
+        )
+    if form == "hermes":
+        # A lazy terminal ends where the tag does, so text holds no tag that no call follows.
+        rules += [f"trigger[lazy]: TEXT {json.dumps(_TRIGGERS[form])}", "TEXT: /(.|\\n)*/"]
+        return "\n".join(["start: (trigger call)* rest", "rest: TEXT", *rules])
+    # Calls in this form begin an answer, with a brace; any other beginning is text.
+    return "\n".join([f"start: call ({between} call)* | rest", "rest: /([^{\\s](.|\\n)*)?/", *rules])
+
+
+_BETWEEN = {"hermes": "\n", "llama3": "; "}
+_TRIGGERS = {"hermes": "<tool_call>", "llama3": ""}
+
+
+def _call_rules(tools: list[Tool], form: str, behind: str = "") -> list[str]:
+    """Rules of `call`, any call of the tools, behind the beginning that all have."""
+    closing = json.dumps("}\n</tool_call>" if form == "hermes" else "}")
+    rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
         schema: dict[str, Any] = tool.function.parameters or _ANY
-        rules.append(f"call_{i}: {json.dumps(_opening(form, tool.function.name))} arguments_{i} {json.dumps(closing)}")
-        rules.append(f"arguments_{i}: %json {json.dumps(schema)}")
-    return "\n".join(rules)
-
-
-def _opening(form: str, name: str) -> str:
-    """A call up to its arguments."""
-    return forced_prefix(form, name)[:-1]
+        opening = json.dumps(forced_prefix(form, tool.function.name)[len(behind) : -1])  # up to its arguments
+        rules += [f"call_{i}: {opening} arguments_{i} {closing}", f"arguments_{i}: %json {json.dumps(schema)}"]
+    return rules

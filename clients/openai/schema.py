@@ -366,8 +366,6 @@ class ChatRequest(Sampling):
         if self.tool_choice in ("auto", "required") and not names:
             raise invalid("tool_choice", "`tool_choice` needs `tools`.")
         must = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
-        if not must and any(tool.function.strict for tool in self.active_tools):
-            raise unsupported("tools", "`strict` holds where a call must come: set `tool_choice` 'required' or a tool.")
         if must and constraint_of(self) is not None:
             raise invalid("tool_choice", "an answer that must be a call can be nothing else: send no format of it.")
         if isinstance(self.tool_choice, NamedTool):

@@ -104,11 +104,13 @@ def test_the_first_of_n_choices_is_the_only_one_of_one(shim: Shim) -> None:
 
 
 def test_n_choices_of_a_prompt_share_its_blocks(server: LocalServer, shim: Shim) -> None:
-    before = gauges(server)["prefix_cache_hits"]
+    before = gauges(server)["prefix_cache_hits_total"]
     answer = complete(shim, prompt="shared beginning " * 60, n=3, temperature=1, seed=1, max_tokens=4)
     assert len(texts(answer)) == 3
     prompt = answer["usage"]["prompt_tokens"]
-    until(lambda: gauges(server)["prefix_cache_hits"] - before > 2 * (prompt - 64), 5, "the choices share no blocks")
+    until(
+        lambda: gauges(server)["prefix_cache_hits_total"] - before > 2 * (prompt - 64), 5, "the choices share no blocks"
+    )
 
 
 def test_best_of_gives_the_likeliest(shim: Shim) -> None:

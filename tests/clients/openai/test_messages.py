@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anthropic
@@ -131,6 +132,26 @@ def test_a_tool_can_be_forced(client: anthropic.Anthropic) -> None:
     assert [(block.type, block.name) for block in message.content] == [("tool_use", "get_weather")]
     assert message.content[0].input == {"city": "Oslo"}
     assert message.stop_reason == "tool_use"
+
+
+def test_a_call_can_be_asked_for(client: anthropic.Anthropic) -> None:
+    message = ask(client, "say w", tools=[WEATHER, TIME], tool_choice={"type": "any"}, thinking={"type": "disabled"})
+    assert message.content[0].type == "tool_use"
+    assert message.content[0].name in ("get_weather", "get_time")
+
+
+def test_a_schema_is_kept_to(client: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    message = client.messages.create(
+        model="demo",
+        max_tokens=300,
+        messages=[{"role": "user", "content": "Which?"}],
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+        thinking={"type": "disabled"},
+        extra_body={"temperature": 0.5},
+    )
+    assert message.stop_reason == "end_turn"
+    assert json.loads(message.content[0].text)["n"] in (1, 2)
 
 
 def test_the_stop_sequence_that_was_met_is_named(client: anthropic.Anthropic) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,6 +157,26 @@ def test_logprobs_come_with_the_text(client: OpenAI) -> None:
     events = ask(client, "say h", include=["message.output_text.logprobs"], top_logprobs=2, stream=True)
     said = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
     assert [entry.logprob for entry in said] == [token.logprob for token in tokens][: len(said)]
+
+
+def test_a_schema_is_kept_to(client: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    response = client.responses.create(
+        model="demo",
+        input="Which?",
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}},
+        reasoning={"effort": "none"},
+        temperature=0.5,
+        max_output_tokens=300,
+    )
+    assert response.status == "completed"
+    assert json.loads(response.output_text)["n"] in (1, 2)
+
+
+def test_strict_functions_are_taken(client: OpenAI) -> None:
+    response = ask(client, "say w", tools=[{**WEATHER, "strict": True}, TIME])
+    assert [item.type for item in response.output] == ["message", "function_call"]
+    assert ask(client, "say h", tools=[{**WEATHER, "strict": True}]).output_text == HELLO
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

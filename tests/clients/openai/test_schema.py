@@ -118,7 +118,6 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"store": True}, "store"),
