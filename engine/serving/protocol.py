@@ -128,6 +128,13 @@ _TRTLLM_SAMPLING = (
     Tensor("return_perf_metrics", "BOOL"),
 )
 
+# Outputs of flags in NEUTRAL_TENSORS. Clients name them together with the flag: without them here, the server would
+# say that it does not know the output, in place of the sentence.
+_REFUSED_OUTPUTS = (
+    Tensor("context_logits", "FP32", (-1, -1)),
+    Tensor("generation_logits", "FP32", (-1, -1, -1)),
+)
+
 LLM_INPUTS = (
     Tensor(TEXT_INPUT, "STRING"),
     Tensor(INPUT_IDS, "INT32", (-1,)),
@@ -153,6 +160,7 @@ LLM_OUTPUTS = (
     Tensor(ERROR, "STRING", (1,)),
     Tensor(DESCRIPTION, "STRING", (1,)),
     Tensor(SEQUENCE_INDEX, "INT32", (1,)),  # which answer of `num_return_sequences` a response belongs to
+    *_REFUSED_OUTPUTS,
 )
 
 TOKENIZER_INPUTS = (
@@ -190,6 +198,7 @@ ENSEMBLE_OUTPUT_MAP = {
     TOKEN_IDS: TOKEN_IDS,
     NUM_CACHED_TOKENS: NUM_CACHED_TOKENS,
     SEQUENCE_INDEX: SEQUENCE_INDEX,
+    **{tensor.name: tensor.name for tensor in _REFUSED_OUTPUTS},
 }
 
 _LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}

@@ -260,6 +260,18 @@ def test_ensemble_refuses_what_is_not_implemented(server: Server, tensors: dict[
     assert Call(server, "ensemble", text_input=PROMPT, max_tokens=2, **neutral).all()
 
 
+@pytest.mark.parametrize("model", ["demo", "ensemble"])
+@pytest.mark.parametrize("which", ["context", "generation"])
+def test_logits_are_refused_where_their_output_is_named(server: Server, model: str, which: str) -> None:
+    """TensorRT-LLM's client names the output together with the flag; without the flag it is not there."""
+    values = {"text_input": PROMPT, "max_tokens": 2, "outputs": ["text_output", f"{which}_logits"]}
+    with pytest.raises(Exception, match=f"return_{which}_logits is not implemented"):
+        Call(server, model, **values, **{f"return_{which}_logits": True}).all()
+    (answer,) = Call(server, model, **values, **{f"return_{which}_logits": False}).all()
+    assert f"{which}_logits" not in answer
+    assert answer["text_output"]
+
+
 def test_n_answers_come_as_entries_of_one_response(server: Server) -> None:
     """vllm_backend's form: each output has an entry an answer. The first is what the same seed gives alone."""
     fields = {**SAMPLED, "temperature": 1.5, "top_k": 0, "top_p": 1.0}
