@@ -62,6 +62,13 @@ def add(
     frontends: Annotated[
         int | None, typer.Option(min=1, help="Frontend processes over the one engine; 4 with a GPU, else 2.")
     ] = None,
+    tensorrt_llm_names: Annotated[
+        bool,
+        typer.Option(
+            "--tensorrt-llm-names",
+            help="Also write preprocessing, tensorrt_llm, postprocessing, tensorrt_llm_bls and ensemble over NAME.",
+        ),
+    ] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting as KEY=VALUE, such as cache.num_blocks=4096.")
     ] = None,
@@ -73,9 +80,10 @@ def add(
             name,
             model_repository,
             settings=_settings(set_ or []),
-            tokenizer=tokenizer or ensemble,
+            tokenizer=tokenizer or ensemble or tensorrt_llm_names,
             ensemble=ensemble,
             frontends=frontends or launcher.default_frontends(),
+            tensorrt_llm_names=tensorrt_llm_names,
         )
         if not renderer.has_template(checkpoint):
             console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.serving import protocol, sampling_fields
-from engine.types import MAX_BIAS, ErrorCode, RequestError, SamplingParams
+from engine.serving import protocol, sampling_fields, word_lists
+from engine.types import MAX_BIAS, MAX_BIASES, ErrorCode, RequestError, SamplingParams
 
 Array = npt.NDArray[Any]
 _Sampling = tuple[SamplingParams, tuple[int, int]]  # with n and best_of
@@ -40,6 +40,8 @@ class Wanted(msgspec.Struct, frozen=True):
     token_ids: bool = False
     output_log_probs: bool = False
     sequence_index: bool = False
+    output_ids: bool = False
+    sequence_length: bool = False
 
 
 class LlmRequest(msgspec.Struct, frozen=True):
@@ -48,7 +50,7 @@ class LlmRequest(msgspec.Struct, frozen=True):
     echo: the answer is preceded by the prompt. top_logprobs: how many alternatives the logprobs output lists, None
     when the client did not ask for that list (`params.logprobs` may still be set for the sums). n: answers that come
     back, the likeliest of `best_of`; `separate`: each as responses of its own.
-    biases: words, and what is added to the logits of their tokens.
+    biases: words, and what is added to the logits of their tokens. stop_ids, bad_ids: words as token ids.
     """
 
     text: bytes | None
@@ -62,6 +64,8 @@ class LlmRequest(msgspec.Struct, frozen=True):
     best_of: int = 1
     separate: bool = False
     biases: tuple[tuple[str, float], ...] = ()
+    stop_ids: word_lists.Words = ()
+    bad_ids: word_lists.Words = ()
 
 
 def llm_request(
@@ -83,11 +87,14 @@ def llm_request(
         raise RequestError(f"best_of ({best_of}) above n ({n}) cannot be streamed: the best is known at the end")
     top_logprobs = params.logprobs
     log_probs = _flag(tensors, protocol.RETURN_LOG_PROBS)
+    as_ids = protocol.INPUT_LENGTHS in tensors  # a client that names no outputs is not sent the same ids twice
     wanted = Wanted(
         **{name: name in outputs and _flag(tensors, flag) for flag, name in protocol.RETURN_FLAGS.items()},
         text=protocol.TEXT_OUTPUT in outputs,
         token_ids=protocol.TOKEN_IDS in outputs,
         sequence_index=protocol.SEQUENCE_INDEX in outputs,
+        output_ids=as_ids and protocol.OUTPUT_IDS in outputs,
+        sequence_length=as_ids and protocol.SEQUENCE_LENGTH in outputs,
         output_log_probs=log_probs and protocol.OUTPUT_LOG_PROBS in outputs,
     )
     if log_probs and protocol.CUMULATIVE_LOGPROB in outputs:
@@ -99,7 +106,14 @@ def llm_request(
     biases = _biases(tensors)
     if not separate and wanted.sequence_index:
         wanted = msgspec.structs.replace(wanted, sequence_index=False)
-    return LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs, n, best_of, separate, biases)
+    if protocol.EMBEDDING_BIAS in tensors:
+        params = _with_bias(params, tensors[protocol.EMBEDDING_BIAS])
+    stop_ids, bad_ids = (
+        word_lists.unpacked(name, tensors[name]) if name in tensors else ()
+        for name in (protocol.STOP_WORDS_LIST, protocol.BAD_WORDS_LIST)
+    )
+    asked = LlmRequest(text, input_ids, stream, echo, params, wanted, top_logprobs, n, best_of, separate, biases)
+    return msgspec.structs.replace(asked, stop_ids=stop_ids, bad_ids=bad_ids) if stop_ids or bad_ids else asked
 
 
 def parameters(request: Any) -> dict[str, Any]:
@@ -159,6 +173,12 @@ def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, array[int] | No
         raise RequestError("text_input is empty: send at least one character, or input_ids")
     if ids is not None and not ids:
         raise RequestError("input_ids is empty: send at least one token id")
+    lengths = tensors.get(protocol.INPUT_LENGTHS)
+    if lengths is not None:
+        length, most = int(lengths.flat[0]), 0 if ids is None else len(ids)
+        if not 1 <= length <= most:
+            raise RequestError(f"input_lengths is {length}, and input_ids holds {most} tokens: send a number of these")
+        ids = ids and ids[:length]
     return text, ids
 
 
@@ -224,6 +244,20 @@ def _biases(tensors: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:
     except UnicodeDecodeError as error:
         raise RequestError(f"{protocol.BIAS_WORDS} is not valid UTF-8 at byte {error.start}") from None
     return tuple(zip(texts, map(float, weights.flat), strict=True))
+
+
+def _with_bias(params: SamplingParams, bias: Array) -> SamplingParams:
+    """With TensorRT-LLM's embedding_bias, one value a token id, in the logit biases. Raises RequestError."""
+    if not np.all(np.abs(bias) <= MAX_BIAS):
+        raise RequestError(f"{protocol.EMBEDDING_BIAS} must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}")
+    tokens = np.flatnonzero(bias).tolist()
+    found = {token: float(bias.flat[token]) + params.logit_bias.get(token, 0.0) for token in tokens[: MAX_BIASES + 1]}
+    together = params.logit_bias | found
+    if len(together) > MAX_BIASES:
+        raise RequestError(
+            f"{protocol.EMBEDDING_BIAS} has {len(tokens)} values that are not 0; {MAX_BIASES} are allowed"
+        )
+    return msgspec.structs.replace(params, logit_bias=together)
 
 
 def _add(fields: dict[str, Any], name: str, value: Any, source: str) -> None:

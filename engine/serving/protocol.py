@@ -56,6 +56,12 @@ SEQUENCE_INDEX = "sequence_index"
 BIAS_WORDS = "embedding_bias_words"
 BIAS_WEIGHTS = "embedding_bias_weights"
 END_ID = "end_id"
+INPUT_LENGTHS = "input_lengths"
+STOP_WORDS_LIST = "stop_words_list"
+BAD_WORDS_LIST = "bad_words_list"
+EMBEDDING_BIAS = "embedding_bias"
+OUTPUT_IDS = "output_ids"
+SEQUENCE_LENGTH = "sequence_length"
 GUIDE_TYPE = "guided_decoding_guide_type"
 GUIDE = "guided_decoding_guide"
 
@@ -97,6 +103,7 @@ NEUTRAL_TENSORS: dict[str, tuple[float | bool, str]] = {
     "length_penalty": (1.0, "length_penalty belongs to beam search, which is not implemented: leave it out"),
     "return_context_logits": (False, "return_context_logits is not implemented: logits never leave the engine"),
     "return_generation_logits": (False, "return_generation_logits is not implemented: use return_log_probs"),
+    "stop": (False, "a request that stops another is not implemented: cancel the call of the other"),
     "return_perf_metrics": (False, "return_perf_metrics is not implemented: read the metrics endpoint"),
 }
 
@@ -128,6 +135,15 @@ _TRTLLM_SAMPLING = (
     Tensor("return_perf_metrics", "BOOL"),
 )
 
+# What TensorRT-LLM's `tensorrt_llm`, which knows no text, takes besides.
+_TRTLLM_IDS = (
+    Tensor(INPUT_LENGTHS, "INT32"),
+    Tensor(STOP_WORDS_LIST, "INT32", (2, -1)),
+    Tensor(BAD_WORDS_LIST, "INT32", (2, -1)),
+    Tensor(EMBEDDING_BIAS, "FP32", (-1,)),
+    Tensor("stop", "BOOL"),
+)
+
 # Outputs of flags in NEUTRAL_TENSORS. Clients name them together with the flag: without them here, the server would
 # say that it does not know the output, in place of the sentence.
 _REFUSED_OUTPUTS = (
@@ -144,6 +160,7 @@ LLM_INPUTS = (
     *(Tensor(flag, "BOOL") for flag in RETURN_FLAGS),
     Tensor(DESCRIBE, "BOOL"),
     *_TRTLLM_SAMPLING,
+    *_TRTLLM_IDS,
 )
 
 LLM_OUTPUTS = (
@@ -161,6 +178,10 @@ LLM_OUTPUTS = (
     Tensor(DESCRIPTION, "STRING", (1,)),
     Tensor(SEQUENCE_INDEX, "INT32", (1,)),  # which answer of `num_return_sequences` a response belongs to
     *_REFUSED_OUTPUTS,
+    Tensor(
+        OUTPUT_IDS, "INT32", (-1, -1)
+    ),  # `token_ids`, a line an answer, behind the prompt's where it is not excluded
+    Tensor(SEQUENCE_LENGTH, "INT32", (-1,)),  # of each of these lines, which are filled up with 0
 )
 
 TOKENIZER_INPUTS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.models import registry
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError
-from engine.serving import catalog, protocol
+from engine.serving import catalog, protocol, tensorrt_llm
 from engine.serving.protocol import Tensor
 from engine.serving.renderer import Renderer
 from engine.serving.settings import SettingsError, parse
@@ -33,6 +33,13 @@ __all__ = ["TritonPythonModel"]
 _TOKENIZER_MODEL_PY = '''"""Text or chat messages to token ids, and token ids to text."""
 
 from engine.serving.tokenizer_model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+'''
+
+_STAGE_MODEL_PY = '''"""TensorRT-LLM's {name}."""
+
+from engine.serving.tensorrt_llm_models import {kind} as TritonPythonModel
 
 __all__ = ["TritonPythonModel"]
 '''
@@ -85,6 +92,31 @@ def ensemble_config(name: str, tokenizer: str, llm: str) -> str:
     )
 
 
+def stage_config(name: str, parameters: Mapping[str, str], inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> str:
+    """config.pbtxt of a model of the tokenizer's stage that takes batches, as TensorRT-LLM's do."""
+    return (
+        _head(name, tensorrt_llm.MAX_BATCH)
+        + "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+        + _parameters(parameters)
+        + _tensors("input", inputs)
+        + _tensors("output", outputs)
+    )
+
+
+def tensorrt_llm_config(name: str, llm: str) -> str:
+    """config.pbtxt of TensorRT-LLM's `tensorrt_llm`: the LLM's tensors under its names, with its batch dimension."""
+    inputs = [(source, name) for name, source in tensorrt_llm.INPUT_MAP.items()]
+    outputs = [(source, name) for name, source in tensorrt_llm.OUTPUT_MAP.items()]
+    return (
+        _head(name, 1, platform='platform: "ensemble"')
+        + _tensors("input", tensorrt_llm.INPUTS)
+        + _tensors("output", tensorrt_llm.OUTPUTS)
+        + "ensemble_scheduling {\n  step [\n"
+        + _step(llm, inputs, outputs)
+        + "\n  ]\n}\n"
+    )
+
+
 class AddError(Exception):
     """An entry cannot be written; the message says why."""
 
@@ -98,8 +130,11 @@ def add(
     tokenizer: bool,
     ensemble: bool,
     frontends: int,
+    tensorrt_llm_names: bool = False,
 ) -> list[Path]:
     """Write the entries NAME, NAME_tokenizer and NAME_ensemble for a checkpoint folder; returns their folders.
+
+    tensorrt_llm_names: also entries with the names of TensorRT-LLM's, over the same engine process.
 
     A model that is not implemented, a value of its config that is not, or a tokenizer or chat template that cannot be
     read is refused here and not at start.
@@ -114,6 +149,10 @@ def add(
         raise AddError(f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout")
     tokenizer_name, ensemble_name = f"{name}_tokenizer", f"{name}_ensemble"
     names = [name, *([tokenizer_name] if tokenizer else []), *([ensemble_name] if ensemble else [])]
+    if tensorrt_llm_names:
+        if name in tensorrt_llm.NAMES:
+            raise AddError(f"{name} is one of the names that --tensorrt-llm-names writes: choose another --name")
+        names += tensorrt_llm.NAMES
     for entry in names:
         if (repository / entry).exists():
             raise AddError(f"{repository / entry} exists already: remove it or choose another --name")
@@ -131,6 +170,8 @@ def add(
             write_tokenizer(repository, tokenizer_name, {"model": str(folder)})
         if ensemble:
             write_ensemble(repository, ensemble_name, tokenizer_name, name)
+        if tensorrt_llm_names:
+            write_tensorrt_llm(repository, tokenizer_name, name, {"model": str(folder)})
     except OSError as error:
         for entry in names:
             shutil.rmtree(repository / entry, ignore_errors=True)
@@ -156,6 +197,21 @@ def write_tokenizer(repository: Path, name: str, parameters: Mapping[str, str]) 
 def write_ensemble(repository: Path, name: str, tokenizer: str, llm: str) -> Path:
     """Write `repository/name` for the ensemble of two models. Raises FileExistsError when the entry exists."""
     return _write(repository / name, ensemble_config(name, tokenizer, llm), None)
+
+
+def write_tensorrt_llm(repository: Path, tokenizer: str, llm: str, parameters: Mapping[str, str]) -> None:
+    """Write entries with TensorRT-LLM's names over an LLM and its tokenizer. Raises FileExistsError when one exists."""
+    stages = (
+        ("Preprocessing", tensorrt_llm.PREPROCESSING_INPUTS, tensorrt_llm.PREPROCESSING_OUTPUTS),
+        ("Postprocessing", tensorrt_llm.POSTPROCESSING_INPUTS, tensorrt_llm.POSTPROCESSING_OUTPUTS),
+    )
+    for kind, inputs, outputs in stages:
+        name = kind.lower()
+        config = stage_config(name, parameters, inputs, outputs)
+        _write(repository / name, config, _STAGE_MODEL_PY.format(name=name, kind=kind))
+    _write(repository / "tensorrt_llm", tensorrt_llm_config("tensorrt_llm", llm), None)
+    for name in ("tensorrt_llm_bls", "ensemble"):
+        write_ensemble(repository, name, tokenizer, llm)
 
 
 def _write(folder: Path, config: str, model_py: str | None) -> Path:

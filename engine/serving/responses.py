@@ -76,6 +76,8 @@ class Responses:
         if wanted.token_ids:
             ids = pieces[0].token_ids if len(pieces) == 1 else [i for piece in pieces for i in piece.token_ids]
             tensors.append(self._tensor(protocol.TOKEN_IDS, ids, np.int32))
+        if wanted.output_ids or wanted.sequence_length:
+            tensors += self._sequences(first, pieces)
         if wanted.finish_reason:
             reasons = [piece.finish_reason for piece in pieces]
             told = [protocol.NOT_FINISHED if reason is None else reason.value for reason in reasons]
@@ -104,6 +106,20 @@ class Responses:
         if wanted.sequence_index:
             tensors.append(self._tensor(protocol.SEQUENCE_INDEX, [first.index], np.int32))
         return self._pb.InferenceResponse(output_tensors=tensors)
+
+    def _sequences(self, first: Stream, pieces: Sequence[Piece]) -> list[Any]:
+        """TensorRT-LLM's form of the ids, a line an answer, and the lines' lengths."""
+        wanted = first.request.wanted
+        before = list(first.prompt_ids) if first.request.echo else []
+        lines = [[*before, *piece.token_ids] for piece in pieces]
+        longest = max(map(len, lines))
+        found = []
+        if wanted.output_ids:
+            padded = [line + [0] * (longest - len(line)) for line in lines]
+            found.append(self._tensor(protocol.OUTPUT_IDS, padded, np.int32))
+        if wanted.sequence_length:
+            found.append(self._tensor(protocol.SEQUENCE_LENGTH, [len(line) for line in lines], np.int32))
+        return found
 
     def _strings(self, name: str, values: list[str]) -> Any:
         return self._pb.Tensor(name, np.array([v.encode("utf-8") for v in values], dtype=np.object_))

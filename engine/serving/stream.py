@@ -103,6 +103,11 @@ class Stream:
         if not ids:
             raise RequestError("the prompt has no tokens: send some text")
         self._bad_word_ids = bad_word_ids(self.params.bad_words, self._tokenizer)
+        if self.request.bad_ids or self.request.stop_ids:
+            self._bad_word_ids += [list(word) for word in self.request.bad_ids]
+            check_bad_word_ids(self._bad_word_ids)
+            self.params = self._with_words()
+            self._reads_text |= bool(self.params.stop)
         self.prompt_ids = ids
         if self.request.biases:
             bias = word_biases(self.request.biases, self.params.logit_bias, self._tokenizer)
@@ -111,7 +116,26 @@ class Stream:
     def tokenize_as(self, other: Stream) -> None:
         """Take the ids that `other`, an answer of the same request, has made."""
         self.prompt_ids, self._bad_word_ids = other.prompt_ids, other._bad_word_ids
-        self.params = msgspec.structs.replace(self.params, logit_bias=other.params.logit_bias)
+        theirs = other.params
+        self.params = msgspec.structs.replace(
+            self.params, logit_bias=theirs.logit_bias, stop=theirs.stop, bad_words=theirs.bad_words
+        )
+        self._reads_text = other._reads_text
+
+    def _with_words(self) -> SamplingParams:
+        """The parameters with the words that came as ids. What ends an answer is a text, however it is cut into tokens;
+        what is banned are the ids themselves, and their text says so.
+
+        Raises RequestError when they are too many or too long, or have no text."""
+        stop, bad = (
+            tuple(self._tokenizer.decode(word, skip_special_tokens=False) for word in words)
+            for words in (self.request.stop_ids, self.request.bad_ids)
+        )
+        params = self.params
+        try:
+            return msgspec.structs.replace(params, stop=(*params.stop, *stop), bad_words=(*params.bad_words, *bad))
+        except ValueError as error:
+            raise RequestError(f"with the words of stop_words_list and bad_words_list {error}") from None
 
     @property
     def cumulative_logprob(self) -> float:

@@ -73,7 +73,6 @@ THEIRS = {
     "client --return-generation-logits": "logits never leave the engine: refused",
     "client --return-perf-metrics": "not built: the metrics endpoint has such figures",
     "client -b": "beam search is not built",
-    "client --model-name tensorrt_llm_bls": "no such model",
 }
 
 ADD_SUB_CONFIG = """name: "add_sub"

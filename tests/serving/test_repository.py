@@ -37,9 +37,29 @@ def test_add_writes_the_model_its_tokenizer_and_its_ensemble(checkpoint: Path, t
     assert (tmp_path / "mine_ensemble" / "1").is_dir()
 
 
+def test_add_writes_tensorrt_llms_names_over_the_one_llm(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["add", str(checkpoint), "--name", "m", "--no-ensemble", "--tensorrt-llm-names", "--model-repository"]
+    result = CliRunner().invoke(app, [*words, str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    names = {"ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"}
+    assert {p.name for p in tmp_path.iterdir()} == {"m", "m_tokenizer", *names}
+    configs = {name: (tmp_path / name / "config.pbtxt").read_text() for name in names}
+    assert [n for n in sorted(names) if 'model_name: "m"' in configs[n]] == [
+        "ensemble",
+        "tensorrt_llm",
+        "tensorrt_llm_bls",
+    ]
+    assert "Preprocessing as TritonPythonModel" in (tmp_path / "preprocessing/1/model.py").read_text()
+    again = CliRunner().invoke(app, [*words[:3], "other", *words[4:], str(tmp_path)])
+    assert again.exit_code == 1
+    assert "exists already" in " ".join(again.output.split())
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--name", "ensemble", "--tensorrt-llm-names"], "choose another --name"),
         (["--name", "a/b"], "cannot be a model's"),
         (["--name", "m", "--set", "cache.num_block=3"], "did you mean 'cache.num_blocks'?"),
         (["--name", "m", "--set", "nonsense"], "write KEY=VALUE"),

@@ -1,0 +1,160 @@
+"""Entries with TensorRT-LLM's names, called as its own clients call them: 2-D tensors, `[0][0]` of what comes back."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import np_to_triton_dtype
+
+from engine.serving import repository
+from tests.e2e.harness import WAIT_S, Call, Server, text_of, tokens_of
+
+PROMPT = "A server takes a question and"
+NAMES = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
+
+
+@pytest.fixture(scope="module")
+def entries(
+    server: Server, models: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The session's server with these entries over its `demo` and `tokenizer`."""
+    written = tmp_path_factory.mktemp("written")
+    repository.write_tensorrt_llm(written, "tokenizer", "demo", {"model": str(checkpoint)})
+    for name in NAMES:
+        (written / name).rename(models / name)
+        assert server.load(name) is None
+    yield server
+    for name in reversed(NAMES):
+        server.unload(name)
+
+
+def tensor(name: str, values: Any, dtype: Any = np.int32) -> InferInput:
+    array = np.array(values, dtype=dtype)
+    made = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+    made.set_data_from_numpy(array)
+    return made
+
+
+def streamed(server: Server, model: str, inputs: list[InferInput], outputs: list[str] | None = None) -> list[Any]:
+    """The results of one request on a stream."""
+    found: queue.Queue[Any] = queue.Queue()
+    with InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        named = None if outputs is None else [InferRequestedOutput(name) for name in outputs]
+        client.async_stream_infer(model, inputs, outputs=named, enable_empty_final_response=True)
+        results = []
+        while True:
+            result, error = found.get(timeout=WAIT_S)
+            if error is not None:
+                raise error
+            if result.get_response().outputs:
+                results.append(result)
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                client.stop_stream()
+                return results
+
+
+def generation(ids: list[int], length: int = 8, **flags: bool) -> list[InferInput]:
+    """The tensors of inflight_batcher_llm_client.py."""
+    return [
+        tensor("input_ids", [ids]),
+        tensor("input_lengths", [[len(ids)]]),
+        tensor("request_output_len", [[length]]),
+        tensor("beam_width", [[1]]),
+        tensor("temperature", [[1.0]], np.float32),
+        tensor("end_id", [[-1]]),
+        tensor("pad_id", [[-1]]),
+        tensor("runtime_top_k", [[1]]),
+        tensor("runtime_top_p", [[1.0]], np.float32),
+        *(tensor(name, [[value]], bool) for name, value in flags.items()),
+    ]
+
+
+def test_the_three_stages_in_turn_give_what_the_ensemble_gives(entries: Server) -> None:
+    with InferenceServerClient(entries.grpc) as client:
+        query = [tensor("QUERY", [[PROMPT.encode()]], object), tensor("REQUEST_OUTPUT_LEN", [[8]])]
+        before = client.infer("preprocessing", query)
+        ids = before.as_numpy("INPUT_ID")[0].tolist()
+        assert before.as_numpy("REQUEST_INPUT_LEN").tolist() == [[len(ids)]]
+        (result,) = streamed(entries, "tensorrt_llm", generation(ids, streaming=False, exclude_input_in_output=True))
+        sequences, lengths = result.as_numpy("output_ids"), result.as_numpy("sequence_length")
+        assert (sequences.shape, lengths.tolist()) == ((1, 1, lengths[0][0]), [[8]])
+        after = client.infer("postprocessing", [tensor("TOKENS_BATCH", sequences), tensor("SEQUENCE_LENGTH", lengths)])
+        call = {"text_input": PROMPT, "max_tokens": 8, "top_k": 1, "exclude_input_in_output": True}
+        (whole,) = Call(entries, "ensemble", **call).all()
+        assert after.as_numpy("OUTPUT").tolist() == [whole["text_output"][0].encode()]
+    (echoed,) = streamed(entries, "tensorrt_llm", generation(ids))
+    assert echoed.as_numpy("output_ids")[0][0].tolist() == [*ids, *sequences[0][0].tolist()]
+    assert echoed.as_numpy("sequence_length")[0][0] == len(ids) + 8
+    parts = streamed(entries, "tensorrt_llm", generation(ids, streaming=True))
+    assert len(parts) > 1
+    assert [i for part in parts for i in part.as_numpy("output_ids")[0][0].tolist()] == sequences[0][0].tolist()
+
+
+def test_batches_go_through_the_tokenizers_stages(entries: Server) -> None:
+    texts = [PROMPT, "The queue"]
+    with InferenceServerClient(entries.grpc) as client:
+        query = [tensor("QUERY", [[t.encode()] for t in texts], object), tensor("REQUEST_OUTPUT_LEN", [[8], [8]])]
+        before = client.infer("preprocessing", query)
+        lengths = before.as_numpy("REQUEST_INPUT_LEN")
+        batch = before.as_numpy("INPUT_ID")[:, None]
+        after = client.infer("postprocessing", [tensor("TOKENS_BATCH", batch), tensor("SEQUENCE_LENGTH", lengths)])
+        assert after.as_numpy("OUTPUT").tolist() == [text.encode() for text in texts]
+        with pytest.raises(Exception, match="models with an encoder"):
+            client.infer("preprocessing", [*query, tensor("DECODER_QUERY", [[b"a"], [b"b"]], object)])
+
+
+def test_words_as_ids_stop_and_ban(entries: Server) -> None:
+    """STOP_WORDS_IDS and BAD_WORDS_IDS of preprocessing go into tensorrt_llm as they are."""
+    prompt = Call(entries, "tokenizer", text_input=PROMPT).all()[0]["input_ids"]
+    call = {"text_input": PROMPT, "max_tokens": 16, "top_k": 1}
+    text = text_of(Call(entries, **call, stream=True).all())
+    word = text.split()[1]
+    with InferenceServerClient(entries.grpc) as client:
+        query = [tensor("QUERY", [[b"x"]], object), tensor("REQUEST_OUTPUT_LEN", [[8]])]
+        words = client.infer("preprocessing", [*query, tensor("STOP_WORDS_DICT", [[word.encode()]], object)])
+        bans = client.infer("preprocessing", [*query, tensor("BAD_WORDS_DICT", [[f" {word}".encode()]], object)])
+    stop, bad = words.as_numpy("STOP_WORDS_IDS"), bans.as_numpy("BAD_WORDS_IDS")
+    inputs = generation(prompt, 16, exclude_input_in_output=True)
+    (stopped,) = streamed(entries, "tensorrt_llm", [*inputs, tensor("stop_words_list", stop)])
+    wanted = tokens_of(Call(entries, **call, stream=True, stop_words=[word]).all())
+    assert stopped.as_numpy("output_ids")[0][0].tolist() == wanted
+    assert len(wanted) < 16
+    (banned,) = streamed(entries, "tensorrt_llm", [*inputs, tensor("bad_words_list", bad)])
+    kept = bad[0][0].tolist()
+    ids = banned.as_numpy("output_ids")[0][0].tolist()
+    assert not any(ids[i : i + len(kept)] == kept for i in range(len(ids)))
+    assert any(tokens_of(Call(entries, **call).all())[i : i + len(kept)] == kept for i in range(16))
+
+
+def test_bls_answers_as_the_ensemble_does(entries: Server) -> None:
+    """end_to_end_grpc_client.py --model-name tensorrt_llm_bls."""
+    inputs = [tensor("text_input", [[PROMPT.encode()]], object), tensor("max_tokens", [[8]]), tensor("top_k", [[1]])]
+    inputs += [tensor("stream", [[True]], bool)]
+    texts = []
+    for model in ("tensorrt_llm_bls", "ensemble"):
+        parts = streamed(entries, model, inputs, ["text_output"])
+        texts.append("".join(part.as_numpy("text_output")[0].decode() for part in parts))
+    assert texts[0] == texts[1] != ""
+    assert len(entries.engine_pids("demo")) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("stop", [[True]], bool), "stops another is not implemented"),
+        (("len_penalty", [[0.5]], np.float32), "length_penalty belongs to beam search"),
+        (("return_context_logits", [[True]], bool), "return_context_logits is not implemented"),
+        (("stop_words_list", [[[1, 2], [2, 1]]], np.int32), "rising ends"),
+        (("bad_words_list", [[[99999999], [1]]], np.int32), "holds the token id 99999999"),
+    ],
+)
+def test_tensorrt_llm_refuses_with_a_sentence(entries: Server, more: Any, sentence: str) -> None:
+    with pytest.raises(Exception, match=sentence):
+        streamed(entries, "tensorrt_llm", [*generation([1, 2]), tensor(*more)])
