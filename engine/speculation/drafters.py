@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.config import SpeculationConfig
-from engine.speculation.ngram import NgramDrafter
 
 
 class Drafter(Protocol):
@@ -16,7 +15,13 @@ class Drafter(Protocol):
     def propose(self, tokens: array[int], count: int) -> Sequence[int]: ...
 
 
-MAKERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+def _ngram() -> Drafter:
+    from engine.speculation.ngram import NgramDrafter  # here: the control side starts without numpy
+
+    return NgramDrafter()
+
+
+MAKERS: dict[str, Callable[[], Drafter]] = {"ngram": _ngram}
 
 
 def maker(config: SpeculationConfig) -> Callable[[], Drafter] | None:
