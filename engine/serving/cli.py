@@ -62,6 +62,9 @@ def add(
     frontends: Annotated[
         int | None, typer.Option(min=1, help="Frontend processes over the one engine; 4 with a GPU, else 2.")
     ] = None,
+    decoupled: Annotated[
+        bool, typer.Option(help="Without it the model streams nothing, and unary calls reach it: gRPC's and /infer.")
+    ] = True,
     tensorrt_llm_names: Annotated[
         bool,
         typer.Option(
@@ -84,6 +87,7 @@ def add(
             ensemble=ensemble,
             frontends=frontends or launcher.default_frontends(),
             tensorrt_llm_names=tensorrt_llm_names,
+            decoupled=decoupled,
         )
         if not renderer.has_template(checkpoint):
             console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")

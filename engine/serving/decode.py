@@ -116,6 +116,19 @@ def llm_request(
     return msgspec.structs.replace(asked, stop_ids=stop_ids, bad_ids=bad_ids) if stop_ids or bad_ids else asked
 
 
+def as_one_response(asked: LlmRequest) -> LlmRequest:
+    """The request to a model that is not decoupled: all answers are entries of one response. Raises RequestError."""
+    if asked.stream:
+        raise RequestError(
+            "this model sends one response a request, for it is not decoupled: leave stream out, or call one that is",
+            ErrorCode.UNSUPPORTED,
+        )
+    if not asked.separate:
+        return asked
+    wanted = msgspec.structs.replace(asked.wanted, sequence_index=False)
+    return msgspec.structs.replace(asked, separate=False, wanted=wanted)
+
+
 def parameters(request: Any) -> dict[str, Any]:
     """The parameters of a Triton request. Raises RequestError when they are too long."""
     text = request.parameters() or "{}"

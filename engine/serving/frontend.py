@@ -50,6 +50,7 @@ class Frontend:
     """Everything one instance of an LLM model does, but for Triton's own calling conventions.
 
     link: set by `attach` before any request comes. leading: whether this frontend writes the engine's gauges.
+    decoupled: whether a request may have several responses.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Frontend:
         responses: Responses,
         metrics: Metrics,
         leading: Callable[[], bool],
+        decoupled: bool = True,
     ) -> None:
         self._name = name
         self._model = model
@@ -71,6 +73,7 @@ class Frontend:
         self._responses = responses
         self._metrics = metrics
         self._leading = leading
+        self._decoupled = decoupled
         self._link: Link | None = None
         self._up = False
         self._alone: str | None = NOBODY
@@ -215,6 +218,8 @@ class Frontend:
             return None
         outputs = frozenset(request.requested_output_names())
         asked = decode.llm_request(tensors, decode.parameters(request), outputs, request.timeout())
+        if not self._decoupled:
+            asked = decode.as_one_response(asked)
         params, most_s = asked.params, self._config.request_timeout_s
         with self._lock:
             if self.failed is not None:

@@ -88,6 +88,7 @@ class TritonPythonModel:
             responses=Responses(pb),
             metrics=self._metrics,
             leading=lambda: self._supervisor.leading,
+            decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
         )
         self._link = Link(self._folder, label, self._frontend)
         self._linked = True

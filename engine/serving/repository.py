@@ -45,13 +45,15 @@ __all__ = ["TritonPythonModel"]
 '''
 
 
-def llm_config(name: str, parameters: Mapping[str, str], frontends: int = 2) -> str:
-    """config.pbtxt of an LLM model with `frontends` instances over one engine process, each a group of its own: the
-    server can then replace one that died (`replacement`). Groups that are equal are one to it, so their host policies
-    differ; a policy that the server was not told of does nothing."""
+def llm_config(name: str, parameters: Mapping[str, str], frontends: int = 2, decoupled: bool = True) -> str:
+    """config.pbtxt of an LLM model, decoupled or with one response a request.
+
+    It has `frontends` instances over one engine process, each a group of its own: the server can then replace one that
+    died (`replacement`). Groups that are equal are one to it, so their host policies differ; a policy that the server
+    was not told of does nothing."""
     return (
         _head(name, 0)
-        + "model_transaction_policy { decoupled: true }\n"
+        + f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}\n"
         + _frontends(frontends)
         + _parameters(parameters)
         + _tensors("input", protocol.LLM_INPUTS)
@@ -131,10 +133,12 @@ def add(
     ensemble: bool,
     frontends: int,
     tensorrt_llm_names: bool = False,
+    decoupled: bool = True,
 ) -> list[Path]:
     """Write the entries NAME, NAME_tokenizer and NAME_ensemble for a checkpoint folder; returns their folders.
 
-    tensorrt_llm_names: also entries with the names of TensorRT-LLM's, over the same engine process.
+    tensorrt_llm_names: also entries with the names of TensorRT-LLM's, over the same engine process. decoupled: false
+    for a model with one response a request, which unary calls reach.
 
     A model that is not implemented, a value of its config that is not, or a tokenizer or chat template that cannot be
     read is refused here and not at start.
@@ -165,7 +169,7 @@ def add(
     except (ConfigError, SettingsError, RequestError) as error:
         raise AddError(str(error)) from None
     try:
-        write_llm(repository, name, parameters, frontends)
+        write_llm(repository, name, parameters, frontends, decoupled)
         if tokenizer:
             write_tokenizer(repository, tokenizer_name, {"model": str(folder)})
         if ensemble:
@@ -184,9 +188,11 @@ def _needed(model: ModelConfig) -> dict[str, str]:
     return {} if model.block_multiple == 1 else {"cache.block_size": str(model.block_multiple)}
 
 
-def write_llm(repository: Path, name: str, parameters: Mapping[str, str], frontends: int = 2) -> Path:
+def write_llm(
+    repository: Path, name: str, parameters: Mapping[str, str], frontends: int = 2, decoupled: bool = True
+) -> Path:
     """Write `repository/name` for an LLM. Raises FileExistsError when the entry exists."""
-    return _write(repository / name, llm_config(name, parameters, frontends), _LLM_MODEL_PY)
+    return _write(repository / name, llm_config(name, parameters, frontends, decoupled), _LLM_MODEL_PY)
 
 
 def write_tokenizer(repository: Path, name: str, parameters: Mapping[str, str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import np_to_triton_dtype
 
 from engine.serving import repository
+from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import WAIT_S, Call, Server, text_of, tokens_of
 
 PROMPT = "A server takes a question and"
@@ -31,6 +33,18 @@ def entries(
         assert server.load(name) is None
     yield server
     for name in reversed(NAMES):
+        server.unload(name)
+
+
+@pytest.fixture(scope="module")
+def whole(server: Server, models: Path, checkpoint: Path) -> Iterator[Server]:
+    """The session's server with a model that is not decoupled, and an ensemble over it."""
+    repository.write_llm(models, "whole", {"model": str(checkpoint), **SETTINGS}, 1, decoupled=False)
+    repository.write_ensemble(models, "whole_ensemble", "tokenizer", "whole")
+    for name in ("whole", "whole_ensemble"):
+        assert server.load(name) is None
+    yield server
+    for name in ("whole_ensemble", "whole"):
         server.unload(name)
 
 
@@ -158,3 +172,50 @@ def test_bls_answers_as_the_ensemble_does(entries: Server) -> None:
 def test_tensorrt_llm_refuses_with_a_sentence(entries: Server, more: Any, sentence: str) -> None:
     with pytest.raises(Exception, match=sentence):
         streamed(entries, "tensorrt_llm", [*generation([1, 2]), tensor(*more)])
+
+
+def prompt_of(length: int, *more: InferInput) -> list[InferInput]:
+    return [
+        tensor("text_input", [[PROMPT.encode()]], object),
+        tensor("max_tokens", [[length]]),
+        tensor("top_k", [[1]]),
+        *more,
+    ]
+
+
+def test_a_model_that_is_not_decoupled_takes_unary_calls(whole: Server) -> None:
+    """As clients call TensorRT-LLM's models where `decoupled_mode` is false: gRPC's `infer`, HTTP's /infer."""
+    (wanted,) = Call(whole, "ensemble", text_input=PROMPT, max_tokens=8, top_k=1).all()
+    with InferenceServerClient(whole.grpc) as client:
+        result = client.infer("whole_ensemble", prompt_of(8))
+        assert result.as_numpy("text_output")[0].decode() == wanted["text_output"][0]
+        several = client.infer("whole_ensemble", prompt_of(8, tensor("num_return_sequences", [[3]])))
+        assert [text.decode() for text in several.as_numpy("text_output")] == wanted["text_output"] * 3
+        with pytest.raises(Exception, match="one response a request, for it is not decoupled"):
+            client.infer("whole_ensemble", prompt_of(8, tensor("stream", [[True]], bool)))
+        with pytest.raises(Exception, match="max_tokens"):
+            client.infer("whole_ensemble", prompt_of(-3))
+        assert client.infer("whole_ensemble", prompt_of(8)).as_numpy("text_output") is not None
+    body = json.dumps({"text_input": PROMPT, "max_tokens": 8, "top_k": 1}).encode()
+    status, answer = whole.post("/v2/models/whole/generate", body)
+    assert (status, json.loads(answer)["text_output"]) == (200, wanted["text_output"][0])
+    tensors = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}]
+    tensors += [
+        {"name": n, "shape": [1], "datatype": "INT32", "data": [v]} for n, v in (("max_tokens", 8), ("top_k", 1))
+    ]
+    call = {"inputs": tensors, "outputs": [{"name": "text_output"}]}
+    status, answer = whole.post("/v2/models/whole/infer", json.dumps(call).encode())
+    assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, wanted["text_output"])
+
+
+def test_unary_calls_run_beside_each_other(whole: Server) -> None:
+    """A short request ends while a long one runs."""
+    ended: queue.Queue[tuple[str, Any]] = queue.Queue()
+    sampling = json.dumps({"max_tokens": 1000, "ignore_eos": True, "temperature": 0.0}).encode()
+    text = tensor("text_input", [PROMPT.encode()], object)
+    with InferenceServerClient(whole.grpc) as client:
+        long = [text, tensor("sampling_parameters", [sampling], object)]
+        client.async_infer("whole", long, lambda result, error: ended.put(("long", error)))
+        short = [text, tensor("max_tokens", [2])]
+        client.async_infer("whole", short, lambda result, error: ended.put(("short", error)))
+        assert [ended.get(timeout=WAIT_S) for _ in range(2)] == [("short", None), ("long", None)]

@@ -37,6 +37,13 @@ def test_add_writes_the_model_its_tokenizer_and_its_ensemble(checkpoint: Path, t
     assert (tmp_path / "mine_ensemble" / "1").is_dir()
 
 
+def test_add_writes_a_model_that_is_not_decoupled(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["add", str(checkpoint), "--name", "m", "--no-decoupled", "--model-repository", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "model_transaction_policy { decoupled: false }" in (tmp_path / "m/config.pbtxt").read_text()
+
+
 def test_add_writes_tensorrt_llms_names_over_the_one_llm(checkpoint: Path, tmp_path: Path) -> None:
     words = ["add", str(checkpoint), "--name", "m", "--no-ensemble", "--tensorrt-llm-names", "--model-repository"]
     result = CliRunner().invoke(app, [*words, str(tmp_path)])
