@@ -8,6 +8,7 @@ where that loses nothing.
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import hashlib
 import json
@@ -141,7 +142,7 @@ def random_model(shape: Shape) -> Any:
     import transformers
 
     torch.manual_seed(SEED)
-    config = getattr(transformers, f"{shape.kind}Config")(**shape.config)
+    config = getattr(transformers, f"{shape.kind}Config")(**copy.deepcopy(shape.config))  # which it writes to
     architecture = f"{shape.kind.removesuffix('Text')}ForCausalLM"
     model = getattr(transformers, architecture)._from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(SEED)
