@@ -42,6 +42,7 @@ class Wanted(msgspec.Struct, frozen=True):
     sequence_index: bool = False
     output_ids: bool = False
     sequence_length: bool = False
+    batch_index: bool = False
 
 
 class LlmRequest(msgspec.Struct, frozen=True):
@@ -93,6 +94,7 @@ def llm_request(
         text=protocol.TEXT_OUTPUT in outputs,
         token_ids=protocol.TOKEN_IDS in outputs,
         sequence_index=protocol.SEQUENCE_INDEX in outputs,
+        batch_index=protocol.BATCH_INDEX in outputs and (as_ids or protocol.BEAM_WIDTH in tensors),
         output_ids=as_ids and protocol.OUTPUT_IDS in outputs,
         sequence_length=as_ids and protocol.SEQUENCE_LENGTH in outputs,
         output_log_probs=log_probs and protocol.OUTPUT_LOG_PROBS in outputs,

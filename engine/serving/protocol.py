@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-DType = Literal["BOOL", "INT32", "UINT32", "UINT64", "FP32", "STRING"]
+DType = Literal["BOOL", "INT32", "INT64", "UINT32", "UINT64", "FP32", "STRING"]
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -53,6 +53,8 @@ SKIP_SPECIAL_TOKENS = "skip_special_tokens"
 STOP_WORDS = "stop_words"
 NUM_RETURN_SEQUENCES = "num_return_sequences"
 SEQUENCE_INDEX = "sequence_index"
+BATCH_INDEX = "batch_index"
+BEAM_WIDTH = "beam_width"
 BIAS_WORDS = "embedding_bias_words"
 BIAS_WEIGHTS = "embedding_bias_weights"
 END_ID = "end_id"
@@ -99,7 +101,7 @@ SAMPLING_TENSORS = {
 
 # TensorRT-LLM tensors with one value that changes nothing: any other is refused with the sentence.
 NEUTRAL_TENSORS: dict[str, tuple[float | bool, str]] = {
-    "beam_width": (1, "beam search is not implemented: send beam_width 1"),
+    BEAM_WIDTH: (1, "beam search is not implemented: send beam_width 1"),
     "length_penalty": (1.0, "length_penalty belongs to beam search, which is not implemented: leave it out"),
     "return_context_logits": (False, "return_context_logits is not implemented: logits never leave the engine"),
     "return_generation_logits": (False, "return_generation_logits is not implemented: use return_log_probs"),
@@ -123,7 +125,7 @@ _TRTLLM_SAMPLING = (
     Tensor("min_tokens", "INT32"),
     Tensor("min_length", "INT32"),
     Tensor("seed", "UINT64"),
-    Tensor("beam_width", "INT32"),
+    Tensor(BEAM_WIDTH, "INT32"),
     Tensor(NUM_RETURN_SEQUENCES, "INT32"),
     Tensor(GUIDE_TYPE, "STRING"),
     Tensor(GUIDE, "STRING"),
@@ -146,9 +148,14 @@ _TRTLLM_IDS = (
 
 # Outputs of flags in NEUTRAL_TENSORS. Clients name them together with the flag: without them here, the server would
 # say that it does not know the output, in place of the sentence.
-_REFUSED_OUTPUTS = (
+REFUSED_OUTPUTS = (
     Tensor("context_logits", "FP32", (-1, -1)),
     Tensor("generation_logits", "FP32", (-1, -1, -1)),
+    *(Tensor(f"kv_cache_{name}_blocks", "INT32") for name in ("alloc_new", "reused", "alloc_total")),
+    *(Tensor(f"{name}_time_ns", "INT64") for name in ("arrival", "first_scheduled", "first_token", "last_token")),
+    Tensor("acceptance_rate", "FP32"),
+    Tensor("total_accepted_draft_tokens", "INT32"),
+    Tensor("total_draft_tokens", "INT32"),
 )
 
 LLM_INPUTS = (
@@ -177,7 +184,8 @@ LLM_OUTPUTS = (
     Tensor(ERROR, "STRING", (1,)),
     Tensor(DESCRIPTION, "STRING", (1,)),
     Tensor(SEQUENCE_INDEX, "INT32", (1,)),  # which answer of `num_return_sequences` a response belongs to
-    *_REFUSED_OUTPUTS,
+    Tensor(BATCH_INDEX, "INT32"),  # 0: which prompt of a request, which holds one
+    *REFUSED_OUTPUTS,
     Tensor(
         OUTPUT_IDS, "INT32", (-1, -1)
     ),  # `token_ids`, a line an answer, behind the prompt's where it is not excluded
@@ -219,7 +227,8 @@ ENSEMBLE_OUTPUT_MAP = {
     TOKEN_IDS: TOKEN_IDS,
     NUM_CACHED_TOKENS: NUM_CACHED_TOKENS,
     SEQUENCE_INDEX: SEQUENCE_INDEX,
-    **{tensor.name: tensor.name for tensor in _REFUSED_OUTPUTS},
+    BATCH_INDEX: BATCH_INDEX,
+    **{tensor.name: tensor.name for tensor in REFUSED_OUTPUTS},
 }
 
 _LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}

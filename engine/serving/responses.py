@@ -105,6 +105,8 @@ class Responses:
             tensors.append(self._tensor(protocol.OUTPUT_LOG_PROBS, padded, np.float32))
         if wanted.sequence_index:
             tensors.append(self._tensor(protocol.SEQUENCE_INDEX, [first.index], np.int32))
+        if wanted.batch_index:
+            tensors.append(self._tensor(protocol.BATCH_INDEX, [0], np.int32))
         return self._pb.InferenceResponse(output_tensors=tensors)
 
     def _sequences(self, first: Stream, pieces: Sequence[Piece]) -> list[Any]:

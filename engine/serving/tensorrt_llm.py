@@ -69,7 +69,7 @@ _SAME = (
     protocol.STOP_WORDS_LIST,
     protocol.BAD_WORDS_LIST,
     protocol.EMBEDDING_BIAS,
-    "beam_width",
+    protocol.BEAM_WIDTH,
     "temperature",
     "repetition_penalty",
     "min_tokens",
@@ -97,13 +97,13 @@ OUTPUT_MAP = {
         name: name
         for name in (
             protocol.OUTPUT_LOG_PROBS,
-            "context_logits",
-            "generation_logits",
             protocol.SEQUENCE_INDEX,
+            protocol.BATCH_INDEX,
             protocol.NUM_INPUT_TOKENS,
             protocol.NUM_OUTPUT_TOKENS,
         )
     },
+    **{tensor.name: tensor.name for tensor in protocol.REFUSED_OUTPUTS},
 }
 
 

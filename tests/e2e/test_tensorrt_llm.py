@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import np_to_triton_dtype
 
-from engine.serving import repository
+from engine.serving import protocol, repository
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import WAIT_S, Call, Server, text_of, tokens_of
 
@@ -172,6 +172,30 @@ def test_bls_answers_as_the_ensemble_does(entries: Server) -> None:
 def test_tensorrt_llm_refuses_with_a_sentence(entries: Server, more: Any, sentence: str) -> None:
     with pytest.raises(Exception, match=sentence):
         streamed(entries, "tensorrt_llm", [*generation([1, 2]), tensor(*more)])
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
+def test_perf_metrics_are_refused_where_their_outputs_are_named(entries: Server, model: str) -> None:
+    """end_to_end_grpc_client.py --return-perf-metrics names ten outputs together with the flag."""
+    outputs = [tensor.name for tensor in protocol.REFUSED_OUTPUTS if "logits" not in tensor.name]
+    assert len(outputs) == 10
+    inputs = generation([1, 2]) if model == "tensorrt_llm" else prompt_of(2)
+    text = "output_ids" if model == "tensorrt_llm" else "text_output"
+    with pytest.raises(Exception, match="return_perf_metrics is not implemented: read the metrics endpoint"):
+        streamed(entries, model, [*inputs, tensor("return_perf_metrics", [[True]], bool)], [text, *outputs])
+    (result,) = streamed(entries, model, inputs, [text, *outputs])
+    assert [output.name for output in result.get_response().outputs] == [text]
+
+
+def test_one_prompt_as_a_batch_has_its_index(entries: Server) -> None:
+    """end_to_end_grpc_client.py --batch-inputs: `batch_index[0][0]`; more than one is the server's to refuse."""
+    inputs = prompt_of(2, tensor("beam_width", [[1]]))
+    for model in ("ensemble", "tensorrt_llm_bls"):
+        (result,) = streamed(entries, model, inputs, ["text_output", "batch_index"])
+        assert result.as_numpy("batch_index")[0][0] == 0
+    two = [tensor("text_input", [[b"a"], [b"b"]], object), tensor("max_tokens", [[2], [2]])]
+    with pytest.raises(Exception, match="batch-size must be <= 1"):
+        streamed(entries, "ensemble", two, ["text_output", "batch_index"])
 
 
 def prompt_of(length: int, *more: InferInput) -> list[InferInput]:
