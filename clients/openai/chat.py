@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from clients.openai.calls.forms import FORMS
 from clients.openai.config import ShimConfig
 from clients.openai.constraints import chat_constraint
 from clients.openai.deadline import Deadline
@@ -28,8 +29,6 @@ from clients.openai.tools import (
     ContentDelta,
     Delta,
     ForcedParser,
-    HermesParser,
-    LlamaParser,
     PlainParser,
     ToolParser,
 )
@@ -124,9 +123,7 @@ def tool_parser(request: ChatRequest, config: ShimConfig) -> ToolParser:
         return ForcedParser(request.forced_tool)
     if not request.active_tools:
         return PlainParser()
-    if config.tool_parser == "llama3":
-        return LlamaParser([tool.function.name for tool in request.active_tools])
-    return HermesParser()
+    return FORMS[config.tool_parser].parser(request.active_tools)
 
 
 class Message:
@@ -288,6 +285,8 @@ class ChatCall(Generic[C]):
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         check_length(info, field, request.limit)
         self.source = await chat_source(shim.router, info, request, shim.config.tool_parser)
+        if request.active_tools and FORMS[shim.config.tool_parser].special and request.skip_special_tokens is None:
+            self.request = request.model_copy(update={"skip_special_tokens": False})
         return [self._generation(choice, stream) for choice in range(request.num_choices)]
 
     def _generation(self, choice: int, stream: bool) -> Generation:

@@ -42,7 +42,13 @@ class Flags:
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file; serves HTTPS.")] = None
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
     tls_client_ca: Annotated[Path | None, typer.Option(help="PEM file; clients must show a certificate of it.")] = None
-    tool_parser: Annotated[str, typer.Option(help="How models write tool calls: hermes, llama3 or none.")] = "hermes"
+    tool_parser: Annotated[
+        str,
+        typer.Option(
+            help="How models write tool calls: hermes, qwen3-coder, llama3, pythonic, mistral, deepseek-v3, "
+            "deepseek-v3.1, kimi-k2 or none."
+        ),
+    ] = "hermes"
     reasoning_parser: Annotated[
         str, typer.Option(help="think: answers open <think>; think-open: the template does; none.")
     ] = "think"

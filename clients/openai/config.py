@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-ToolParser = Literal["hermes", "llama3", "none"]
+ToolParser = Literal[
+    "hermes", "qwen3-coder", "llama3", "pythonic", "mistral", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "none"
+]
 ReasoningParser = Literal["think", "think-open", "none"]
 
 _ADDRESS = re.compile(r"^(?P<dns>dns:)?(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<grpc>\d+)(?::(?P<metrics>\d+))?$")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from clients.openai.calls.forms import FORMS
 from clients.openai.errors import invalid, unsupported
-from clients.openai.tools import forced_prefix
 from engine.serving import constraint_fields
 from engine.types import Constraint, RequestError
 
@@ -49,13 +49,16 @@ def chat_constraint(request: ChatRequest, config: ShimConfig) -> Constraint | No
     """What a chat answer must be: calls, where tools must be called, or what its fields say behind its thinking."""
     forced = request.forced_tool
     tools = [tool for tool in request.active_tools if forced in (None, tool.function.name)]
+    strict = any(tool.function.strict for tool in tools)
+    if forced is not None or request.tool_choice == "required" or strict:
+        _check_form(config.tool_parser, forced is not None, strict and forced is None)
     if forced is not None:
-        prefix = forced_prefix(config.tool_parser, forced)
+        prefix = FORMS[config.tool_parser].prefix(forced)
         return Constraint(kind="grammar", text=calls(tools, config.tool_parser, 1), prefix=prefix)
     if request.tool_choice == "required":
         most = 1 if request.parallel_tool_calls is False else MOST_CALLS
         made: Constraint | None = Constraint(kind="grammar", text=calls(tools, config.tool_parser, most))
-    elif any(tool.function.strict for tool in tools):
+    elif strict:
         made = Constraint(kind="grammar", text=calls_or_text(tools, config.tool_parser, constraint_of(request)))
     else:
         made = constraint_of(request)
@@ -67,16 +70,19 @@ def chat_constraint(request: ChatRequest, config: ShimConfig) -> Constraint | No
 
 def calls(tools: list[Tool], form: str, most: int) -> str:
     """A grammar of one to `most` calls of any of `tools`, in Lark's notation."""
-    more = f" ({json.dumps(_BETWEEN[form])} call){{0,{most - 1}}}" if most > 1 else ""
-    return "\n".join([f"start: call{more}", *_call_rules(tools, form)])
+    made = FORMS[form]
+    more = f" ({json.dumps(made.between)} call){{0,{most - 1}}}" if most > 1 else ""
+    begin, end = json.dumps(made.begin), json.dumps(made.end)
+    return "\n".join([f"start: {begin} call{more} {end}", *_call_rules(tools, form)])
 
 
 def calls_or_text(tools: list[Tool], form: str, content: Constraint | None) -> str:
     """A grammar of text in which each call keeps to its tool's schema, in Lark's notation. content: what the answer
     must be where it is no call; it says nothing of text beside calls then. Raises ApiError where the two do not go
     together."""
-    rules = _call_rules(tools, form, behind=_TRIGGERS[form])
-    between = json.dumps(_BETWEEN[form])
+    rules = _call_rules(tools, form, behind=_trigger(form))
+    made = FORMS[form]
+    between = json.dumps(made.between)
     if content is not None:
         if content.kind != "json" or form != "hermes":  # Llama's calls begin as other JSON does
             raise unsupported(
@@ -87,26 +93,45 @@ def calls_or_text(tools: list[Tool], form: str, content: Constraint | None) -> s
             schema["x-guidance"] = {"whitespace_flexible": bool(content.whitespace)}
         first = f"start: opened ({between} opened)* | content"
         return "\n".join(
-            [first, f"opened: {json.dumps(_TRIGGERS[form])} call", f"content: %json {json.dumps(schema)}", *rules]
+            [first, f"opened: {json.dumps(made.trigger)} call", f"content: %json {json.dumps(schema)}", *rules]
         )
-    if form == "hermes":
+    if made.trigger:
         # A lazy terminal ends where the tag does, so text holds no tag that no call follows.
-        rules += [f"trigger[lazy]: TEXT {json.dumps(_TRIGGERS[form])}", "TEXT: /(.|\\n)*/"]
-        return "\n".join(["start: (trigger call)* rest", "rest: TEXT", *rules])
+        rules += [f"trigger[lazy]: TEXT {json.dumps(made.trigger)}", "TEXT: /(.|\\n)*/"]
+        one = "call"
+        if made.begin:
+            one = f"call ({between} call){{0,{MOST_CALLS - 1}}} {json.dumps(made.end)}"
+        return "\n".join([f"start: (trigger {one})* rest", "rest: TEXT", *rules])
     # Calls in this form begin an answer, with a brace; any other beginning is text.
     return "\n".join([f"start: call ({between} call)* | rest", "rest: /([^{\\s](.|\\n)*)?/", *rules])
 
 
-_BETWEEN = {"hermes": "\n", "llama3": "; "}
-_TRIGGERS = {"hermes": "<tool_call>", "llama3": ""}
+def _check_form(form: str, forced: bool, strict: bool) -> None:
+    """Raises ApiError where calls of this form cannot be begun for the model or held to a schema."""
+    made = FORMS.get(form)
+    if made is None or made.constrained or (forced and made.opening):
+        return
+    field = "tools" if strict else "tool_choice"
+    asked = "strict tools" if strict else "a tool that must be called"
+    raise unsupported(
+        field,
+        f'{asked}: calls in the form {form} cannot be held to a grammar. Use `tool_choice` "auto" without `strict`.',
+    )
+
+
+def _trigger(form: str) -> str:
+    """The part of a call that its text rule takes."""
+    made = FORMS[form]
+    return "" if made.begin else made.trigger
 
 
 def _call_rules(tools: list[Tool], form: str, behind: str = "") -> list[str]:
     """Rules of `call`, any call of the tools, behind the beginning that all have."""
-    closing = json.dumps("}\n</tool_call>" if form == "hermes" else "}")
+    made = FORMS[form]
+    closing = json.dumps(made.closing)
     rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
         schema: dict[str, Any] = tool.function.parameters or _ANY
-        opening = json.dumps(forced_prefix(form, tool.function.name)[len(behind) : -1])  # up to its arguments
+        opening = made.rule(tool.function.name).replace(json.dumps(behind)[:-1], '"', 1)
         rules += [f"call_{i}: {opening} arguments_{i} {closing}", f"arguments_{i}: %json {json.dumps(schema)}"]
     return rules

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clients.openai.calls.forms import FORMS
 from clients.openai.errors import ApiError, invalid, unsupported
 from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, Message, TokenizeRequest, Tool
-from clients.openai.tools import forced_prefix
 from clients.openai.wire import ModelInfo, Prompt
 
 _AT_ONCE = 32  # calls to a tokenizer model
@@ -78,8 +78,8 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, too
     messages = template_messages(request.messages)
     continued = bool(request.continue_final_message)
     forced = request.forced_tool
-    if forced is not None:
-        messages.append({"role": "assistant", "content": forced_prefix(tool_form, forced)})
+    if forced is not None and tool_form in FORMS and FORMS[tool_form].opening:
+        messages.append({"role": "assistant", "content": FORMS[tool_form].prefix(forced)})
         continued = True
     parameters = template_parameters(
         request.active_tools, request.add_generation_prompt, continued, request.template_variables

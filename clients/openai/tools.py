@@ -7,7 +7,6 @@ Arguments are passed on as the model wrote them, character by character, without
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -55,8 +54,8 @@ class ToolParser(Protocol):
     def finish(self) -> list[Delta]: ...
 
 
-class _Calls:
-    """What both forms share: numbering calls and turning a scanner's progress into deltas."""
+class Calls:
+    """What forms share: numbering calls and turning a scanner's progress into deltas."""
 
     def __init__(self) -> None:
         self.calls_done = 0
@@ -82,7 +81,7 @@ class _Calls:
         self._announced = False
 
 
-class HermesParser(_Calls):
+class HermesParser(Calls):
     """Text around the tags is content; white space next to a tag is not."""
 
     def __init__(self) -> None:
@@ -154,7 +153,7 @@ class HermesParser(_Calls):
         return [ContentDelta(text)] if text else []
 
 
-class LlamaParser(_Calls):
+class LlamaParser(Calls):
     """An answer that begins with a call object of a known tool is calls; any other is content."""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -214,7 +213,7 @@ class LlamaParser(_Calls):
         return ""
 
 
-class ForcedParser(_Calls):
+class ForcedParser(Calls):
     """A named tool: the model was given the call up to its arguments' `{` and writes on from there."""
 
     def __init__(self, name: str) -> None:
@@ -244,14 +243,6 @@ class PlainParser:
 
     def finish(self) -> list[Delta]:
         return []
-
-
-def forced_prefix(form: str, name: str) -> str:
-    """The beginning of a call of `name`, to put in front of the model's answer."""
-    quoted = json.dumps(name)
-    if form == "hermes":
-        return f'{HERMES_OPEN}\n{{"name": {quoted}, "arguments": {{'
-    return f'{{"name": {quoted}, "parameters": {{'
 
 
 def partial_suffix(text: str, tag: str) -> int:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clients.openai.calls.forms import FORMS
 from clients.openai.tools import (
     CallArguments,
     CallStart,
@@ -16,7 +17,6 @@ from clients.openai.tools import (
     HermesParser,
     LlamaParser,
     ToolParser,
-    forced_prefix,
 )
 
 
@@ -112,7 +112,7 @@ def test_call_ids_are_unique() -> None:
 
 @pytest.mark.parametrize("form", ["hermes", "llama3"])
 def test_a_forced_call_goes_on_where_its_beginning_ends(form: str) -> None:
-    assert forced_prefix(form, "f").endswith("{")
+    assert FORMS[form].prefix("f").endswith("{")
     for size in range(1, 20):
         parser = ForcedParser("f")
         assert read(parser, '"a": {"b": "}"}}}\n</tool_call> more', size) == ("", [("f", '{"a": {"b": "}"}}')])

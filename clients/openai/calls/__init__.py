@@ -1,0 +1,1 @@
+"""Forms in which families of models write tool calls."""
