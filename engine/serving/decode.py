@@ -222,6 +222,10 @@ def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any]
     for tensor, field in protocol.SAMPLING_TENSORS.items():
         if tensor in tensors:
             _add(fields, field, _scalar_or_strings(tensors[tensor], tensor), tensor)
+    if "top_p" in tensors and fields["top_p"] == 0.0:
+        # TensorRT-LLM's clients send 0 for "not set"; with top_k 0 besides, or none, it is greedy there.
+        del fields["top_p"]
+        fields["top_k"] = 1 if fields.get("top_k") in (None, 0) else fields["top_k"]
     by_tensor = {sampling_fields.field_of(name) for name in fields}
     for name, value in parameters.items():
         if name in _TRITON_PARAMETERS or name.startswith("triton_"):

@@ -85,7 +85,7 @@ def generation(ids: list[int], length: int = 8, **flags: bool) -> list[InferInpu
         tensor("end_id", [[-1]]),
         tensor("pad_id", [[-1]]),
         tensor("runtime_top_k", [[1]]),
-        tensor("runtime_top_p", [[1.0]], np.float32),
+        tensor("runtime_top_p", [[0.0]], np.float32),
         *(tensor(name, [[value]], bool) for name, value in flags.items()),
     ]
 

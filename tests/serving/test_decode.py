@@ -9,7 +9,7 @@ import pytest
 
 from engine.serving import protocol
 from engine.serving.decode import LlmRequest, llm_request
-from engine.types import RequestError
+from engine.types import RequestError, SamplingParams
 
 OUTPUTS = frozenset({protocol.TOKEN_IDS})
 
@@ -49,6 +49,20 @@ def test_the_tensor_wins_over_request_parameters() -> None:
     assert decoded(b"{}", {"temperature": 0.9}, temperature=np.float32(0.25)).params.temperature == 0.25
     with pytest.raises(RequestError, match="temperature is given twice: in sampling_parameters and by temperature"):
         decoded(json, temperature=np.float32(0.25))
+
+
+def test_top_p_of_0_is_not_set_in_tensorrt_llms_tensor() -> None:
+    """inflight_batcher_llm_client.py sends it with top_k 1. Without a top_k TensorRT-LLM is greedy then."""
+    zero = np.float32(0.0)
+    assert (decoded(b"{}", top_p=zero, top_k=np.int32(5)).params.top_p, SamplingParams().top_p) == (1.0, 1.0)
+    assert decoded(b"{}", top_p=zero, top_k=np.int32(5)).params.top_k == 5
+    assert decoded(b"{}", top_p=zero, top_k=np.int32(0)).params.top_k == 1
+    assert decoded(b"{}", top_p=zero).params.top_k == 1
+    assert decoded(b"{}", top_p=np.float32(0.5)).params.top_p == 0.5
+    with pytest.raises(RequestError, match="top_p"):
+        decoded(b'{"top_p": 0.0}')
+    with pytest.raises(RequestError, match="top_p"):
+        decoded(b"{}", top_p=np.float32(-1.0))
 
 
 def test_empty_stop_words_and_bad_words_of_tensorrt_llm_say_nothing() -> None:
