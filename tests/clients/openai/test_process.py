@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import ssl
 import subprocess
 import sys
@@ -86,6 +87,26 @@ def test_other_forms_of_calls_and_of_thinking_are_chosen_by_flags(triton: str, t
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
         finally:
             none.stop()
+    finally:
+        shim.stop()
+
+
+def test_a_form_with_markers_around_calls_is_asked_for_and_read(triton: str, tmp_path: Path) -> None:
+    shim = Shim(tmp_path, "--triton", triton, "--tool-parser", "kimi-k2")
+    parameters = {"type": "object", "properties": {"zone": {"const": "UTC"}}, "required": ["zone"]}
+    parameters["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "get_time", "parameters": parameters}}
+    named = {"type": "function", "function": {"name": "get_time"}}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    try:
+        client = openai.OpenAI(base_url=f"{shim.url}/v1", api_key="none", max_retries=0)
+        ask = functools.partial(client.chat.completions.create, model="scripted", temperature=0, extra_body=off)
+        for choice in (named, "required"):
+            fields = {"tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+            (answer,) = ask(messages=[{"role": "user", "content": "h"}], **fields).choices
+            (call,) = answer.message.tool_calls
+            assert call.function.name == "get_time"
+            assert json.loads(call.function.arguments) == {"zone": "UTC"}
     finally:
         shim.stop()
 
