@@ -230,6 +230,8 @@ def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any]
     for name, value in parameters.items():
         if name in _TRITON_PARAMETERS or name.startswith("triton_"):
             continue
+        if name == "Streaming" and value is False:  # TensorRT-LLM's ids client says so of its unary calls
+            continue
         if sampling_fields.field_of(name) not in by_tensor:
             fields[name] = value
     for tensor, (neutral, sentence) in protocol.NEUTRAL_TENSORS.items():

@@ -65,6 +65,13 @@ def test_top_p_of_0_is_not_set_in_tensorrt_llms_tensor() -> None:
         decoded(b"{}", top_p=np.float32(-1.0))
 
 
+def test_streaming_as_a_request_parameter_is_taken_where_it_asks_for_nothing() -> None:
+    """inflight_batcher_llm_client.py sends it false with a unary call."""
+    assert decoded(b"{}", {"Streaming": False}).params == decoded(b"{}").params
+    with pytest.raises(RequestError, match="unknown sampling parameter 'Streaming'"):
+        decoded(b"{}", {"Streaming": True})
+
+
 def test_empty_stop_words_and_bad_words_of_tensorrt_llm_say_nothing() -> None:
     empty = np.array([b""], np.object_)
     tensors = {protocol.INPUT_IDS: np.array([1], np.int32), protocol.STOP_WORDS: empty, "bad_words": empty}
