@@ -1,4 +1,4 @@
-"""Each form of calls, as the chat templates that models are published with write it, is read however it is cut."""
+"""Each form of calls is read however its text is cut."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from tests.clients.openai.test_tools import JSON, read
 TEXT = {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}, "l": {"type": "array"}}}
 TOOLS: list[Tool] = tools(f=TEXT, g=None)
 
-# How each template writes the calls of an assistant's turn: deepseek-ai/DeepSeek-V3 and DeepSeek-V3.1,
-# moonshotai/Kimi-K2-Instruct, mistralai/Mistral-Small-3.2-24B-Instruct-2506. CASES have those of
-# Qwen/Qwen3-Coder-30B-A3B-Instruct and meta-llama/Llama-4-Scout-17B-16E-Instruct.
+# The calls of an assistant's turn in the forms of deepseek-ai/DeepSeek-V3 and DeepSeek-V3.1,
+# moonshotai/Kimi-K2-Instruct and mistralai/Mistral-Small-3.2-24B-Instruct-2506; CASES have those of
+# Qwen/Qwen3-Coder-30B-A3B-Instruct and meta-llama/Llama-4-Scout-17B-16E-Instruct. They are as other servers' parsers
+# read them, not the published templates.
 TEMPLATES = {
     "deepseek-v3": "{{ text }}<｜tool▁calls▁begin｜>{% for name, arguments in calls %}{{ '' if loop.first else '\n' }}"
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ name }}\n```json\n{{ arguments }}\n```<｜tool▁call▁end｜>"
