@@ -120,18 +120,24 @@ class _Answer:
     async def _events(self, stream: bool) -> AsyncGenerator[list[Event], None]:
         """Events of output items, a list for each piece of the answer."""
         tokens = 0
+        pending: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
         async with aclosing(self._call.pieces(stream)) as pieces:
             async for piece, deltas in pieces:
                 made: list[Event] = []
                 if self._thought is None and any("reasoning_content" not in delta for delta in deltas):
                     self._thought = tokens if self._items.begun else 0
                 tokens += len(piece.token_ids)
+                pending += self._logprobs(piece)
                 for place, delta in enumerate(deltas):
                     self._message.add(delta)
-                    made += self._items.feed(delta, self._logprobs(piece) if place == len(deltas) - 1 else [])
+                    last = place == len(deltas) - 1
+                    made += self._items.feed(delta, pending if last else [])
+                if deltas:
+                    pending = []
                 yield made
         if self._thought is None:
             self._thought = tokens if self._items.begun else 0
+        self._items.add_logprobs(pending)
         yield list(self._items.close("incomplete" if self._cut else "completed"))
 
     def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:

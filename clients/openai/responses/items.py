@@ -39,6 +39,10 @@ class Items:
                 delta_event = "response.function_call_arguments.delta"
                 yield self._of_item(delta_event, delta=call["function"]["arguments"])
 
+    def add_logprobs(self, logprobs: Sequence[dict[str, Any]]) -> None:
+        """Of tokens without a text of their own, such as the one that ended the answer."""
+        self._logprobs += logprobs
+
     def close(self, status: str = "completed") -> Iterator[Event]:
         """The end of the item that is open, if one is."""
         item = self._item

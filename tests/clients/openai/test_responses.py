@@ -154,9 +154,11 @@ def test_logprobs_come_with_the_text(client: OpenAI) -> None:
     tokens = response.output[0].content[0].logprobs
     assert len(tokens) >= 5
     assert all(len(token.top_logprobs) == 2 for token in tokens)
-    events = ask(client, "say h", include=["message.output_text.logprobs"], top_logprobs=2, stream=True)
-    said = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
-    assert [entry.logprob for entry in said] == [token.logprob for token in tokens][: len(said)]
+    seen = list(ask(client, "say h", include=["message.output_text.logprobs"], top_logprobs=2, stream=True))
+    said = [entry for event in seen if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert [entry.token for entry in said] == [token.token for token in tokens][: len(said)]
+    done = next(event for event in reversed(seen) if event.type == "response.output_text.done")
+    assert [entry.token for entry in done.logprobs] == [token.token for token in tokens]
 
 
 def test_a_schema_is_kept_to(client: OpenAI) -> None:
