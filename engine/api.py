@@ -55,6 +55,7 @@ class EngineStats:
     step_counts, step_tokens: steps and their tokens, by bucket of a step's tokens (STEP_TOKENS_BUCKETS, and beyond).
     drafts: lines with drafts that were committed; draft_tokens: their drafts; accepted_tokens: of these, what stood.
     groups: blocks of each paged KV group. state_slots: slots of recurrent state; `cached` are checkpoints.
+    cache_dtype: "fp8" where the pool holds 8-bit floats, else "auto".
     """
 
     running: int
@@ -72,6 +73,7 @@ class EngineStats:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    cache_dtype: str = "auto"
 
 
 @dataclass(slots=True)
@@ -304,6 +306,7 @@ class Engine:
             running=self._scheduler.num_running,
             waiting=self._loop.num_waiting,
             groups=self._kv.use(),
+            cache_dtype="fp8" if self.info.pool.eight else "auto",
             state_slots=self._kv.slot_use(),
             preemptions=counts.preemptions,
             prompt_tokens=counts.prompt_tokens,

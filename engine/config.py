@@ -39,15 +39,22 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
 
 
+# What cache.dtype may say, and what it is called then.
+CACHE_DTYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "16bit": "16bit"}
+
+
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The block pool.
 
+    dtype: what keys, values and latents are kept as. "fp8" (or "fp8_e4m3") are 8-bit floats with the checkpoint's
+    scales, or 1; "16bit" the model's dtype; "auto" what the checkpoint says.
     block_size: tokens a block holds. num_blocks: blocks in the pool; None sizes it from `memory_fraction` of the
     free device memory (on CPU from `cpu_bytes`).
     checkpoint_interval: a model with recurrent layers saves its state for the prefix cache each time generation has
     passed that many tokens (and where a prompt chunk ends on a block); a multiple of block_size.
     """
 
+    dtype: str = "auto"
     block_size: Literal[16, 32, 64, 128] = 16
     num_blocks: Positive | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
@@ -56,10 +63,20 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checkpoint_interval: Positive = 256
 
     def __post_init__(self) -> None:
+        if self.dtype not in CACHE_DTYPES:
+            raise ValueError(
+                f"cache.dtype {self.dtype!r} is not there: it is auto, fp8 (fp8_e4m3) or 16bit"
+                + ("; fp8_e5m2 has too few digits for keys and no scales, take fp8" if "e5m2" in self.dtype else "")
+            )
         if self.checkpoint_interval % self.block_size:
             raise ValueError(
                 f"checkpoint_interval ({self.checkpoint_interval}) must be a multiple of block_size ({self.block_size})"
             )
+
+    @property
+    def kept_as(self) -> str:
+        """`dtype` by one name: auto, fp8 or 16bit."""
+        return CACHE_DTYPES[self.dtype]
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

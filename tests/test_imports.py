@@ -71,6 +71,7 @@ TORCH_SIDE = (
     "engine/quant/formats/",
     "engine/quant/format",
     "engine/quant/plan",
+    "engine/quant/cache_scales",
     "engine/quant/weight",
     "engine/sampling/",
     "engine/runner/",

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
-    """Keys and values of every token. `window` None keeps all, else only the last `window` tokens are read."""
+    """Keys and values of every token, 8-bit floats where dtype_bytes is 1. `window` None keeps all, else only the last
+    `window` tokens are read."""
 
     num_kv_heads: int
     head_dim: int
@@ -124,3 +125,8 @@ class PoolSpec:
     num_blocks: tuple[int, ...]
     block_size: int
     num_state_slots: int = 0
+
+    @property
+    def eight(self) -> bool:
+        """Whether any group holds 8-bit floats."""
+        return any(isinstance(group.spec, PagedKV) and group.spec.dtype_bytes == 1 for group in self.groups)

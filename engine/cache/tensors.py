@@ -14,6 +14,8 @@ import torch
 from engine.cache.spec import CompressedKV, Group, LatentKV, PagedKV, PoolSpec, Recurrent
 from engine.cache.writes import StateCopy
 
+# Numbers of one byte are 8-bit floats, wider ones of the model's dtype.
+_EIGHT = torch.float8_e4m3fn
 _BY_BYTES = {4: torch.float32, 2: torch.bfloat16}
 
 
@@ -75,7 +77,8 @@ def _allocate(
     kept = group.spec
     if isinstance(kept, PagedKV):
         keys, values = kept.num_kv_heads * size * kept.head_dim, kept.num_kv_heads * size * kept.value_dim
-        pool = torch.zeros(blocks, layers, keys + values, dtype=dtype, device=device)
+        held = _EIGHT if kept.dtype_bytes == 1 else dtype
+        pool = torch.zeros(blocks, layers, keys + values, dtype=held, device=device)
         k = pool[:, :, :keys].unflatten(2, (kept.num_kv_heads, size, kept.head_dim))
         v = pool[:, :, keys:].unflatten(2, (kept.num_kv_heads, size, kept.value_dim))
         return (pool,), [PagedCache(index, k[:, i], v[:, i]) for i in range(layers)]

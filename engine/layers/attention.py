@@ -35,7 +35,8 @@ class Attention(nn.Module):
         self._ops = build.ops
         self._deterministic = build.deterministic
         self._fused = build.fused_attention
-        self.specs: tuple[LayerSpec, ...] = (PagedKV(config.num_kv_heads, d, d, build.dtype_bytes, config.window),)
+        self._scales = build.scales
+        self.specs: tuple[LayerSpec, ...] = (PagedKV(config.num_kv_heads, d, d, build.cache_bytes, config.window),)
 
     def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Writes the step's keys and values into the cache."""
@@ -45,7 +46,8 @@ class Attention(nn.Module):
         qkv, gate = self.qkv(step.x, norm=step.norm).split(self._sizes, dim=-1)
         rope = Rope(self._rope, self.q_norm, self.k_norm, self._norm.eps, self._norm.offset, self._interleaved)
         written = (qkv, step.batch.positions, step.batch.slots[cache.group], rope, cache.k, cache.v)
-        attend = {"window": config.window, "softcap": config.softcap, "deterministic": self._deterministic}
+        asked = {"deterministic": self._deterministic, "scales": self._scales}
+        attend = {"window": config.window, "softcap": config.softcap, **asked}
         if step.ends is None:
             o = self._ops.rope_attention(
                 *written,
@@ -57,7 +59,7 @@ class Attention(nn.Module):
                 fused=self._fused,
             )
         else:
-            q = self._ops.rope_kv_write(*written, config.num_heads, deterministic=self._deterministic)
+            q = self._ops.rope_kv_write(*written, config.num_heads, **asked)
             lines = len(step.batch.context_len)
             o = self._ops.paged_attention(
                 kept(q, step.ends),

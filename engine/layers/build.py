@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from engine.layers.rope import rope_table
 from engine.models.config import ModelConfig, RopeConfig
 from engine.quant.weight import Weight
 from kernels import Ops
+from kernels.cache_scales import UNSCALED, CacheScales
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Build:
 
     router_dtype is that of the routers of experts; None: float32. deterministic asks every op for batch-invariant
     arithmetic. fused_attention lets attention rotate and write the keys of decode lines itself.
+    cache_scales are those of each layer where caches hold 8-bit floats, else none; layer is the one that is built.
     """
 
     ops: Ops
@@ -28,11 +30,27 @@ class Build:
     deterministic: bool = False
     fused_attention: bool = True
     router_dtype: torch.dtype | None = None
+    cache_scales: tuple[CacheScales, ...] = ()
+    layer: int = 0
     _tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = field(default_factory=dict)
 
     @property
     def dtype_bytes(self) -> int:
         return self.dtype.itemsize
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of a number in a cache of keys and values."""
+        return 1 if self.cache_scales else self.dtype.itemsize
+
+    @property
+    def scales(self) -> CacheScales:
+        """Of the layer's cache."""
+        return self.cache_scales[self.layer] if self.cache_scales else UNSCALED
+
+    def at(self, layer: int) -> Build:
+        """For that layer. Tables stay shared."""
+        return replace(self, layer=layer)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
         """A parameter to be filled by the loader; it has no memory yet."""

@@ -115,7 +115,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed = Embedding(build)
         kind = DecoderLayer if config.hyper is None else HyperDecoderLayer
-        self.layers = nn.ModuleList(kind(layer, build) for layer in config.layers)
+        self.layers = nn.ModuleList(kind(layer, build.at(i)) for i, layer in enumerate(config.layers))
         self.hyper_head = None if config.hyper is None else HyperHead(config.hyper, build)
         self.norm = RmsNorm(config.hidden, build)
         self.head = Linear(config.hidden, config.vocab_size, build)

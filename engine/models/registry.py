@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 from engine import files
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError, Reader, shown
+from engine.quant import cache
 from engine.quant import config as quant
 from engine.quant.method import Method
 from engine.weights.rules import Rule
@@ -100,6 +101,12 @@ def parse(values: dict[str, Any]) -> ModelConfig:
 def quantization(folder: str | Path) -> Method | None:
     """How config.json says that weights are quantized. Raises ConfigError as `load` does."""
     return quant.read(_json(Path(folder) / "config.json"))
+
+
+def cache_is_eight(folder: str | Path) -> bool:
+    """Whether the checkpoint says that its cache holds 8-bit floats. Raises ConfigError for a cache of another kind."""
+    modelopt = Path(folder) / "hf_quant_config.json"
+    return cache.declared(_json(Path(folder) / "config.json"), _json(modelopt) if modelopt.exists() else {})
 
 
 def load(folder: str | Path) -> tuple[ModelConfig, Family]:

@@ -10,7 +10,7 @@ from engine.quant.method import Method
 from engine.quant.methods import awq, compressed_tensors, fp8, gptq
 
 # quant_method → what reads the object around it
-METHODS: dict[str, Callable[[Reader], Method]] = {
+METHODS: dict[str, Callable[[Reader], Method | None]] = {
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,

@@ -17,9 +17,11 @@ from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
 from engine.layers.build import Build
 from engine.models import registry
 from engine.models.common import with_shared_apart
-from engine.models.config import ModelConfig
+from engine.models.config import AttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
+from engine.quant import cache as cached
+from engine.quant import cache_scales
 from engine.quant import plan as quant
 from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
@@ -82,10 +84,14 @@ def build_runner(
     # ones do.
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {dtype}
     routers = dtype if narrow else torch.float32
-    build = Build(ops, model, dtype, device, length, runtime.deterministic, runtime.fused_attention, routers)
+    eight = _holds_eight(config, model, device)
+    scales = cache_scales.found(checkpoint, model.prefix, eight)
+    switches = (runtime.deterministic, runtime.fused_attention)
+    build = Build(ops, model, dtype, device, length, *switches, routers, scales.of(len(model.layers)) if eight else ())
     decoder = Decoder(build)
     check_speculation(config, decoder, device)
     spare = quant.spare_biases(rules, checkpoint)
+    unused = (*unused, *scales.names)
     rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
@@ -227,6 +233,20 @@ def check_speculation(config: EngineConfig, decoder: Decoder, device: torch.devi
             f"CUDA graphs hold one token a line, so speculation.method {method} needs runtime.graphs to be false on a "
             "GPU: set that, or the method to none"
         )
+
+
+def _holds_eight(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
+    """Whether caches hold 8-bit floats. Raises ConfigError where they cannot."""
+    asked = config.cache.kept_as
+    eight = asked != "16bit" and cached.holds_eight(asked, registry.cache_is_eight(config.model))
+    if not eight:
+        return False
+    cache_scales.check_device(device)
+    if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
+        raise ConfigError(
+            "cache.dtype fp8 is for layers of grouped-query attention, and this model has none: leave it out"
+        )
+    return True
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -342,6 +342,7 @@ class Host:
             waiting=now.waiting + len(self._quarantine),
             blocks_used=sum(group.used for group in now.groups),
             blocks_total=sum(group.total for group in now.groups),
+            cache_dtype=now.cache_dtype,
             prefix_queries=now.prefix_query_tokens,
             prefix_hits=now.prefix_hit_tokens,
             preemptions=now.preemptions,

@@ -73,6 +73,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     waiting: int = 0
     blocks_used: int = 0
     blocks_total: int = 0
+    cache_dtype: str = "auto"  # or "fp8"
     frontends: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0

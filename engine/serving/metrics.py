@@ -209,7 +209,7 @@ class Metrics:
             family.CACHE_CONFIG,
             block_size=str(cache.block_size),
             num_gpu_blocks=str(stats.blocks_total),
-            cache_dtype="auto",
+            cache_dtype=stats.cache_dtype,
             enable_prefix_caching=str(cache.prefix_cache),
             gpu_memory_utilization=str(cache.memory_fraction),
         ).set(1)

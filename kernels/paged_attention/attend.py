@@ -252,6 +252,7 @@ def attend(
     scale,
     softcap,
     window,
+    v_scale,
     first_line,
     num_lines,
     splits,
@@ -430,7 +431,7 @@ def attend(
         IS_MASKED=True,
         PRECISION=PRECISION,
     )
-    acc = acc / tl.where(l > 0.0, l, 1.0)[:, None]
+    acc = acc / tl.where(l > 0.0, l, 1.0)[:, None] * v_scale
     m_value = value_channel < DV
     p_rows = p_out + (token[:, None] * H + head[:, None]) * DV + value_channel[None, :]
     if active == 1:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.cache_scales import EIGHT, CacheScales, stored
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
@@ -28,11 +29,13 @@ def case(
     bound: int | None = None,
     strided: bool = False,
     dirty: bool = False,
+    scales: tuple[float, float] | None = None,
     small: bool = True,
 ) -> Case:
     """`lines` are (queries, context), those of one query first. `bound` is the host's max_context if not the true one.
 
     `strided` lays the caches out as two layers of one page-first pool. `dirty`: what stands past the contexts is NaN.
+    `scales` of keys and values: the caches are 8-bit ones.
     """
     value_dim = dv or d
     num_single = next((i for i, (queries, _) in enumerate(lines) if queries != 1), len(lines))
@@ -54,6 +57,8 @@ def case(
         else:
             k_cache = randn(generator, device, dtype, blocks, g, block_size, d)
             v_cache = randn(generator, device, dtype, blocks, g, block_size, value_dim)
+        if scales is not None:
+            k_cache, v_cache = eight(k_cache, v_cache, scales, strided)
         if dirty:
             held = torch.zeros(blocks * block_size, dtype=torch.bool, device=device)
             for i, (_, context) in enumerate(lines):
@@ -80,6 +85,7 @@ def case(
             "window": window,
             "softcap": softcap,
             "sinks": randn(generator, device, dtype, h) if sinks else None,
+            **({} if scales is None else {"scales": CacheScales(*scales)}),
         }
 
     pairs = read = 0
@@ -96,10 +102,22 @@ def case(
         dtype,
         make,
         TOLERANCES[dtype],
-        bytes=(read * g * (d + value_dim) + tokens * h * (d + value_dim)) * dtype.itemsize,
+        bytes=read * g * (d + value_dim) * (dtype.itemsize if scales is None else 1)
+        + tokens * h * (d + value_dim) * dtype.itemsize,
         flops=2 * pairs * h * (d + value_dim),
         small=small,
     )
+
+
+def eight(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, scales: tuple[float, float], strided: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Caches as 8-bit ones over `scales`; `strided` as in `case`."""
+    k, v = (stored(cache, scale, EIGHT) for cache, scale in zip((k_cache, v_cache), scales, strict=True))
+    if not strided:
+        return k, v
+    pool = torch.stack((k, v), dim=1)[:, None].repeat(1, 2, 1, 1, 1, 1)
+    return pool[:, 1, 0], pool[:, 1, 1]
 
 
 def cases() -> list[Case]:
@@ -138,6 +156,28 @@ def cases() -> list[Case]:
             ),
             case("one line of 123, multi-head x16", dtype, [(123, 123)], 2, 2, 16),
             case(
+                "8 bits, mixed, 3 heads a group, x80",
+                dtype,
+                [(1, 33), (1, 0), (3, 3), (40, 100)],
+                6,
+                2,
+                80,
+                scales=(0.03, 0.2),
+            ),
+            case(
+                "8 bits, split, window, softcap, sinks, 96 by 64",
+                dtype,
+                [(1, 700), (3, 300)],
+                10,
+                2,
+                96,
+                64,
+                window=310,
+                softcap=30.0,
+                sinks=True,
+                scales=(0.5, 2.0),
+            ),
+            case(
                 "prompts, 3 heads a group, block 32",
                 dtype,
                 [(1, 40), (130, 130), (70, 333), (5, 0), (129, 200)],
@@ -171,6 +211,15 @@ def cases() -> list[Case]:
         made.append(case(f"{name} decode 64 x 1024 to 1150", torch.bfloat16, even, **heads))
         uneven = [(1, 37 * i % 2048) for i in range(63)] + [(1, 16384)]
         made.append(case(f"{name} decode 64, padding, one of 16384", torch.bfloat16, uneven, **heads, bound=20480))
+        eighth: dict[str, Any] = {**heads, "scales": (0.05, 0.4)}
+        made.append(case(f"8 bits, {name} decode 64 x 1024 to 1150", torch.bfloat16, even, **eighth))
+        made.append(case(f"8 bits, {name} decode 64, padding", torch.bfloat16, uneven, **eighth, bound=20480))
+    eighth = {**qwen, "dirty": True, "scales": (0.05, 0.4)}
+    for batch, context in ((1, 16384), (8, 1100), (64, 16384), (256, 1100)):
+        name = f"8 bits, Qwen3-8B decode {batch} x {context}"
+        made.append(case(name, torch.bfloat16, [(1, context)] * batch, **eighth))
+    for lines in ([(1024, 1024)], [(2048, 16384)], [(1, 1100)] * 64 + [(1024, 1024), (900, 2000)]):
+        made.append(case(f"8 bits, Qwen3-8B {len(lines)} lines, {lines[-1]}", torch.bfloat16, lines, **eighth))
     skewed = [(1, 300)] * 31 + [(1, 30000)]
     made.append(case("Qwen3-4B decode 31 x 300, 1 x 30000", torch.bfloat16, skewed, **qwen))
     for queries, context in ((128, 128), (1024, 1024), (2048, 16384), (16384, 16384), (8, 16384)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import multiprocessors
 from kernels.paged_attention import lines as stream
 from kernels.paged_attention.attend import attend
@@ -148,6 +149,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     deterministic: bool = False,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     """Line i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens.
 
@@ -177,6 +179,7 @@ def paged_attention(
         softcap,
         sinks,
         deterministic,
+        scales=scales,
     )
     return out
 
@@ -195,6 +198,7 @@ def attend_into(
     sinks: torch.Tensor | None = None,
     deterministic: bool = False,
     singles: bool = True,
+    scales: CacheScales = UNSCALED,
 ) -> None:
     """`paged_attention` into `out`, of which the tokens of single lines are left alone unless `singles`."""
     num_single = batch.num_single
@@ -242,9 +246,10 @@ def attend_into(
             *k_cache.stride()[:3],
             *v_cache.stride()[:3],
             block_table.stride(0),
-            scale,
+            scale * scales.k,
             softcap if softcap is not None else 0.0,
             window if window is not None else 0,
+            scales.v,
             first_line,
             num_lines,
             splits,

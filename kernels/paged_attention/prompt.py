@@ -353,8 +353,10 @@ def attend_kernel(
 
 
 def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether the kernel takes these: 16-bit, key and value of one width, whole rows in the caches."""
+    """Whether the kernel takes these: 16-bit, cached as well, key and value of one width, whole rows in the caches."""
     d = q.shape[-1]
+    if k_cache.dtype != q.dtype:
+        return False
     if not group_products(q.device) or q.dtype == torch.float32 or d not in (64, 128) or v_cache.shape[-1] != d:
         return False
     return whole_rows(k_cache) and whole_rows(v_cache) and q.shape[1] // k_cache.shape[1] <= ROWS.value

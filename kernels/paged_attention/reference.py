@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.cache_scales import UNSCALED, CacheScales
 
 
 def paged_attention(
@@ -18,6 +19,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     deterministic: bool = False,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     """Line i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens.
 
@@ -27,7 +29,7 @@ def paged_attention(
     q [T, H, D]; k_cache [N, G, block_size, D], v_cache [N, G, block_size, Dv]; block_table [B, M] int32;
     query_start [B+1], context_len [B] int32; sinks [H] → [T, H, Dv] in q's dtype, computed in float32.
     The first `num_single` lines have one query; no line has more than `max_query` queries or `max_context` keys.
-    A line of context_len 0 (padding) gives zeros.
+    A line of context_len 0 (padding) gives zeros. The caches hold keys and values over `scales`.
     deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     _, g, block_size, _ = k_cache.shape
@@ -51,7 +53,7 @@ def paged_attention(
         keys = k_cache[blocks].transpose(0, 1).reshape(g, -1, q.shape[-1])[:, : length - first_block * block_size]
         values = v_cache[blocks].transpose(0, 1).reshape(g, -1, out.shape[-1])[:, : length - first_block * block_size]
         rows = q[lo:hi].transpose(0, 1).reshape(g, h // g * (hi - lo), -1).float()
-        s = (rows @ keys.float().transpose(1, 2) * scale).view(h, hi - lo, -1)
+        s = (rows @ keys.float().transpose(1, 2) * (scale * scales.k)).view(h, hi - lo, -1)
         if softcap is not None:
             s = softcap * torch.tanh(s / softcap)
         p = torch.arange(length - (hi - lo), length, device=q.device)[:, None]
@@ -61,6 +63,6 @@ def paged_attention(
         if sinks is not None:
             s = torch.cat((s, sinks.float()[:, None, None].expand(h, hi - lo, 1)), dim=-1)
         w = torch.softmax(s, dim=-1)[..., : keys.shape[1]]
-        o = w.view(g, h // g * (hi - lo), -1) @ values.float()
+        o = w.view(g, h // g * (hi - lo), -1) @ values.float() * scales.v
         out[lo:hi] = o.view(h, hi - lo, -1).transpose(0, 1).to(q.dtype)
     return out

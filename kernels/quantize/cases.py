@@ -6,12 +6,9 @@ from typing import Any, Literal
 
 import torch
 
-from kernels.registry import Case, Tolerance
-from kernels.testing import randn
+from kernels.registry import Case
+from kernels.testing import ROUNDED, randn
 from kernels.weight.inputs import Inputs
-
-# A ratio that stands between two numbers may be rounded to either: the largest are 32 of 448 apart.
-ROUNDED = Tolerance(max_rel=8e-2, rms=5e-3)
 
 
 def case(

@@ -101,6 +101,22 @@ def cases() -> list[Case]:
             ),
             case("window split, 4/1x256, block 128", dtype, [(1, 300)], 4, 1, 256, block_size=128, window=200),
             case("20 heads a group", dtype, [(1, 40), (1, 77)], 20, 1, 64),
+            case(
+                "8 bits, 1 single split", dtype, [(1, 700)], 32, 8, 128, qk_norm=True, strided=True, scales=(0.1, 0.2)
+            ),
+            case("8 bits, no past", dtype, [(1, 1)], 4, 2, 64, scales=(1.0, 1.0)),
+            case("8 bits, beyond the largest", dtype, [(1, 40), (1, 1), (9, 30)], 4, 2, 64, scales=(1e-3, 1e-4)),
+            case(
+                "8 bits, mixed, partial, window",
+                dtype,
+                [(1, 33), (1, 0), (1, 90), (3, 3), (40, 100)],
+                6,
+                2,
+                80,
+                rotary=32,
+                window=21,
+                scales=(0.02, 0.05),
+            ),
             case("not fused", dtype, [(1, 65), (7, 30)], 8, 2, 64, qk_norm=True, fused=False),
         ]
     qwen: dict[str, Any] = {"h": 32, "g": 8, "d": 128, "qk_norm": True, "strided": True, "small": False}
@@ -108,6 +124,10 @@ def cases() -> list[Case]:
         name = f"Qwen3-4B decode {batch} x {context}"
         made.append(case(name, torch.bfloat16, [(1, context)] * batch, **qwen))
     made.append(case("Qwen3-4B mixed 64 x 1, 1024", torch.bfloat16, [(1, 1100)] * 64 + [(1024, 1024)], **qwen))
+    eighth: dict[str, Any] = {**qwen, "scales": (0.05, 0.05)}
+    for batch, context in ((1, 384), (1, 16384), (8, 1100), (64, 1100)):
+        name = f"8 bits, Qwen3-8B decode {batch} x {context}"
+        made.append(case(name, torch.bfloat16, [(1, context)] * batch, **eighth))
     llama = {**qwen, "qk_norm": False}
     made.append(case("Llama-3.1-8B decode 1 x 384", torch.bfloat16, [(1, 384)], **llama))
     return made

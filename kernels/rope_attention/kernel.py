@@ -8,6 +8,7 @@ import torch
 
 from kernels.batch import AttentionBatch
 from kernels.borders import SHORT_CONTEXT
+from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import multiprocessors
 from kernels.paged_attention.kernel import (
     LEAST_LINES,
@@ -87,6 +88,7 @@ def rope_attention(
     softcap: float | None = None,
     deterministic: bool = False,
     fused: bool = True,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
 
@@ -102,18 +104,20 @@ def rope_attention(
     heads = num_single * groups
     one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
     if deterministic or not fused or not one:
-        q = rope_kv_write(workspace, qkv, positions, slots, rope, k_cache, v_cache, num_heads, deterministic)
-        given = (block_table, batch, scale, window, softcap, None, deterministic)
+        q = rope_kv_write(workspace, qkv, positions, slots, rope, k_cache, v_cache, num_heads, deterministic, scales)
+        given = (block_table, batch, scale, window, softcap, None, deterministic, scales)
         return paged_attention(workspace, q, k_cache, v_cache, *given)
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     with workspace.branch(tokens > num_single) as join:
         if tokens > num_single:
             q = torch.empty_like(out)
             rest = slice(num_single, None)
-            rope_into(workspace, q[rest], qkv[rest], positions[rest], slots[rest], rope, k_cache, v_cache, num_heads)
+            written = (qkv[rest], positions[rest], slots[rest], rope, k_cache, v_cache, num_heads)
+            rope_into(workspace, q[rest], *written, scales=scales)
             own = (out, q, k_cache, v_cache, block_table, batch, scale, window, softcap)
-            attend_into(workspace, *own, singles=False)
-    _singles(workspace, out, qkv, positions, slots, rope, k_cache, v_cache, block_table, batch, scale, window, softcap)
+            attend_into(workspace, *own, singles=False, scales=scales)
+    single = (qkv, positions, slots, rope, k_cache, v_cache, block_table, batch, scale, window, softcap, scales)
+    _singles(workspace, out, *single)
     join()
     return out
 
@@ -132,6 +136,7 @@ def _singles(
     scale: float,
     window: int | None,
     softcap: float | None,
+    scales: CacheScales,
 ) -> None:
     """The batch's lines of one token, which are the first tokens, into `out`."""
     lines, max_context = batch.num_single, batch.max_context
@@ -172,9 +177,12 @@ def _singles(
         block_table.stride(0),
         rope.eps,
         rope.offset,
-        scale,
+        scale * scales.k,
         softcap if softcap is not None else 0.0,
         window if window is not None else 0,
+        1.0 / scales.k,
+        1.0 / scales.v,
+        scales.v,
         lines,
         splits,
         programs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.paged_attention.reference import paged_attention
 from kernels.rope import Rope
 from kernels.rope_kv_write.reference import rope_kv_write
@@ -25,6 +26,7 @@ def rope_attention(
     softcap: float | None = None,
     deterministic: bool = False,
     fused: bool = True,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
 
@@ -32,7 +34,7 @@ def rope_attention(
     qkv [T, (H + 2G)·D] → [T, H, D] in qkv's dtype; k_cache, v_cache [N, G, block_size, D] are written in place; the
     other arguments are those of the two ops. `fused` allows one kernel to do both for lines of one token.
     """
-    q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads)
+    q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads, scales=scales)
     return paged_attention(
         q,
         k_cache,
@@ -43,4 +45,5 @@ def rope_attention(
         window=window,
         softcap=softcap,
         deterministic=deterministic,
+        scales=scales,
     )

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cache_numbers import to_cache
 from kernels.paged_attention.attend import LOG2E, merge_splits
 from kernels.paged_attention.shares import even_shares, fair_share
 
@@ -128,6 +129,9 @@ def attend_single(
     scale,
     softcap,
     window,
+    k_inverse,
+    v_inverse,
+    v_scale,
     num_lines,
     splits,
     programs,
@@ -250,15 +254,17 @@ def attend_single(
             norm = tl.where(rows == GROUP, norm, 1.0)
         y = y * norm[:, None]
     q = y.to(x.dtype)
-    # All programs of a kv head know the new token; the last one keeps it.
+    # All programs of a kv head know the new token; the last one keeps it, and all attend to what it keeps.
+    kept = to_cache(q, k_inverse, p_k_cache.dtype.element_ty)
+    kept_v = to_cache(new_v, v_inverse, p_v_cache.dtype.element_ty)
     written = channel < tl.where(last & (slot >= 0) & (length > 0), D, 0)
     p_slot = p_k + (slot // BLOCK_SIZE) * k_block_stride + (slot % BLOCK_SIZE) * k_slot_stride
-    tl.store(p_slot + own_channel, q.to(p_k_cache.dtype.element_ty), mask=is_key & written[None, :])
+    tl.store(p_slot + own_channel, kept, mask=is_key & written[None, :])
     p_slot = p_v + (slot // BLOCK_SIZE) * v_block_stride + (slot % BLOCK_SIZE) * v_slot_stride
-    tl.store(p_slot + channel, new_v.to(p_v_cache.dtype.element_ty), mask=written)
+    tl.store(p_slot + channel, kept_v, mask=written)
 
     turned_q = q.to(tl.float32)
-    new_k = tl.sum(tl.where(is_key, turned_q, 0.0), axis=0)
+    new_k = tl.sum(tl.where(is_key, kept.to(tl.float32), 0.0), axis=0)
     own = tl.sum(turned_q * new_k[None, :], axis=1)
     if HAS_SOFTCAP:
         own = softcap * LOG2E * (2.0 * tl.sigmoid(2.0 * scale / softcap * own) - 1.0)
@@ -267,7 +273,7 @@ def attend_single(
     m = tl.where(last, own, float("-inf"))
     l = tl.zeros([BLOCK_M], dtype=tl.float32) + tl.where(last, 1.0, 0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    acc += tl.where(last, new_v.to(tl.float32), 0.0)[None, :]
+    acc += tl.where(last, kept_v.to(tl.float32), 0.0)[None, :]
     acc, m, l = _fold(
         acc, m, l, q, keys[0], values[0], start, stop, scale, softcap,
         BLOCK_N, HAS_SOFTCAP, PRECISION,
@@ -290,7 +296,7 @@ def attend_single(
                 acc, m, l, q, k, v, first, stop, scale, softcap,
                 BLOCK_N, HAS_SOFTCAP, PRECISION,
             )  # fmt: skip
-    acc = acc / l[:, None]
+    acc = acc / l[:, None] * v_scale
     if active == 1:
         p_rows = p_out + (line * H + head[:, None]) * D + channel[None, :]
         tl.store(p_rows, tl.where(length > 0, acc, 0.0).to(p_out.dtype.element_ty), mask=is_query)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cache_numbers import to_cache
+from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.rope import Rope
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -47,6 +49,8 @@ def _rope(
     v_slot_stride,
     eps,
     offset,
+    k_inverse,
+    v_inverse,
     H: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -111,14 +115,31 @@ def _rope(
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     p_k = p_k_cache + block * k_block_stride + place * k_slot_stride + (head - H).to(tl.int64) * k_head_stride
     p_v = p_v_cache + block * v_block_stride + place * v_slot_stride + (head - H - G).to(tl.int64) * v_head_stride
-    p_mine = tl.where(is_q, p_q + (i_token * H + head) * D, tl.where(is_k, p_k, p_v))
-    # Queries go out always, keys and values where the token has a slot.
-    m_mine = m_head & (head < tl.where(slot >= 0, H + 2 * G, H))
-    tl.store(p_mine + first, tl.where(is_v, x, turned_x), mask=m_mine & m_pair)
-    tl.store(p_mine + second, tl.where(is_v, y, turned_y), mask=m_mine & m_pair)
     if HAS_TAIL:
         c = c * scale * _norm_weights(p_q_norm, p_k_norm, is_q, tail, m_tail, offset, HAS_Q_NORM, HAS_K_NORM)
-        tl.store(p_mine + tail, tl.where(is_v, z, c.to(x.dtype)), mask=m_mine & m_tail)
+        turned_z = c.to(x.dtype)
+    # Queries go out always, keys and values where the token has a slot.
+    p_query = p_q + (i_token * H + head) * D
+    p_kept = tl.where(is_k, p_k, p_v)
+    top = tl.where(slot >= 0, H + 2 * G, H)
+    if p_kept.dtype == p_query.dtype:
+        p_mine = tl.where(is_q, p_query, p_kept)
+        m_mine = m_head & (head < top)
+        tl.store(p_mine + first, tl.where(is_v, x, turned_x), mask=m_mine & m_pair)
+        tl.store(p_mine + second, tl.where(is_v, y, turned_y), mask=m_mine & m_pair)
+        if HAS_TAIL:
+            tl.store(p_mine + tail, tl.where(is_v, z, turned_z), mask=m_mine & m_tail)
+    else:
+        kept: tl.constexpr = p_k_cache.dtype.element_ty
+        inverse = tl.where(is_k, k_inverse, v_inverse)
+        m_kept = (head >= H) & (head < top)
+        tl.store(p_query + first, turned_x, mask=is_q & m_pair)
+        tl.store(p_query + second, turned_y, mask=is_q & m_pair)
+        tl.store(p_kept + first, to_cache(tl.where(is_v, x, turned_x), inverse, kept), mask=m_kept & m_pair)
+        tl.store(p_kept + second, to_cache(tl.where(is_v, y, turned_y), inverse, kept), mask=m_kept & m_pair)
+        if HAS_TAIL:
+            tl.store(p_query + tail, turned_z, mask=is_q & m_tail)
+            tl.store(p_kept + tail, to_cache(tl.where(is_v, z, turned_z), inverse, kept), mask=m_kept & m_tail)
 
 
 def rope_kv_write(
@@ -131,16 +152,17 @@ def rope_kv_write(
     v_cache: torch.Tensor,
     num_heads: int,
     deterministic: bool = False,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     """Norms q and k a head (when weights are given), rotates them, writes k and v to their slots; returns q.
 
     For a rotated pair (a, b) at angle θ:  a' = a·cos θ − b·sin θ,  b' = b·cos θ + a·sin θ.
     One program takes about 1024 rotated pairs, 4096 when there are many tokens: whole heads of one token. Shapes as in
     the reference; qkv's rows and the caches' blocks, heads and slots may be strided, channels are contiguous. Keys and
-    values are kept in qkv's dtype.
+    values are kept in qkv's dtype, or as 8-bit floats over `scales`.
     """
     q = torch.empty((qkv.shape[0], num_heads, k_cache.shape[-1]), dtype=qkv.dtype, device=qkv.device)
-    rope_into(workspace, q, qkv, positions, slots, rope, k_cache, v_cache, num_heads, deterministic)
+    rope_into(workspace, q, qkv, positions, slots, rope, k_cache, v_cache, num_heads, deterministic, scales)
     return q
 
 
@@ -155,6 +177,7 @@ def rope_into(
     v_cache: torch.Tensor,
     num_heads: int,
     deterministic: bool = False,
+    scales: CacheScales = UNSCALED,
 ) -> None:
     """`rope_kv_write` that puts the queries into `q`, contiguous."""
     _, g, block_size, d = k_cache.shape
@@ -180,6 +203,8 @@ def rope_into(
             *v_cache.stride()[:3],
             rope.eps,
             rope.offset,
+            1.0 / scales.k,
+            1.0 / scales.v,
             H=num_heads,
             G=g,
             D=d,

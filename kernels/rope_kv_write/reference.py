@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cache_scales import UNSCALED, CacheScales, stored
 from kernels.rope import Rope
 
 
@@ -16,6 +17,7 @@ def rope_kv_write(
     v_cache: torch.Tensor,
     num_heads: int,
     deterministic: bool = False,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     """Norms q and k a head (when weights are given), rotates them, writes k and v to their slots; returns q.
 
@@ -23,7 +25,8 @@ def rope_kv_write(
 
     qkv [T, (H + 2G)·D], rows may stand apart; positions [T] int32; slots [T] int64 (block · block_size + offset,
     negative writes nothing);
-    k_cache, v_cache [N, G, block_size, D], written in place → q [T, H, D]. Computed in float32, rounded once.
+    k_cache, v_cache [N, G, block_size, D], written in place → q [T, H, D]. Computed in float32, rounded once; an 8-bit
+    cache then keeps the rounded ones over `scales` (`kernels.cache_scales`).
     deterministic: a token's results have the same bits whatever T is.
     """
     _, g, block_size, d = k_cache.shape
@@ -49,6 +52,6 @@ def rope_kv_write(
 
     live = slots >= 0
     block, place = slots[live] // block_size, slots[live] % block_size
-    k_cache[block, :, place] = turn(k, rope.k_norm)[live]
-    v_cache[block, :, place] = v[live]
+    k_cache[block, :, place] = stored(turn(k, rope.k_norm)[live], scales.k, k_cache.dtype)
+    v_cache[block, :, place] = stored(v[live], scales.v, v_cache.dtype)
     return turn(q, rope.q_norm)

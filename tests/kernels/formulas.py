@@ -7,6 +7,7 @@ import math
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.rope import Rope
 from kernels.weight import Fp8, Int8, Weight
 from kernels.weight.inputs import Inputs
@@ -102,10 +103,15 @@ def quantized(x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
             scale = 2 ** torch.ceil(torch.log2(scale))
         if inputs.scale is not None:
             scale = inputs.scale.double()
-        ratio = (part / scale).clamp(-448, 448)
-        step = 2 ** (torch.floor(torch.log2(ratio.abs().clamp(min=2**-6))) - 3)
-        made[:, first : first + part.shape[1]] = torch.round(ratio / step) * step * scale
+        made[:, first : first + part.shape[1]] = nearest_eight(part / scale) * scale
     return made
+
+
+def nearest_eight(x: torch.Tensor) -> torch.Tensor:
+    """x as the nearest 8-bit float (e4m3), or as the largest there is."""
+    ratio = x.clamp(-448, 448)
+    step = 2 ** (torch.floor(torch.log2(ratio.abs().clamp(min=2**-6))) - 3)
+    return torch.round(ratio / step) * step
 
 
 def gated_activation(x: torch.Tensor, activation: str, limit: float | None = None) -> torch.Tensor:
@@ -128,6 +134,7 @@ def rope_kv_write(
     v_cache: torch.Tensor,
     num_heads: int,
     deterministic: bool = False,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     _, g, block_size, d = k_cache.shape
     half = rope.cos_sin.shape[1] // 2
@@ -153,9 +160,16 @@ def rope_kv_write(
         if slot < 0:
             continue
         for i in range(g):
-            k_cache[slot // block_size, i, slot % block_size] = turn(heads[num_heads + i], rope.k_norm, position)
-            v_cache[slot // block_size, i, slot % block_size] = heads[num_heads + g + i]
+            key = turn(heads[num_heads + i], rope.k_norm, position).to(qkv.dtype)
+            place = (slot // block_size, i, slot % block_size)
+            k_cache[place] = _held(key, scales.k, k_cache.dtype)
+            v_cache[place] = _held(heads[num_heads + g + i], scales.v, v_cache.dtype)
     return out
+
+
+def _held(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """x, over its scale to the nearest 8-bit float where a cache holds those."""
+    return x.double() if dtype != torch.float8_e4m3fn else nearest_eight(x.double() / scale).to(dtype)
 
 
 def paged_attention(
@@ -168,6 +182,7 @@ def paged_attention(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
     _, g, block_size, _ = k_cache.shape
     t, h, _ = q.shape
@@ -177,8 +192,8 @@ def paged_attention(
         if not length:
             continue
         places = [(int(block_table[line, j // block_size]), j % block_size) for j in range(length)]
-        keys = torch.stack([k_cache[block, :, place] for block, place in places]).double()
-        values = torch.stack([v_cache[block, :, place] for block, place in places]).double()
+        keys = torch.stack([k_cache[block, :, place] for block, place in places]).double() * scales.k
+        values = torch.stack([v_cache[block, :, place] for block, place in places]).double() * scales.v
         for token in range(first, stop):
             position = length - stop + token
             low = 0 if window is None else max(0, position - window + 1)
@@ -206,9 +221,10 @@ def rope_attention(
     window: int | None,
     softcap: float | None,
     fused: bool,
+    scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
-    q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads).to(qkv.dtype)
-    return paged_attention(q, k_cache, v_cache, block_table, batch, scale, window, softcap, None)
+    q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads, scales=scales).to(qkv.dtype)
+    return paged_attention(q, k_cache, v_cache, block_table, batch, scale, window, softcap, None, scales)
 
 
 def penalties(

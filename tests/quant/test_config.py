@@ -78,7 +78,7 @@ def weights(**changes: Any) -> dict[str, Any]:
         ({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "static"}, "go with blocks"),
         ({"quant_method": "fp8", "surprise": 1}, "surprise = 1"),
         (changed(format="marlin-24"), "group_0: format = 'marlin-24' is not implemented"),
-        (changed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (changed(kv_cache_scheme=8), "kv_cache_scheme = 8"),
         (changed(transform_config={"R1": {}}), "transform_config"),
         (changed(ignore=["re:("]), "no regular expression"),
         (changed(config_groups={"group_0": 3}), "group_0 must be an object"),

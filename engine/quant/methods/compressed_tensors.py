@@ -51,20 +51,23 @@ def _rank(target: str, module: str) -> int:
     return int(target == PROJECTION and not module.endswith(EMBEDDING))
 
 
-def read(reader: Reader) -> CompressedTensors:
-    """Raises ConfigError for a format, a scheme or a value of one that is not implemented."""
+def read(reader: Reader) -> CompressedTensors | None:
+    """None where the cache alone is quantized.
+
+    Raises ConfigError for a format, a scheme or a value of one that is not implemented.
+    """
     reader.require("quantization_status", "compressed", "frozen", default="compressed")
     reader.skip("global_compression_ratio", "version")
     reader.require("sparsity_config", {}, default={})
     reader.refuse("transform_config", "weights behind a rotation are not read", {})
-    reader.refuse("kv_cache_scheme", "a quantized cache is not implemented")
+    cache = reader.optional(dict, "kv_cache_scheme")  # engine.quant.cache reads it
     whole = reader.optional(str, "format")
-    groups = reader.read(dict, "config_groups")
+    groups = (reader.optional(dict, "config_groups") or {}) if cache else reader.read(dict, "config_groups")
     made = tuple(_group(f"{reader.where}: config_groups: {name}", held, whole) for name, held in groups.items())
     ignored = tuple(reader.items(str, "ignore") or [])
     for target in (*ignored, *(target for group in made for target in group.targets)):
         _check(reader.where, target)
-    return CompressedTensors(made, ignored)
+    return CompressedTensors(made, ignored) if made or not cache else None
 
 
 def _group(where: str, values: Any, whole: str | None) -> Group:
