@@ -14,12 +14,14 @@ import secrets
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.beam.group import BeamGroup, Submission
+from engine.beam.search import BeamSearch
 from engine.cache.manager import GroupUse, KVManager
 from engine.config import EngineConfig
 from engine.core import stopping
@@ -31,11 +33,13 @@ from engine.core.scheduler import Scheduler
 from engine.runner import compile_process
 from engine.speculation.drafters import maker
 from engine.types import (
+    MAX_LOGPROBS,
     SEED_BITS,
     ErrorCode,
     FinishReason,
     RequestError,
     RequestInput,
+    SamplingParams,
     TokenEvent,
     TokenLogprobs,
     check_bad_word_ids,
@@ -172,6 +176,7 @@ class Engine:
         self.context = self.info.max_model_len if held is None else min(self.info.max_model_len, held + 1)
         self._lock = threading.Lock()
         self._arrivals = itertools.count()
+        self._groups: dict[str, BeamGroup] = {}
         self._accepting = True
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -217,40 +222,87 @@ class Engine:
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(SEED_BITS))
             input = msgspec.structs.replace(input, params=params)
+        if params.beam_width > 1:
+            self._search(input, sink)
+            return
         constraint = params.structured_outputs
         if constraint is not None and self._grammars is None:
             raise RequestError("this engine has no tokenizer, which structured_outputs needs: leave it out")
-        eos_ids = () if params.ignore_eos and constraint is None else self.info.eos_ids
-        draftless = self._drafter is None or params.edits or constraint is not None
-        table = self._kv.new_table()
         with self._lock:
-            if not self._accepting or self._loop.failure is not None:
-                raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
-            if input.request_id in self._loop.live:
-                raise RequestError(f"a request with the id {input.request_id!r} is already running")
-            waiting = self._loop.num_waiting
-            if waiting >= self._max_waiting:
-                raise RequestError(
-                    f"the queue is full: {waiting} requests wait and {self._max_waiting} may; try again later",
-                    ErrorCode.UNAVAILABLE,
-                )
-            request = Request(
-                input,
-                sink,
-                table,
-                arrival=next(self._arrivals),
-                limit=stopping.length_limit(len(input.prompt_ids), params, self.context),
-                stop_ids=stopping.stop_ids(params, self.info.eos_ids),
-                eos_ids=eos_ids,
-                deadline=None if params.timeout_s is None else self._clock() + params.timeout_s,
-                entered=self._clock(),
-                drafter=None if draftless or self._drafter is None else self._drafter(),
-            )
-            request.gated = constraint is not None
+            self._check_admission(input.request_id)
+            request = self._request(input, sink, next(self._arrivals), self._deadline(params))
             if not self._loop.enter(request):
                 raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
         if constraint is not None and self._grammars is not None:
             self._grammars.make(input, lambda matcher: self._loop.open(request, matcher))
+
+    def _check_admission(self, request_id: str) -> None:
+        """Raises RequestError where no further request is taken now. Called under the lock."""
+        if not self._accepting or self._loop.failure is not None:
+            raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
+        if request_id in self._loop.live or request_id in self._groups:
+            raise RequestError(f"a request with the id {request_id!r} is already running")
+        waiting = self._loop.num_waiting
+        if waiting >= self._max_waiting:
+            raise RequestError(
+                f"the queue is full: {waiting} requests wait and {self._max_waiting} may; try again later",
+                ErrorCode.UNAVAILABLE,
+            )
+
+    def _request(self, input: RequestInput, sink: Sink, arrival: int, deadline: float | None) -> Request:
+        params = input.params
+        gated = params.structured_outputs is not None
+        draftless = self._drafter is None or params.edits or gated
+        request = Request(
+            input,
+            sink,
+            self._kv.new_table(),
+            arrival=arrival,
+            limit=stopping.length_limit(len(input.prompt_ids), params, self.context),
+            stop_ids=stopping.stop_ids(params, self.info.eos_ids),
+            eos_ids=() if params.ignore_eos and not gated else self.info.eos_ids,
+            deadline=deadline,
+            entered=self._clock(),
+            drafter=None if draftless or self._drafter is None else self._drafter(),
+        )
+        request.gated = gated
+        return request
+
+    def _deadline(self, params: SamplingParams) -> float | None:
+        return None if params.timeout_s is None else self._clock() + params.timeout_s
+
+    def _search(self, input: RequestInput, sink: Sink) -> None:
+        """Start a beam search; see `engine.beam`. Its beams' requests have its place in the queue."""
+        params = input.params
+        stop_ids = stopping.stop_ids(params, self.info.eos_ids)
+        limit = stopping.length_limit(len(input.prompt_ids), params, self.context) - len(input.prompt_ids)
+        search = BeamSearch(
+            params.beam_width, limit, stop_ids, params.min_tokens, params.length_penalty, params.early_stopping
+        )
+        if search.candidates > MAX_LOGPROBS:
+            raise RequestError(
+                f"beam_width ({params.beam_width}) and the {len(stop_ids)} tokens that end an answer are "
+                f"{search.candidates}; at most {MAX_LOGPROBS} are looked at: send a smaller beam_width"
+            )
+        arrival, deadline = next(self._arrivals), self._deadline(params)
+
+        def enter(inputs: Sequence[RequestInput], group: Sink) -> None:
+            for one in inputs:
+                if not self._loop.enter(self._request(one, group, arrival, deadline)):
+                    raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
+
+        def ended() -> None:
+            self._groups.pop(input.request_id, None)
+
+        group = BeamGroup(input, sink, search, Submission(enter, self._loop.abort, ended), params.logprobs)
+        with self._lock:
+            self._check_admission(input.request_id)
+            self._groups[input.request_id] = group
+            try:
+                group.start()
+            except RequestError:
+                ended()
+                raise
 
     def _refusal(self) -> str:
         if self._loop.failure is not None:
@@ -298,7 +350,11 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Cancel a request: its blocks are free before the next step is planned. An unknown id is ignored."""
-        self._loop.abort(request_id)
+        group = self._groups.get(request_id)
+        if group is not None:
+            group.abort()
+        else:
+            self._loop.abort(request_id)
 
     def stats(self) -> EngineStats:
         counts = self._scheduler.stats

@@ -30,6 +30,7 @@ MAX_BIAS = 1e6  # a hundredfold of it, over the coldest temperature, is a finite
 MAX_ALLOWED_IDS = 1024
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128  # n and best_of
+MAX_BEAMS = 16
 MAX_CONSTRAINT_BYTES = 256 << 10  # a schema, a regular expression, a grammar or choices
 SEED_BITS = 63
 
@@ -109,6 +110,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1` and `min_p == 0` are off.
     `seed` None means that the frontend draws one: by the time a request reaches the engine it always has a seed,
     so that it can be replayed.
+    `beam_width` above 1 searches for the likeliest answers instead of drawing one; `length_penalty` and
+    `early_stopping` are transformers'.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)] = 16
@@ -134,6 +137,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: int = 0
     timeout_s: Annotated[float, Meta(gt=0.0)] | None = None
     structured_outputs: Constraint | None = None
+    beam_width: Annotated[int, Meta(ge=1, le=MAX_BEAMS)] = 1
+    length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] = 1.0
+    early_stopping: bool = False
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -154,6 +160,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"bad_words: all together must hold at most {MAX_BAD_WORDS_BYTES} bytes")
         if any(not abs(v) <= MAX_BIAS for v in self.logit_bias.values()):
             raise ValueError(f"logit_bias values must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError("length_penalty must be a finite number")
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.beam_width == 1:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) != _DEFAULTS[name]:
+                    raise ValueError(f"{name} belongs to beam search: send a beam_width above 1, or leave it out")
+            return
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) != _DEFAULTS[name] and not (name == "temperature" and self.greedy):
+                raise ValueError(f"{name} cannot be combined with beam search, which compares what the model says")
 
     @property
     def greedy(self) -> bool:
@@ -175,6 +194,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return bool(self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens)
 
 
+# Beams are ranked by the model's own log-probabilities, and their text is known at the end.
+_NOT_WITH_BEAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "stop",
+    "bad_words",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "prompt_logprobs",
+    "structured_outputs",
+)
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)} | {"logit_bias": {}}
+
 _MOST_ITEMS = {
     "stop_token_ids": MAX_STOP_IDS,
     "bad_words": MAX_BAD_WORDS,
@@ -195,6 +232,8 @@ class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     another replica had it): generation continues after them and they are not delivered again. Randomness is keyed
     by (seed, position), so the continuation is the one the client would have seen.
     `bad_word_ids` are the token sequences of `params.bad_words`; the tokenizer lives in the frontend.
+    `answer_ids` are the ids that the answers of a beam search go by, the likeliest first, this request's own among
+    them; only the likeliest comes back where they are missing.
     """
 
     request_id: str
@@ -202,6 +241,7 @@ class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     params: SamplingParams
     output_ids: TokenIds = []
     bad_word_ids: list[TokenIds] = []
+    answer_ids: list[str] = []
 
 
 def check_bad_word_ids(words: Sequence[Sequence[int]]) -> None:

@@ -17,17 +17,19 @@ PROMPT = [5, 6, 7, 8, 9]
 
 
 class Sink:
-    """Keeps events and signals the end of every request."""
+    """Keeps events and signals the end of `count` requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 1) -> None:
         self.events: list[TokenEvent] = []
+        self._open = count
         self.started = threading.Event()
         self.ended = threading.Event()
 
     def deliver(self, events: list[TokenEvent]) -> None:
         self.events += events
         self.started.set()
-        if any(event.finish_reason for event in events):
+        self._open -= sum(event.finish_reason is not None for event in events)
+        if self._open <= 0:
             self.ended.set()
 
     def end(self) -> TokenEvent:

@@ -49,8 +49,10 @@ MAY_IMPORT = {
         "engine.sampling",
         "engine.cache",
     },
+    "engine.beam": {"engine.core"},
     "engine.structured": {"engine.core", "engine.text"},
     "engine.api": {
+        "engine.beam",
         "engine.core",
         "engine.cache",
         "engine.runner",

@@ -83,7 +83,7 @@ class EngineLoop:
         self._num_matched = 0  # requests with a matcher that have not ended
         self._wake = threading.Condition()
         self._stopping = False
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, int, Request]] = []
         self._out: dict[Sink, list[TokenEvent]] = {}
 
     @property
@@ -242,8 +242,8 @@ class EngineLoop:
         deadlines = self._deadlines
         if deadlines:
             now = self._clock()
-            while deadlines and (deadlines[0][0] <= now or deadlines[0][2].status is Status.FINISHED):
-                request = heapq.heappop(deadlines)[2]
+            while deadlines and (deadlines[0][0] <= now or deadlines[0][3].status is Status.FINISHED):
+                request = heapq.heappop(deadlines)[3]
                 if request.status is not Status.FINISHED:
                     message = (
                         f"the request ran past its timeout of {request.input.params.timeout_s:g} s "
@@ -253,7 +253,7 @@ class EngineLoop:
 
     def _enter(self, request: Request) -> None:
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
+            heapq.heappush(self._deadlines, (request.deadline, request.arrival, id(request), request))
         if request.gated:
             self._gated.append(request)
         else:

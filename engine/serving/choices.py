@@ -1,6 +1,7 @@
 """The answers of one request that asks for several: `n` of them, chosen from `best_of`.
 
-Each is a request of its own to the engine, with a seed of its own; they share their prompt's blocks. Clients of
+Each is a request of its own to the engine, with a seed of its own, but for those of a beam search, which are one; they
+share their prompt's blocks. Clients of
 vllm_backend get them as one response whose outputs have an entry an answer; those of TensorRT-LLM, who ask by
 `num_return_sequences`, as responses of their own with `sequence_index`.
 """
@@ -101,12 +102,12 @@ class Choices:
 
     def _chosen(self) -> list[list[tuple[Stream, Piece]]]:
         """The n answers with the highest mean log-probability, likeliest first where there are more; as they were asked
-        for otherwise."""
+        for otherwise. Those of a beam search come in their order."""
         request = self.streams[0].request
         found = [(stream, piece) for stream, piece in zip(self.streams, self._last, strict=True) if piece is not None]
-        if len(found) > request.n:
+        if len(found) > request.n and request.params.beam_width == 1:
             found.sort(key=lambda pair: pair[1].cumulative_logprob / max(1, len(pair[1].token_ids)), reverse=True)
-            found = found[: request.n]
+        found = found[: request.n]
         return [[pair] for pair in found] if request.separate else [found]
 
 

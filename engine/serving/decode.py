@@ -84,6 +84,9 @@ def llm_request(
     if stream and text is not None and exclude is not None and not bool(exclude.flat[0]):
         raise RequestError(protocol.STREAM_ECHO_REFUSAL)
     params, (n, best_of) = _sampling_params(tensors, parameters, timeout_us)
+    echo = not stream and (exclude is None or not bool(exclude.flat[0]))
+    # The answers of a beam search come at its end, as one response.
+    stream = stream and params.beam_width == 1
     if stream and best_of > n:
         raise RequestError(f"best_of ({best_of}) above n ({n}) cannot be streamed: the best is known at the end")
     top_logprobs = params.logprobs
@@ -103,7 +106,6 @@ def llm_request(
         wanted = msgspec.structs.replace(wanted, cumulative_logprob=True)
     if params.logprobs is None and (wanted.cumulative_logprob or wanted.output_log_probs or best_of > n):
         params = msgspec.structs.replace(params, logprobs=0)
-    echo = not stream and (exclude is None or not bool(exclude.flat[0]))
     separate = protocol.NUM_RETURN_SEQUENCES in tensors
     biases = _biases(tensors)
     if not separate and wanted.sequence_index:

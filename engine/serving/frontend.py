@@ -150,7 +150,7 @@ class Frontend:
             self._alone = NOBODY
             self._context = context
             for stream in self._streams.values():
-                if stream.submitted and stream.deaths < _MOST_DEATHS:
+                if stream.submitted and stream.asks and stream.deaths < _MOST_DEATHS:
                     self._link.submit(stream.engine_request(), suspect=stream.deaths >= _SUSPECT_DEATHS)
         self.served.set()
         self.ready.set()
@@ -266,7 +266,7 @@ class Frontend:
                     if one.request_id not in self._streams:
                         continue  # it ended meanwhile
                     one.submitted = True
-                    if self._up:
+                    if self._up and one.asks:
                         self._link.submit(one.engine_request())
         except Exception as error:
             self._leave(stream, *_told(error), FinishReason.REJECTED)

@@ -97,12 +97,12 @@ SAMPLING_TENSORS = {
     NUM_RETURN_SEQUENCES: "n",
     GUIDE_TYPE: "guided_decoding_guide_type",
     GUIDE: "guided_decoding_guide",
+    BEAM_WIDTH: "beam_width",
+    "length_penalty": "length_penalty",
 }
 
 # TensorRT-LLM tensors with one value that changes nothing: any other is refused with the sentence.
 NEUTRAL_TENSORS: dict[str, tuple[float | bool, str]] = {
-    BEAM_WIDTH: (1, "beam search is not implemented: send beam_width 1"),
-    "length_penalty": (1.0, "length_penalty belongs to beam search, which is not implemented: leave it out"),
     "return_context_logits": (False, "return_context_logits is not implemented: logits never leave the engine"),
     "return_generation_logits": (False, "return_generation_logits is not implemented: use return_log_probs"),
     "stop": (False, "a request that stops another is not implemented: cancel the call of the other"),

@@ -13,16 +13,12 @@ from msgspec import Meta
 
 from engine.serving import constraint_fields
 from engine.serving.protocol import LORA_REFUSAL
-from engine.types import MAX_ANSWERS, MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
+from engine.types import MAX_ANSWERS, MAX_BEAMS, MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
 
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # the newer name, which wins where both are sent
 
 # Known fields of other servers: the values that change nothing here, and the sentence for any other value.
 _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "use_beam_search": ((False,), "beam search is not implemented: leave use_beam_search out"),
-    "beam_width": ((1,), "beam search is not implemented: send beam_width 1"),
-    "length_penalty": ((1.0,), "length_penalty belongs to beam search, which is not implemented: leave it out"),
-    "early_stopping": ((False,), "early_stopping belongs to beam search, which is not implemented: leave it out"),
     "lora_name": ((), LORA_REFUSAL),
     "detokenize": ((True,), "detokenize=false is not implemented: read the token_ids output and ignore the text"),
     "spaces_between_special_tokens": ((True,), "spaces_between_special_tokens=false is not implemented: leave it out"),
@@ -31,6 +27,7 @@ _NOT_IMPLEMENTED: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 _ANSWERS = ("n", "best_of")
+_BY_BEAMS = "use_beam_search"
 _FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams))
 _TEXTS = ("stop", "bad_words")
 _IDS = ("stop_token_ids", "allowed_token_ids")
@@ -73,7 +70,7 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
         name = field_of(given)
         if value is None or (name not in _TEXTS and _word(value) in ("none", "null")):
             continue
-        if name in _ANSWERS:
+        if name in _ANSWERS or name == _BY_BEAMS:
             continue
         if name in _NOT_IMPLEMENTED:
             _check_neutral(name, value)
@@ -87,6 +84,10 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
         elif name in _IDS and isinstance(value, list | tuple):
             value = _without_repeats(value)
         known[name] = value
+    if by_beams(fields):
+        # vLLM's way to ask for as many beams as answers; one beam is greedy.
+        width = answers(fields)[1]
+        known |= {"beam_width": width} if width > 1 else {"temperature": 0.0}
     try:
         params = msgspec.convert(known, SamplingParams, strict=False)
     except msgspec.ValidationError as error:
@@ -96,21 +97,37 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
 
 def answers(fields: Mapping[str, Any]) -> tuple[int, int]:
     """(n, best_of) of named values: how many answers come back, of how many they are chosen. Raises RequestError."""
-    counts: dict[str, int] = {}
-    for name in _ANSWERS:
-        value = fields.get(name)
-        if value is None or _word(value) in ("none", "null"):
-            continue
-        try:
-            counts[name] = msgspec.convert(value, Annotated[int, Meta(ge=1, le=MAX_ANSWERS)], strict=False)
-        except msgspec.ValidationError:
-            wrong = shown(repr(value))
-            raise RequestError(f"{name} must be a whole number from 1 to {MAX_ANSWERS}, not {wrong}") from None
+    counts = {name: count for name in _ANSWERS if (count := _count(fields, name, MAX_ANSWERS)) is not None}
+    width = _count(fields, "beam_width", MAX_BEAMS)
+    if width is not None and width > 1:
+        n = counts.get("n", width)
+        if n > width:
+            raise RequestError(f"beam_width ({width}) must be at least the number of answers ({n})")
+        return n, width
     n = counts.get("n", 1)
     best_of = counts.get("best_of", n)
     if best_of < n:
         raise RequestError(f"best_of ({best_of}) must be at least n ({n})")
     return n, best_of
+
+
+def by_beams(fields: Mapping[str, Any]) -> bool:
+    """Whether vLLM's `use_beam_search` is set. Raises RequestError when it says neither."""
+    word = _word(fields.get(_BY_BEAMS, False))
+    if word not in ("true", "1", "false", "0", "none", "null"):
+        raise RequestError(f"{_BY_BEAMS} must be true or false, not {shown(repr(fields[_BY_BEAMS]))}")
+    return word in ("true", "1")
+
+
+def _count(fields: Mapping[str, Any], name: str, most: int) -> int | None:
+    """A number of answers; None where it is not set. Raises RequestError."""
+    value = fields.get(name)
+    if value is None or _word(value) in ("none", "null"):
+        return None
+    try:
+        return msgspec.convert(value, Annotated[int, Meta(ge=1, le=most)], strict=False)
+    except msgspec.ValidationError:
+        raise RequestError(f"{name} must be a whole number from 1 to {most}, not {shown(repr(value))}") from None
 
 
 def field_of(name: str) -> str:

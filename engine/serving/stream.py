@@ -138,6 +138,11 @@ class Stream:
             raise RequestError(f"with the words of stop_words_list and bad_words_list {error}") from None
 
     @property
+    def asks(self) -> bool:
+        """Whether the engine is sent a request for it: those of a beam search come of the first one's."""
+        return self.index == 0 or self.params.beam_width == 1
+
+    @property
     def cumulative_logprob(self) -> float:
         return self._cumulative
 
@@ -164,7 +169,13 @@ class Stream:
             params=msgspec.structs.replace(self.params, seed=self._seed, timeout_s=left),
             output_ids=self.received,
             bad_word_ids=self._bad_word_ids,
+            answer_ids=self._beam_ids(),
         )
+
+    def _beam_ids(self) -> list[str]:
+        if self.params.beam_width == 1 or self.choices is None:
+            return []
+        return [stream.request_id for stream in self.choices.streams]
 
     def receive(self, event: TokenEvent, interval: int) -> bool:
         """Take an event; True when the sender has something to do. Called by the link's thread only.

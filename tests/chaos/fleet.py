@@ -287,7 +287,7 @@ def until(condition: Callable[[], object], seconds: float, look_s: float = 0.05)
 def _role(words: list[str]) -> str:
     if words[0].endswith("tritonserver"):
         return "server"
-    if words[0].endswith("triton_python_backend_stub"):
+    if words[0].endswith("triton_python_backend_stub") and len(words) > 1:  # one that begins has no arguments yet
         model = Path(words[1]).parts[-3]
         return "tokenizer" if model.endswith("_tokenizer") else "frontend" if model == "demo" else "other"
     if "engine.serving.host" in words:

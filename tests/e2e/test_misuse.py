@@ -58,10 +58,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a token id beyond 64 bits": (sampling(stop_token_ids=[10**30]), "out of range"),
     "too many answers": (sampling(n=10**6), "n must be a whole number from 1 to 128"),
     "best of fewer": (sampling(n=3, best_of=2), "must be at least n"),
-    "beams": (sampling(use_beam_search=True), "beam search is not implemented"),
+    "beams and a draw": (sampling(use_beam_search=True, n=2, top_p=0.5), "top_p cannot be combined with beam search"),
+    "too many beams": (sampling(beam_width=17), "beam_width: expected int <= 16, got 17"),
     "an adapter": (sampling(lora_name="x"), "LoRA feature is not enabled."),
     "twice": ({**sampling(max_tokens=3), "max_tokens": 4}, "max_tokens is given twice"),
-    "beams by tensor": ({"text_input": "a", "beam_width": 2}, "beam search is not implemented"),
+    "a penalty without beams": ({"text_input": "a", "length_penalty": 2.0}, "length_penalty belongs to beam search"),
     "longer than the context": ({"input_ids": [5] * 9000}, "9000 tokens"),
     "longer than the pool": ({"input_ids": [5] * 2000}, "the KV pool"),
 }  # fmt: skip

@@ -79,6 +79,26 @@ def test_requests_sent_while_the_engine_restarts_are_served(server: Server) -> N
     assert len(tokens_of(Call(server, **long_request(5, 8)).all())) == 8
 
 
+def test_a_beam_search_is_begun_again_by_the_next_engine(server: Server) -> None:
+    fields = {"beam_width": 4, "max_tokens": 100, "ignore_eos": True}
+    asked = {"text_input": PROMPT, "parameters": fields, "exclude_input_in_output": True}
+    (expected,) = Call(server, **asked).all()
+    call = Call(server, **asked)
+    wait_until(lambda: server.metric(USED, model="demo") > 0, "the beams hold blocks")
+    (old,) = server.engine_pids("demo")
+    os.kill(old, signal.SIGKILL)
+    (found,) = call.all()
+    assert found["text_output"] == expected["text_output"]
+    assert len(found["text_output"]) == 4
+
+
+def test_a_beam_search_whose_client_goes_away_frees_blocks(server: Server) -> None:
+    call = Call(server, text_input=PROMPT, parameters={"beam_width": 4, "max_tokens": 1000, "ignore_eos": True})
+    wait_until(lambda: server.metric(USED, model="demo") > 0, "the beams hold blocks")
+    call.cancel()
+    wait_until(lambda: server.metric(USED, model="demo") == 0, "their blocks are free", 20.0)
+
+
 @pytest.mark.parametrize("trouble", ["folder removed", "disk full"])
 def test_streams_survive_kill_9_when_the_run_folder_cannot_be_relied_on(server: Server, trouble: str) -> None:
     """Frontends that may write no byte to any file have a full disk; so has the engine that they start."""

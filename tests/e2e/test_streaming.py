@@ -6,6 +6,7 @@ import json
 import queue
 from typing import Any
 
+import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient
 
@@ -248,7 +249,7 @@ def test_ensemble_lets_out_log_probs_and_counts(server: Server) -> None:
 @pytest.mark.parametrize(
     ("tensors", "sentence"),
     [
-        ({"beam_width": 2}, "beam search is not implemented"),
+        ({"beam_width": 2, "temperature": 0.5}, "temperature cannot be combined with beam search"),
         ({"length_penalty": 0.5}, "length_penalty belongs to beam search"),
         ({"return_context_logits": True}, "return_context_logits is not implemented"),
     ],
@@ -349,3 +350,19 @@ def test_embedding_bias_draws_tensorrt_llms_words(server: Server) -> None:
         Call(server, **call, embedding_bias_words=["a"], embedding_bias_weights=[1.0, 2.0]).all()
     with pytest.raises(Exception, match="must lie between"):
         Call(server, **call, embedding_bias_words=["a"], embedding_bias_weights=[float("nan")]).all()
+
+
+def test_a_beam_search_gives_its_answers_the_likeliest_first(server: Server) -> None:
+    """The request of end_to_end_grpc_client.py -b 3: its temperature of 1 asks for nothing."""
+    asked = {"text_input": PROMPT, "max_tokens": 10, "temperature": 1.0, "exclude_input_in_output": True}
+    (found,) = Call(
+        server, "ensemble", **asked, beam_width=3, return_log_probs=True, return_num_output_tokens=True
+    ).all()
+    assert len(found["text_output"]) == 3 == len(set(found["text_output"]))
+    scores = [total / count for total, count in zip(found["cum_log_probs"], found["num_output_tokens"], strict=True)]
+    assert scores == sorted(scores, reverse=True)
+    each = np.reshape(found["output_log_probs"], (3, -1))
+    assert each.sum(1).tolist() == pytest.approx(list(found["cum_log_probs"]), rel=1e-5)
+    same = {"use_beam_search": True, "n": 2, "best_of": 3, "max_tokens": 10}
+    (two,) = Call(server, text_input=PROMPT, parameters=same, exclude_input_in_output=True).all()
+    assert two["text_output"] == found["text_output"][:2]

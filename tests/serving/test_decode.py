@@ -97,6 +97,15 @@ def test_a_wrong_json_is_refused_each_time() -> None:
 
 
 def test_what_may_only_be_neutral_is_refused_beside_a_known_json() -> None:
-    decoded(b"{}", beam_width=np.int32(1))
-    with pytest.raises(RequestError, match="beam search"):
-        decoded(b"{}", beam_width=np.int32(2))
+    decoded(b"{}", return_context_logits=np.bool_(False))
+    with pytest.raises(RequestError, match="logits never leave"):
+        decoded(b"{}", return_context_logits=np.bool_(True))
+
+
+def test_a_beam_search_gives_its_answers_at_its_end() -> None:
+    asked = decoded(b"{}", beam_width=np.int32(3), stream=np.bool_(True))
+    assert (asked.stream, asked.echo, asked.n, asked.best_of) == (False, False, 3, 3)
+    fewer = decoded(b"{}", beam_width=np.int32(3), num_return_sequences=np.int32(2))
+    assert (fewer.n, fewer.best_of, fewer.separate) == (2, 3, True)
+    with pytest.raises(RequestError, match=r"beam_width \(3\) must be at least the number of answers \(4\)"):
+        decoded(b"{}", beam_width=np.int32(3), num_return_sequences=np.int32(4))

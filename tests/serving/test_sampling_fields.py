@@ -32,6 +32,12 @@ def test_strings_are_read_by_the_fields_type() -> None:
         ({"max_completion_tokens": 3, "max_tokens": 4}, SamplingParams(max_tokens=3)),
         ({"max_completion_tokens": None, "max_tokens": 4}, SamplingParams(max_tokens=4)),
         ({"n": 1, "best_of": "1", "use_beam_search": False, "length_penalty": "1.0"}, SamplingParams()),
+        ({"use_beam_search": True}, SamplingParams(temperature=0.0)),
+        (
+            {"use_beam_search": "true", "n": 2, "best_of": 4, "length_penalty": 0.5},
+            SamplingParams(beam_width=4, length_penalty=0.5),
+        ),
+        ({"beam_width": "3", "early_stopping": True}, SamplingParams(beam_width=3, early_stopping=True)),
         ({"logprobs": "2"}, SamplingParams(logprobs=2)),
         ({"allowed_token_ids": [7, 7, 3] * 9000}, SamplingParams(allowed_token_ids=(7, 3))),
         ({"stop_token_ids": [7] * 9000}, SamplingParams(stop_token_ids=(7,))),
