@@ -8,6 +8,8 @@ import msgspec
 from msgspec import Meta
 
 Positive = Annotated[int, Meta(ge=1)]
+# Tokens drafted for a request in a step.
+MOST_DRAFTS = 16
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,7 +135,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
 
     method: str = "none"
-    tokens: Annotated[int, Meta(ge=1, le=16)] | None = None
+    tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFTS)] | None = None
 
     def __post_init__(self) -> None:
         if self.method not in ("none", "ngram"):

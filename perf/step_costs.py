@@ -1,9 +1,11 @@
 """What a step costs by what it holds: rows that decode, and prompt tokens beside them. The input of `perf.simulate`.
 
-    python -m perf.step_costs CHECKPOINT --json costs.jsonl [--rows 0 8 64] [--prompt 0 512] --set load_format=dummy
+    python -m perf.step_costs CHECKPOINT --json costs.jsonl [--rows 0 8 64] [--prompt 0 512] [--drafts 0 4] \\
+        --set load_format=dummy
 
 Rows have computed `--context` tokens of their own, drawn at random, since experts and caches go by what is in them.
-Prompts are new in each step, of at most `--length` tokens each. Steps are launched one ahead, as by the loop.
+Prompts are new in each step, of at most `--length` tokens each. Drafts are those of each row, where there is no prompt,
+and do not stand. Steps are launched one ahead, as by the loop.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from engine.cache.writes import BlockWrite
-from engine.core.plan import Pending, RowStart, Runner, StepPlan
+from engine.config import MOST_DRAFTS
+from engine.core.plan import Draft, Pending, RowStart, Runner, StepPlan
 from perf.engine import config_from
 from perf.provenance import provenance
 from perf.rows import GREEDY, own_blocks, own_slot
@@ -34,7 +38,7 @@ WARM, LEAST, MOST, SECONDS = 2, 4, 40, 0.25
 class Cost:
     """Of one kind of step: median ms from one to the next, and of the host's part, the launch.
 
-    rows decode behind `context` tokens; `prompt` tokens are computed in `chunks` lines.
+    rows decode behind `context` tokens, each with `drafts` drafts; `prompt` tokens are computed in `chunks` lines.
     """
 
     rows: int
@@ -43,6 +47,7 @@ class Cost:
     chunks: int
     step_ms: float
     launch_ms: float
+    drafts: int = 0
 
 
 class Steps:
@@ -56,7 +61,7 @@ class Steps:
         self._draw = np.random.default_rng(0)
         self._vocab = runner.info.vocab_size
         self._step = 0
-        self._entries = -(-(max(context + WARM + MOST, length) + 1) // self._pool.block_size)
+        self._entries = -(-(max(context + WARM + MOST + MOST_DRAFTS, length) + 1) // self._pool.block_size)
 
     def _start(self, row: int, tokens: int) -> RowStart:
         ids = self._draw.integers(self._vocab, size=tokens).tolist()
@@ -65,15 +70,18 @@ class Steps:
     def _writes(self, row: int) -> list[BlockWrite]:
         return own_blocks(self._pool, row, self._entries)
 
-    def plan(self, rows: int, at: int, chunks: list[int]) -> StepPlan:
-        """A step of `rows` rows at position `at` and new prompts of `chunks` tokens."""
+    def plan(self, rows: int, at: int, chunks: list[int], drafts: int = 0) -> StepPlan:
+        """A step of `rows` rows at position `at` with so many drafts each, and new prompts of `chunks` tokens."""
         self._step += 1
         used = [self._max_rows - 1 - i for i in range(len(chunks))]
         starts = [self._start(row, count) for row, count in zip(used, chunks, strict=True)]
         writes = [write for row in used for write in self._writes(row)]
         first = [at] * rows + [0] * len(chunks)
         lines = [*range(rows), *used]
-        return StepPlan(self._step, lines, first, [1] * rows + chunks, [True] * len(lines), starts, writes)
+        tokens = self._draw.integers(self._vocab, size=(rows, drafts)).tolist()
+        drafted = {row: Draft(drafts, at + 1, tokens[row]) for row in range(rows)} if drafts else {}
+        counts = [1 + drafts] * rows + chunks
+        return StepPlan(self._step, lines, first, counts, [True] * len(lines), starts, writes, drafts=drafted)
 
     def fill(self, rows: int) -> None:
         """Compute the context of the first `rows` rows."""
@@ -86,13 +94,13 @@ class Steps:
             zeros, counts = [0] * len(held), [self._context] * len(held)
             self._runner.launch(StepPlan(self._step, held, zeros, counts, [True] * len(held), starts, writes)).wait()
 
-    def cost(self, rows: int, prompt: int) -> Cost:
-        """Measure steps of `rows` rows beside `prompt` tokens in chunks of at most `length`."""
+    def cost(self, rows: int, prompt: int, drafts: int = 0) -> Cost:
+        """Measure steps of `rows` rows with `drafts` drafts each beside `prompt` tokens in chunks of up to `length`."""
         chunks = [min(self.length, prompt - at) for at in range(0, prompt, self.length)]
         done, launches = [], []
 
         def launch(i: int) -> Pending:
-            plan = self.plan(rows, self._context + i, chunks)
+            plan = self.plan(rows, self._context + i, chunks, drafts)
             began = time.perf_counter()
             pending = self._runner.launch(plan)
             launches.append(time.perf_counter() - began)
@@ -119,13 +127,22 @@ class Steps:
             len(chunks),
             round(1e3 * statistics.median(times), 4),
             round(1e3 * statistics.median(launches[WARM:]), 4),
+            drafts,
         )
 
 
 def measure(
-    runner: Runner, max_rows: int, budget: int, context: int, length: int, rows: list[int], prompts: list[int]
+    runner: Runner,
+    max_rows: int,
+    budget: int,
+    context: int,
+    length: int,
+    rows: list[int],
+    prompts: list[int],
+    drafts: Sequence[int] = (0,),
 ) -> list[Cost]:
-    """The costs of all pairs of `rows` and `prompts` that fit a step. The last rows are kept for prompts."""
+    """The costs of all pairs of `rows` and `prompts` that fit a step, and of `rows` and `drafts`. The last rows are
+    kept for prompts."""
     steps = Steps(runner, max_rows, budget, context, length)
     steps.fill(max(rows))
     costs = []
@@ -133,8 +150,10 @@ def measure(
         for prompt in dict.fromkeys(min(tokens, budget - count) for tokens in prompts):
             if count + -(-prompt // length) > max_rows or not count + prompt:
                 continue
-            costs.append(steps.cost(count, prompt))
-            print(costs[-1], flush=True)
+            for depth in drafts if count and not prompt else (0,):
+                if count * (1 + depth) <= budget:
+                    costs.append(steps.cost(count, prompt, depth))
+                    print(costs[-1], flush=True)
     return costs
 
 
@@ -144,6 +163,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="append the costs to this file")
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS))
     parser.add_argument("--prompt", type=int, nargs="*", default=list(PROMPT), help="prompt tokens of a step")
+    parser.add_argument("--drafts", type=int, nargs="*", default=[0], help="drafts of each row; needs speculation.*")
     parser.add_argument("--context", type=int, default=1088)
     parser.add_argument("--length", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of EngineConfig")
@@ -155,7 +175,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     limits = (config.scheduler.max_rows, config.scheduler.token_budget)
-    costs = measure(runner, *limits, args.context, args.length, args.rows, args.prompt)
+    costs = measure(runner, *limits, args.context, args.length, args.rows, args.prompt, args.drafts)
     publish(costs, args.model, args.set, args.json)
     runner.close()
 

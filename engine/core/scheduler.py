@@ -2,10 +2,10 @@
 
 A request has tokens that are known and tokens that are computed; a step closes the gap as far as the budget goes:
 
-    1. running requests one token short (they decode): always, one token each, and tokens drafted for them as far as
-       budget and blocks go
+    1. running requests one token short (they decode): always, one token each
     2. running requests further behind (chunks of a prompt, or of all tokens after a preemption), in order
     3. waiting requests, in order, as rows and blocks allow
+    4. tokens drafted for those of 1, as far as budget and blocks go; where steps are padded, not beside 2 and 3
 
 Of drafted tokens it is known later how many stood. Until then counters take all of them, and what is done at a certain
 position (a copy of recurrent state, a request's last token) waits.
@@ -122,6 +122,8 @@ class Scheduler:
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
         if self.waiting and share > 0 and not (self._preempted and self._planned):
             self._admit(share)
+        if self._drafting:
+            self._draft()
         if not self._planned:
             return None
         self._step += 1
@@ -167,6 +169,7 @@ class Scheduler:
         self._more_samples: list[bool] = []
         self._more_requests: list[Request] = []
         self._starts: list[RowStart] = []
+        self._drafting: list[tuple[int, Request]] = []  # with places among the lines of one token
         self._drafts: dict[int, Draft] = {}  # by place among the longer lines
         self._preempted = False
 
@@ -196,9 +199,9 @@ class Scheduler:
             self._more_requests.append(request)
 
     def _decode(self) -> list[Request]:
-        """Plan one token for each running request that is one short, and drafts; return those further behind."""
+        """Plan one token for each running request that is one short; return those further behind."""
         behind: list[Request] = []
-        drafting: list[Request] = []
+        drafting = self._drafting
         rows, firsts, samples, requests = self._rows, self._first, self._samples, self._requests
         kv, running = self._kv, self.running
         interval = self._interval if kv.keeps_state else 0
@@ -227,22 +230,21 @@ class Scheduler:
             request.num_computed = known
             request.num_inflight += 1
             if request.drafter is not None:
-                drafting.append(request)
-                continue
+                drafting.append((len(rows), request))
             rows.append(request.row)
             firsts.append(first)
             samples.append(True)
             requests.append(request)
-        if drafting:
-            self._draft(drafting)
         return [request for request in behind if request.status is Status.RUNNING] if self._preempted else behind
 
-    def _draft(self, drafting: list[Request]) -> None:
-        """Lines of requests whose next token is planned, with as many drafted ones as their drafters have, and budget
-        and free blocks allow."""
-        kv = self._kv
-        spare = self._budget - len(self._rows) - len(drafting)
-        for request in drafting:
+    def _draft(self) -> None:
+        """Give lines whose next token is planned as many drafted ones as their drafters have, and budget and free
+        blocks allow."""
+        if self._more_rows and self._shapes.rows:
+            return  # padded steps hold drafts or prompts
+        kv, drafted = self._kv, set()
+        spare = self._budget - len(self._rows) - sum(self._more_count)
+        for place, request in self._drafting:
             known, unsure, held = request.num_computed, request.num_drafted, request.num_inflight - 1
             count = min(self._draft_tokens, spare, request.limit - 1 - known)
             if kv.keeps_state:
@@ -255,7 +257,6 @@ class Scheduler:
             if count > 0 and known + count > request.kv.reach:
                 count = kv.extend(request.kv, known - 1 - unsure, known + count) - known
             if count <= 0:
-                self._line(request, known - 1, 1, True)
                 continue
             start = known - unsure
             self._drafts[len(self._more_rows)] = Draft(count, start, tokens[start - request.num_tokens : held + count])
@@ -264,6 +265,11 @@ class Scheduler:
             request.num_inflight += count
             request.num_drafted += count
             spare -= count
+            drafted.add(place)
+        if drafted:
+            kept = [place for place in range(len(self._rows)) if place not in drafted]
+            self._rows, self._first = [self._rows[i] for i in kept], [self._first[i] for i in kept]
+            self._samples, self._requests = [self._samples[i] for i in kept], [self._requests[i] for i in kept]
 
     def _take_back(self, needy: Request) -> bool:
         """Whether blocks came free that others than `needy` were given for drafts which did not stand."""

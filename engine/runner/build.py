@@ -89,7 +89,7 @@ def build_runner(
     switches = (runtime.deterministic, runtime.fused_attention)
     build = Build(ops, model, dtype, device, length, *switches, routers, scales.of(len(model.layers)) if eight else ())
     decoder = Decoder(build)
-    check_speculation(config, decoder, device)
+    check_speculation(config, decoder)
     spare = quant.spare_biases(rules, checkpoint)
     unused = (*unused, *scales.names)
     rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
@@ -141,7 +141,7 @@ def _on_gpu(
     few = replace(config.cache, num_blocks=LEAST_BLOCKS)
     small = _runner(config, build, decoder, size_pools(decoder.specs, few, config.scheduler, build.max_model_len, 0))
     limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
-    steps = rehearsals(*limits)
+    steps = rehearsals(*limits, config.speculation.most)
     report = progress or (lambda stage, done, total: None)
     report("launches", 0, 0)
     ahead = config.runtime.compile_ahead != "off"
@@ -189,7 +189,7 @@ def _runner(
     scheduler = config.scheduler
     limits = (scheduler.max_rows, scheduler.token_budget)
     trims = config.runtime.trim_last_layer
-    drafts = config.speculation.most > 0
+    drafts = config.speculation.most
     return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture, watch, trims, drafts)
 
 
@@ -217,7 +217,7 @@ def largest_step(scheduler: SchedulerConfig, longest: int, drafted: int = 0) -> 
     return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts, drafts=drafts)
 
 
-def check_speculation(config: EngineConfig, decoder: Decoder, device: torch.device) -> None:
+def check_speculation(config: EngineConfig, decoder: Decoder) -> None:
     """Raises ConfigError when steps cannot hold drafts."""
     method = config.speculation.method
     if method == "none":
@@ -227,11 +227,6 @@ def check_speculation(config: EngineConfig, decoder: Decoder, device: torch.devi
         raise ConfigError(
             f"speculation.method {method} needs layers that keep an entry a token, and this model has layers with a "
             "running state, from which drafts that do not stand cannot be taken back yet: set it to none"
-        )
-    if device.type == "cuda" and config.runtime.graphs:
-        raise ConfigError(
-            f"CUDA graphs hold one token a line, so speculation.method {method} needs runtime.graphs to be false on a "
-            "GPU: set that, or the method to none"
         )
 
 

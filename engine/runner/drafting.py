@@ -4,96 +4,110 @@ How long a row is after a drafted step the device knows first (`RowTables.length
 launched before the host does. Noise is keyed by (seed, position): a token is drawn behind each draft as if nothing were
 drafted, and a draft stands while it equals the token drawn in its place (Daliri, Musco and Suresh 2024,
 arXiv:2408.07978).
+
+All of it goes by what is staged on the device, in tensors whose sizes a step's shape says: a graph can hold it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.core.plan import StepPlan
 from engine.runner.inputs import Inputs, Lines, StepShape
 from engine.runner.tables import RowTables
-from engine.sampling.logits import sent
+from engine.sampling.sampler import Drawn
 
-Numbers = npt.NDArray[np.int64]
+
+def begin(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
+    """The staged step's lines begin at their rows' true ends from now on, and their drafts stand in the token table."""
+    inputs.begin_at_true_ends(shape)
+    if not shape.drafts:
+        return
+    singles, lines, proposals = shape.num_single, inputs.lines(shape), inputs.proposals(shape)
+    count = proposals.count[singles:]
+    within = torch.arange(shape.drafts, dtype=torch.int32, device=count.device)
+    at = (lines.lengths[singles:] - count)[:, None] + within
+    own = torch.minimum((at - proposals.start[singles:, None]).clamp(min=0), (proposals.size[singles:, None] - 1))
+    tokens = proposals.tokens.gather(1, own.clamp(min=0).long())
+    drafted = within < count[:, None]
+    row = torch.where(drafted, lines.rows[singles:, None], tables.dummy)
+    tables.tokens[row, torch.where(drafted, at, 0)] = tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
-    """What a plan's lines draft, on the host: B lines, F drafts, 1 + k draws a line with k drafts.
+class Verify:
+    """What of a computed step with drafts is drawn and compared, of T tokens in B lines.
 
-    first  a line's first draw
-    parts  what goes to the device: a line's drafts, and where its proposals start, lie and how many they are; a draft's
-           line and its number within it; a draw's line and its number within it; all proposals
+    draws      E of them: of each, table row, row that takes the token, tokens held before it
+    places     [E] place of the token before it among the step's; None when there is a draw behind each
+    ids        [T] int32 the step's tokens
+    count      [B] int32 drafts of each line
+    last       [B] int32 place of each line's last token
+    lines      the step's lines
     """
 
-    first: list[int]
-    parts: tuple[Numbers, ...]
+    shape: StepShape
+    draws: Lines
+    places: torch.Tensor | None
+    ids: torch.Tensor
+    count: torch.Tensor
+    last: torch.Tensor
+    lines: Lines
 
     @classmethod
-    def of(cls, plan: StepPlan) -> Drafts:
-        lines = np.arange(len(plan.rows))
-        count, start, offset, size = np.zeros((4, len(lines)), np.int64)
-        tokens: list[int] = []
-        for line, draft in plan.drafts.items():
-            count[line], start[line] = draft.count, draft.start
-            offset[line], size[line] = len(tokens), len(draft.tokens)
-            tokens += draft.tokens
-        of_draft, of_draw = np.repeat(lines, count), np.repeat(lines, count + 1)
-        first = np.cumsum(count + 1) - count - 1
-        within = np.arange(len(of_draft)) - np.repeat(np.cumsum(count) - count, count)
-        draw = np.arange(len(of_draw)) - first[of_draw]
-        parts = (count, start, offset, size, first, of_draft, within, of_draw, draw, np.array(tokens, np.int64))
-        return cls(first.tolist(), parts)
+    def of(cls, inputs: Inputs, shape: StepShape, ids: torch.Tensor, places: torch.Tensor | None) -> Verify:
+        draws = inputs.tokens(shape)
+        if places is not None:
+            draws = Lines(*(part.index_select(0, places) for part in (draws.rows, draws.out_rows, draws.lengths)))
+        lines = inputs.lines(shape)
+        return cls(shape, draws, places, ids, inputs.proposals(shape).count, inputs.last(shape), lines)
 
-    def put(self, inputs: Inputs, shape: StepShape, tables: RowTables) -> DraftedStep:
-        """Behind the rows' true ends in the token table; lines of the staged step begin there from now on."""
-        device = tables.tokens.device
-        held = sent(np.concatenate(self.parts), device).split([len(part) for part in self.parts])
-        count, start, offset, size, first, of_draft, within, of_draw, draw, proposed = held
-        inputs.begin_at_true_ends(shape, count)
-        lines, last = inputs.lines(shape), inputs.last(shape)
-        length = lines.lengths - count
-        at = length[of_draft] + within
-        own = torch.minimum((at - start[of_draft]).clamp(min=0), size[of_draft] - 1)
-        tokens = proposed[offset[of_draft] + own].int()
-        tables.tokens[lines.rows[of_draft].long(), at] = tokens
-        draws = Lines(lines.rows[of_draw], lines.out_rows[of_draw], (length[of_draw] + draw).int())
-        places = (last - count)[of_draw] + draw
-        return DraftedStep(draws, places, tokens, of_draft, within, first, length, lines.out_rows)
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        """Of x [T, …] what draws, [E, …]."""
+        return x if self.places is None else x.index_select(0, self.places)
 
+    def put_back(self, tables: RowTables) -> None:
+        """The step's tokens stand in the token table again, where draws behind them were put since."""
+        tables.tokens[self.draws.rows, self.draws.lengths - 1] = self.ids
 
-@dataclass(frozen=True, slots=True)
-class DraftedStep:
-    """The same on the device.
-
-    draws          E of them: table row, row that takes the token, tokens held before it
-    places         [E] place of the token before it among the step's
-    tokens         [F] int32 what is drafted; of_draft, within [F]: its line, its number there
-    first, length  [B] a line's first draw; tokens that its row truly holds
-    out_rows       [B] int32 rows that take the lines' tokens
-    """
-
-    draws: Lines
-    places: torch.Tensor
-    tokens: torch.Tensor
-    of_draft: torch.Tensor
-    within: torch.Tensor
-    first: torch.Tensor
-    length: torch.Tensor
-    out_rows: torch.Tensor
-
-    def accept(self, drawn: torch.Tensor, tables: RowTables) -> torch.Tensor:
-        """How many tokens each line gave, [B] int32, of drawn [E] int32; the rows are longer by as many. A draw behind
+    def accept(self, drawn: Drawn, tables: RowTables) -> Drawn:
+        """Says how many tokens each line gave, of drawn [E]; the rows are longer by as many from now on. A draw behind
         a draft that is no token (−1) is left to the next step."""
-        equal = torch.zeros(len(self.first), len(self.tokens), dtype=torch.int32, device=drawn.device)
-        equal[self.of_draft, self.within] = (drawn[self.first[self.of_draft] + self.within] == self.tokens).int()
-        stood = equal.cumprod(1).sum(1)
-        lost = (drawn[self.first + stood] < 0) & (stood > 0)
-        given = (stood + 1 - lost.int()).int()
-        tables.lengths[self.out_rows.long()] = (self.length + given).int()
-        return given
+        singles, count = self.shape.num_single, self.count[self.shape.num_single :]
+        tokens = drawn.tokens
+        if self.places is not None:
+            tokens = torch.full_like(self.ids, -1).index_copy(0, self.places, tokens)
+        within = torch.arange(1 + self.shape.drafts, dtype=torch.int32, device=tokens.device)
+        places = ((self.last[singles:] - count)[:, None] + within).clamp(max=len(tokens) - 1)
+        run = tokens[places]
+        equal = (run[:, :-1] == self.ids[places[:, 1:]]) & (within[1:] <= count[:, None])
+        stood = equal.int().cumprod(1).sum(1, keepdim=True)
+        lost = (run.gather(1, stood) < 0) & (stood > 0)
+        longer = (stood + 1 - lost.int())[:, 0].int()
+        given = torch.cat((torch.ones_like(self.count[:singles]), longer))
+        tables.lengths[self.lines.out_rows] = self.lines.lengths - self.count + given
+        return replace(drawn, given=given)
+
+
+def draw_places(plan: StepPlan) -> tuple[list[int], np.ndarray]:
+    """Of a step that is not padded: each line's first draw among all, and places of the tokens before the draws. A line
+    draws behind its last token of its own and behind each draft."""
+    first, places, end, drawn = [], [], 0, 0
+    for line, count in enumerate(plan.count):
+        end += count
+        draws = 1 + plan.drafts[line].count if line in plan.drafts else 1
+        first.append(drawn)
+        places.append(np.arange(end - draws, end))
+        drawn += draws
+    return first, np.concatenate(places)
+
+
+def first_draws(shape: StepShape, plan: StepPlan, at: Sequence[int]) -> list[int]:
+    """Of a padded step with drafts, whose lines stand at the places `at`: each line's first draw among the tokens."""
+    singles = plan.count.count(1)
+    ends = np.cumsum([shape.num_single, *plan.count[singles:]])
+    return [*at[:singles], *ends[:-1].tolist()]

@@ -2,7 +2,10 @@
 
 A graph is made for a shape, and a step is padded up to the next shape there is: decode lines by dummy lines of one
 token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
-are the reserved block 0. What varies between replays (lengths, ids, tables) is read from the device.
+are the reserved block 0. What varies between replays (lengths, ids, tables, drafts) is read from the device.
+
+A step with drafts is lines of one token and lines of up to 1 + k, behind which dummy lines of up to 1 + k take what is
+left; it draws behind every token. It is padded only without prompts: the scheduler drafts for no such step.
 
 Short prompts and one line have a second graph, for little in the cache: their attention goes by that bound. Layers over
 latents want to know how many entries the longer lines have at most: all their steps have a second graph.
@@ -21,7 +24,9 @@ from dataclasses import replace
 
 import torch
 
+from engine.config import MOST_DRAFTS
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
+from engine.runner.drafting import Verify
 from engine.runner.inputs import LONGER, StepShape
 from engine.sampling.sampler import Drawn
 from kernels.borders import SHORT_CONTEXT
@@ -45,11 +50,14 @@ COMMON_TOKENS = (1152, 1088)
 # Of MIXED_TOKENS, what a pace may fill: the one that it takes with experts, and how far from the best a smaller one may
 # be, in parts of the time. With 8 billion weights, beside 64 rows: 19.6 µs a token in 1,024, 20.9 in 1,536.
 FILLED_TOKENS, WITH_EXPERTS, NEARLY = (1024, 1152, 1280, 1536, 1792), 1536, 0.025
+# Lines with drafts, and drafts a line. Beside them stand MIXED_LINES.
+DRAFTED_LINES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+DEPTHS = (1, 2, 4, 8, MOST_DRAFTS)
 # Made before the engine is ready.
 FIRST_LINES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
 
-Outcome = tuple[torch.Tensor, Drawn]
+Outcome = tuple[torch.Tensor, Drawn, Verify | None]
 Compute = Callable[[StepShape], Outcome]
 Replay = Callable[[], Outcome]
 Capture = Callable[[Compute, StepShape], Replay]
@@ -124,7 +132,13 @@ class StepGraphs:
         max_context: int,
         bounded: bool = False,
         even: int = WITH_EXPERTS,
+        max_drafts: int = 0,
     ) -> None:
+        self._depths = _up_to(max_drafts, DEPTHS) if max_drafts else ()
+        self._drafted = _up_to(max_lines, DRAFTED_LINES)
+        self._beside = (0, *_up_to(max_lines, MIXED_LINES)) if max_lines > 1 else (0,)
+        # A shape holds no more tokens than are staged.
+        self._max_tokens = max_tokens
         self._bounded = bounded
         self._compute = compute
         self._capture = capture
@@ -143,6 +157,8 @@ class StepGraphs:
         if tokens == lines:
             at = bisect_left(self._lines, lines)
             return self.decode(self._lines[at], plan.first[0] + 1) if at < len(self._lines) else None
+        if plan.drafts:
+            return self._fit_drafts(plan)
         past = sum(first for first, count in zip(plan.first, plan.count, strict=True) if count > 1)
         if lines == 1:
             at = bisect_left(self._tokens, tokens)
@@ -166,6 +182,32 @@ class StepGraphs:
     def mixed(self, lines: int, tokens: int, past: int = 0) -> StepShape:
         shape = StepShape(lines + LONGER, tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
         return self._with_entries(shape, past)
+
+    def drafted(self, singles: int, lines: int, depth: int) -> StepShape:
+        """`lines` lines of up to `depth` drafts each beside `singles` without."""
+        tokens, longest = singles + lines * (1 + depth), self._max_context
+        # Each line that drafts less than it might leaves tokens to a dummy line.
+        return StepShape(singles + 2 * lines, tokens, singles, 1 + depth, longest, drafts=depth)
+
+    def _fit_drafts(self, plan: StepPlan) -> StepShape | None:
+        deepest = max(draft.count for draft in plan.drafts.values())
+        singles, lines = len(plan.rows) - len(plan.drafts), len(plan.drafts)
+        at = bisect_left(self._beside, singles), bisect_left(self._drafted, lines), bisect_left(self._depths, deepest)
+        if at[0] == len(self._beside) or at[1] == len(self._drafted) or at[2] == len(self._depths):
+            return None
+        if plan.count.count(1) != singles:
+            return None
+        shape = self.drafted(self._beside[at[0]], self._drafted[at[1]], self._depths[at[2]])
+        return shape if shape.tokens <= self._max_tokens else None
+
+    @property
+    def _drafting(self) -> list[StepShape]:
+        """Shapes of steps with drafts, those first in which all lines have the most."""
+        beside = (
+            (n, lines, depth) for n in self._beside for depth in reversed(self._depths) for lines in self._drafted
+        )
+        shapes = [self.drafted(*size) for size in beside if size[0] + size[1] <= 2 * self._lines[-1]]
+        return [shape for shape in shapes if shape.tokens <= self._max_tokens]
 
     def _with_entries(self, shape: StepShape, past: int) -> StepShape:
         """Lines past num_single take all tokens that are left, dummy lines among them, and have `past` before those."""
@@ -196,7 +238,10 @@ class StepGraphs:
     def first(self) -> list[StepShape]:
         """Shapes to make before the first request."""
         shapes = [shape for shape in self._decodes if shape.lines in FIRST_LINES]
-        return shapes + [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
+        shapes += [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
+        if self._depths:
+            shapes += [self.drafted(0, n, self._depths[-1]) for n in self._drafted if n in FIRST_LINES]
+        return shapes
 
     @property
     def missing(self) -> StepShape | None:
@@ -205,11 +250,13 @@ class StepGraphs:
             return None
         held = self.mixed_shapes
         mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + LONGER]
-        shapes = [*self._decodes]
+        drafting = self._drafting
+        shapes = [*self._decodes, *(shape for shape in drafting if not shape.num_single)]
         common = (held.even, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]
         shapes += [self.prompt(n, PAST + 1) for n in self._tokens]
         if self._bounded:
             shapes += [self.mixed(n, tokens, PAST + 1) for n, tokens in mixed]
+        shapes += drafting
         return next((shape for shape in shapes if shape not in self._replays), None)

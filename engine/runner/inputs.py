@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from engine.cache.spec import PoolSpec
+from engine.config import MOST_DRAFTS
 from engine.core.plan import StepPlan
 from engine.runner.batch import DeviceBatch, LineEnds
 from engine.runner.tables import Change, RowTables, Words
@@ -29,7 +30,10 @@ LONGER = 8
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What of a step is known on the host and decides which code runs. The bounds are those of DeviceBatch."""
+    """What of a step is known on the host and decides which code runs. The bounds are those of DeviceBatch.
+
+    drafts: most tokens that a line past num_single drafts; 0 when the step has none.
+    """
 
     lines: int
     tokens: int
@@ -37,6 +41,7 @@ class StepShape:
     max_query: int
     max_context: int
     max_entries: int = 0
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +53,45 @@ class Lines:
     lengths: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """What lines draft: of each line [B] int32 how many tokens, and of its proposals the first's position and how many
+    there are; the proposals [L, W] int32 of the L lines past num_single."""
+
+    count: torch.Tensor
+    start: torch.Tensor
+    size: torch.Tensor
+    tokens: torch.Tensor
+
+
 class Inputs:
-    """Staging for steps of at most `max_lines` lines and `max_tokens` tokens."""
+    """Staging for steps of at most `max_lines` lines and `max_tokens` tokens; `drafts`: they may hold drafts."""
 
     def __init__(
-        self, tables: RowTables, pool: PoolSpec, max_lines: int, max_tokens: int, device: torch.device, ops: Ops
+        self,
+        tables: RowTables,
+        pool: PoolSpec,
+        max_lines: int,
+        max_tokens: int,
+        device: torch.device,
+        ops: Ops,
+        drafts: bool = False,
     ) -> None:
         self._ops = ops
         self._tables = tables
         self._pool = pool
         self._cuda = device.type == "cuda"
-        # the dummy lines that pad a prompt or a mixed step are beyond max_lines
-        size = _layout(max_lines + LONGER, max_tokens)[-1].stop
+        # the dummy lines that pad a prompt or a mixed step are beyond max_lines, and so are those beside drafts
+        most = (4 * max_lines if drafts else max_lines) + LONGER
+        largest = StepShape(most, max_tokens, 0, 0, 0, drafts=MOST_DRAFTS if drafts else 0)
+        size = _layout(largest)[-1].stop
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [self._host(size + CHANGE_WORDS) for _ in range(1 + self._cuda)]
         self._changes = [host[:0] for host in self._hosts]  # held until they are up
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
         self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
-        self._starts = torch.arange(max_lines + LONGER + 1, dtype=torch.int32, device=device)
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
 
     def stage(self, plan: StepPlan, padded: StepShape | None = None) -> StepShape:
         """Send a plan's numbers and its changes of the tables to the device.
@@ -101,19 +126,25 @@ class Inputs:
         if padded is not None:
             real, table = table, np.empty((4, padded.lines), np.int32)
             table[:] = ((dummy,), (False,), (0,), (1,))
-            table[:, places(plan, padded)] = real
-            # Every dummy line but the last has one token; the last takes what is left.
-            table[3, -1] += padded.tokens - table[3].sum()
+            at = places(plan, padded)
+            table[:, at] = real
+            if padded.drafts:
+                # Dummy lines behind the real ones take what these leave, and no more than a real one can have.
+                end, most = at[-1] + 1, 1 + padded.drafts
+                left = padded.tokens - table[3, :end].sum()
+                table[3, end:] = np.clip(left - most * np.arange(padded.lines - end), 0, most)
+            else:
+                # Every dummy line but the last has one token; the last takes what is left.
+                table[3, -1] += padded.tokens - table[3].sum()
         rows, samples, first, count = table
         held = first + count
-        shape = padded or _shape(count, held)
-        layout = _layout(shape.lines, shape.tokens)
+        shape = padded or _shape(count, held, max((draft.count for draft in plan.drafts.values()), default=0))
+        layout = _layout(shape)
         step = np.zeros(layout[-1].stop, np.int32)
-        parts = (
-            step[part.start : part.start + size]
-            for part, size in zip(layout, _sizes(shape.lines, shape.tokens), strict=True)
-        )
-        start, lengths, table_rows, out_rows, last, positions, lines = parts
+        parts = [step[part.start : part.start + size] for part, size in zip(layout, _sizes(shape), strict=True)]
+        start, lengths, table_rows, out_rows, last, positions, lines = parts[:7]
+        if shape.drafts:
+            _propose(plan, shape, parts[7:])
         np.cumsum(count, out=start[1:])
         assert start[-1] == shape.tokens
         lengths[:] = held
@@ -126,7 +157,7 @@ class Inputs:
 
     def batch(self, shape: StepShape) -> DeviceBatch:
         """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
-        query_start, context_len, rows, _, _, positions, lines = self._parts(shape)
+        query_start, context_len, rows, _, _, positions, lines = self._parts(shape)[:7]
         size = self._pool.block_size
         token_ids, tables, slots = None, [], []
         none = self._words[:0].long()
@@ -160,19 +191,29 @@ class Inputs:
 
     def lines(self, shape: StepShape) -> Lines:
         """The staged step as the sampler sees it."""
-        layout = _layout(shape.lines, shape.tokens)
-        lengths, rows, out_rows = (self._words[part.start : part.start + shape.lines] for part in layout[1:4])
+        _, lengths, rows, out_rows = self._parts(shape)[:4]
         return Lines(rows, out_rows, lengths)
 
-    def begin_at_true_ends(self, shape: StepShape, drafts: torch.Tensor | int = 0) -> None:
-        """Move lines that draw to where their rows truly end: the plan counted on drafts which may not have stood.
-        drafts: [B] int64, of each line's own tokens how many are drafted."""
+    def tokens(self, shape: StepShape) -> Lines:
+        """As if each of the staged step's tokens were the last of a line of its own, each [T]."""
+        _, _, rows, out_rows, _, positions, lines = self._parts(shape)[:7]
+        return Lines(rows.index_select(0, lines), out_rows.index_select(0, lines), positions + 1)
+
+    def proposals(self, shape: StepShape) -> Proposals:
+        """What the lines of a staged step with drafts propose."""
+        count, start, size, tokens = self._parts(shape)[7:]
+        return Proposals(count, start, size, tokens.view(shape.lines - shape.num_single, -1))
+
+    def begin_at_true_ends(self, shape: StepShape) -> None:
+        """Move lines that draw to where their rows truly end: the plan counted on drafts which may not have stood."""
         lines = self.lines(shape)
-        *_, positions, of = self._parts(shape)
-        ahead = lines.lengths - drafts - self._tables.lengths[lines.rows.long()]
-        ahead = torch.where(lines.out_rows == self._tables.dummy, 0, ahead).int()
+        positions, of = self._parts(shape)[5:7]
+        ahead = lines.lengths - self._tables.lengths.index_select(0, lines.rows)
+        if shape.drafts:
+            ahead = ahead - self.proposals(shape).count
+        ahead = torch.where(lines.out_rows == self._tables.dummy, 0, ahead)
         lines.lengths.sub_(ahead)
-        positions.sub_(ahead[of.long()])
+        positions.sub_(ahead.index_select(0, of))
 
     def last(self, shape: StepShape) -> torch.Tensor:
         """Place of each line's last token, [B] int32."""
@@ -180,8 +221,8 @@ class Inputs:
 
     def _parts(self, shape: StepShape) -> list[torch.Tensor]:
         """What is staged, in the buffer's order."""
-        sizes, layout = _sizes(shape.lines, shape.tokens), _layout(shape.lines, shape.tokens)
-        return [self._words[part.start : part.start + size] for part, size in zip(layout, sizes, strict=True)]
+        layout = _layout(shape)
+        return [self._words[part.start : part.start + size] for part, size in zip(layout, _sizes(shape), strict=True)]
 
     def ends(self, shape: StepShape) -> LineEnds | None:
         """The staged step's last token of each line; None when no line has two."""
@@ -196,7 +237,7 @@ def places(plan: StepPlan, padded: StepShape) -> list[int]:
     return [*range(singles), *range(padded.num_single, padded.num_single + len(plan.rows) - singles)]
 
 
-def _shape(count: Words, held: Words) -> StepShape:
+def _shape(count: Words, held: Words, drafts: int) -> StepShape:
     """Of lines that are not padded: their tokens, and what they hold with them."""
     singles = int((count == 1).sum())
     return StepShape(
@@ -206,17 +247,35 @@ def _shape(count: Words, held: Words) -> StepShape:
         max_query=int(count.max()),
         max_context=int(held.max()),
         max_entries=int(held[singles:].sum()),
+        drafts=drafts,
     )
 
 
-def _sizes(lines: int, tokens: int) -> tuple[int, ...]:
-    """Words of query_start, context_len, rows, out_rows, last, positions and lines, in the buffer's order."""
-    return (lines + 1, lines, lines, lines, lines, tokens, tokens)
+def _propose(plan: StepPlan, shape: StepShape, parts: Sequence[Words]) -> None:
+    """Write what the plan's lines draft where it goes up."""
+    count, start, size, words = parts
+    tokens = words.reshape(shape.lines - shape.num_single, -1)
+    behind = shape.num_single - plan.count.count(1)
+    for line, draft in plan.drafts.items():
+        place, held = line + behind, len(draft.tokens)
+        count[place], start[place], size[place] = draft.count, draft.start, held
+        tokens[place - shape.num_single, :held] = draft.tokens
 
 
-def _layout(lines: int, tokens: int) -> list[slice]:
+def _sizes(shape: StepShape) -> tuple[int, ...]:
+    """Words of query_start, context_len, rows, out_rows, last, positions and lines, in the buffer's order; behind them
+    with drafts, of a line's count, start and size, and all proposals: in the step under way and in this one a line
+    drafts so many at most."""
+    lines, tokens = shape.lines, shape.tokens
+    sizes = (lines + 1, lines, lines, lines, lines, tokens, tokens)
+    if not shape.drafts:
+        return sizes
+    return (*sizes, lines, lines, lines, (lines - shape.num_single) * 2 * MOST_DRAFTS)
+
+
+def _layout(shape: StepShape) -> list[slice]:
     """Where those lie. Each starts on 16 bytes, because Triton compiles a kernel anew for a pointer that does not."""
-    ends = list(accumulate(-(-size // 4) * 4 for size in _sizes(lines, tokens)))
+    ends = list(accumulate(-(-size // 4) * 4 for size in _sizes(shape)))
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 

@@ -60,8 +60,8 @@ class PendingStep:
 
     The download holds the tokens [B], then, when asked for, ids, logprobs and ranks [B, k + 1] of the drawn tokens,
     then those of prompt tokens [P, k + 1]. wanted[line] is how many log-probabilities a line asked for. places says
-    where the plan's lines stand among the tokens of a padded step. In a step with `drafts` there is an entry a draw,
-    places says where each line's begin, and behind the tokens stands how many each line gave, [B].
+    where the plan's lines stand among the tokens of a padded step. In a step with drafts there is an entry a draw,
+    places says where each line's begin, and behind the tokens stands how many each line gave: the plan's at `gave`.
     """
 
     step: int
@@ -70,7 +70,7 @@ class PendingStep:
     wanted: dict[int, int]
     prompts: Sequence[PromptLogprobs]
     places: Sequence[int] | None = None
-    drafts: bool = False
+    gave: Sequence[int] | None = None
 
     @property
     def done(self) -> bool:
@@ -83,8 +83,9 @@ class PendingStep:
         tokens, rest = tensors[0].tolist(), tensors[1:]
         at: Sequence[int] = range(len(self.samples)) if self.places is None else self.places
         given = [1] * len(self.samples)
-        if self.drafts:
-            given, rest = rest[0].tolist(), rest[1:]
+        if self.gave is not None:
+            told, rest = rest[0].tolist(), rest[1:]
+            given = [told[line] for line in self.gave]
         drawn = [tokens[place] if sampled else -1 for place, sampled in zip(at, self.samples, strict=True)]
         accepted = {i: tokens[at[i] + 1 : at[i] + count] for i, count in enumerate(given) if count > 1}
         errors = {i: NOT_FINITE for i, sampled in enumerate(self.samples) if sampled and drawn[i] < 0}

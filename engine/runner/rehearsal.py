@@ -20,7 +20,7 @@ LOGPROBS = (0, 1, 5, MAX_LOGPROBS)
 class Rehearsal:
     """A step: `singles` lines of one token, then `longer` lines of `count` tokens, each behind `first` cached ones.
 
-    masked: all of them draw under a mask.
+    masked: all of them draw under a mask. drafts: the longer lines draw behind each of their tokens.
     """
 
     singles: int
@@ -29,6 +29,7 @@ class Rehearsal:
     count: int
     wishes: Wishes = PLAIN
     masked: bool = False
+    drafts: bool = False
 
     @property
     def tokens(self) -> int:
@@ -43,6 +44,7 @@ class Rehearsal:
             and self.longer <= 1
             and self.wishes == PLAIN
             and not self.masked
+            and not self.drafts
         )
 
 
@@ -51,7 +53,7 @@ def logprobs_bucket(count: int) -> int:
     return next(n for n in LOGPROBS if n >= count)
 
 
-def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Rehearsal]:
+def rehearsals(max_rows: int, token_budget: int, max_model_len: int, max_drafts: int = 0) -> list[Rehearsal]:
     """What to play, for an engine of these limits."""
     contexts = (0, 100, 2048)
     most = max_rows + LONGER  # of a padded step
@@ -70,6 +72,17 @@ def rehearsals(max_rows: int, token_budget: int, max_model_len: int) -> list[Reh
     made.append(Rehearsal(0, longer, 0, -(-4097 // longer)))
     # many lines of a few tokens: the rest of prompts whose beginning was cached
     made += [Rehearsal(0, lines, first, count) for lines in (4, 70, 130) for first in contexts for count in (3, 40)]
+    if max_drafts:
+        deep = [depth for depth in (1, 2, 4, 8) if depth < max_drafts] + [max_drafts]
+        made += [
+            Rehearsal(singles, lines, first, 1 + depth, drafts=True)
+            for depth in deep
+            for lines in (1, 2, 4, 8, 16, 32, 64, 128, 256, max_rows)
+            for singles, first in ((0, 0), (0, 2048), (8, 100))
+        ]
+        for wishes in (Wishes(penalties=True), *(Wishes(num_logprobs=count) for count in LOGPROBS)):
+            made += [Rehearsal(0, lines, 40, 1 + max_drafts, wishes, drafts=True) for lines in (1, 16)]
+        made += [Rehearsal(0, lines, 40, 1 + max_drafts, masked=True, drafts=True) for lines in (1, 16)]
     return [
         step
         for step in dict.fromkeys(made)

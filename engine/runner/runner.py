@@ -15,24 +15,24 @@ import torch
 
 from engine.cache.spec import LatentKV
 from engine.cache.tensors import CacheTensors
-from engine.core.plan import Pending, RowStart, RunnerInfo, StepPlan
+from engine.core.plan import Draft, Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.runner.batch import kept
-from engine.runner.drafting import Drafts
-from engine.runner.graphs import Capture, StepGraphs, even_tokens
-from engine.runner.inputs import Inputs, Lines, StepShape, places
+from engine.runner.drafting import Verify, begin, draw_places, first_draws
+from engine.runner.graphs import Capture, Outcome, StepGraphs, even_tokens
+from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, MaskedStep, PendingStep, PromptLogprobs
 from engine.runner.rehearsal import Rehearsal, logprobs_bucket
 from engine.runner.tables import RowTables
-from engine.sampling.logits import LINE, LineEdits, RowEdits
+from engine.sampling.logits import LINE, LineEdits, RowEdits, sent
 from engine.sampling.sampler import PLAIN, Drawn, LineMasks, Sampler, Wishes
 from engine.types import SamplingParams
 from kernels import Ops
 from kernels.compiles import CompileWatch
 from kernels.hardware import multiprocessors
 
-# Draws the tokens of a computed step as its lines wish. Behind them, of a drafted one, how many each line gave.
-Draw = Callable[[Wishes], tuple[Drawn, list[torch.Tensor]]]
+# Draws the tokens of a computed step as its lines wish.
+Draw = Callable[[Wishes], Drawn]
 
 # Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
@@ -42,7 +42,8 @@ class DeviceRunner:
     """One device, one model, one pool. Every method must be called from one thread.
 
     capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
-    trim_last_layer lets the last layer give each line's last token alone. drafts: plans may hold drafted tokens.
+    trim_last_layer lets the last layer give each line's last token alone. drafts: tokens that a line
+    of a plan may draft.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class DeviceRunner:
         capture: Capture | None = None,
         watch: CompileWatch | None = None,
         trim_last_layer: bool = True,
-        drafts: bool = False,
+        drafts: int = 0,
     ) -> None:
         self._watch = watch
         self._trims = trim_last_layer
-        self._drafts = drafts
+        self._drafts, self._most_drafts = drafts > 0, drafts
         self._decoder = decoder
         self._caches = caches
         self._info = info
@@ -69,7 +70,7 @@ class DeviceRunner:
         self._device = device
         self._sampler = Sampler(ops)
         self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
-        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops)
+        self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops, drafts > 0)
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
@@ -100,30 +101,33 @@ class DeviceRunner:
         padded = self._graphs.fit(plan) if self._graphs is not None else None
         if padded is not None and padded.lines != padded.num_single and whole:
             padded = None
-        drafts = Drafts.of(plan) if plan.drafts else None
-        at = None if padded is None else places(plan, padded)
-        if drafts is not None:
-            at = drafts.first
+        lines = at = None if padded is None else places(plan, padded)
+        drawn_places = None
+        if plan.drafts and padded is not None and at is not None:
+            at = first_draws(padded, plan, at)
+        elif plan.drafts:
+            at, drawn_places = draw_places(plan)
         wishes, wanted = self._wishes(plan, at)
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
-        if drafts is not None:
-            x, draw = self._verify(drafts, shape)
-        elif self._graphs is not None and padded is not None:
+        if self._graphs is not None and padded is not None:
             x, draw = self._replay(self._graphs, padded)
         else:
-            x, draw = self._eager(shape, whole)
+            behind = None if drawn_places is None else sent(drawn_places, self._device)
+            x, draw = self._eager(shape, whole, behind)
         parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
 
         def drawn(wishes: Wishes) -> PendingStep:
-            found, given = draw(wishes)
+            found = draw(wishes)
+            given = () if found.given is None else (found.given,)
             download = Download([found.tokens, *given, *(found.logprobs or ()), *parts], self._ops)
-            return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, drafts is not None)
+            gave = None if found.given is None else lines or range(len(plan.rows))
+            return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, gave)
 
         @torch.inference_mode()
         def masked(bits: np.ndarray) -> PendingStep:
-            lines = plan.masked if at is None else [at[line] for line in plan.masked]
-            return drawn(replace(wishes, masks=LineMasks.sent(lines, bits, self._device)))
+            held = plan.masked if at is None else [at[line] for line in plan.masked]
+            return drawn(replace(wishes, masks=LineMasks.sent(held, bits, self._device)))
 
         return MaskedStep(masked) if plan.masked else drawn(wishes)
 
@@ -132,70 +136,58 @@ class DeviceRunner:
         shape: StepShape,
         wishes: Wishes = PLAIN,
         only: Sequence[int] | None = None,
-        whole: bool = False,
-    ) -> tuple[torch.Tensor, Drawn]:
+    ) -> Outcome:
         """The staged step from token ids to new token ids, on the device alone when `wishes` is plain. `only`: the
         layers to run.
 
-        Returns the residual stream of the lines' last tokens [B, hidden], or with `whole` of all [T, hidden], and what
-        was drawn; drawn tokens are in the token table already.
+        Returns the residual stream of the lines' last tokens [B, hidden], or of all [T, hidden] in a step with drafts,
+        what was drawn, and what drafts were verified by; drawn tokens are in the token table already.
         """
-        x, last = self._decode(shape, only, whole)
-        return x, self._draw(self._decoder.logits(last), self._inputs.lines(shape), wishes)
+        _, last, verify = self._decode(shape, only, False)
+        return last, self._draw(last, shape, verify, wishes), verify
 
-    def _decode(self, shape: StepShape, only: Sequence[int] | None, whole: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream of the staged step, as `compute` returns it, and of its lines' last tokens."""
+    def _decode(
+        self, shape: StepShape, only: Sequence[int] | None, whole: bool, behind: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, Verify | None]:
+        """The residual stream of the staged step, `whole` or of the lines' last tokens, and of those that draw: behind
+        the lines' last tokens, or in a step with drafts behind the tokens at the places `behind`, all when None."""
+        if self._drafts:
+            begin(self._inputs, shape, self._tables)
+        batch = self._inputs.batch(shape)
+        if shape.drafts:
+            verify = Verify.of(self._inputs, shape, batch.token_ids, behind)
+            x = self._decoder(batch, self._caches.layers, only)
+            return x, verify.kept(x), verify
         ends = self._inputs.ends(shape)
         trimmed = self._trims and not whole
-        x = self._decoder(self._inputs.batch(shape), self._caches.layers, only, ends if trimmed else None)
+        x = self._decoder(batch, self._caches.layers, only, ends if trimmed else None)
         last = x if trimmed else kept(x, ends)
-        return (x if whole else last), last
+        return (x if whole else last), last, None
 
-    def _eager(self, shape: StepShape, whole: bool) -> tuple[torch.Tensor, Draw]:
-        if self._drafts:
-            self._inputs.begin_at_true_ends(shape)
-        x, last = self._decode(shape, None, whole)
-        lines = self._inputs.lines(shape)
-
-        def draw(wishes: Wishes) -> tuple[Drawn, list[torch.Tensor]]:
-            drawn = self._draw(self._decoder.logits(last), lines, wishes)
-            if self._drafts:
-                self._tables.lengths[lines.out_rows.long()] = lines.lengths + 1
-            return drawn, []
-
-        return x, draw
+    def _eager(self, shape: StepShape, whole: bool, behind: torch.Tensor | None) -> tuple[torch.Tensor, Draw]:
+        x, last, verify = self._decode(shape, None, whole, behind)
+        return x, lambda wishes: self._draw(last, shape, verify, wishes)
 
     def _replay(self, graphs: StepGraphs, shape: StepShape) -> tuple[torch.Tensor, Draw]:
-        x, plain = graphs.run(shape)
+        x, plain, verify = graphs.run(shape)
 
-        def draw(wishes: Wishes) -> tuple[Drawn, list[torch.Tensor]]:
+        def draw(wishes: Wishes) -> Drawn:
             # A graph that kept its logits would hold memory for every shape: the last product is done again.
             if not wishes.plain:
-                return self._draw(self._decoder.logits(x), self._inputs.lines(shape), wishes), []
+                if verify is not None:
+                    verify.put_back(self._tables)
+                return self._draw(x, shape, verify, wishes)
             if wishes.num_logprobs is not None:
-                return self._sampler.explain(self._decoder.logits(x), plain, wishes.num_logprobs), []
-            return plain, []
-
-        return x, draw
-
-    def _verify(self, drafts: Drafts, shape: StepShape) -> tuple[torch.Tensor, Draw]:
-        """The staged step with drafts: the residual stream of all tokens [T, hidden]. What draws does so behind each
-        line's last known token and behind each draft, and says how many tokens each line gave, [B] int32."""
-        step = drafts.put(self._inputs, shape, self._tables)
-        x = self._decoder(self._inputs.batch(shape), self._caches.layers)
-
-        def draw(wishes: Wishes) -> tuple[Drawn, list[torch.Tensor]]:
-            drawn = self._draw(self._decoder.logits(x.index_select(0, step.places)), step.draws, wishes)
-            return drawn, [step.accept(drawn.tokens, self._tables)]
+                return self._sampler.explain(self._decoder.logits(x), plain, wishes.num_logprobs)
+            return plain
 
         return x, draw
 
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
-        assert not self._drafts, "graphs hold lines of one token a step"
         latents = any(isinstance(group.spec, LatentKV) for group in self._info.pool.groups)
         even = even_tokens(self._decoder.widest, multiprocessors(self._device))
-        self._graphs = StepGraphs(self.compute, capture, *self._limits, latents, even)
+        self._graphs = StepGraphs(self.compute, capture, *self._limits, latents, even, self._most_drafts)
         self._info = replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property
@@ -216,7 +208,9 @@ class DeviceRunner:
         """Run a step of dummy lines eagerly, through one layer of each kind."""
         dummy, lines = self._tables.dummy, step.singles + step.longer
         counts = [1] * step.singles + [step.count] * step.longer
-        shape = self._inputs.stage(StepPlan(0, [dummy] * lines, [step.first] * lines, counts, [False] * lines))
+        drafts = {line: Draft(step.count - 1, 0, ()) for line in range(step.singles, lines)} if step.drafts else {}
+        plan = StepPlan(0, [dummy] * lines, [step.first] * lines, counts, [False] * lines, drafts=drafts)
+        shape = self._inputs.stage(plan)
         wishes = step.wishes
         if step.masked:
             bits = np.full((lines, -(-self._info.vocab_size // 32)), -1, np.int32)
@@ -227,9 +221,9 @@ class DeviceRunner:
     def warm(self, shape: StepShape) -> None:
         """Make the graph of a shape, by a step of dummy lines."""
         assert self._graphs is not None
-        dummy = self._tables.dummy
-        plan = StepPlan(0, [dummy], [0], [1 if shape.num_single else shape.tokens], [False])
-        self._inputs.stage(plan, shape)
+        dummy, count = self._tables.dummy, 1 if shape.num_single else shape.max_query
+        drafts = {0: Draft(shape.drafts, 0, ())} if shape.drafts and not shape.num_single else {}
+        self._inputs.stage(StepPlan(0, [dummy], [0], [count], [False], drafts=drafts), shape)
         self._graphs.run(shape)
 
     def close(self) -> None:
@@ -258,11 +252,18 @@ class DeviceRunner:
         if params.prompt_logprobs is not None:
             self._explained.add(row)
 
-    def _draw(self, logits: torch.Tensor, lines: Lines, wishes: Wishes) -> Drawn:
-        """Tokens of the staged step's lines, logits [B, V], which go into the token table."""
-        tokens = self._tables.tokens
-        drawn = self._sampler.draw(logits, self._tables.params, lines.rows, lines.lengths, tokens, wishes)
-        return replace(drawn, tokens=self._ops.keep_tokens(drawn.tokens, tokens, lines.out_rows, lines.lengths))
+    def _draw(self, x: torch.Tensor, shape: StepShape, verify: Verify | None, wishes: Wishes) -> Drawn:
+        """Tokens behind rows x [E, hidden] of the residual stream of a staged step, which go into the token table."""
+        logits, tables = self._decoder.logits(x), self._tables
+        lines = self._inputs.lines(shape) if verify is None else verify.draws
+        drawn = self._sampler.draw(logits, tables.params, lines.rows, lines.lengths, tables.tokens, wishes)
+        tokens = self._ops.keep_tokens(drawn.tokens, tables.tokens, lines.out_rows, lines.lengths)
+        drawn = replace(drawn, tokens=tokens)
+        if verify is not None:
+            return verify.accept(drawn, tables)
+        if self._drafts:
+            tables.lengths[lines.out_rows] = lines.lengths + 1
+        return drawn
 
     def _wishes(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[Wishes, dict[int, int]]:
         """What the sampling lines ask for, and how many log-probabilities each. at: lines' places in a padded step."""

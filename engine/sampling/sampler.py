@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,11 +49,13 @@ PLAIN = Wishes()
 class Drawn:
     """tokens [B] integers, −1 where a line's logits are not finite or nothing is allowed.
 
-    ids, logprobs, ranks [B, k + 1] as the `logprobs` op gives them, or None.
+    ids, logprobs, ranks [B, k + 1] as the `logprobs` op gives them, or None. given: of a step with drafts, how many
+    tokens each of its lines gave.
     """
 
     tokens: torch.Tensor
     logprobs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    given: torch.Tensor | None = None
 
 
 class Sampler:
@@ -102,4 +104,5 @@ class Sampler:
 
     def explain(self, logits: torch.Tensor, drawn: Drawn, num_logprobs: int) -> Drawn:
         """The same draw with log-probabilities of its tokens and of the `num_logprobs` likeliest, logits [B, V]."""
-        return Drawn(drawn.tokens, self._ops.logprobs(logits, drawn.tokens.clamp(min=0).long(), num_logprobs))
+        found = self._ops.logprobs(logits, drawn.tokens.clamp(min=0).long(), num_logprobs)
+        return replace(drawn, logprobs=found)

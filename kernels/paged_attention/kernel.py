@@ -29,6 +29,8 @@ _WAVE = 132
 # Queries from which on prompts take their own kernel: fewer do where nobody has many keys, else splitting the keys pays
 # (measured on an H200).
 _PROMPT_TOKENS, _SHORT_TOKENS, _SHORT_CONTEXT = 256, 64, 4096
+# Queries of the longest line from which on it may, too.
+_PROMPT_QUERIES = 2
 
 # Query heads that share a kv head, and kv heads, of lines that stream, and how many lines (measured on an H200).
 _STREAMED_HEADS = ((4, 8), (8, 4))
@@ -288,6 +290,7 @@ def attend_into(
         return
     tokens = t - num_single
     many = tokens >= (_SHORT_TOKENS if batch.max_context <= _SHORT_CONTEXT else _PROMPT_TOKENS)
+    many = many and batch.max_query >= _PROMPT_QUERIES
     with workspace.branch(singles and 0 < num_single < lines) as join:
         if num_single < lines and many and window is None and suits(q, k_cache, v_cache):
             lengths, rest = (

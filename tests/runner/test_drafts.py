@@ -6,10 +6,10 @@ import json
 import random
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,19 +18,24 @@ import transformers
 from engine.api import Engine, EngineStats
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
 from engine.core.commit import InFlight
+from engine.core.plan import Draft, StepPlan
 from engine.core.request import Drafter
-from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
-from engine.runner.build import build_runner, check_speculation, largest_step
+from engine.runner.build import build_runner, largest_step
+from engine.runner.graphs import Capture, StepGraphs
+from engine.runner.inputs import StepShape
+from engine.sampling.sampler import Drawn
 from engine.serving.settings import SettingsError, parse
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from tests.gate import families
 from tests.gate.shapes import Shape
+from tests.runner.test_graphs import Recorder
 from tests.runner.tiny import CONFIG
 
 VOCAB = 320
 REQUESTS = 12
 NGRAM = SpeculationConfig(method="ngram", tokens=3)
+DEEP = SpeculationConfig(method="ngram", tokens=4)
 
 
 def small(shape: Shape, name: str, **more: Any) -> dict[str, Any]:
@@ -122,8 +127,10 @@ def play(
     drafter: Callable[[], Drafter] | None = None,
     overlap: bool = True,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    capture: Capture | None = None,
 ) -> tuple[Heard, EngineStats]:
-    """Requests that come at random to an engine of random limits; in bfloat16, in batch-invariant arithmetic."""
+    """Requests that come at random to an engine of random limits; in bfloat16, in batch-invariant arithmetic. capture:
+    makes graphs of its steps."""
     draw = random.Random(seed)
     config = EngineConfig(
         model=str(folder),
@@ -134,7 +141,10 @@ def play(
         speculation=speculation,
     )
     heard = Heard()
-    engine = Engine(build_runner(config), config, drafter=drafter, draft_tokens=4)
+    runner = build_runner(config)
+    if capture is not None:
+        runner.use_graphs(capture)
+    engine = Engine(runner, config, drafter=drafter, draft_tokens=speculation.most)
     waiting = requests(seed)
     inflight: InFlight | None = None
     while waiting or engine._loop.live or inflight is not None:
@@ -183,6 +193,57 @@ def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: 
     assert accepted > 100
 
 
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "in-turn"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_change_no_token_of_padded_steps(folders: dict[str, Path], family: str, overlap: bool) -> None:
+    recorder, accepted = Recorder(), 0
+    for seed in (1, 2):
+        want, _ = play(folders[family], seed, SpeculationConfig(), overlap=overlap)
+        answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(seed)}
+        for right in (0.7, 1.0):
+            got, stats = play(folders[family], seed, DEEP, partial(Oracle, answers, right), overlap, capture=recorder)
+            same(got, want)
+            accepted += stats.accepted_tokens
+    drafted = [shape for shape in recorder.captured if shape.drafts]
+    assert len({shape.drafts for shape in drafted}) > 1, "a line that drafts less has a shape of fewer tokens"
+    assert any(shape.num_single for shape in drafted)
+    assert accepted > 100
+
+
+def test_a_plan_with_drafts_is_padded_by_dummy_lines() -> None:
+    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256, max_drafts=5)
+
+    def plan(*counts: int) -> StepPlan:
+        drafts = {i: Draft(count - 1, 5, [0]) for i, count in enumerate(counts) if count > 1}
+        return StepPlan(0, [*range(len(counts))], [4] * len(counts), [*counts], [True] * len(counts), drafts=drafts)
+
+    assert graphs.fit(plan(5)) == StepShape(2, 5, 0, 5, 256, drafts=4)
+    assert graphs.fit(plan(3, 6, 2)) == StepShape(8, 24, 0, 6, 256, drafts=5)
+    assert graphs.fit(plan(1, 2, 2, 2)) == StepShape(8 + 8, 8 + 8, 8, 2, 256, drafts=1)
+    beside_a_prompt = replace(plan(1, 3, 3), drafts={1: Draft(2, 5, [0])})
+    assert graphs.fit(beside_a_prompt) is None
+    assert graphs.fit(plan(7)) is None, "deeper than was said"
+    few = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 16, 256, max_drafts=5)
+    assert few.fit(plan(*[6] * 3)) is None, "more tokens than are staged"
+    for shape in graphs._drafting:
+        assert shape.lines - shape.num_single == 2 * (shape.tokens - shape.num_single) / (1 + shape.drafts)
+
+
+def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
+    made = StepGraphs(lambda shape: (torch.zeros(1), Drawn(torch.zeros(1)), None), Recorder(), 4, 64, 256, max_drafts=3)
+    assert {shape for shape in made.first if shape.drafts} == {made.drafted(0, lines, 3) for lines in (1, 2, 4)}
+    while (shape := made.missing) is not None:
+        made.run(shape)
+    for singles in range(4):
+        for lines in range(1, 5 - singles):
+            for depth in (1, 2, 3):
+                counts = [1] * singles + [1 + depth] * lines
+                drafts = {singles + i: Draft(depth, 5, [0]) for i in range(lines)}
+                rows = singles + lines
+                fit = made.fit(StepPlan(0, [*range(rows)], [4] * rows, counts, [True] * rows, drafts=drafts))
+                assert fit in made._replays
+
+
 def test_drafts_change_no_token_of_batch_invariant_arithmetic(folders: dict[str, Path]) -> None:
     folder = folders["experts"]
     want, _ = play(folder, 1, SpeculationConfig(), dtype="bfloat16")
@@ -221,14 +282,6 @@ def test_a_model_with_a_running_state_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="running state"):
         build_runner(config)
-
-
-def test_cuda_graphs_are_refused(folders: dict[str, Path]) -> None:
-    config = EngineConfig(model=str(folders["dense"]), load_format="dummy", speculation=NGRAM)
-    decoder = cast(Decoder, SimpleNamespace(specs=[]))
-    with pytest.raises(ConfigError, match=r"runtime\.graphs"):
-        check_speculation(config, decoder, torch.device("cuda"))
-    check_speculation(config, decoder, torch.device("cpu"))
 
 
 def test_the_step_that_memory_is_measured_by_draws_behind_every_draft(folders: dict[str, Path]) -> None:

@@ -276,7 +276,7 @@ def test_a_step_is_drawn_once_more_only_while_a_line_wishes_something(checkpoint
         behind.append(not within[-1])
         return draw(*arguments)
 
-    runner.graphs.run, runner._draw = running, counted  # type: ignore[method-assign]
+    runner.graphs.run, runner._draw = running, counted  # type: ignore[method-assign,assignment]
     wishful(runner, [{"min_tokens": 2, "stop_token_ids": (5,)}, {}], steps=6)
     assert sum(behind) == 2
 

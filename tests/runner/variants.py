@@ -1,6 +1,6 @@
 """Which kernels a model's steps need, recorded on a CPU: launches are looked up as Triton would, and not run.
 
-    python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic]
+    python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic] [drafts]
 
 Prints, as JSON, how many variants the rehearsal compiles and those that STEPS random steps need besides: none, or
 serving would stop to compile them. It must have a process of its own, whose Triton is not the interpreter.
@@ -21,8 +21,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import kernels.hardware
 from engine.cache.writes import BlockWrite
-from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
-from engine.core.plan import RowStart, StepPlan
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
+from engine.core.plan import Draft, RowStart, StepPlan
 from engine.runner import build
 from engine.runner.graphs import Compute, Outcome, Replay
 from engine.runner.inputs import StepShape
@@ -35,6 +35,7 @@ from kernels.registry import registry
 
 ROWS, BUDGET, CONTEXT = 256, 5120, 8192
 BLOCK = 16
+DRAFTS = 5
 HOPPER = make_backend(GPUTarget("cuda", 90, 32))
 
 
@@ -73,7 +74,7 @@ class Recorder:
         self.seen.setdefault((function.__name__, found + str(rest)), found)
 
 
-def make(folder: str, deterministic: bool = False) -> DeviceRunner:
+def make(folder: str, deterministic: bool = False, drafts: int = 0) -> DeviceRunner:
     """A runner whose ops are kernels, as on an H200, though its tensors stand on the CPU."""
     kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
@@ -92,22 +93,27 @@ def make(folder: str, deterministic: bool = False) -> DeviceRunner:
             scheduler=SchedulerConfig(max_rows=ROWS, token_budget=BUDGET),
             cache=CacheConfig(num_blocks=2 * CONTEXT // BLOCK, block_size=BLOCK),
             runtime=RuntimeConfig(device="cpu", deterministic=deterministic),
+            speculation=SpeculationConfig(method="ngram", tokens=drafts) if drafts else SpeculationConfig(),
         )
     )
 
 
-def plan(draw: random.Random, step: int, keeps_state: bool) -> StepPlan:
-    """Random lines of random rows: their content does not matter."""
+def plan(draw: random.Random, step: int, keeps_state: bool, most: int = 0) -> StepPlan:
+    """Random lines of random rows: their content does not matter. In half the steps longer lines draft, `most` tokens
+    at most."""
     singles = draw.choice((0, 0, 1, 2, 5, 30, draw.randint(0, ROWS - 30)))
     longer = (
         draw.choice((0, 0, 1, 1, 2, draw.randint(1, 30))) if singles else draw.choice((1, 1, 2, draw.randint(1, 30)))
     )
+    drafted = bool(most) and draw.random() < 0.5
+    if drafted:
+        longer = draw.choice((1, 2, 5, draw.randint(1, 30), draw.randint(1, ROWS - singles)))
     rows = draw.sample(range(ROWS), singles + longer)
     left = BUDGET - singles
     count, first = [1] * singles, []
     for i in range(longer):
-        most = max(2, min(left - 2 * (longer - i), draw.choice((6, 40, 700, 2048, 5120))))
-        count.append(draw.randint(2, most))
+        upto = max(2, min(left - 2 * (longer - i), draw.choice((6, 40, 700, 2048, 5120))))
+        count.append(draw.randint(2, 1 + most if drafted else upto))
         left -= count[-1]
     deepest = draw.choice((30, 300, CONTEXT))
     first = [draw.randint(0, max(0, min(deepest, CONTEXT - n))) for n in count]
@@ -124,7 +130,9 @@ def plan(draw: random.Random, step: int, keeps_state: bool) -> StepPlan:
         RowStart(row, [1] * (at + n), at + n, params, state_slot=1 + i if keeps_state else 0)
         for i, (row, at, n) in enumerate(zip(rows, first, count, strict=True))
     ]
-    return StepPlan(step, rows, first, count, [True] * len(rows), starts, [BlockWrite(0, rows[0], 0, [1, 2])])
+    drafts = {i: Draft(n - 1, 1, [1]) for i, n in enumerate(count) if n > 1} if drafted else {}
+    writes = [BlockWrite(0, rows[0], 0, [1, 2])]
+    return StepPlan(step, rows, first, count, [True] * len(rows), starts, writes, drafts=drafts)
 
 
 def main() -> None:
@@ -132,9 +140,10 @@ def main() -> None:
     torch.set_num_threads(1)
     recorder = Recorder()
     JITFunction.run = lambda self, *args, **options: recorder.run(self, *args, **options)  # type: ignore[method-assign]
-    runner = make(folder, "deterministic" in sys.argv[4:])
+    drafts = DRAFTS if "drafts" in sys.argv[4:] else 0
+    runner = make(folder, "deterministic" in sys.argv[4:], drafts)
     with Unmultiplied():
-        for rehearsal in rehearsals(ROWS, BUDGET, CONTEXT):
+        for rehearsal in rehearsals(ROWS, BUDGET, CONTEXT, drafts):
             runner.rehearse(rehearsal)
         ahead = set(recorder.seen)
 
@@ -155,7 +164,7 @@ def main() -> None:
         draw = random.Random(seed)
         keeps_state = bool(runner.info.pool.num_state_slots)
         for step in range(steps):
-            made = plan(draw, step, keeps_state)
+            made = plan(draw, step, keeps_state, drafts)
             runner.launch(made)
             what = f"counts {sorted(set(made.count))} of {len(made.rows)} lines, deepest {max(made.first)}"
             late |= {key: what for key in recorder.seen if key not in ahead and key not in late}
