@@ -96,17 +96,21 @@ def ring_product(
     return acc, stage, phase
 
 
+_KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+
+
 @lru_cache(maxsize=4096)
 def _described(shape: torch.Size, strides: tuple[int, ...], box: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
     """What a description holds beside its tensor, as Triton checks it."""
-    layout = gl.NVMMASharedLayout.get_default_for(list(box), gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), _KINDS[dtype])
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     return vars(TensorDescriptor(like, list(shape), list(strides), list(box), layout))
 
 
 def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
-    """What the copy engine knows of a tensor, of 16-bit values, that it reads or writes in boxes; places outside of it
-    read as zero and are not written. Checked once for all tensors of a shape: steps without a graph ask for hundreds.
+    """What the copy engine knows of a tensor, of 16-bit numbers or 8-bit floats, that it reads or writes in boxes;
+    places outside of it read as zero and are not written. Checked once for all tensors of a shape: steps without a
+    graph ask for hundreds.
 
     Raises ValueError when the tensor does not begin at a multiple of 16 bytes.
     """

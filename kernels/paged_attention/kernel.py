@@ -11,6 +11,7 @@ from kernels.batch import AttentionBatch
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import multiprocessors
 from kernels.paged_attention import lines as stream
+from kernels.paged_attention import lines_eight as stream_eight
 from kernels.paged_attention.attend import attend
 from kernels.paged_attention.prompt import attend_prompts, suits
 from kernels.sizes import cdiv, next_power_of_2
@@ -301,9 +302,13 @@ def attend_into(
         elif num_single < lines:
             launch(num_single, lines - num_single, tokens, batch.max_query, single=False)
     plain = window is None and softcap is None and sinks is None
-    if singles and plain and streamed(group, g, num_single, num_single == lines) and stream.suits(q, k_cache, v_cache):
-        given = (block_table, batch.context_len, out, arrivals(workspace))
-        stream.attend_lines(workspace, q, k_cache, v_cache, *given, scale, num_single)
+    streams = singles and plain and streamed(group, g, num_single, num_single == lines)
+    given = (q, k_cache, v_cache)
+    more = (block_table, batch.context_len, out)
+    if streams and stream.suits(*given):
+        stream.attend_lines(workspace, *given, *more, arrivals(workspace), scale, num_single)
+    elif streams and stream_eight.suits(*given):
+        stream_eight.attend_lines(workspace, *given, *more, arrivals(workspace), scale, num_single, scales)
     elif num_single and singles:
         launch(0, num_single, num_single, 1, single=True)
     join()

@@ -48,7 +48,7 @@ REGISTERS = 80
 
 
 @gluon.jit
-def _known(tasks, told, turn, WARPS: gl.constexpr):
+def known(tasks, told, turn, WARPS: gl.constexpr):
     """Of a program's share of that number: its line (−1 behind the last one), kv head, first tile and the one behind
     its last, the line's tokens, which part of how many of the line's head it is, and the place of the first part."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
@@ -73,7 +73,7 @@ def _ratio(a, b):
 
 
 @gluon.jit
-def _take(p_context, p_turns, tasks, told, wanted, lines, least, most, G: gl.constexpr, LINES: gl.constexpr,
+def take(p_context, p_turns, tasks, told, wanted, lines, least, most, G: gl.constexpr, LINES: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
     """A warp: takes the next share when it is wanted, and tells what there is to know of it."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
@@ -136,7 +136,7 @@ def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tas
     pieces = view(ring, desc.dtype, [STAGES * 4 * COPIES, BLOCK, SLAB], desc.layout)
     turn = gl.program_id(0) * 0
     asked = turn
-    line, head, begin, end, length, _part, _parts, _first = _known(tasks, told, asked, 1)
+    line, head, begin, end, length, _part, _parts, _first = known(tasks, told, asked, 1)
     while line >= 0:
         # The first queries come behind as many tiles as the ring holds.
         late = begin
@@ -174,11 +174,11 @@ def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tas
                 if tile == soon:
                     mbarrier.arrive(wanted, count=1)
         asked += 1
-        line, head, begin, end, length, _part, _parts, _first = _known(tasks, told, asked, 1)
+        line, head, begin, end, length, _part, _parts, _first = known(tasks, told, asked, 1)
 
 
 @gluon.jit
-def _join(p_parts, p_sums, p_rows, first, parts, G: gl.constexpr, GROUP: gl.constexpr):
+def join(p_parts, p_sums, p_rows, first, parts, G: gl.constexpr, GROUP: gl.constexpr):
     """Adds up the parts of a line's kv head, every G-th from the `first` on, and stores its heads' outputs."""
     near: gl.constexpr = gl.BlockedLayout([2, 4], [1, 32], [4, 1], [1, 0])
     head = gl.arange(0, HELD, gl.SliceLayout(1, near))
@@ -224,7 +224,7 @@ def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, em
     factor = scale * LOG2E
     turn = gl.program_id(0) * 0
     asked = turn
-    line, i_group, begin, end, length, part, parts, base = _known(tasks, told, asked, 4)
+    line, i_group, begin, end, length, part, parts, base = known(tasks, told, asked, 4)
     while line >= 0:
         best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
         total = gl.zeros([KEYS, HELD], gl.float32, mma)
@@ -284,8 +284,8 @@ def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, em
             arrived = gl.atomic_add(p_arrived + line * G + i_group, 1, sem="acq_rel", scope="gpu")
             if arrived == parts - 1:
                 gl.store(p_arrived + line * G + i_group, 0)
-                _join(p_parts, p_sums, p_rows, base, parts, G, GROUP)
-        line, i_group, begin, end, length, part, parts, base = _known(tasks, told, asked, 4)
+                join(p_parts, p_sums, p_rows, base, parts, G, GROUP)
+        line, i_group, begin, end, length, part, parts, base = known(tasks, told, asked, 4)
 
 
 @gluon.jit(do_not_specialize=["lines", "least", "most"], do_not_specialize_on_alignment=["p_context"])
@@ -336,7 +336,7 @@ def lines_kernel(
                 q_desc, v_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
                 v_block_rows, v_head_rows, H, GROUP, STAGES, False, PDL,
             )),
-            (_take, (p_context, p_turns, tasks, told, wanted, lines, least, most, G, LINES, PDL)),
+            (take, (p_context, p_turns, tasks, told, wanted, lines, least, most, G, LINES, PDL)),
         ],
         [1, 1, 1],
         [56, 56, 48],

@@ -1,4 +1,5 @@
-"""The Gluon attention of decode lines: that it compiles for Hopper where no GPU can run it, and which lines take it.
+"""The Gluon attention of decode lines: that it compiles for Hopper where no GPU can run it, for caches of
+16 and of 8 bits, and which lines take it.
 
 Its results are held by the cases of `paged_attention` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
 """
@@ -35,9 +36,36 @@ for groups in (4, 8):
 """
 
 
+EIGHT = """
+from kernels.paged_attention.lines_eight import BLOCK, HELD, PROGRAMS, REGISTERS, STAGES, WIDTH, eight_kernel
+from tests.compiled import box, for_hopper
+
+for groups in (4, 8):
+    constants = {
+        "H": 32, "G": groups, "GROUP": 32 // groups, "LINES": 128, "STAGES": STAGES, "PDL": True,
+    }
+    read = box(BLOCK.value, WIDTH.value, eight=True)
+    kinds = {
+        "q_desc": box(HELD.value, 64), "k_desc": read, "v_desc": read, "p_out": "*bf16", "p_parts": "*fp32",
+        "p_sums": "*fp32", "scale": "fp32", "v_scale": "fp32",
+    }
+    made = for_hopper(
+        eight_kernel, constants, lambda name: kinds.get(name, "*i32" if name.startswith("p_") else "i32"),
+        maxnreg=REGISTERS,
+    )
+    ptx, ttgir = made.asm["ptx"], made.asm["ttgir"]
+    assert "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16" in ptx and "cp.async.bulk.tensor.2d" in ptx
+    assert "cvt.rn.f16x2.e4m3x2" in ptx, "one instruction makes two halves"
+    assert "setmaxnreg" in ptx, "the asking warp gives its registers away"
+    assert ttgir.count("iter_args(%turn") == 3, "Triton took where the ring stands for a constant"
+    print(made.metadata.shared * PROGRAMS)
+"""
+
+
 @pytest.mark.slow
-def test_compiles_for_hopper(tmp_path: Path) -> None:
-    assert all(0 < int(size) < SHARED_BYTES for size in run(COMPILE, tmp_path).split())
+@pytest.mark.parametrize("program", [COMPILE, EIGHT], ids=["16 bits", "8 bits"])
+def test_compiles_for_hopper(program: str, tmp_path: Path) -> None:
+    assert all(0 < int(size) < SHARED_BYTES for size in run(program, tmp_path).split())
 
 
 def test_lines_that_stream() -> None:
