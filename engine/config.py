@@ -10,6 +10,8 @@ from msgspec import Meta
 Positive = Annotated[int, Meta(ge=1)]
 # Tokens drafted for a request in a step.
 MOST_DRAFTS = 16
+# What speculation.method may be.
+METHODS = ("none", "ngram", "suffix")
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +132,8 @@ class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tokens proposed ahead of the model, which changes no token of an answer, only how many come in a step.
 
-    method: "ngram" proposes what followed the last tokens before, in the prompt and what the request gave; "none".
+    method: "ngram" proposes what followed the last tokens before, in the prompt and what the request gave; "suffix"
+    that, or what followed most often in what all requests gave; "none".
     tokens: most tokens proposed for a request in a step; None takes 4.
     """
 
@@ -138,12 +141,12 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFTS)] | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in ("none", "ngram"):
-            raise ValueError(f"speculation.method {self.method!r} is not there: it is none or ngram")
+        if self.method not in METHODS:
+            raise ValueError(f"speculation.method {self.method!r} is not there: it is {', '.join(METHODS)}")
         if self.method == "none" and self.tokens is not None:
             raise ValueError(
                 f"speculation.tokens is {self.tokens}, but speculation.method is none, so nothing is drafted: set the "
-                "method to ngram, or leave tokens out"
+                "method, or leave tokens out"
             )
 
     @property

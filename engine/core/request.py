@@ -33,6 +33,10 @@ class Drafter(Protocol):
         """At most `count` tokens that may follow `tokens`: the request's, with what it gave since the last call."""
         ...
 
+    def close(self, given: Sequence[int]) -> None:
+        """The request is over, and `given` are the tokens that the model gave."""
+        ...
+
 
 class Matcher(Protocol):
     """Where a request's answer stands in what it must be. The loop's thread calls it, so that what it takes is bounded

@@ -105,6 +105,8 @@ class Scheduler:
             self._leave(request)
             self._stale = True
         request.move(Status.FINISHED)
+        if request.drafter is not None:
+            request.drafter.close(request.tokens[request.num_prompt :])
 
     def schedule(self) -> tuple[StepPlan, list[Request]] | None:
         """The next step and the request of each of its lines, or None when nothing can be computed now. Counters of the

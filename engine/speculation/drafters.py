@@ -14,16 +14,29 @@ class Drafter(Protocol):
 
     def propose(self, tokens: array[int], count: int) -> Sequence[int]: ...
 
-
-def _ngram() -> Drafter:
-    from engine.speculation.ngram import NgramDrafter  # here: the control side starts without numpy
-
-    return NgramDrafter()
+    def close(self, given: Sequence[int]) -> None: ...
 
 
-MAKERS: dict[str, Callable[[], Drafter]] = {"ngram": _ngram}
+# Imports stand where they are used: the control side starts without numpy.
+
+
+def _ngram() -> Callable[[], Drafter]:
+    from engine.speculation.ngram import NgramDrafter
+
+    return NgramDrafter
+
+
+def _suffix() -> Callable[[], Drafter]:
+    from engine.speculation.suffix import Outputs, SuffixDrafter
+
+    outputs = Outputs()
+    return lambda: SuffixDrafter(outputs)
+
+
+MAKERS: dict[str, Callable[[], Callable[[], Drafter]]] = {"ngram": _ngram, "suffix": _suffix}
 
 
 def maker(config: SpeculationConfig) -> Callable[[], Drafter] | None:
-    """Makes the drafter of a request; None when nothing is drafted."""
-    return MAKERS.get(config.method)
+    """Makes the drafter of each request of an engine; None when nothing is drafted."""
+    made = MAKERS.get(config.method)
+    return None if made is None else made()

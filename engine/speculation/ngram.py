@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.speculation.patience import Patience
+
 # Tokens of an n-gram, the longest first: a longer one says more of what follows.
 SIZES = (4, 2)
 # Entries of a table: at least two a token that is there at the first call, within these bounds. Of n-grams that share
@@ -15,38 +17,28 @@ SIZES = (4, 2)
 LEAST_ENTRIES, MOST_ENTRIES = 1 << 10, 1 << 16
 # From so many new tokens on they are indexed as arrays: 128,000 take milliseconds.
 MANY = 64
-# Wrong proposals in a row, and the most tokens, after which another is tried.
-PATIENCE, LONGEST_REST = 3, 64
 _FACTOR, _BITS = 1_000_003, 0x7FFFFFFF
 
 
 class NgramDrafter:
-    """Proposes while it is right: after PATIENCE wrong proposals in a row it waits for more and more tokens between
-    two, up to LONGEST_REST, for a draft that does not stand costs time."""
+    """Proposes, while it is right (`Patience`), what followed before."""
 
-    __slots__ = ("_guess", "_ngrams", "_resumes", "_wrong")
+    __slots__ = ("_ngrams", "_patience")
 
     def __init__(self) -> None:
         self._ngrams = Ngrams()
-        self._guess: tuple[int, int] | None = None  # a position, and the token proposed for it
-        self._wrong = 0
-        self._resumes = 0
+        self._patience = Patience()
 
     def propose(self, tokens: array[int], count: int) -> Sequence[int]:
         """`count` tokens that may follow, or none."""
-        length = len(tokens)
-        if self._guess is not None and self._guess[0] < length:
-            position, token = self._guess
-            self._guess = None
-            self._wrong = 0 if tokens[position] == token else self._wrong + 1
-            if self._wrong >= PATIENCE:
-                self._resumes = length + min(1 << self._wrong, LONGEST_REST)
-        if length < self._resumes:
+        if self._patience.rests(tokens):
             return ()
         following = self._ngrams.following(tokens, count)
-        if following and self._guess is None:
-            self._guess = (length, following[0])
+        self._patience.proposed(tokens, following)
         return following
+
+    def close(self, given: Sequence[int]) -> None:
+        """Nothing is kept of a request that is over."""
 
 
 class Ngrams:
@@ -66,6 +58,10 @@ class Ngrams:
     def following(self, tokens: array[int], count: int) -> Sequence[int]:
         """`count` tokens that followed the last ones before, or none. `tokens` is the text of the call before and more.
         Where it repeats itself they go round."""
+        return self.match(tokens, count)[1]
+
+    def match(self, tokens: array[int], count: int) -> tuple[int, Sequence[int]]:
+        """The same, behind how many tokens they followed: 0 where none did."""
         self._index(tokens)
         length = len(tokens)
         for size, table in zip(SIZES, self._tables, strict=True):
@@ -77,8 +73,8 @@ class Ngrams:
                 following = tokens[end : end + count]
                 while len(following) < count:
                     following += following[: count - len(following)]
-                return following
-        return ()
+                return size, following
+        return 0, ()
 
     def _index(self, tokens: array[int]) -> None:
         """Take in the n-grams that a token follows."""

@@ -28,9 +28,15 @@ class Seer:
         said = continuation(self._runner, tokens, count)
         return [token if self._random.random() < self._right else NEVER for token in said]
 
+    def close(self, given: Sequence[int]) -> None:
+        """It knew them."""
+
 
 class Dumb:
     """Never has a proposal."""
 
     def propose(self, tokens: array[int], count: int) -> Sequence[int]:
         return []
+
+    def close(self, given: Sequence[int]) -> None:
+        """It learns nothing from them."""

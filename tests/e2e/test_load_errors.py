@@ -86,7 +86,7 @@ def test_broken_checkpoint_does_not_load(
         ("cache.block_size", "17", "block_size"),
         ("runtime.device", "abacus", "device"),
         ("max_model_len", "100000", "100000"),
-        ("speculation.method", "eagle3", "'eagle3' is not there: it is none or ngram"),
+        ("speculation.method", "eagle3", "'eagle3' is not there: it is none, ngram, suffix"),
         ("stream_interval", "0", "stream_interval"),
     ],
 )

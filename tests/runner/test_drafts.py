@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from engine.api import Engine, EngineStats
-from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
+from engine.config import METHODS, CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
 from engine.core.commit import InFlight
 from engine.core.plan import Draft, StepPlan
 from engine.core.request import Drafter
@@ -85,6 +85,9 @@ class Oracle:
                 following = answer[len(given) : len(given) + count]
                 return [token if self._random.random() < self._right else (token + 1) % VOCAB for token in following]
         return ()
+
+    def close(self, given: Sequence[int]) -> None:
+        """It knew them."""
 
 
 def request(draw: random.Random, name: str, shared: list[int]) -> RequestInput:
@@ -187,9 +190,10 @@ def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: 
             accepted += stats.accepted_tokens
             share = stats.accepted_tokens / stats.draft_tokens
             assert 0.9 < share <= 1 if right == 1.0 else 0.1 < share < 0.9 if right else share == 0
-        got, stats = play(folders[family], seed, NGRAM, None, overlap)
-        same(got, want)
-        assert stats.drafts > 0
+        for method in METHODS[1:]:
+            got, stats = play(folders[family], seed, SpeculationConfig(method=method, tokens=3), None, overlap)
+            same(got, want)
+            assert stats.drafts > 0
     assert accepted > 100
 
 
@@ -275,6 +279,26 @@ def test_what_repeats_itself_takes_fewer_steps(folders: dict[str, Path]) -> None
     assert steps["ngram"][0] < 0.4 * steps["none"][0]
 
 
+def test_what_was_said_before_takes_fewer_steps(folders: dict[str, Path]) -> None:
+    config = EngineConfig(
+        model=str(folders["dense"]),
+        load_format="dummy",
+        cache=CacheConfig(num_blocks=40),
+        runtime=RuntimeConfig(device="cpu", dtype="float32", overlap=False),
+        speculation=SpeculationConfig(method="suffix", tokens=4),
+    )
+    engine, heard, steps = Engine(build_runner(config), config), Heard(), []
+    params = SamplingParams(max_tokens=60, temperature=0.9, seed=4, ignore_eos=True)
+    for name in "abc":
+        engine.submit(RequestInput(request_id=name, prompt_ids=[9, 10, 11], params=params), heard)
+        inflight, count = None, 0
+        while engine._loop.live:
+            inflight, count = engine._loop.iterate(inflight), count + 1
+        steps.append(count)
+    assert heard.tokens["a"] == heard.tokens["b"] == heard.tokens["c"]
+    assert steps[2] < 0.5 * steps[0]
+
+
 def test_a_model_with_a_running_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(small(families.QWEN3_5, "Qwen3_5ForCausalLM")))
     config = EngineConfig(
@@ -302,7 +326,7 @@ def test_the_step_that_memory_is_measured_by_draws_behind_every_draft(folders: d
 
 def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: Path) -> None:
     for settings, sentence in (
-        ({"speculation.method": "eagle3"}, "it is none or ngram"),
+        ({"speculation.method": "eagle3"}, "it is none, ngram, suffix"),
         ({"speculation.tokens": "3"}, "speculation.method is none"),
         ({"speculation.method": "ngram", "speculation.tokens": "auto"}, "tokens"),
         ({"speculation.method": "ngram", "speculation.tokens": "17"}, "<= 16"),

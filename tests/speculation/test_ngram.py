@@ -8,7 +8,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.ngram import LONGEST_REST, MANY, MOST_ENTRIES, SIZES, NgramDrafter, Ngrams
+from engine.speculation.ngram import MANY, MOST_ENTRIES, SIZES, NgramDrafter, Ngrams
+from engine.speculation.patience import LONGEST_REST
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=200)
 
