@@ -28,3 +28,20 @@ def stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     if dtype != EIGHT:
         return x.to(dtype)
     return (x.float() * (1.0 / scale)).clamp(-LARGEST, LARGEST).to(EIGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentParts:
+    """A cache of latents [N, block_size, L], over `scale` where they are 8-bit floats, and its rotated keys
+    [N, block_size, P]."""
+
+    latents: torch.Tensor
+    keys: torch.Tensor
+    scale: float
+
+
+def latent_parts(cache: torch.Tensor, keys: torch.Tensor | None, latent: int, scale: float) -> LatentParts:
+    """Of a cache of `latent` numbers and the rotated keys beside it, or of one that holds both side by side."""
+    if keys is None:
+        return LatentParts(cache[..., :latent], cache[..., latent:], scale)
+    return LatentParts(cache, keys, scale)

@@ -30,16 +30,18 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True)
 class LatentKV:
-    """MLA: one compressed latent and one rotated key part a token, shared by all heads."""
+    """MLA: one compressed latent and one rotated key part a token, shared by all heads. latent_bytes: of a number of
+    the latent where it is another than dtype_bytes; 1 is an 8-bit float."""
 
     latent_dim: int
     rope_dim: int
     dtype_bytes: int
     window: int | None = None
+    latent_bytes: int | None = None
 
     @property
     def bytes_per_token(self) -> int:
-        return (self.latent_dim + self.rope_dim) * self.dtype_bytes
+        return self.latent_dim * (self.latent_bytes or self.dtype_bytes) + self.rope_dim * self.dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +131,6 @@ class PoolSpec:
     @property
     def eight(self) -> bool:
         """Whether any group holds 8-bit floats."""
-        return any(isinstance(group.spec, PagedKV) and group.spec.dtype_bytes == 1 for group in self.groups)
+        kept = [group.spec for group in self.groups]
+        paged = any(isinstance(spec, PagedKV) and spec.dtype_bytes == 1 for spec in kept)
+        return paged or any(isinstance(spec, LatentKV) and spec.latent_bytes == 1 for spec in kept)

@@ -30,10 +30,14 @@ class PagedCache:
 
 @dataclass(frozen=True, slots=True)
 class LatentCache:
-    """entries [N, entries a block, dim]: one vector a token (LatentKV, latent then rope) or a run (CompressedKV)."""
+    """entries [N, entries a block, dim]: one vector a token (LatentKV, latent then rope) or a run (CompressedKV).
+
+    keys [N, block_size, rope]: the rotated part of tokens, where entries are latents of 8-bit floats alone.
+    """
 
     group: int
     entries: torch.Tensor
+    keys: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,13 @@ def _allocate(
         k = pool[:, :, :keys].unflatten(2, (kept.num_kv_heads, size, kept.head_dim))
         v = pool[:, :, keys:].unflatten(2, (kept.num_kv_heads, size, kept.value_dim))
         return (pool,), [PagedCache(index, k[:, i], v[:, i]) for i in range(layers)]
+    if isinstance(kept, LatentKV) and kept.latent_bytes == 1:
+        # All latents of a block stand before its rotated keys, so that both are whole rows.
+        latents = size * kept.latent_dim
+        pool = torch.zeros(blocks, layers, int(kept.bytes_per_token) * size, dtype=torch.uint8, device=device)
+        entries = pool[:, :, :latents].view(_EIGHT).unflatten(2, (size, kept.latent_dim))
+        turned = pool[:, :, latents:].view(dtype).unflatten(2, (size, kept.rope_dim))
+        return (pool,), [LatentCache(index, entries[:, i], turned[:, i]) for i in range(layers)]
     if isinstance(kept, LatentKV | CompressedKV):
         if isinstance(kept, LatentKV):
             dim, entries = kept.latent_dim + kept.rope_dim, size

@@ -46,7 +46,11 @@ class LatentAttention(nn.Module):
         sizes = (config.nope_dim, config.rope_dim, config.value_dim)
         self._tiles = all(size >= 16 and size & (size - 1) == 0 for size in sizes)
         self._expanded_bytes = heads * (config.nope_dim + config.value_dim) * build.dtype_bytes
-        self.specs: tuple[LayerSpec, ...] = (LatentKV(config.kv_rank, config.rope_dim, build.dtype_bytes),)
+        self._scale = build.scales.k  # latents have that of keys
+        held = build.cache_bytes if build.cache_scales else None
+        self.specs: tuple[LayerSpec, ...] = (
+            LatentKV(config.kv_rank, config.rope_dim, build.dtype_bytes, latent_bytes=held),
+        )
 
     def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Writes the step's latents into the cache."""
@@ -72,6 +76,8 @@ class LatentAttention(nn.Module):
             eps=config.latent_eps,
             interleaved=config.rope.interleaved,
             deterministic=self._deterministic,
+            keys=cache.keys,
+            latent_scale=self._scale,
         )
         o = self._ops.latent_attention(
             q,
@@ -83,6 +89,8 @@ class LatentAttention(nn.Module):
             config.scale,
             max_entries=step.batch.max_entries if expands else 0,
             deterministic=self._deterministic,
+            keys=cache.keys,
+            latent_scale=self._scale,
         )
         return self.out.then(kept(o.flatten(1), step.ends), step.residual, step.after)
 

@@ -17,7 +17,7 @@ from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
 from engine.layers.build import Build
 from engine.models import registry
 from engine.models.common import with_shared_apart
-from engine.models.config import AttentionConfig, ModelConfig
+from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.quant import cache as cached
@@ -237,9 +237,10 @@ def _holds_eight(config: EngineConfig, model: ModelConfig, device: torch.device)
     if not eight:
         return False
     cache_scales.check_device(device)
-    if not any(isinstance(layer.mixer, AttentionConfig) for layer in model.layers):
+    if not any(isinstance(layer.mixer, AttentionConfig | LatentAttentionConfig) for layer in model.layers):
         raise ConfigError(
-            "cache.dtype fp8 is for layers of grouped-query attention, and this model has none: leave it out"
+            "cache.dtype fp8 is for layers of grouped-query and latent attention, and this model has none: set it to "
+            "16bit"
         )
     return True
 

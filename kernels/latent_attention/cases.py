@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kernels.cache_scales import EIGHT, stored
 from kernels.latent_write.reference import latent_write
 from kernels.mixed import kept, mixed
 from kernels.registry import Case, Tolerance
@@ -28,8 +29,10 @@ def case(
     small: bool = True,
     block_size: int = 16,
     expanded: bool = False,
+    eight: float | None = None,
 ) -> Case:
-    """expanded: lines of several queries get no absorbed queries, and a bound on their entries with room to spare."""
+    """eight: the scale of latents in a cache of 8-bit floats. expanded: lines of several queries get no absorbed
+    queries, and a bound on their entries with room to spare."""
     singles = sum(count == 1 for count, _ in lines)
     tokens, entries = sum(count for count, _ in lines), sum(length for _, length in lines)
     taken = singles if expanded else tokens
@@ -46,11 +49,15 @@ def case(
         absorbed = latent_write(
             q, entry, kv_up, 0 * nothing, nothing, table, cache, torch.ones(latent, device=device), taken
         )
+        parts: dict[str, Any] = {"cache": cache}
+        if eight is not None:
+            latents, keys = (cache[..., :latent] * 3).to(dtype), cache[..., latent:].contiguous()
+            parts = {"cache": stored(latents, eight, EIGHT), "keys": keys, "latent_scale": eight}
         return {
             "q": q,
             "absorbed": absorbed,
             "kv_up": kv_up,
-            "cache": cache,
+            **parts,
             "block_table": batch.block_table,
             "batch": batch.attention,
             "scale": (nope + rope) ** -0.5,
@@ -84,6 +91,12 @@ def cases() -> list[Case]:
         case("many heads", bf16, [(1, 20), (3, 18)], 80, 16, 16, 16),
         case("expanded", f32, [(5, 5), (70, 90)], 3, 32, 16, 16, expanded=True),
         case("expanded beside decode, bfloat16", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True),
+        case("8 bits, decode, odd sizes", f32, DECODE, 2, 24, 8, 12, eight=0.02),
+        case("8 bits, lines of very different length", bf16, [(1, 500), (1, 3), (1, 70)], 16, 32, 16, 16, eight=0.01),
+        case("8 bits, mixed lines", f32, [*DECODE, (5, 5), (7, 40)], 5, 32, 16, 16, eight=0.03),
+        case("8 bits, expanded", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True, eight=0.02),
+        case("8 bits, 64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, *lite, **big, eight=0.02),
+        case("8 bits, odd ones expanded", bf16, [(129, 1000), (700, 2777)], *lite, **big, expanded=True, eight=0.02),
         case("1 line of 384, 16 heads", bf16, [(1, 384)], *lite, **big),
         case("1 line of 4096, 16 heads", bf16, [(1, 4096)], *lite, **big),
         case("8 lines of 1024, 16 heads", bf16, [(1, 1024)] * 8, *lite, **big),
@@ -99,6 +112,5 @@ def cases() -> list[Case]:
         case("8192 expanded, 16 heads", bf16, [(8192, 8192)], *lite, **big, expanded=True),
         case("2048 of 8192 expanded, 64 heads", bf16, [(2048, 8192)], *kimi, **big, expanded=True),
     ]
-    return made + deterministic(
-        made, "decode, odd heads", "mixed lines", "mixed lines, bfloat16", "64 lines of 1024, 16 heads"
-    )
+    names = ("decode, odd heads", "mixed lines", "mixed lines, bfloat16", "64 lines of 1024, 16 heads")
+    return made + deterministic(made, *names, "8 bits, mixed lines")

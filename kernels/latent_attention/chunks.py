@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.cache_scales import LatentParts
 from kernels.group_linear.kernel import group_linear
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -17,15 +18,19 @@ from kernels.workspace import Workspace
 def _attend(
     q,
     cache,
+    keys,
     block_table,
     query_start,
     context_len,
     out,
     scale,
+    latent_scale,
     first_line,
     table_stride,
     block_stride,
     entry_stride,
+    key_block_stride,
+    key_stride,
     HEADS: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
@@ -73,8 +78,12 @@ def _attend(
         j = first + n
         entry = cache + block * block_stride + j % BLOCK_SIZE * entry_stride
         c = tl.load(entry[:, None] + d[None], mask=(j < end)[:, None] & (d < LATENT)[None], other=0.0)
-        kr = tl.load(entry[:, None] + LATENT + r[None], mask=(j < end)[:, None] & (r < ROPE)[None], other=0.0)
+        turned = keys + block * key_block_stride + j % BLOCK_SIZE * key_stride
+        kr = tl.load(turned[:, None] + r[None], mask=(j < end)[:, None] & (r < ROPE)[None], other=0.0)
+        c = c.to(ql.dtype)
         s = tl.dot(ql, tl.trans(c), input_precision=PRECISION)
+        if cache.dtype != q.dtype:
+            s = s * latent_scale
         s = tl.dot(qr, tl.trans(kr), s, input_precision=PRECISION) * scale
         s = tl.where((j[None] <= position[:, None]) & (j < end)[None], s, float("-inf"))
         top = tl.maximum(best, tl.max(s, 1))
@@ -87,6 +96,8 @@ def _attend(
         acc = tl.dot(w.to(c.dtype), c, acc, input_precision=PRECISION)
         best = top
     o = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    if cache.dtype != q.dtype:
+        o = o * latent_scale
     tl.store(out + base * LATENT + d[None], o.to(out.dtype.element_ty), mask=live[:, None] & (d < LATENT)[None])
 
 
@@ -94,7 +105,7 @@ def attend_chunks(
     workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
-    cache: torch.Tensor,
+    held: LatentParts,
     block_table: torch.Tensor,
     query_start: torch.Tensor,
     context_len: torch.Tensor,
@@ -111,8 +122,9 @@ def attend_chunks(
     queries = max(1, 64 // block_h)
     o = torch.empty(t, heads, latent, dtype=out.dtype, device=out.device)
     workspace.launch(_attend, (len(context_len) - first_line, cdiv(max_query, queries) * cdiv(heads, block_h)))(
-        absorbed, cache, block_table, query_start, context_len, o, scale, first_line, block_table.stride(0),
-        cache.stride(0), cache.stride(1), HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=cache.shape[1],
+        absorbed, held.latents, held.keys, block_table, query_start, context_len, o, scale, held.scale, first_line,
+        block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], HEADS=heads, LATENT=latent,
+        ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1],
         QUERIES=queries, BLOCK_H=block_h, BLOCK_L=max(16, next_power_of_2(latent)),
         BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=32,
         PRECISION="ieee" if out.dtype == torch.float32 else "tf32", num_warps=8, num_stages=2,

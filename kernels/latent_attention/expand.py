@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.cache_scales import LatentParts
 from kernels.latent_attention.prompt import attend_prompts
 from kernels.latent_attention.up import ENTRIES, LINES, expand
 from kernels.sizes import cdiv, next_power_of_2
@@ -44,14 +45,18 @@ class UpTile:
 @triton.jit(do_not_specialize=["first_line", "num_lines"], do_not_specialize_on_alignment=["context_len"])
 def _expand(
     cache,
+    keys,
     kv_up,
     block_table,
     context_len,
     kv,
     rotated,
+    latent_scale,
     table_stride,
     block_stride,
     entry_stride,
+    key_block_stride,
+    key_stride,
     first_line,
     num_lines,
     OUTPUTS: tl.constexpr,
@@ -87,13 +92,16 @@ def _expand(
     for first in tl.range(0, LATENT, BLOCK_C, num_stages=STAGES):
         w = kv_up.load([first_output, first])
         latent = tl.load(entry + first + c, mask=held & (first + c < LATENT), other=0.0)
-        acc = tl.dot(latent, w.T, acc, input_precision=PRECISION)
+        acc = tl.dot(latent.to(w.dtype), w.T, acc, input_precision=PRECISION)
+    if cache.dtype != keys.dtype:
+        acc = acc * latent_scale
     o = first_output + tl.arange(0, BLOCK_O)[None, :]
     place = (tile.to(tl.int64) * ROWS + row)[:, None]
     tl.store(kv + place * OUTPUTS + o, acc.to(kv.dtype.element_ty), mask=o < OUTPUTS)
     if tl.program_id(0) == 0:
         r = tl.arange(0, ROPE)[None, :]
-        tl.store(rotated + place * ROPE + r, tl.load(entry + LATENT + r, mask=held, other=0.0))
+        key = keys + (block * key_block_stride + j % BLOCK_SIZE * key_stride)[:, None]
+        tl.store(rotated + place * ROPE + r, tl.load(key + r, mask=held, other=0.0))
 
 
 @triton.jit
@@ -215,6 +223,7 @@ def attend_expanded(
     q: torch.Tensor,
     kv_up: torch.Tensor,
     cache: torch.Tensor,
+    held: LatentParts,
     block_table: torch.Tensor,
     query_start: torch.Tensor,
     context_len: torch.Tensor,
@@ -228,20 +237,20 @@ def attend_expanded(
 ) -> None:
     """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`.
 
-    They have at most `max_query` queries each and `max_entries` tokens in the cache. The parts of a head are powers of
-    two from 16 on; up.entries is a multiple of tile.keys. No cut: what Hopper has for it
+    They have at most `max_query` queries each and `max_entries` tokens in the cache, of which `held` are the parts. The
+    parts of a head are powers of two from 16 on; up.entries is a multiple of tile.keys. No cut: what Hopper has for it
     (`kernels.latent_attention.up`, `kernels.latent_attention.prompt`), where that suits.
     """
     heads, own, latent = kv_up.shape
-    width, value = cache.shape[-1], out.shape[-1]
-    rope, nope = width - latent, own - value
+    rope, value = held.keys.shape[-1], out.shape[-1]
+    nope = own - value
     lines, tokens = len(context_len) - first_line, len(q) - first_line
     block_b = max(LINES, next_power_of_2(lines))
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     padded = ENTRIES if up is None else up.entries
     row_tiles = cdiv(max_entries, padded) + lines
-    kv = torch.empty(row_tiles * padded, heads * own, dtype=cache.dtype, device=cache.device)
-    rotated = torch.empty(row_tiles * padded, rope, dtype=cache.dtype, device=cache.device)
+    kv = torch.empty(row_tiles * padded, heads * own, dtype=q.dtype, device=cache.device)
+    rotated = torch.empty(row_tiles * padded, rope, dtype=q.dtype, device=cache.device)
 
     def boxes(source: torch.Tensor, *box: int) -> TensorDescriptor:
         return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box))
@@ -251,10 +260,11 @@ def attend_expanded(
     else:
         channels = min(up.channels, next_power_of_2(latent))
         workspace.launch(_expand, (cdiv(heads * own, up.outputs), row_tiles))(
-            cache, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv, rotated,
-            block_table.stride(0), cache.stride(0), cache.stride(1), first_line, lines, OUTPUTS=heads * own,
-            LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded, BLOCK_O=up.outputs, BLOCK_C=channels,
-            BLOCK_B=block_b, STAGES=up.stages, PRECISION=precision, num_warps=up.warps,
+            held.latents, held.keys, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv,
+            rotated, held.scale, block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], first_line,
+            lines, OUTPUTS=heads * own, LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded,
+            BLOCK_O=up.outputs, BLOCK_C=channels, BLOCK_B=block_b, STAGES=up.stages, PRECISION=precision,
+            num_warps=up.warps,
         )  # fmt: skip
     if tile is None:
         attend_prompts(workspace, q, kv, rotated, query_start, context_len, out, scale, first_line, max_query, padded)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.cache_scales import latent_parts
 from kernels.latent_attention import prompt, stretches, up
 from kernels.latent_attention.chunks import attend_chunks
 from kernels.latent_attention.expand import Tile, UpTile, attend_expanded
@@ -38,16 +39,19 @@ def latent_attention(
     scale: float,
     max_entries: int = 0,
     deterministic: bool = False,
+    keys: torch.Tensor | None = None,
+    latent_scale: float = 1.0,
 ) -> torch.Tensor:
     """See the reference. Expanded lines need heads whose parts are powers of two from 16 on."""
     num_single = batch.num_single
     t, heads, channels = q.shape
     latent = kv_up.shape[-1]
-    nope = channels - (cache.shape[-1] - latent)
+    held = latent_parts(cache, keys, latent, latent_scale)
+    nope = channels - held.keys.shape[-1]
     out = torch.empty(t, heads, kv_up.shape[1] - nope, dtype=q.dtype, device=q.device)
     if deterministic:
         lines = (block_table, batch.query_start, batch.context_len)
-        attend_chunks(workspace, absorbed, kv_up, cache, *lines, out, scale, 0, batch.max_query, deterministic)
+        attend_chunks(workspace, absorbed, kv_up, held, *lines, out, scale, 0, batch.max_query, deterministic)
         return out
     longer = len(batch.context_len) > num_single
     expanded = longer and len(absorbed) < t
@@ -55,7 +59,7 @@ def latent_attention(
     with workspace.branch(expanded and num_single > 0 and not whole) as join:
         if expanded:
             attend_expanded(workspace,
-                q, kv_up, cache, block_table, batch.query_start, batch.context_len, out, scale, num_single,
+                q, kv_up, cache, held, block_table, batch.query_start, batch.context_len, out, scale, num_single,
                 batch.max_query, max_entries,
                 *expanded_tiles(q, kv_up, cache, nope, whole),
             )  # fmt: skip
@@ -64,7 +68,7 @@ def latent_attention(
                 workspace,
                 absorbed,
                 kv_up,
-                cache,
+                held,
                 block_table,
                 batch.query_start,
                 batch.context_len,
@@ -80,7 +84,7 @@ def latent_attention(
         )  # fmt: skip
     elif num_single:
         attend_steps(workspace,
-            absorbed[:num_single], kv_up, cache, block_table, batch.context_len, out, scale, num_single,
+            absorbed[:num_single], kv_up, held, block_table, batch.context_len, out, scale, num_single,
             batch.max_context,
             step_cut(q.dtype, heads, num_single),
         )  # fmt: skip

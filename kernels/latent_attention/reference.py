@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
+from kernels.cache_scales import latent_parts
 from kernels.lines import own_lines
 
 
@@ -18,6 +19,8 @@ def latent_attention(
     scale: float,
     max_entries: int = 0,
     deterministic: bool = False,
+    keys: torch.Tensor | None = None,
+    latent_scale: float = 1.0,
 ) -> torch.Tensor:
     """With c = (latent, rotated key) an entry and (k_up, v_up) a head's halves of the up-projection:
     s = scale · (q_plain · k_up latent + q_rope · key),   o = Σ softmax(s) · v_up latent.
@@ -30,12 +33,14 @@ def latent_attention(
     dtype. No line has more than `max_query` queries or `max_context` tokens. Lines past num_single are expanded, that
     is their keys and values made, when A < T; they hold at most `max_entries` tokens together. A line of context_len 0
     gives zeros.
+    keys [N, block_size, P]: the rotated keys, where cache [N, block_size, L] holds latents over latent_scale alone.
     deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked;
     absorbed holds all tokens.
     """
     query_start, context_len = batch.query_start, batch.context_len
     block_size, latent = cache.shape[1], kv_up.shape[-1]
-    nope = q.shape[-1] - (cache.shape[-1] - latent)
+    held = latent_parts(cache, keys, latent, latent_scale)
+    nope = q.shape[-1] - held.keys.shape[-1]
     k_up, v_up = kv_up[:, :nope].float(), kv_up[:, nope:].float()
     out = torch.zeros(len(q), q.shape[1], v_up.shape[1], dtype=torch.float32, device=q.device)
     if deterministic:
@@ -47,7 +52,8 @@ def latent_attention(
         if hi == lo or length == 0:
             continue
         blocks = block_table[i, : -(-length // block_size)].long()
-        entries = cache[blocks].flatten(0, 1)[:length].float()
+        parts = (held.latents[blocks].float() * latent_scale, held.keys[blocks].float())
+        entries = torch.cat(parts, dim=-1).flatten(0, 1)[:length]
         own = q[lo:hi].float()
         taken = torch.einsum("thd,hdl->thl", own[..., :nope], k_up)
         s = torch.einsum("thl,nl->thn", torch.cat((taken, own[..., nope:]), dim=-1), entries) * scale

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cache_scales import LatentParts
 from kernels.hardware import multiprocessors
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -49,14 +50,18 @@ def _share(length, context_len, lines, splits, programs, BLOCK_N: tl.constexpr, 
 def _part(
     q,
     cache,
+    keys,
     block_table,
     context_len,
     parts,
     sums,
     scale,
+    latent_scale,
     table_stride,
     block_stride,
     entry_stride,
+    key_block_stride,
+    key_stride,
     lines,
     splits,
     programs,
@@ -107,8 +112,12 @@ def _part(
         held = (j < stop)[:, None]
         entry = cache + (block * block_stride + j % BLOCK_SIZE * entry_stride)[:, None]
         c = tl.load(entry + l[None, :], mask=held & (l < LATENT)[None, :], other=0.0)
-        key = tl.load(entry + LATENT + r[None, :], mask=held & (r < ROPE)[None, :], other=0.0)
+        turned = keys + (block * key_block_stride + j % BLOCK_SIZE * key_stride)[:, None]
+        key = tl.load(turned + r[None, :], mask=held & (r < ROPE)[None, :], other=0.0)
+        c = c.to(ql.dtype)
         s = tl.dot(ql, tl.trans(c), input_precision=PRECISION)
+        if cache.dtype != q.dtype:
+            s = s * latent_scale
         s = tl.dot(qr, tl.trans(key), s, input_precision=PRECISION)
         s = tl.where((j < stop)[None, :], s * (scale * LOG2E), float("-inf"))
         top = tl.maximum(best, tl.max(s, 1))
@@ -117,6 +126,8 @@ def _part(
         total = total * fade + tl.sum(w, 1)
         acc = tl.dot(w.to(c.dtype), c, acc * fade[:, None], input_precision=PRECISION)
         best = top
+    if cache.dtype != q.dtype:
+        acc = acc * latent_scale
     place = (line * splits + split) * HEADS + head
     tl.store(sums + place, best + tl.log2(total), mask=head < HEADS)
     tl.store(parts + place[:, None] * LATENT + l[None, :], acc / total[:, None], mask=live & (l < LATENT)[None, :])
@@ -254,7 +265,7 @@ def attend_steps(
     workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
-    cache: torch.Tensor,
+    held: LatentParts,
     block_table: torch.Tensor,
     context_len: torch.Tensor,
     out: torch.Tensor,
@@ -278,11 +289,11 @@ def attend_steps(
     block_b = max(_LEAST_LINES, next_power_of_2(lines))
     precision = "ieee" if absorbed.dtype == torch.float32 else "tf32"
     workspace.launch(_part, (lines, head_tiles, splits))(
-        absorbed, cache, block_table, context_len, parts, sums, scale, block_table.stride(0), cache.stride(0),
-        cache.stride(1), lines, splits, programs, HEADS=heads, LATENT=latent, ROPE=width - latent,
-        BLOCK_SIZE=cache.shape[1], BLOCK_H=block_h, BLOCK_L=block_l,
-        BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b, STAGES=cut.stages,
-        PRECISION=precision, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=cut.warps,
+        absorbed, held.latents, held.keys, block_table, context_len, parts, sums, scale, held.scale,
+        block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], lines, splits, programs,
+        HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1], BLOCK_H=block_h,
+        BLOCK_L=block_l, BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b,
+        STAGES=cut.stages, PRECISION=precision, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=cut.warps,
     )  # fmt: skip
     block_v = min(32 if lines <= FEW_LINES else cut.values, max(16, next_power_of_2(value)))
     sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": block_l, "BLOCK_V": block_v}

@@ -315,7 +315,7 @@ def suits(absorbed: torch.Tensor, kv_up: torch.Tensor, cache: torch.Tensor) -> b
     latent = kv_up.shape[-1]
     whole = whole_rows(cache[:, None]) and cache.shape[1] % 8 == 0
     slabs = width % SLAB.value == 0 and latent % SLAB.value == 0 and latent & (latent - 1) == 0
-    held = cache.dtype != torch.float32 and heads <= HEADS_HELD.value
+    held = cache.dtype == absorbed.dtype != torch.float32 and heads <= HEADS_HELD.value
     return group_products(cache.device) and held and whole and slabs
 
 

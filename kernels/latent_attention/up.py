@@ -165,7 +165,8 @@ def suits(kv_up: torch.Tensor, cache: torch.Tensor) -> bool:
     width = cache.shape[-1]
     whole = whole_rows(cache[:, None]) and cache.shape[1] % 8 == 0
     sizes = latent % BOX == 0 and width - latent == BOX and heads * own % OUTPUTS == 0
-    return group_products(cache.device) and cache.dtype != torch.float32 and whole and sizes
+    same = cache.dtype == kv_up.dtype != torch.float32
+    return group_products(cache.device) and same and whole and sizes
 
 
 def expand(

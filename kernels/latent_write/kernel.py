@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cache_numbers import to_cache
+from kernels.cache_scales import latent_parts
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -37,7 +39,8 @@ def _turn(x, cos, sin, INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, HALF: tl.c
 
 @triton.jit
 def _write_entries(
-    kv, positions, slots, cos_sin, cache, norm, t, kv_stride, block_stride, entry_stride, block_size, eps, tokens,
+    kv, positions, slots, cos_sin, cache, keys, norm, t, kv_stride, block_stride, entry_stride, key_block_stride,
+    key_stride, block_size, eps, inverse, tokens,
     LATENT: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK_L: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Entries of tokens t [TOKENS]."""
@@ -52,10 +55,12 @@ def _write_entries(
     f = tl.load(own + i, mask=written & (i < LATENT), other=0.0).to(tl.float32)
     f = f * tl.rsqrt(tl.sum(f * f, 1) / LATENT + eps)[:, None]
     f = f * tl.load(norm + i, mask=i < LATENT, other=0.0).to(tl.float32)
-    tl.store(entry + i, f.to(cache.dtype.element_ty), mask=written & (i < LATENT))
+    f = f.to(kv.dtype.element_ty)
+    tl.store(entry + i, to_cache(f, inverse, cache.dtype.element_ty), mask=written & (i < LATENT))
     key = tl.load(own + LATENT + both, mask=written, other=0.0).to(tl.float32)
     key = _turn(key, tl.load(angle + half), tl.load(angle + HALF + half), INTERLEAVED, TOKENS, HALF)
-    tl.store(entry + LATENT + both, key.to(cache.dtype.element_ty), mask=written)
+    place = keys + (slot // block_size * key_block_stride + slot % block_size * key_stride)[:, None]
+    tl.store(place + both, key.to(keys.dtype.element_ty), mask=written)
 
 
 @triton.jit
@@ -88,6 +93,7 @@ def _write(
     slots,
     cos_sin,
     cache,
+    keys,
     norm,
     taken,
     q_token_stride,
@@ -96,8 +102,11 @@ def _write(
     up_stride,
     block_stride,
     entry_stride,
+    key_block_stride,
+    key_stride,
     block_size,
     eps,
+    inverse,
     tokens,
     absorb_programs,
     absorbed,
@@ -155,8 +164,9 @@ def _write(
         if part == 0:
             t = first + tl.arange(0, TOKENS)
             _write_entries(
-                kv, positions, slots, cos_sin, cache, norm, t, kv_stride, block_stride, entry_stride, block_size, eps,
-                tokens, LATENT, HALF, INTERLEAVED, BLOCK_L, TOKENS,
+                kv, positions, slots, cos_sin, cache, keys, norm, t, kv_stride, block_stride, entry_stride,
+                key_block_stride, key_stride, block_size, eps, inverse, tokens, LATENT, HALF, INTERLEAVED, BLOCK_L,
+                TOKENS,
             )  # fmt: skip
         else:
             row = tl.arange(0, TOKENS * BLOCK_H)
@@ -199,6 +209,8 @@ def latent_write(
     eps: float = 1e-6,
     interleaved: bool = True,
     deterministic: bool = False,
+    keys: torch.Tensor | None = None,
+    latent_scale: float = 1.0,
 ) -> torch.Tensor:
     """See the reference. The last axis of every tensor is dense, kv_up is contiguous, P is twice a power of two."""
     t, heads, width = q.shape
@@ -208,6 +220,7 @@ def latent_write(
     if not t:
         return taken
     pdl = workspace.pdl
+    parts = latent_parts(cache, keys, latent, latent_scale)
     within = deterministic or absorbs_within(absorbed)
     block_c = min(128, max(16, next_power_of_2(latent)))
     block_h = min(16, next_power_of_2(heads))
@@ -219,8 +232,9 @@ def latent_write(
         each = 1 if deterministic else tokens_each(t, absorbs)
         programs = cdiv(t, each) * (1 + cdiv(heads, block_h)) if writes else 0
         workspace.launch(_write, (absorb_programs + programs,))(
-            q, kv, kv_up, positions, slots, cos_sin, cache, norm, taken, q.stride(0), q.stride(1), kv.stride(0),
-            kv_up.stride(0), cache.stride(0), cache.stride(1), cache.shape[1], eps, t, absorb_programs, absorbed,
+            q, kv, kv_up, positions, slots, cos_sin, parts.latents, parts.keys, norm, taken, q.stride(0), q.stride(1),
+            kv.stride(0), kv_up.stride(0), *parts.latents.stride()[:2], *parts.keys.stride()[:2], cache.shape[1],
+            eps, 1.0 / latent_scale, t, absorb_programs, absorbed,
             HEADS=heads, NOPE=nope, LATENT=latent, HALF=rope // 2, INTERLEAVED=interleaved, BLOCK_T=block_t,
             BLOCK_D=max(16, next_power_of_2(nope)), BLOCK_C=block_c, BLOCK_H=block_h,
             BLOCK_L=next_power_of_2(latent), TOKENS=each, ABSORBS=absorbs,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.cache_scales import latent_parts, stored
+
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """x [..., R] float32 turned by angles whose cos and sin [..., R/2] broadcast against it."""
@@ -30,6 +32,8 @@ def latent_write(
     eps: float = 1e-6,
     interleaved: bool = True,
     deterministic: bool = False,
+    keys: torch.Tensor | None = None,
+    latent_scale: float = 1.0,
 ) -> torch.Tensor:
     """cache[slot] = (rms_norm(latent), rotated key);  q's last P channels are rotated in place;
     returns (k_upᵀ · q's first channels, q's rotated ones) of the first `absorbed` tokens.
@@ -38,6 +42,8 @@ def latent_write(
     are k_up; positions [T] int32; slots [T] int64, negative writes nothing; cos_sin [*, P] float32, cos first; cache
     [N, block_size, L + P], written in place; norm [L] → [absorbed, H, L + P]. Each part is computed in float32 and
     rounded once. Pairs are (2i, 2i + 1) if interleaved, else (i, i + P/2).
+    keys [N, block_size, P]: where rotated keys are written; cache [N, block_size, L] then holds 8-bit floats of the
+    rounded latents over latent_scale (`kernels.cache_scales`).
     deterministic: a token's results have the same bits whatever T and `absorbed` are.
     """
     latent, rope = norm.shape[0], cos_sin.shape[1]
@@ -48,7 +54,10 @@ def latent_write(
     key = rotate(kv[:, latent:].float(), cos, sin, interleaved)
     live = slots >= 0
     places = slots[live]
-    cache[places // cache.shape[1], places % cache.shape[1]] = torch.cat((f, key), dim=-1)[live].to(cache.dtype)
+    parts = latent_parts(cache, keys, latent, latent_scale)
+    at = (places // cache.shape[1], places % cache.shape[1])
+    parts.latents[at] = stored(f[live].to(kv.dtype), latent_scale, cache.dtype)
+    parts.keys[at] = key[live].to(parts.keys.dtype)
     q[..., nope:] = rotate(q[..., nope:].float(), cos[:, None], sin[:, None], interleaved).to(q.dtype)
     first = q[:absorbed]
     k_up = kv_up[:, :nope].float()

@@ -13,23 +13,23 @@ import pytest
 import torch
 
 from engine.api import Engine
-from engine.cache.spec import PagedKV
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.quant.cache_scales import FoundScales
 from engine.runner.build import build_runner
 from engine.types import RequestInput, SamplingParams, TokenLogprobs
 from kernels.cache_scales import CacheScales, stored
+from kernels.latent_write import reference as latent_write
 from kernels.paged_attention.reference import paged_attention
 from kernels.rope_attention import reference as rope_attention
 from kernels.rope_kv_write import reference as rope_kv_write
 from tests.gate.conftest import as_param, changed
 from tests.gate.eight import Eight, make
-from tests.gate.families import GEMMA3, QWEN3_5
+from tests.gate.families import DEEPSEEK_V2, GEMMA3, KIMI, QWEN3_5
 from tests.gate.oracle import FORCED
 from tests.gate.player import EnginePlayer
 from tests.gate.shapes import SHAPES, Shape
 
-PLAYED = (SHAPES[0], SHAPES[2], GEMMA3, QWEN3_5)
+PLAYED = (SHAPES[0], SHAPES[2], GEMMA3, QWEN3_5, DEEPSEEK_V2, KIMI)
 
 
 # Where sums in another order put a number on the other side of the border between two 8-bit floats, all that reads it
@@ -86,25 +86,17 @@ def errors(eight: Eight, played: list[list[TokenLogprobs]]) -> Errors:
     return Errors(np.array(worst))
 
 
-def specs(player: EnginePlayer) -> list[PagedKV]:
-    found = (group.spec for group in player.engine.info.pool.groups)
-    return [spec for spec in found if isinstance(spec, PagedKV)]
-
-
 def test_it_is_transformers_with_a_rounded_cache(eight: Eight) -> None:
     with playing(eight) as player:
-        kept = specs(player)
+        assert player.engine.stats().cache_dtype == "fp8"
         found = errors(eight, player.play(eight.sequences))
-    assert kept
-    assert all(spec.dtype_bytes == 1 for spec in kept)
     assert found.passes(), str(found)
 
 
 def test_the_limits_see_that_a_cache_is_not_rounded(llama: Eight) -> None:
     with playing(llama, cache="16bit") as player:
-        kept = specs(player)
+        assert player.engine.stats().cache_dtype == "auto"
         found = errors(llama, player.play(llama.sequences))
-    assert all(spec.dtype_bytes == 4 for spec in kept)
     assert not found.passes(), str(found)
 
 
@@ -155,9 +147,28 @@ def test_a_cache_that_is_misread_fails(
     llama: Eight, change: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*change)
-    with playing(llama, trim_last_layer=False) as player:
+    fails(llama)
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Eight:
+    return make(DEEPSEEK_V2, tmp_path_factory.mktemp("latents"))
+
+
+@pytest.mark.parametrize(
+    "change", [BROKEN["scales ignored"], (latent_write, "stored", multiplied)], ids=["ignored", "multiplied"]
+)
+def test_latents_that_are_misread_fail(
+    deepseek: Eight, change: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*change)
+    fails(deepseek)
+
+
+def fails(eight: Eight) -> None:
+    with playing(eight, trim_last_layer=False) as player:
         try:
-            found = errors(llama, player.play(llama.sequences))
+            found = errors(eight, player.play(eight.sequences))
         except AssertionError as error:
             assert "not finite" in str(error)  # noqa: PT017 (a request that ends so has failed)
             return
