@@ -11,7 +11,7 @@ Positive = Annotated[int, Meta(ge=1)]
 # Tokens drafted for a request in a step.
 MOST_DRAFTS = 16
 # What speculation.method may be.
-METHODS = ("none", "ngram", "suffix")
+METHODS = ("none", "ngram", "suffix", "draft")
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,12 +133,14 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Tokens proposed ahead of the model, which changes no token of an answer, only how many come in a step.
 
     method: "ngram" proposes what followed the last tokens before, in the prompt and what the request gave; "suffix"
-    that, or what followed most often in what all requests gave; "none".
+    that, or what followed most often in what all requests gave; "draft" what a smaller model draws; "none".
+    model: the checkpoint folder of that model.
     tokens: most tokens proposed for a request in a step; None takes 4.
     """
 
     method: str = "none"
     tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFTS)] | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -147,6 +149,15 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ValueError(
                 f"speculation.tokens is {self.tokens}, but speculation.method is none, so nothing is drafted: set the "
                 "method, or leave tokens out"
+            )
+
+        if self.method == "draft" and not self.model:
+            raise ValueError(
+                "speculation.method draft needs speculation.model, the checkpoint folder of the model that drafts"
+            )
+        if self.method != "draft" and self.model is not None:
+            raise ValueError(
+                f"speculation.model is for the method draft, and speculation.method is {self.method}: leave one out"
             )
 
     @property

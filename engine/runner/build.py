@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from engine import env
-from engine.cache.spec import CompressedKV, PoolSpec, Recurrent
+from engine.cache.spec import CompressedKV, LayerSpec, PoolSpec, Recurrent
 from engine.cache.tensors import CacheTensors
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
@@ -23,6 +23,7 @@ from engine.models.reader import ConfigError
 from engine.quant import cache as cached
 from engine.quant import cache_scales
 from engine.quant import plan as quant
+from engine.runner import draft_model
 from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
 from engine.runner.rehearsal import rehearsals
@@ -97,8 +98,13 @@ def build_runner(
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
     decoder.materialize(device)
+    named = config.speculation.model
+    draft = None if named is None else draft_model.prepare(named, config.model, build, config.load_format)
+    drafter = None if draft is None else draft.decoder
 
     def fill() -> None:
+        if draft is not None:
+            draft.fill()
         if checkpoint is None:
             dummy.fill(decoder.others, decoder.weights, decoder.bounds, model.hidden, model.norm.offset)
             return
@@ -109,14 +115,14 @@ def build_runner(
             weight.check(name)
 
     if device.type == "cuda":
-        runner = _on_gpu(config, build, workspace, decoder, fill, watch, progress, elsewhere)
+        runner = _on_gpu(config, build, workspace, decoder, drafter, fill, watch, progress, elsewhere)
     else:
         if env.read().threads is None and decoder.num_bytes <= ONE_THREAD_BYTES:
             torch.set_num_threads(1)
         fill()
         room = free_bytes(device, config.cache, 0)
-        pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
-        runner = _runner(config, build, decoder, pool)
+        pool = size_pools(_specs(decoder, drafter), config.cache, config.scheduler, build.max_model_len, room)
+        runner = _runner(config, build, decoder, drafter, pool)
     # What stands now stands as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
@@ -131,6 +137,7 @@ def _on_gpu(
     build: Build,
     workspace: Workspace,
     decoder: Decoder,
+    drafter: Decoder | None,
     fill: Callable[[], None],
     watch: CompileWatch | None,
     progress: Progress | None,
@@ -139,7 +146,8 @@ def _on_gpu(
     """Compile the kernels of steps while `fill` reads the weights, size the pools by what is free once a largest
     step has run, and put a runner over them."""
     few = replace(config.cache, num_blocks=LEAST_BLOCKS)
-    small = _runner(config, build, decoder, size_pools(decoder.specs, few, config.scheduler, build.max_model_len, 0))
+    specs, length = _specs(decoder, drafter), build.max_model_len
+    small = _runner(config, build, decoder, drafter, size_pools(specs, few, config.scheduler, length, 0))
     limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
     steps = rehearsals(*limits, config.speculation.most)
     report = progress or (lambda stage, done, total: None)
@@ -157,8 +165,9 @@ def _on_gpu(
     activations = _profile(small, config, build) if config.cache.num_blocks is None else 0
     small.close()
     room = free_bytes(build.device, config.cache, activations)
-    pool = size_pools(decoder.specs, config.cache, config.scheduler, build.max_model_len, room)
-    runner = _runner(config, build, decoder, pool, CudaCapture(build.device) if config.runtime.graphs else None, watch)
+    pool = size_pools(specs, config.cache, config.scheduler, length, room)
+    capture = CudaCapture(build.device) if config.runtime.graphs else None
+    runner = _runner(config, build, decoder, drafter, pool, capture, watch)
     report("rehearsal", 0, 0)
     if ahead:
         for step in steps:
@@ -180,17 +189,33 @@ def _runner(
     config: EngineConfig,
     build: Build,
     decoder: Decoder,
+    drafter: Decoder | None,
     pool: PoolSpec,
     capture: Capture | None = None,
     watch: CompileWatch | None = None,
 ) -> DeviceRunner:
     info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids, decoder.active)
-    caches = CacheTensors(pool, len(decoder.layers), build.dtype, build.device)
+    caches = CacheTensors(pool, len(_specs(decoder, drafter)), build.dtype, build.device)
     scheduler = config.scheduler
     limits = (scheduler.max_rows, scheduler.token_budget)
-    trims = config.runtime.trim_last_layer
-    drafts = config.speculation.most
-    return DeviceRunner(decoder, caches, info, build.ops, *limits, build.device, capture, watch, trims, drafts)
+    return DeviceRunner(
+        decoder,
+        caches,
+        info,
+        build.ops,
+        *limits,
+        build.device,
+        capture,
+        watch,
+        config.runtime.trim_last_layer,
+        config.speculation.most,
+        drafter,
+    )
+
+
+def _specs(decoder: Decoder, drafter: Decoder | None) -> list[tuple[LayerSpec, ...]]:
+    """What the layers keep, those of the draft model behind the others."""
+    return decoder.specs + ([] if drafter is None else drafter.specs)
 
 
 def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:

@@ -22,11 +22,8 @@ from engine.runner.tables import RowTables
 from engine.sampling.sampler import Drawn
 
 
-def begin(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
-    """The staged step's lines begin at their rows' true ends from now on, and their drafts stand in the token table."""
-    inputs.begin_at_true_ends(shape)
-    if not shape.drafts:
-        return
+def put_proposals(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
+    """Put drafts that the plan names into the token table, behind the true ends of the staged step's lines."""
     singles, lines, proposals = shape.num_single, inputs.lines(shape), inputs.proposals(shape)
     count = proposals.count[singles:]
     within = torch.arange(shape.drafts, dtype=torch.int32, device=count.device)

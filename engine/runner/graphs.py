@@ -187,7 +187,7 @@ class StepGraphs:
         """`lines` lines of up to `depth` drafts each beside `singles` without."""
         tokens, longest = singles + lines * (1 + depth), self._max_context
         # Each line that drafts less than it might leaves tokens to a dummy line.
-        return StepShape(singles + 2 * lines, tokens, singles, 1 + depth, longest, drafts=depth)
+        return StepShape(singles + 2 * lines, tokens, singles, 1 + depth, longest, drafts=depth, drafting=lines)
 
     def _fit_drafts(self, plan: StepPlan) -> StepShape | None:
         deepest = max(draft.count for draft in plan.drafts.values())

@@ -32,7 +32,8 @@ LONGER = 8
 class StepShape:
     """What of a step is known on the host and decides which code runs. The bounds are those of DeviceBatch.
 
-    drafts: most tokens that a line past num_single drafts; 0 when the step has none.
+    drafts: most tokens that a line past num_single drafts; 0 when the step has none. drafting: lines past num_single,
+    the first of them, that may draft.
     """
 
     lines: int
@@ -42,6 +43,7 @@ class StepShape:
     max_context: int
     max_entries: int = 0
     drafts: int = 0
+    drafting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,24 @@ class Inputs:
     def batch(self, shape: StepShape) -> DeviceBatch:
         """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
         query_start, context_len, rows, _, _, positions, lines = self._parts(shape)[:7]
+        return self._gathered(shape, query_start, context_len, rows, positions, lines)
+
+    def single_tokens(self, rows: torch.Tensor, positions: torch.Tensor, max_context: int) -> DeviceBatch:
+        """A step of lines of one token: row and position of each, [B] int32."""
+        count = len(rows)
+        shape = StepShape(count, count, count, 1, max_context)
+        lines = self._starts[:count]
+        return self._gathered(shape, self._starts[: count + 1], positions + 1, rows, positions, lines)
+
+    def _gathered(
+        self,
+        shape: StepShape,
+        query_start: torch.Tensor,
+        context_len: torch.Tensor,
+        rows: torch.Tensor,
+        positions: torch.Tensor,
+        lines: torch.Tensor,
+    ) -> DeviceBatch:
         size = self._pool.block_size
         token_ids, tables, slots = None, [], []
         none = self._words[:0].long()
@@ -248,6 +268,7 @@ def _shape(count: Words, held: Words, drafts: int) -> StepShape:
         max_context=int(held.max()),
         max_entries=int(held[singles:].sum()),
         drafts=drafts,
+        drafting=len(count) - singles if drafts else 0,
     )
 
 

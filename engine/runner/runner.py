@@ -18,7 +18,8 @@ from engine.cache.tensors import CacheTensors
 from engine.core.plan import Draft, Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.runner.batch import kept
-from engine.runner.drafting import Verify, begin, draw_places, first_draws
+from engine.runner.draft_model import DraftModel
+from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
 from engine.runner.graphs import Capture, Outcome, StepGraphs, even_tokens
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, MaskedStep, PendingStep, PromptLogprobs
@@ -43,7 +44,7 @@ class DeviceRunner:
 
     capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
     trim_last_layer lets the last layer give each line's last token alone. drafts: tokens that a line
-    of a plan may draft.
+    of a plan may draft. draft_model: draws them; its caches are behind the decoder's.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class DeviceRunner:
         watch: CompileWatch | None = None,
         trim_last_layer: bool = True,
         drafts: int = 0,
+        draft_model: Decoder | None = None,
     ) -> None:
         self._watch = watch
         self._trims = trim_last_layer
@@ -71,6 +73,10 @@ class DeviceRunner:
         self._sampler = Sampler(ops)
         self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
         self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops, drafts > 0)
+        self._draft_model: DraftModel | None = None
+        if draft_model is not None:
+            own = caches.layers[len(decoder.layers) :]
+            self._draft_model = DraftModel(draft_model, own, ops, self._inputs, self._tables)
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
@@ -151,16 +157,25 @@ class DeviceRunner:
     ) -> tuple[torch.Tensor, torch.Tensor, Verify | None]:
         """The residual stream of the staged step, `whole` or of the lines' last tokens, and of those that draw: behind
         the lines' last tokens, or in a step with drafts behind the tokens at the places `behind`, all when None."""
+        model = self._draft_model
         if self._drafts:
-            begin(self._inputs, shape, self._tables)
+            self._inputs.begin_at_true_ends(shape)
+        if shape.drafts and model is None:
+            put_proposals(self._inputs, shape, self._tables)
+        elif model is not None and shape.drafts:
+            model.propose(shape, only is not None)
         batch = self._inputs.batch(shape)
         if shape.drafts:
             verify = Verify.of(self._inputs, shape, batch.token_ids, behind)
             x = self._decoder(batch, self._caches.layers, only)
+            if model is not None:
+                model.follow(batch, None, only is not None)
             return x, verify.kept(x), verify
         ends = self._inputs.ends(shape)
         trimmed = self._trims and not whole
         x = self._decoder(batch, self._caches.layers, only, ends if trimmed else None)
+        if model is not None:
+            model.follow(batch, ends if self._trims else None, only is not None)
         last = x if trimmed else kept(x, ends)
         return (x if whole else last), last, None
 
@@ -230,7 +245,7 @@ class DeviceRunner:
         """Free the device memory. The runner cannot be used afterwards."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs"):
+        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs", "_draft_model"):
             delattr(self, name)
         gc.collect()
         if self._device.type == "cuda":

@@ -79,6 +79,9 @@ def parse(parameters: Mapping[str, str], folder: Path) -> ModelSettings:
     if not isinstance(engine.get("model"), str) or not engine["model"]:
         raise SettingsError("config.pbtxt has no parameter 'model': give the folder of a Hugging Face checkpoint")
     engine["model"] = str(checkpoint(engine["model"], folder))
+    speculation = engine.get("speculation", {})
+    if isinstance(speculation.get("model"), str):
+        speculation["model"] = str(checkpoint(speculation["model"], folder))
     frontend_config = _convert(frontend, FrontendConfig)
     tokenizer = checkpoint(frontend_config.tokenizer or engine["model"], folder)
     engine["tokenizer"] = str(tokenizer)

@@ -33,7 +33,13 @@ def _suffix() -> Callable[[], Drafter]:
     return lambda: SuffixDrafter(outputs)
 
 
-MAKERS: dict[str, Callable[[], Callable[[], Drafter]]] = {"ngram": _ngram, "suffix": _suffix}
+def _device() -> Callable[[], Drafter]:
+    from engine.speculation.device import DeviceDrafter
+
+    return DeviceDrafter
+
+
+MAKERS: dict[str, Callable[[], Callable[[], Drafter]]] = {"ngram": _ngram, "suffix": _suffix, "draft": _device}
 
 
 def maker(config: SpeculationConfig) -> Callable[[], Drafter] | None:
