@@ -200,9 +200,10 @@ class DeviceRunner:
 
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
-        latents = any(isinstance(group.spec, LatentKV) for group in self._info.pool.groups)
+        pool = self._info.pool
+        bounded = pool.eight or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         even = even_tokens(self._decoder.widest, multiprocessors(self._device))
-        self._graphs = StepGraphs(self.compute, capture, *self._limits, latents, even, self._most_drafts)
+        self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, even, self._most_drafts)
         self._info = replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property
