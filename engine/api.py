@@ -25,6 +25,7 @@ from engine.beam.search import BeamSearch
 from engine.cache.manager import GroupUse, KVManager
 from engine.config import EngineConfig
 from engine.core import stopping
+from engine.core.depth import Depth
 from engine.core.loop import EngineLoop
 from engine.core.plan import Runner, RunnerInfo
 from engine.core.policy import pace
@@ -154,6 +155,7 @@ class Engine:
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,
+            depth=Depth(draft_tokens) if config.speculation.tokens == "auto" else None,
             clock=clock,
         )
         self._loop = EngineLoop(

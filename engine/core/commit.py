@@ -102,6 +102,7 @@ class Committer:
         self.num_drafts += 1
         self.num_draft_tokens += draft.count
         self.num_accepted_tokens += len(run) - 1
+        request.acceptance.drafted(draft.count, len(run) - 1)
         if request.status is Status.RUNNING:
             request.num_computed -= 1 + draft.count - len(run)
         ended, count = None, 0
