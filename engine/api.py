@@ -31,6 +31,7 @@ from engine.core.plan import Runner, RunnerInfo
 from engine.core.policy import pace
 from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
+from engine.parallel.group import Group
 from engine.runner import compile_process
 from engine.speculation.drafters import maker
 from engine.types import (
@@ -123,6 +124,10 @@ class _Collector:
             self.done.set()
 
 
+def _nobody() -> None:
+    """A runner without other processes loses none."""
+
+
 class Engine:
     """One model's engine, with its loop on a thread. Methods are safe to call from any thread.
 
@@ -140,9 +145,11 @@ class Engine:
         drafter: Callable[[], Drafter] | None = None,
         draft_tokens: int = 0,
         grammars: Grammars | None = None,
+        lost: Callable[[], BaseException | None] = _nobody,
     ) -> None:
         """drafter makes what proposes up to `draft_tokens` tokens a step for one request; None takes the config's.
-        grammars makes what holds answers to their constraints; without it a request that has one is refused."""
+        grammars makes what holds answers to their constraints; without it a request that has one is refused. lost says
+        what of the runner's other processes cannot go on."""
         if drafter is None:
             drafter, draft_tokens = maker(config.speculation), config.speculation.most
         self.info: RunnerInfo = runner.info
@@ -170,6 +177,7 @@ class Engine:
             masks=None if grammars is None else grammars.masks,
         )
         self._grammars = grammars
+        self._lost = lost
         self._clock = clock
         self._drafter = drafter
         self._max_waiting = config.scheduler.max_waiting
@@ -196,14 +204,20 @@ class Engine:
         progress is called with (what is being done, how much is done, how much there is).
         """
         # Before torch is imported here: the helper process imports it meanwhile.
+        runner: Runner
+        lost: Callable[[], BaseException | None] = _nobody
         with compile_process.helper(config.runtime) as elsewhere:
-            from engine.runner.build import build_runner
+            if config.parallel.tensor > 1:
+                group = Group(config)
+                runner, lost = group.lead(progress, elsewhere), lambda: group.failure
+            else:
+                from engine.runner.build import build_runner
 
-            runner = build_runner(config, progress, elsewhere)
+                runner = build_runner(config, progress, elsewhere)
         from engine.structured.grammars import Grammars
 
         grammars = Grammars(config.tokenizer or config.model, runner.info.vocab_size, runner.info.eos_ids)
-        return cls(runner, config, on_failure=on_failure, grammars=grammars)
+        return cls(runner, config, on_failure=on_failure, grammars=grammars, lost=lost)
 
     def start(self) -> Engine:
         if self._thread is not None:
@@ -215,7 +229,7 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """What the runner died of, or None while the engine is well."""
-        return self._loop.failure
+        return self._lost() or self._loop.failure
 
     def submit(self, input: RequestInput, sink: Sink) -> None:
         """Queue a request; its events go to `sink`. Raises RequestError when it is refused: then no event comes."""
@@ -307,8 +321,8 @@ class Engine:
                 raise
 
     def _refusal(self) -> str:
-        if self._loop.failure is not None:
-            return f"the engine has failed and takes no new requests: {self._loop.failure}"
+        if self.failure is not None:
+            return f"the engine has failed and takes no new requests: {self.failure}"
         return "the engine is shutting down and takes no new requests"
 
     def _validate(self, input: RequestInput) -> None:

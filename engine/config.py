@@ -171,6 +171,17 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return AUTO_DRAFTS if self.tokens == "auto" else self.tokens or 4
 
 
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many devices share one model.
+
+    tensor: ranks, each a process with a GPU of its own (or without one), that hold a part of every layer.
+    hang_timeout_s: a rank that says nothing for so long, or is so long behind in a step, ends the group.
+    """
+
+    tensor: Annotated[int, Meta(ge=1, le=64)] = 1
+    hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 60.0
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything an engine is told. `model` is a Hugging Face checkpoint folder.
 
@@ -188,3 +199,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runtime: RuntimeConfig = RuntimeConfig()
     weights: WeightsConfig = WeightsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    parallel: ParallelConfig = ParallelConfig()

@@ -31,7 +31,8 @@ CONTRACTS = {
 # What a part may import besides itself and the contracts; "engine" and "clients" mean all of it.
 MAY_IMPORT = {
     "kernels": set(),
-    "engine.layers": {"kernels", "engine.quant"},
+    "engine.layers": {"kernels", "engine.quant", "engine.parallel"},
+    "engine.parallel": {"kernels", "engine.weights", "engine.runner"},  # the runner in a rank's start alone
     "engine.weights": set(),
     "engine.quant": {"kernels", "engine.weights"},
     "engine.models": {"engine.layers", "engine.quant", "engine.weights"},
@@ -42,6 +43,7 @@ MAY_IMPORT = {
     "engine.text": set(),
     "engine.runner": {
         "kernels",
+        "engine.parallel",
         "engine.layers",
         "engine.models",
         "engine.quant",
@@ -56,6 +58,7 @@ MAY_IMPORT = {
         "engine.core",
         "engine.cache",
         "engine.runner",
+        "engine.parallel",
         "engine.models",
         "engine.speculation",
         "engine.structured",
@@ -77,6 +80,10 @@ TORCH_SIDE = (
     "engine/quant/weight",
     "engine/sampling/",
     "engine/runner/",
+    "engine/parallel/communicator",
+    "engine/parallel/vocabulary",
+    "engine/parallel/share",
+    "engine/parallel/start",
     "engine/cache/tensors",
     "engine/demo/train",
 )
