@@ -60,17 +60,18 @@ def test_a_model_that_drafts_for_itself_is_right(folders: dict[str, Path], famil
     assert accepted > 0.75 * drafted
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "in-turn"])
-def test_drafts_of_a_right_model_all_stand(folders: dict[str, Path], overlap: bool) -> None:
+@pytest.mark.parametrize(("overlap", "cache"), [(True, "auto"), (False, "auto"), (True, "fp8")])
+def test_drafts_of_a_right_model_all_stand(folders: dict[str, Path], overlap: bool, cache: str) -> None:
     config = EngineConfig(
         model=str(folders["dense"]),
         load_format="dummy",
         scheduler=SchedulerConfig(max_rows=4, token_budget=40),
-        cache=CacheConfig(num_blocks=60),
+        cache=CacheConfig(num_blocks=60, dtype=cache),
         runtime=RuntimeConfig(device="cpu", overlap=overlap),
         speculation=drafted_by(folders["dense"]),
     )
     engine, heard = Engine(build_runner(config), config), Heard()
+    assert {group.spec.dtype_bytes for group in engine.info.pool.groups} == ({1} if cache == "fp8" else {4})
     prompt = [9 + i % 50 for i in range(70)]
     for i in range(7):
         params = SamplingParams(max_tokens=41, temperature=0.8 * (i % 2), seed=i, top_p=0.9, ignore_eos=True)
