@@ -48,7 +48,7 @@ def test_a_draft_model_changes_no_token(folders: dict[str, Path], family: str, o
 @pytest.mark.parametrize(("family", "overlap"), PLAYED)
 def test_a_model_that_drafts_for_itself_is_right(folders: dict[str, Path], family: str, overlap: bool) -> None:
     """Greedy or sampled, for drafts are drawn by the same noise, behind prompts that came in chunks, from the prefix
-    cache or again: so its own cache holds what it should. Penalties are not drafted by."""
+    cache or again: so its own cache holds what it should. Of penalties, biases and bans it knows nothing."""
     accepted = drafted = 0
     for seed in (1, 2):
         recorder = Recorder()
@@ -57,7 +57,7 @@ def test_a_model_that_drafts_for_itself_is_right(folders: dict[str, Path], famil
         same(got, want)
         accepted, drafted = accepted + stats.accepted_tokens, drafted + stats.draft_tokens
         assert any(of.params.temperature for of in requests(seed))
-    assert accepted > 0.75 * drafted
+    assert accepted > 0.3 * drafted
 
 
 @pytest.mark.parametrize(("overlap", "cache"), [(True, "auto"), (False, "auto"), (True, "fp8")])
