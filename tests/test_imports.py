@@ -63,7 +63,7 @@ MAY_IMPORT = {
         "engine.speculation",
         "engine.structured",
     },
-    "engine.serving": {"engine.api", "engine.text", "engine.models"},
+    "engine.serving": {"engine.api", "engine.text", "engine.models", "engine.parallel"},
     "engine.demo": {"engine.text"},
     "clients": {"engine.types", "engine.text", "engine.serving", "engine.config"},
 }
@@ -82,7 +82,7 @@ TORCH_SIDE = (
     "engine/runner/",
     "engine/parallel/communicator",
     "engine/parallel/vocabulary",
-    "engine/parallel/share",
+    "engine/parallel/slices",
     "engine/parallel/start",
     "engine/cache/tensors",
     "engine/demo/train",

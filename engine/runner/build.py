@@ -21,7 +21,8 @@ from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelCo
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
-from engine.parallel.share import Share, agreed, check_parallel, narrowed, sliced
+from engine.parallel.share import Share, narrowed
+from engine.parallel.slices import agreed, check_parallel, sliced
 from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache as cached
 from engine.quant import cache_scales

@@ -5,22 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replace_fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
 
-from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
 from engine.core.plan import StepPlan
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator, GroupCommunicator
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from engine.types import TokenLogprobs
-from tests.gate.conftest import as_param
+from engine.weights.checkpoint import WeightsError
+from tests.gate.conftest import as_param, quick
 from tests.gate.families import FAMILIES
-from tests.gate.oracle import Golden
+from tests.gate.oracle import Golden, golden
+from tests.gate.packings import PACKINGS, packed_golden
 from tests.gate.plans import PlanPlayer
 from tests.gate.shapes import SHAPES, Shape
 from tests.gate.verdict import judge
@@ -121,6 +124,40 @@ def test_a_broken_rank_fails(truth: Golden, shape: Shape, broken: Broken) -> Non
     played = play(of_ranks(few, shape, 2), few, broken)
     verdict = judge(few.sequences, played[0], "float32")
     assert not verdict.passes("float32"), verdict
+
+
+EVEN = replace_fields(SHAPES[2], name="even", sequences=12, config={**SHAPES[2].config, "intermediate_size": 512})
+QUANTIZED = ("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static")
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_are_cut_by_their_blocks(name: str, pytestconfig: pytest.Config) -> None:
+    truth = _packed(EVEN, name, pytestconfig)
+    config = replace(of_ranks(truth, EVEN, 2), weights=WeightsConfig(activations="16bit"))
+    played = play(config, truth)
+    assert played[0] == played[1]
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("fp8-blocks-f32", "a feed-forward part of 224 channels is stored in runs of 128"),
+        ("gptq-v1-order", "g_idx says which group each input is of"),
+    ],
+)
+def test_borders_in_a_block_are_refused(name: str, sentence: str, pytestconfig: pytest.Config) -> None:
+    truth = _packed(quick(SHAPES[2]), name, pytestconfig)
+    with pytest.raises((ConfigError, WeightsError), match=sentence):
+        play(of_ranks(truth, SHAPES[2], 2), truth)
+
+
+def _packed(shape: Shape, name: str, config: pytest.Config) -> Golden:
+    cache = Path(config.rootpath) / ".cache" / "gate"
+    (packing,) = (packing for packing in PACKINGS if packing.name == name)
+    truth = packed_golden(shape, golden(shape, cache), packing, cache)
+    return replace_fields(truth, sequences=truth.sequences[:4])
 
 
 ODD: Sequence[tuple[str, dict[str, Any], int]] = (
