@@ -59,7 +59,8 @@ class EngineStats:
 
     late_compiles: kernels that were compiled after the engine was ready; more than none is a fault.
     step_counts, step_tokens: steps and their tokens, by bucket of a step's tokens (STEP_TOKENS_BUCKETS, and beyond).
-    drafts: lines with drafts that were committed; draft_tokens: their drafts; accepted_tokens: of these, what stood.
+    drafts: lines with drafts that were committed; draft_tokens: their drafts; accepted_tokens: of these, what stood;
+    accepted_at: the same by the draft's place in its line.
     groups: blocks of each paged KV group. state_slots: slots of recurrent state; `cached` are checkpoints.
     cache_dtype: "fp8" where the pool holds 8-bit floats, else "auto".
     """
@@ -79,6 +80,7 @@ class EngineStats:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()
     cache_dtype: str = "auto"
 
 
@@ -391,6 +393,7 @@ class Engine:
             drafts=self._loop.committer.num_drafts,
             draft_tokens=self._loop.committer.num_draft_tokens,
             accepted_tokens=self._loop.committer.num_accepted_tokens,
+            accepted_at=tuple(self._loop.committer.accepted_at),
         )
 
     def generate(self, inputs: list[RequestInput]) -> list[Generation]:

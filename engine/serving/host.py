@@ -355,6 +355,7 @@ class Host:
             drafts=now.drafts,
             draft_tokens=now.draft_tokens,
             accepted_tokens=now.accepted_tokens,
+            accepted_at=now.accepted_at,
             frontends=len(self._frontends),
             frontends_lost=self._lost,
             step_counts=now.step_counts,
