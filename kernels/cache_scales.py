@@ -30,6 +30,11 @@ def stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     return (x.float() * (1.0 / scale)).clamp(-LARGEST, LARGEST).to(EIGHT)
 
 
+def plain(cache: torch.Tensor) -> torch.Tensor:
+    """The cache, as bytes where it holds 8-bit floats, which torch cannot gather and scatter on every device."""
+    return cache.view(torch.uint8) if cache.dtype == EIGHT else cache
+
+
 @dataclass(frozen=True, slots=True)
 class LatentParts:
     """A cache of latents [N, block_size, L], over `scale` where they are 8-bit floats, and its rotated keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.cache_scales import latent_parts
+from kernels.cache_scales import latent_parts, plain
 from kernels.lines import own_lines
 
 
@@ -52,7 +52,8 @@ def latent_attention(
         if hi == lo or length == 0:
             continue
         blocks = block_table[i, : -(-length // block_size)].long()
-        parts = (held.latents[blocks].float() * latent_scale, held.keys[blocks].float())
+        latents = plain(held.latents)[blocks].view(cache.dtype)
+        parts = (latents.float() * latent_scale, held.keys[blocks].float())
         entries = torch.cat(parts, dim=-1).flatten(0, 1)[:length]
         own = q[lo:hi].float()
         taken = torch.einsum("thd,hdl->thl", own[..., :nope], k_up)

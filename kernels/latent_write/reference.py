@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cache_scales import latent_parts, stored
+from kernels.cache_scales import latent_parts, plain, stored
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -56,7 +56,7 @@ def latent_write(
     places = slots[live]
     parts = latent_parts(cache, keys, latent, latent_scale)
     at = (places // cache.shape[1], places % cache.shape[1])
-    parts.latents[at] = stored(f[live].to(kv.dtype), latent_scale, cache.dtype)
+    plain(parts.latents)[at] = plain(stored(f[live].to(kv.dtype), latent_scale, cache.dtype))
     parts.keys[at] = key[live].to(parts.keys.dtype)
     q[..., nope:] = rotate(q[..., nope:].float(), cos[:, None], sin[:, None], interleaved).to(q.dtype)
     first = q[:absorbed]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.cache_scales import EIGHT, CacheScales, stored
+from kernels.cache_scales import EIGHT, CacheScales, plain, stored
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
@@ -117,7 +117,7 @@ def eight(
     k, v = (stored(cache, scale, EIGHT) for cache, scale in zip((k_cache, v_cache), scales, strict=True))
     if not strided:
         return k, v
-    pool = torch.stack((k, v), dim=1)[:, None].repeat(1, 2, 1, 1, 1, 1)
+    pool = torch.stack((plain(k), plain(v)), dim=1)[:, None].repeat(1, 2, 1, 1, 1, 1).view(EIGHT)
     return pool[:, 1, 0], pool[:, 1, 1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.cache_scales import UNSCALED, CacheScales
+from kernels.cache_scales import UNSCALED, CacheScales, plain
 
 
 def paged_attention(
@@ -50,8 +50,9 @@ def paged_attention(
         first_key = 0 if window is None else max(0, length - (hi - lo) - window + 1)
         first_block = first_key // block_size
         blocks = block_table[i, first_block : -(-length // block_size)].long()
-        keys = k_cache[blocks].transpose(0, 1).reshape(g, -1, q.shape[-1])[:, : length - first_block * block_size]
-        values = v_cache[blocks].transpose(0, 1).reshape(g, -1, out.shape[-1])[:, : length - first_block * block_size]
+        held_k, held_v = (plain(cache)[blocks].view(cache.dtype) for cache in (k_cache, v_cache))
+        keys = held_k.transpose(0, 1).reshape(g, -1, q.shape[-1])[:, : length - first_block * block_size]
+        values = held_v.transpose(0, 1).reshape(g, -1, out.shape[-1])[:, : length - first_block * block_size]
         rows = q[lo:hi].transpose(0, 1).reshape(g, h // g * (hi - lo), -1).float()
         s = (rows @ keys.float().transpose(1, 2) * (scale * scales.k)).view(h, hi - lo, -1)
         if softcap is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cache_scales import UNSCALED, CacheScales, stored
+from kernels.cache_scales import UNSCALED, CacheScales, plain, stored
 from kernels.rope import Rope
 
 
@@ -52,6 +52,6 @@ def rope_kv_write(
 
     live = slots >= 0
     block, place = slots[live] // block_size, slots[live] % block_size
-    k_cache[block, :, place] = stored(turn(k, rope.k_norm)[live], scales.k, k_cache.dtype)
-    v_cache[block, :, place] = stored(v[live], scales.v, v_cache.dtype)
+    plain(k_cache)[block, :, place] = plain(stored(turn(k, rope.k_norm)[live], scales.k, k_cache.dtype))
+    plain(v_cache)[block, :, place] = plain(stored(v[live], scales.v, v_cache.dtype))
     return turn(q, rope.q_norm)
