@@ -27,9 +27,7 @@ class Moe(nn.Module):
         self.gate_up = build.weight(count + config.num_behind, 2 * inner, hidden)
         self.down = build.weight(count + config.num_behind, hidden, inner)
         beside = config.num_shared - config.num_behind
-        apart = MlpConfig(beside * inner, config.activation, limit=config.limit)
-        self.shared = Mlp(apart, build, summed=False) if beside else None
-        self._communicator = build.communicator
+        self.shared = Mlp(MlpConfig(beside * inner, config.activation, limit=config.limit), build) if beside else None
         self._deterministic = build.deterministic
         self._ops = build.ops
 
@@ -67,13 +65,11 @@ class Moe(nn.Module):
             self.down.value,
             routing,
             token_ids,
-            residual=self._communicator.once(residual),
+            residual=residual,
             activation=config.activation,
             limit=config.limit,
             deterministic=self._deterministic,
             **taken_in(norm),
         )
         # In this order, for the sum may stand in its residual's place, and x may be the residual of the routed ones.
-        if self.shared is not None:
-            y = self.shared(x, norm, token_ids, residual=y)
-        return self._communicator.sum(y)
+        return y if self.shared is None else self.shared(x, norm, token_ids, residual=y)

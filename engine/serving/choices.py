@@ -38,7 +38,7 @@ class Choices:
         self.streams = streams
         self._last: list[Piece | None] = [None] * len(streams)
         for index, stream in enumerate(streams):
-            stream.choices, stream.index = self, index
+            stream.choices, stream.index, stream.siblings = self, index, streams
             stream.sending, stream.ending = first.sending, first.ending
 
     @property
@@ -113,8 +113,11 @@ class Choices:
 
 def take(stream: Stream) -> Taken:
     """What is to be done for the request that `stream` belongs to. Called by the holder of `sending` only."""
-    if stream.choices is not None:
-        return stream.choices.take()
+    return take_alone(stream) if stream.choices is None else stream.choices.take()
+
+
+def take_alone(stream: Stream) -> Taken:
+    """Of a stream that is its prompt's only answer."""
     piece, stop_engine = stream.take()
     stop = [stream] if stop_engine else []
     if piece is None:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine.serving import doctor as checks
-from engine.serving import gpus, launcher, renderer, repository, serve_loop
+from engine.serving import launcher, renderer, repository, serve_loop
 from engine.types import RequestError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
@@ -95,9 +95,6 @@ def add(
         raise _failure(str(error)) from None
     for folder in written:
         console.print(f"wrote {folder}")
-    note = gpus.advice(checkpoint, _settings(set_ or []), gpus.present())
-    if note is not None:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     console.print(f"serve it with: nereid serve --model-repository {model_repository}")
 
 

@@ -70,12 +70,16 @@ class LlmRequest(msgspec.Struct, frozen=True):
 
 
 def llm_request(
-    tensors: Mapping[str, Array], parameters: Mapping[str, Any], outputs: frozenset[str], timeout_us: int = 0
+    tensors: Mapping[str, Array],
+    parameters: Mapping[str, Any],
+    outputs: frozenset[str],
+    timeout_us: int = 0,
+    batched: bool = False,
 ) -> LlmRequest:
     """Check and combine everything that one request carries. Raises RequestError.
 
     tensors: the inputs by name. parameters: the request parameters. outputs: names that the client wants back.
-    timeout_us: the request's own timeout, 0 for none.
+    timeout_us: the request's own timeout, 0 for none. batched: it is one prompt of a batch.
     """
     text, input_ids = _prompt(tensors)
     stream = _flag(tensors, protocol.STREAM)
@@ -97,7 +101,7 @@ def llm_request(
         text=protocol.TEXT_OUTPUT in outputs,
         token_ids=protocol.TOKEN_IDS in outputs,
         sequence_index=protocol.SEQUENCE_INDEX in outputs,
-        batch_index=protocol.BATCH_INDEX in outputs and (as_ids or protocol.BEAM_WIDTH in tensors),
+        batch_index=protocol.BATCH_INDEX in outputs and (batched or as_ids or protocol.BEAM_WIDTH in tensors),
         output_ids=as_ids and protocol.OUTPUT_IDS in outputs,
         sequence_length=as_ids and protocol.SEQUENCE_LENGTH in outputs,
         output_log_probs=log_probs and protocol.OUTPUT_LOG_PROBS in outputs,
@@ -120,8 +124,17 @@ def llm_request(
     return msgspec.structs.replace(asked, stop_ids=stop_ids, bad_ids=bad_ids) if stop_ids or bad_ids else asked
 
 
-def as_one_response(asked: LlmRequest) -> LlmRequest:
-    """The request to a model that is not decoupled: all answers are entries of one response. Raises RequestError."""
+def as_one_response(asked: LlmRequest, prompts: int = 1) -> LlmRequest:
+    """The request to a model that is not decoupled: all answers are entries of one response. Raises RequestError.
+
+    prompts: how many prompts the request has.
+    """
+    if prompts > 1:
+        raise RequestError(
+            "this model sends one response a request, for it is not decoupled, and a batch has one a prompt: send one "
+            "prompt a request, or call a model that is decoupled",
+            ErrorCode.UNSUPPORTED,
+        )
     if asked.stream:
         raise RequestError(
             "this model sends one response a request, for it is not decoupled: leave stream out, or call one that is",

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from engine.serving import choices, decode
+from engine.serving import batch, choices, decode, protocol
 from engine.serving.link import Link
 from engine.serving.messages import Stats
 from engine.serving.metrics import Metrics
@@ -50,7 +50,8 @@ class Frontend:
     """Everything one instance of an LLM model does, but for Triton's own calling conventions.
 
     link: set by `attach` before any request comes. leading: whether this frontend writes the engine's gauges.
-    decoupled: whether a request may have several responses.
+    decoupled: whether a request may have several responses. batched: tensors have a batch dimension, of prompts, and
+    the ensemble's names.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Frontend:
         metrics: Metrics,
         leading: Callable[[], bool],
         decoupled: bool = True,
+        batched: bool = False,
     ) -> None:
         self._name = name
         self._model = model
@@ -74,6 +76,7 @@ class Frontend:
         self._metrics = metrics
         self._leading = leading
         self._decoupled = decoupled
+        self._batched = batched
         self._link: Link | None = None
         self._up = False
         self._alone: str | None = NOBODY
@@ -118,7 +121,8 @@ class Frontend:
         if stream is None:
             return
         text = stream.request.text
-        if self._config.direct and self._intake.empty() and (text is None or len(text) <= _SHORT_TEXT):
+        short = (text is None or len(text) <= _SHORT_TEXT) and not self._batched
+        if self._config.direct and self._intake.empty() and short:
             self._take(stream)
         else:
             self._intake.put(stream)
@@ -217,10 +221,14 @@ class Frontend:
             self._responses.send_description(sender, {"max_model_len": self._context})
             return None
         outputs = frozenset(request.requested_output_names())
-        asked = decode.llm_request(tensors, decode.parameters(request), outputs, request.timeout())
+        if self._batched:
+            outputs = frozenset(protocol.ENSEMBLE_OUTPUT_MAP[name] for name in outputs)
+        parameters, timeout_us = decode.parameters(request), request.timeout()
+        each = batch.prompts(tensors) if self._batched else [tensors]
+        asked = [decode.llm_request(one, parameters, outputs, timeout_us, self._batched) for one in each]
         if not self._decoupled:
-            asked = decode.as_one_response(asked)
-        params, most_s = asked.params, self._config.request_timeout_s
+            asked = [decode.as_one_response(one, len(asked)) for one in asked]
+        batch.check_answers(sum(one.best_of for one in asked))
         with self._lock:
             if self.failed is not None:
                 raise RequestError(_DOWN.format(model=self._model, why=self.failed), ErrorCode.UNAVAILABLE)
@@ -228,26 +236,34 @@ class Frontend:
                 why = f"it is being restarted and {len(self._streams)} requests wait for it already"
                 raise RequestError(_DOWN.format(model=self._model, why=why), ErrorCode.UNAVAILABLE)
             self._serial += 1
-            seed = random.getrandbits(SEED_BITS) if params.seed is None else params.seed
-            streams = [
-                Stream(
-                    f"{self._name}-{self._serial}" + (f".{index}" if index else ""),
-                    self._serial,
-                    sender,
-                    asked,
-                    derive_seed(seed, index) if index else seed,
-                    min(params.timeout_s or most_s, most_s),
-                    self._tokenizer,
-                    arrived,
-                    msgspec.structs.replace(params, prompt_logprobs=None) if index else None,
-                )
-                for index in range(asked.best_of)
-            ]
-            if len(streams) > 1:
-                choices.Choices(streams)
-            self._streams.update({stream.request_id: stream for stream in streams})
+            rows = [self._answers(one, at, sender, arrived) for at, one in enumerate(asked)]
+            if len(rows) > 1:
+                batch.Batch(rows)
+            elif len(rows[0]) > 1:
+                choices.Choices(rows[0])
+            self._streams.update({stream.request_id: stream for row in rows for stream in row})
         self._busy.set()
-        return streams[0]
+        return rows[0][0]
+
+    def _answers(self, asked: decode.LlmRequest, at: int, sender: Any, arrived: float) -> list[Stream]:
+        """The streams of the answers to prompt number `at` of a request."""
+        params, most_s = asked.params, self._config.request_timeout_s
+        seed = random.getrandbits(SEED_BITS) if params.seed is None else params.seed
+        name = f"{self._name}-{self._serial}" + (f"-{at}" if at else "")
+        return [
+            Stream(
+                name + (f".{index}" if index else ""),
+                self._serial,
+                sender,
+                asked,
+                derive_seed(seed, index) if index else seed,
+                min(params.timeout_s or most_s, most_s),
+                self._tokenizer,
+                arrived,
+                msgspec.structs.replace(params, prompt_logprobs=None) if index else None,
+            )
+            for index in range(asked.best_of)
+        ]
 
     def _take_in(self) -> None:
         while (stream := self._intake.get()) is not None:
@@ -257,10 +273,12 @@ class Frontend:
         """Tokenize, and send the request to the engine."""
         assert self._link is not None
         try:
-            stream.tokenize()
             members = [stream] if stream.choices is None else stream.choices.streams
-            for other in members[1:]:
-                other.tokenize_as(stream)
+            for one in members:
+                if one.index:
+                    one.tokenize_as(one.siblings[0])
+                else:
+                    one.tokenize()
             with self._lock:
                 for one in members:
                     if one.request_id not in self._streams:

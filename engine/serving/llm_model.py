@@ -23,6 +23,8 @@ from engine.types import RequestError
 if TYPE_CHECKING:
     from engine.serving.metrics import Metrics
 
+_LOOK_S, _MOST_LOOKS = 1.0, 20
+
 
 class TritonPythonModel:
     """Triton calls initialize, then execute for each batch of requests, then finalize."""
@@ -43,8 +45,9 @@ class TritonPythonModel:
         except SettingsError as error:
             raise pb.TritonModelException(str(error)) from None
         name, version = args["model_name"], args["model_version"]
-        key = model_key(name, version, config, Path(settings.engine.model))
         self._name = name
+        name = settings.frontend.engine or name
+        key = model_key(name, version, settings.engine)
         label = f"{args['model_instance_name']}.{os.getpid()}"  # one that takes a dead one's place has its name
         self._drain_s = settings.frontend.drain_s
         self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
@@ -63,7 +66,8 @@ class TritonPythonModel:
             blamed=lambda: self._frontend.blamed if self._linked else 0,
         )
         self._linked = False
-        self._supervisor.start()
+        if settings.frontend.engine is None:
+            self._supervisor.start()  # the engine's own frontends see to it
         # The engine's process imports torch while this one imports its own modules and reads the tokenizer.
         from engine.serving.frontend import Frontend
         from engine.serving.link import Link
@@ -77,18 +81,21 @@ class TritonPythonModel:
             self._leave()
             raise pb.TritonModelException(str(error)) from None
         heap.give_back()
-        self._metrics = Metrics(pb, name, version, settings.engine.cache)
+        # Under the entry's own name: the server would free series that another model still writes to.
+        self._metrics = Metrics(pb, self._name, version, settings.engine.cache)
         scheduler = settings.engine.scheduler
+        batched = bool(config.get("max_batch_size", 0))
         self._frontend = Frontend(
             label,
             name,
             tokenizer,
             settings.frontend,
             max_held=scheduler.max_waiting + scheduler.max_rows,
-            responses=Responses(pb),
+            responses=Responses(pb, batched),
             metrics=self._metrics,
             leading=lambda: self._supervisor.leading,
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+            batched=batched,
         )
         self._link = Link(self._folder, label, self._frontend)
         self._linked = True
@@ -96,12 +103,21 @@ class TritonPythonModel:
         self._frontend.attach(self._link)
         self._metrics.start()
         self._link.start()
-        self._frontend.settled.wait()
+        self._await_engine(settings.frontend.engine)
         if self._frontend.failed is not None:
             sentence = self._frontend.failed
             self._shut_down("the model did not load")
             raise pb.TritonModelException(sentence)
         self._frontend.on_give_up = self._give_up
+
+    def _await_engine(self, shared: str | None) -> None:
+        """Raises TritonModelException where the model whose engine is to be shared is not there."""
+        looks = 0
+        while not self._frontend.settled.wait(_LOOK_S):
+            looks = 0 if shared is None or self._folder.others() else looks + 1
+            if looks > _MOST_LOOKS:
+                self._shut_down("the model did not load")
+                raise pb.TritonModelException(f"load {shared} first: this model shares its engine process")
 
     def execute(self, requests: list[Any]) -> None:
         """Hand the requests over; answers go through their response senders."""

@@ -6,11 +6,11 @@ What only the engine knows (gauges, cache and preemption counts, tokens of steps
 
 from __future__ import annotations
 
+import faulthandler
 import random
 import threading
 from collections import deque
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from engine.serving.messages import Stats
 from engine.types import FinishReason
 
 _FLUSH_S = 0.5
+_MOST_REMOVE_S = 3.0
 # Values of a histogram that are written at once; each takes about 0.07 ms.
 _MOST_OBSERVED = 50
 _MOST_OF_ITL = 500
@@ -93,11 +94,15 @@ class Metrics:
         the server counts references to a series by instance, so it would free what another one writes to.
 
         What an instance that died had on the page stays as long as the server: gauges of 0 say that nothing is served.
+        tritonserver 2.51 sometimes never answers, while this process has the interpreter's lock and a lock that other
+        servers wait for: then the process ends, which was about to.
         """
+        faulthandler.dump_traceback_later(_MOST_REMOVE_S, exit=True)
         for name in family.GAUGES:
             self._metrics[name].set(0)
         self._metrics.clear()
         self._families.clear()
+        faulthandler.cancel_dump_traceback_later()
 
     def first_token(self, seconds: float, num_prompt: int, num_cached: int) -> None:
         self._observations.append((family.TTFT, seconds))
@@ -200,9 +205,6 @@ class Metrics:
         ):
             if grown > 0:
                 self._metrics[name].increment(grown)
-        for place, (now, then) in enumerate(zip_longest(stats.accepted_at, before.accepted_at, fillvalue=0)):
-            if now > then:
-                self._at(family.ACCEPTED_AT, position=str(place)).increment(now - then)
         self._observe(family.STEP_TOKENS, _steps(stats, before))
 
     def _write_facts(self, stats: Stats) -> None:
@@ -223,13 +225,8 @@ class Metrics:
         extra: dict[str, Any] = {} if buckets is None else {"buckets": list(buckets)}
         self._metrics[name] = made.Metric(labels=self._labels, **extra)
 
-    def _at(self, name: str, **labels: str) -> Any:
-        """The metric of a family with more labels than the model's, made when it is first needed."""
-        held = self._metrics.get(":".join([name, *labels.values()]))
-        return self._label(name, **labels) if held is None else held
-
     def _label(self, name: str, **labels: str) -> Any:
-        """Make such a metric."""
+        """The metric of a family with more labels than the model's."""
         metric = self._families[name].Metric(labels={**self._labels, **labels})
         self._metrics[":".join([name, *labels.values()])] = metric
         return metric

@@ -232,17 +232,15 @@ ENSEMBLE_OUTPUT_MAP = {
 }
 
 _LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}
+# The ensemble's outputs over a model that takes batches.
+BATCHED_OUTPUTS = tuple(
+    Tensor(name, _LLM_OUTPUT[source].dtype, _LLM_OUTPUT[source].dims) for name, source in ENSEMBLE_OUTPUT_MAP.items()
+)
 # TensorRT-LLM's postprocessing sends the texts as a vector, one a request of the batch, and its clients read
 # `output[0].decode()`. An ensemble puts a batch dimension before what a model without batches sends where the dims here
 # match it, so these do not match [1]: the vector goes out as it came.
-_ENSEMBLE_TEXT = Tensor(TEXT_OUTPUT, "STRING", (2,))
-ENSEMBLE_OUTPUTS = (
-    _ENSEMBLE_TEXT,
-    *(
-        Tensor(name, _LLM_OUTPUT[source].dtype, _LLM_OUTPUT[source].dims)
-        for name, source in ENSEMBLE_OUTPUT_MAP.items()
-        if name != TEXT_OUTPUT
-    ),
+ENSEMBLE_OUTPUTS = tuple(
+    Tensor(TEXT_OUTPUT, "STRING", (2,)) if tensor.name == TEXT_OUTPUT else tensor for tensor in BATCHED_OUTPUTS
 )
 
 # Wire sentences that clients of vllm_backend look for.

@@ -119,6 +119,18 @@ def tensorrt_llm_config(name: str, llm: str) -> str:
     )
 
 
+def batches_config(name: str, llm: str, parameters: Mapping[str, str], decoupled: bool = True) -> str:
+    """config.pbtxt of a model with the ensemble's tensors that takes batches of prompts, over an LLM's engine."""
+    return (
+        _head(name, tensorrt_llm.MAX_BATCH)
+        + f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}\n"
+        + _frontends(1)
+        + _parameters({**parameters, "engine": llm})
+        + _tensors("input", protocol.ENSEMBLE_INPUTS)
+        + _tensors("output", protocol.BATCHED_OUTPUTS)
+    )
+
+
 class AddError(Exception):
     """An entry cannot be written; the message says why."""
 
@@ -175,7 +187,7 @@ def add(
         if ensemble:
             write_ensemble(repository, ensemble_name, tokenizer_name, name)
         if tensorrt_llm_names:
-            write_tensorrt_llm(repository, tokenizer_name, name, {"model": str(folder)})
+            write_tensorrt_llm(repository, name, {"model": str(folder)}, parameters, decoupled)
     except OSError as error:
         for entry in names:
             shutil.rmtree(repository / entry, ignore_errors=True)
@@ -205,8 +217,13 @@ def write_ensemble(repository: Path, name: str, tokenizer: str, llm: str) -> Pat
     return _write(repository / name, ensemble_config(name, tokenizer, llm), None)
 
 
-def write_tensorrt_llm(repository: Path, tokenizer: str, llm: str, parameters: Mapping[str, str]) -> None:
-    """Write entries with TensorRT-LLM's names over an LLM and its tokenizer. Raises FileExistsError when one exists."""
+def write_tensorrt_llm(
+    repository: Path, llm: str, parameters: Mapping[str, str], settings: Mapping[str, str], decoupled: bool = True
+) -> None:
+    """Write entries with TensorRT-LLM's names over an LLM's engine process. Raises FileExistsError when one exists.
+
+    parameters: of the stages of text. settings: the LLM's own.
+    """
     stages = (
         ("Preprocessing", tensorrt_llm.PREPROCESSING_INPUTS, tensorrt_llm.PREPROCESSING_OUTPUTS),
         ("Postprocessing", tensorrt_llm.POSTPROCESSING_INPUTS, tensorrt_llm.POSTPROCESSING_OUTPUTS),
@@ -217,7 +234,7 @@ def write_tensorrt_llm(repository: Path, tokenizer: str, llm: str, parameters: M
         _write(repository / name, config, _STAGE_MODEL_PY.format(name=name, kind=kind))
     _write(repository / "tensorrt_llm", tensorrt_llm_config("tensorrt_llm", llm), None)
     for name in ("tensorrt_llm_bls", "ensemble"):
-        write_ensemble(repository, name, tokenizer, llm)
+        _write(repository / name, batches_config(name, llm, settings, decoupled), _LLM_MODEL_PY)
 
 
 def _write(folder: Path, config: str, model_py: str | None) -> Path:

@@ -23,11 +23,19 @@ def unexpected(logger: logging.Logger) -> str:
     return f"the server failed on this request; its log says why under the id {number}"
 
 
-class Responses:
-    """Builds responses. pb: the Python backend's `triton_python_backend_utils`, which exists only in a stub."""
+_BATCHED_NAMES = {source: name for name, source in protocol.ENSEMBLE_OUTPUT_MAP.items()}
 
-    def __init__(self, pb: Any) -> None:
+
+class Responses:
+    """Builds responses. pb: the Python backend's `triton_python_backend_utils`, which exists only in a stub.
+
+    batched: outputs have the ensemble's names and a batch dimension of 1, but for the text, as TensorRT-LLM's clients
+    read them.
+    """
+
+    def __init__(self, pb: Any, batched: bool = False) -> None:
         self._pb = pb
+        self._batched = batched
         self._final = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._codes = {
             ErrorCode.INVALID_ARG: pb.TritonError.INVALID_ARG,
@@ -96,8 +104,7 @@ class Responses:
         if wanted.num_cached_tokens:
             tensors.append(self._tensor(protocol.NUM_CACHED_TOKENS, [first.num_cached], np.uint32))
         if wanted.prompt_logprobs:
-            asked = first if first.choices is None else first.choices.streams[0]
-            tensors.append(self._strings(protocol.PROMPT_LOGPROBS, [prompt_logprobs_json(asked)]))
+            tensors.append(self._strings(protocol.PROMPT_LOGPROBS, [prompt_logprobs_json(first.siblings[0])]))
         if wanted.output_log_probs:
             longest = max(len(piece.logprobs) for piece in pieces)
             chosen = [[entry.logprobs[0] for entry in piece.logprobs] for piece in pieces]
@@ -106,7 +113,7 @@ class Responses:
         if wanted.sequence_index:
             tensors.append(self._tensor(protocol.SEQUENCE_INDEX, [first.index], np.int32))
         if wanted.batch_index:
-            tensors.append(self._tensor(protocol.BATCH_INDEX, [0], np.int32))
+            tensors.append(self._tensor(protocol.BATCH_INDEX, [first.batch_index], np.int32))
         return self._pb.InferenceResponse(output_tensors=tensors)
 
     def _sequences(self, first: Stream, pieces: Sequence[Piece]) -> list[Any]:
@@ -124,10 +131,14 @@ class Responses:
         return found
 
     def _strings(self, name: str, values: list[str]) -> Any:
-        return self._pb.Tensor(name, np.array([v.encode("utf-8") for v in values], dtype=np.object_))
+        array = np.array([v.encode("utf-8") for v in values], dtype=np.object_)
+        return self._pb.Tensor(name, array[None] if self._batched and name != protocol.TEXT_OUTPUT else array)
 
     def _tensor(self, name: str, values: list[Any], dtype: Any) -> Any:
-        return self._pb.Tensor(name, np.array(values, dtype=dtype))
+        array = np.array(values, dtype=dtype)
+        if not self._batched:
+            return self._pb.Tensor(name, array)
+        return self._pb.Tensor(_BATCHED_NAMES.get(name, name), array[None])
 
 
 def logprobs_json(stream: Stream, entries: list[TokenLogprobs]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 
 from engine import env
+from engine.config import EngineConfig
 from engine.serving.process_watch import start_time
 
 # Of a socket's path (unix(7)), without the zero at its end.
@@ -68,7 +68,7 @@ class RunFolder:
                 raise RunFolderError(f"{self._root} belongs to the user {owner}: {remedy}")
             with self._lock():
                 sweep(self._root)
-                if not self._others() and not self._engine_lives():
+                if not self.others() and not self._engine_lives():
                     shutil.rmtree(self.path, ignore_errors=True)  # of frontends and an engine that were killed together
                     self._seen = None
                 self.restore()
@@ -89,7 +89,7 @@ class RunFolder:
                 logger.warning("%s cannot be used (%s): it is left all the same", self._root, error.strerror)
             with contextlib.suppress(OSError):
                 (self.path / f"left-{os.getpid()}").touch()
-            last = not self._others()
+            last = not self.others()
             yield last
             if last:
                 shutil.rmtree(self.path, ignore_errors=True)
@@ -207,7 +207,7 @@ class RunFolder:
                 return True
         return False
 
-    def _others(self) -> bool:
+    def others(self) -> bool:
         pids = [int(mark.name.partition("-")[2]) for mark in self.path.glob("frontend-*")]
         return any(start_time(pid) is not None for pid in pids if pid != os.getpid())
 
@@ -228,15 +228,12 @@ def without_groups(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "instance_group"}
 
 
-def model_key(name: str, version: str, config: Mapping[str, Any], checkpoint: Path) -> str:
-    """A short folder name for all frontends that can share an engine process: those of one model, version,
-    configuration and state of the checkpoint's files.
-
-    config: as Triton gives it to an instance. Its instance groups do not count: frontends come and go beside others.
-    """
-    lasting = without_groups(config)
+def model_key(name: str, version: str, config: EngineConfig) -> str:
+    """A short folder name for all frontends that can share an engine process: those of one model, version, settings of
+    the engine and state of the checkpoint's files. Frontends come and go beside others, with settings of their own."""
+    checkpoint = Path(config.model)
     changed = max((file.stat().st_mtime_ns for file in checkpoint.glob("*") if file.is_file()), default=0)
-    parts = (name, version, json.dumps(lasting, sort_keys=True), str(changed))  # the server orders its maps by chance
+    parts = (name, version, msgspec.json.encode(config).decode(), str(changed))
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=6).hexdigest()
 
 

@@ -24,6 +24,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How the frontends of a model behave.
 
     tokenizer: checkpoint folder to tokenize with; None takes `model`.
+    engine: another model whose engine process these frontends share: its settings of the engine must be these.
     stream_interval: tokens a streamed response waits for, after the first, which is sent at once.
     senders: threads of a frontend that send responses; each send waits for the server, so a second one helps.
     direct: short requests are taken in, and the responses of a step of few are sent, by the threads that bring them,
@@ -36,6 +37,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     tokenizer: str | None = None
+    engine: str | None = None
     stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
     senders: Annotated[int, Meta(ge=1, le=16)] = 2
     direct: bool = True

@@ -27,6 +27,7 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
+    from engine.serving.batch import Batch
     from engine.serving.choices import Choices
 
 _LEAST_TIMEOUT_S = 1e-3
@@ -90,8 +91,10 @@ class Stream:
         self._detokenizer: Detokenizer | None = None
         self._reads_text = request.wanted.text or bool(self.params.stop)
         self._cumulative = 0.0
-        self.choices: Choices | None = None  # with the other answers of its request
+        self.choices: Choices | Batch | None = None  # with the other answers of its request
+        self.siblings: Sequence[Stream] = (self,)  # the answers to its prompt
         self.index = 0  # among them
+        self.batch_index = 0  # of its prompt
         self.num_cached = 0  # prompt tokens found in the prefix cache
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._held: list[Piece] = []
@@ -173,9 +176,7 @@ class Stream:
         )
 
     def _beam_ids(self) -> list[str]:
-        if self.params.beam_width == 1 or self.choices is None:
-            return []
-        return [stream.request_id for stream in self.choices.streams]
+        return [] if self.params.beam_width == 1 else [stream.request_id for stream in self.siblings]
 
     def receive(self, event: TokenEvent, interval: int) -> bool:
         """Take an event; True when the sender has something to do. Called by the link's thread only.

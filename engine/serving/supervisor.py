@@ -71,9 +71,10 @@ class Supervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop supervising; the engine process lives on."""
+        """Stop supervising; the engine process lives on. It may not have been started."""
         self._closing.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def close_engine(self) -> None:
         """End what runs of the model's engine processes: politely, then not. For the last frontend that leaves."""

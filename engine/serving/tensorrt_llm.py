@@ -19,7 +19,8 @@ from engine.text import Tokenizer
 from engine.types import MAX_BIAS, ErrorCode, RequestError
 
 NAMES = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls", "ensemble")
-MAX_BATCH = 64  # requests of one call to preprocessing or postprocessing
+MAX_BATCH = 64  # prompts of one request
+
 
 _DECODER_QUERY = "DECODER_QUERY"
 

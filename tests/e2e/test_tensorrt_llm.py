@@ -15,7 +15,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from engine.serving import protocol, repository
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.harness import WAIT_S, Call, Server, text_of, tokens_of
+from tests.e2e.harness import WAIT_S, Call, Server, text_of, tokens_of, wait_until
 
 PROMPT = "A server takes a question and"
 NAMES = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
@@ -27,7 +27,8 @@ def entries(
 ) -> Iterator[Server]:
     """The session's server with these entries over its `demo` and `tokenizer`."""
     written = tmp_path_factory.mktemp("written")
-    repository.write_tensorrt_llm(written, "tokenizer", "demo", {"model": str(checkpoint)})
+    parameters = {"model": str(checkpoint)}
+    repository.write_tensorrt_llm(written, "demo", parameters, {**parameters, **SETTINGS})
     for name in NAMES:
         (written / name).rename(models / name)
         assert server.load(name) is None
@@ -187,15 +188,65 @@ def test_perf_metrics_are_refused_where_their_outputs_are_named(entries: Server,
     assert [output.name for output in result.get_response().outputs] == [text]
 
 
-def test_one_prompt_as_a_batch_has_its_index(entries: Server) -> None:
-    """end_to_end_grpc_client.py --batch-inputs: `batch_index[0][0]`; more than one is the server's to refuse."""
-    inputs = prompt_of(2, tensor("beam_width", [[1]]))
-    for model in ("ensemble", "tensorrt_llm_bls"):
-        (result,) = streamed(entries, model, inputs, ["text_output", "batch_index"])
-        assert result.as_numpy("batch_index")[0][0] == 0
-    two = [tensor("text_input", [[b"a"], [b"b"]], object), tensor("max_tokens", [[2], [2]])]
-    with pytest.raises(Exception, match="batch-size must be <= 1"):
-        streamed(entries, "ensemble", two, ["text_output", "batch_index"])
+def batch(*texts: str, **columns: Any) -> list[InferInput]:
+    """What end_to_end_grpc_client.py --batch-inputs sends: a line a prompt in every tensor."""
+    made = [tensor("text_input", [[text.encode()] for text in texts], object)]
+    kinds = {"stream": bool, "temperature": np.float32, "seed": np.uint64}
+    return [
+        *made,
+        *(tensor(name, [[v] for v in values], kinds.get(name, np.int32)) for name, values in columns.items()),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_batch_gives_each_prompt_what_it_gets_alone(entries: Server, stream: bool) -> None:
+    texts, lengths = (PROMPT, "The", f"{PROMPT} then it"), (9, 3, 6)
+    alone = [
+        text_of(Call(entries, text_input=text, max_tokens=most, top_k=1, stream=True).all())
+        for text, most in zip(texts, lengths, strict=True)
+    ]
+    inputs = batch(*texts, max_tokens=lengths, top_k=(1, 1, 1), stream=(stream,) * 3, temperature=(1.0,) * 3)
+    results = streamed(entries, "tensorrt_llm_bls", inputs, ["text_output", "batch_index"])
+    found = [""] * 3
+    for result in results:
+        found[result.as_numpy("batch_index")[0][0]] += result.as_numpy("text_output")[0].decode()
+    if stream:
+        assert len(results) > 3
+    else:
+        assert len(results) == 3
+        found = [text.removeprefix(prompt) for text, prompt in zip(found, texts, strict=True)]
+    assert found == alone
+    assert len(entries.engine_pids("demo")) == 1, "frontends of both names share it"
+
+
+def test_a_batch_has_beams_and_several_answers_a_prompt(entries: Server) -> None:
+    inputs = batch(PROMPT, "The", max_tokens=(4, 4), beam_width=(2, 2))
+    results = streamed(entries, "tensorrt_llm_bls", inputs, ["text_output", "batch_index"])
+    assert [len(r.as_numpy("text_output")) for r in results] == [2, 2]
+    inputs = batch(PROMPT, "The", max_tokens=(4, 4), num_return_sequences=(2, 3), seed=(1, 1))
+    results = streamed(entries, "tensorrt_llm_bls", inputs, ["text_output", "batch_index", "sequence_index"])
+    told = sorted((r.as_numpy("batch_index")[0][0], r.as_numpy("sequence_index")[0][0]) for r in results)
+    assert told == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+
+
+def test_a_wrong_prompt_refuses_its_batch_and_nobody_else(entries: Server) -> None:
+    with pytest.raises(Exception, match="temperature"):
+        streamed(entries, "tensorrt_llm_bls", batch("a", "b", max_tokens=(2, 2), temperature=(1.0, -3.0)))
+    with pytest.raises(Exception, match="200 answers together; at most 128 are allowed"):
+        streamed(entries, "tensorrt_llm_bls", batch("a", "b", max_tokens=(2, 2), num_return_sequences=(100, 100)))
+    with pytest.raises(Exception, match="batch-size must be <= 64"):
+        streamed(entries, "tensorrt_llm_bls", batch(*["a"] * 65, max_tokens=(2,) * 65))
+    assert len(streamed(entries, "tensorrt_llm_bls", batch("a", max_tokens=(2,)))) == 1
+
+
+def test_a_batch_whose_client_goes_away_frees_blocks(entries: Server) -> None:
+    used = "vllm:kv_cache_blocks_used"
+    with InferenceServerClient(entries.grpc) as client:
+        client.start_stream(lambda result, error: None)
+        client.async_stream_infer("tensorrt_llm_bls", batch("a", "b", max_tokens=(1000, 1000), end_id=(-1, -1)))
+        wait_until(lambda: entries.metric(used, model="demo") > 0, "the batch holds blocks")
+        client.stop_stream(cancel_requests=True)
+    wait_until(lambda: entries.metric(used, model="demo") == 0, "its blocks are free", 20.0)
 
 
 def prompt_of(length: int, *more: InferInput) -> list[InferInput]:

@@ -88,7 +88,7 @@ def prepared(root: Path, vllm: Path) -> Path:
     for name in ("vllm_opt", "vllm_load_test"):
         repository.write_llm(models, name, settings, 1)
     repository.write_tokenizer(models, "tokenizer", settings)
-    repository.write_tensorrt_llm(models, "tokenizer", "vllm_opt", settings)
+    repository.write_tensorrt_llm(models, "vllm_opt", settings, settings)
     (models / "ensemble_model/1").mkdir(parents=True)
     shutil.copy(vllm / "ci/L0_backend_vllm/vllm_backend/ensemble_config.pbtxt", models / "ensemble_model/config.pbtxt")
     (models / "add_sub/1").mkdir(parents=True)

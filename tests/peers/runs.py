@@ -68,11 +68,9 @@ THEIRS = {
     "test_vllm_metrics": "compares with the token counts of opt-125m",
     "test_request_cancellation": "reads words of vLLM's in its log",
     "test_vllm_not_healthy": "needs a vLLM that was changed to say that it is not well",
-    "client --batch-inputs": "several prompts a request are not built",
     "client --return-context-logits": "logits never leave the engine: refused",
     "client --return-generation-logits": "logits never leave the engine: refused",
     "client --return-perf-metrics": "not built: the metrics endpoint has such figures",
-    "client -b": "beam search is not built",
 }
 
 ADD_SUB_CONFIG = """name: "add_sub"

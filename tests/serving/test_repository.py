@@ -51,11 +51,9 @@ def test_add_writes_tensorrt_llms_names_over_the_one_llm(checkpoint: Path, tmp_p
     names = {"ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"}
     assert {p.name for p in tmp_path.iterdir()} == {"m", "m_tokenizer", *names}
     configs = {name: (tmp_path / name / "config.pbtxt").read_text() for name in names}
-    assert [n for n in sorted(names) if 'model_name: "m"' in configs[n]] == [
-        "ensemble",
-        "tensorrt_llm",
-        "tensorrt_llm_bls",
-    ]
+    assert [name for name in sorted(names) if 'model_name: "m"' in configs[name]] == ["tensorrt_llm"]
+    shared = 'key: "engine" value { string_value: "m" }'
+    assert [name for name in sorted(names) if shared in configs[name]] == ["ensemble", "tensorrt_llm_bls"]
     assert "Preprocessing as TritonPythonModel" in (tmp_path / "preprocessing/1/model.py").read_text()
     again = CliRunner().invoke(app, [*words[:3], "other", *words[4:], str(tmp_path)])
     assert again.exit_code == 1

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from engine import env
+from engine.config import EngineConfig
 from engine.serving.run_folder import EngineState, RunFolder, RunFolderError, model_key
 
 REMEDY = "set NEREID_RUN_DIR to a short path of a folder of your own"
-CONFIG = {"name": "m", "parameters": {"a": 1, "b": 2}, "instance_group": [{"count": 2}]}
 
 
 @pytest.fixture
@@ -24,17 +24,15 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_neither_instance_groups_nor_the_order_of_fields_tell_two_engines_apart(checkpoint: Path) -> None:
-    other = {"instance_group": [{"count": 3}], "parameters": {"b": 2, "a": 1}, "name": "m"}
-    assert model_key("m", "1", CONFIG, checkpoint) == model_key("m", "1", other, checkpoint)
-
-
-def test_settings_and_the_checkpoints_files_do(checkpoint: Path) -> None:
-    before = model_key("m", "1", CONFIG, checkpoint)
-    assert model_key("m", "1", {**CONFIG, "parameters": {"a": 1, "b": 3}}, checkpoint) != before
-    assert model_key("m", "2", CONFIG, checkpoint) != before
+def test_settings_of_the_engine_and_the_checkpoints_files_tell_two_engines_apart(checkpoint: Path) -> None:
+    config = EngineConfig(model=str(checkpoint))
+    before = model_key("m", "1", config)
+    assert model_key("m", "1", EngineConfig(model=str(checkpoint))) == before
+    assert model_key("m", "1", EngineConfig(model=str(checkpoint), max_model_len=64)) != before
+    assert model_key("m", "2", config) != before
+    assert model_key("n", "1", config) != before
     os.utime(checkpoint / "config.json", ns=(0, 2**61))
-    assert model_key("m", "1", CONFIG, checkpoint) != before
+    assert model_key("m", "1", config) != before
 
 
 def test_a_folder_whose_frontends_and_engine_are_all_dead_is_begun_anew(tmp_path: Path) -> None:
@@ -97,6 +95,7 @@ def test_a_full_disk_does_not_move_the_folder_elsewhere() -> None:
 INSTANCE = """
 import os, sys
 from pathlib import Path
+from engine.config import EngineConfig
 from engine.serving.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 folder.enter()
