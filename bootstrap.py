@@ -31,7 +31,7 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 TORCH = "torch==2.13.0"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SERVER = "nvidia-pytriton==0.7.0"
-EXTRAS = {"run": "engine,client,openai", "dev": "dev"}
+EXTRAS = {"run": "engine,client,openai,hub", "dev": "dev"}
 READY_MADE = ((3, 12), (3, 11), (3, 10))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from engine import env
 from engine.serving import doctor as checks
-from engine.serving import launcher, renderer, repository, serve_loop
+from engine.serving import hub, launcher, renderer, repository, serve_loop
 from engine.types import RequestError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
@@ -20,13 +22,38 @@ console = Console(stderr=True)
 
 REPOSITORY = Path("model_repository")
 
+Checkpoint = Annotated[
+    str,
+    typer.Argument(help="A folder in Hugging Face layout, or ORG/NAME, which is fetched from the Hugging Face Hub."),
+]
+Name = Annotated[str | None, typer.Option(help="Name of the model; the last part of CHECKPOINT without it.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of ORG/NAME; its main branch without it.")]
+Frontends = Annotated[
+    int | None, typer.Option(min=1, help="Frontend processes over the one engine; 4 with a GPU, else 2.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting as KEY=VALUE, such as cache.num_blocks=4096.")
+]
 RepositoryOption = Annotated[Path, typer.Option("--model-repository", help="Folder of the models.")]
 
 
 @app.command()
 def serve(
-    model_repository: RepositoryOption = REPOSITORY,
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            help="A checkpoint to serve alone: a folder, or ORG/NAME of the Hugging Face Hub.", show_default=False
+        ),
+    ] = None,
+    model_repository: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models, when there is no CHECKPOINT; ./model_repository without it."),
+    ] = None,
     model: Annotated[list[str] | None, typer.Option(help="Serve this model only; may be repeated.")] = None,
+    name: Name = None,
+    revision: Revision = None,
+    frontends: Frontends = None,
+    set_: Settings = None,
     http_port: int = 8000,
     grpc_port: int = 8001,
     metrics_port: int = 8002,
@@ -34,9 +61,19 @@ def serve(
     exit_timeout_secs: Annotated[int, typer.Option(help="How long SIGTERM waits for streams to end.")] = 30,
     log_verbose: Annotated[int, typer.Option(help="Triton's verbosity.")] = 0,
 ) -> None:
-    """Start Triton Inference Server on the model repository and stay up until Ctrl-C or SIGTERM."""
+    """Start Triton Inference Server on the model repository, or for CHECKPOINT alone, until Ctrl-C or SIGTERM."""
+    own: Path | None = None
+    if checkpoint is not None:
+        if model_repository is not None or model:
+            raise _failure(
+                "CHECKPOINT is served alone, without --model-repository and --model: `nereid add` writes it into a "
+                "model repository"
+            )
+        own = _own_repository(checkpoint, name, revision, frontends, _settings(set_ or []))
+    elif name or revision or frontends or set_:
+        raise _failure("--name, --revision, --frontends and --set are for a CHECKPOINT: name one, or leave them out")
     options = launcher.Options(
-        repository=model_repository.absolute(),
+        repository=own or (model_repository or REPOSITORY).absolute(),
         models=tuple(model or ()),
         http_port=http_port,
         grpc_port=grpc_port,
@@ -49,19 +86,21 @@ def serve(
         status = serve_loop.serve(options, console)
     except launcher.LaunchError as error:
         raise _failure(str(error)) from None
+    finally:
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
     raise typer.Exit(status)
 
 
 @app.command()
 def add(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder in Hugging Face layout.")],
-    name: Annotated[str, typer.Option(help="Name of the model.")],
+    checkpoint: Checkpoint,
+    name: Name = None,
+    revision: Revision = None,
     model_repository: RepositoryOption = REPOSITORY,
     tokenizer: Annotated[bool, typer.Option(help="Also write NAME_tokenizer.")] = True,
     ensemble: Annotated[bool, typer.Option(help="Also write NAME_ensemble; needs the tokenizer.")] = True,
-    frontends: Annotated[
-        int | None, typer.Option(min=1, help="Frontend processes over the one engine; 4 with a GPU, else 2.")
-    ] = None,
+    frontends: Frontends = None,
     decoupled: Annotated[
         bool, typer.Option(help="Without it the model streams nothing, and unary calls reach it: gRPC's and /infer.")
     ] = True,
@@ -72,29 +111,29 @@ def add(
             help="Also write preprocessing, tensorrt_llm, postprocessing, tensorrt_llm_bls and ensemble over NAME.",
         ),
     ] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting as KEY=VALUE, such as cache.num_blocks=4096.")
-    ] = None,
+    set_: Settings = None,
 ) -> None:
     """Write a model-repository entry for CHECKPOINT: config.pbtxt, model.py, and a tokenizer and an ensemble for it."""
+    settings = _settings(set_ or [])
+    folder = _folder(checkpoint, revision)
     try:
         written = repository.add(
-            checkpoint,
-            name,
+            folder,
+            name or _last_part(checkpoint),
             model_repository,
-            settings=_settings(set_ or []),
+            settings=settings,
             tokenizer=tokenizer or ensemble or tensorrt_llm_names,
             ensemble=ensemble,
             frontends=frontends or launcher.default_frontends(),
             tensorrt_llm_names=tensorrt_llm_names,
             decoupled=decoupled,
         )
-        if not renderer.has_template(checkpoint):
+        if not renderer.has_template(folder):
             console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")
     except (repository.AddError, RequestError) as error:
         raise _failure(str(error)) from None
-    for folder in written:
-        console.print(f"wrote {folder}")
+    for entry in written:
+        console.print(f"wrote {entry}")
     console.print(f"serve it with: nereid serve --model-repository {model_repository}")
 
 
@@ -112,6 +151,46 @@ def doctor() -> None:
 
 def main() -> None:
     app()
+
+
+def _folder(checkpoint: str, revision: str | None) -> Path:
+    """The folder that CHECKPOINT names, fetched where it is a name of the hub."""
+    if not hub.is_name(checkpoint):
+        if revision is not None:
+            raise _failure(f"--revision is for ORG/NAME of the Hugging Face Hub; {checkpoint} is a path: leave it out")
+        return Path(checkpoint)
+    try:
+        return hub.fetch(checkpoint, revision)
+    except hub.HubError as error:
+        raise _failure(str(error)) from None
+
+
+def _last_part(checkpoint: str) -> str:
+    return Path(checkpoint).absolute().name
+
+
+def _own_repository(
+    checkpoint: str, name: str | None, revision: str | None, frontends: int | None, settings: dict[str, str]
+) -> Path:
+    """A new model repository in a temporary folder, for one checkpoint; the caller removes it."""
+    source = _folder(checkpoint, revision)
+    own: Path | None = None
+    try:
+        own = Path(tempfile.mkdtemp(prefix="nereid-models-", dir=env.temporary_folder()))
+        repository.add(
+            source,
+            name or _last_part(checkpoint),
+            own,
+            settings=settings,
+            tokenizer=True,
+            ensemble=True,
+            frontends=frontends or launcher.default_frontends(),
+        )
+    except (repository.AddError, RequestError, OSError) as error:
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+        raise _failure(str(error)) from None
+    return own
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:

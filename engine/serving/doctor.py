@@ -52,6 +52,14 @@ def _packages() -> Iterator[Finding]:
     for name, remedy, good in wanted:
         found = _version(name)
         yield Finding(name, found is not None and good(found), found or "not installed", remedy)
+    hub = _version("huggingface_hub")
+    yield Finding(
+        "huggingface_hub, for a model from its name",
+        hub is not None,
+        hub or "not installed",
+        "pip install 'nereid[hub]'",
+        needed=False,
+    )
 
 
 def _server() -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from engine.serving import serve_loop
 from tests.e2e.harness import Call, Server, free_ports, tokens_of, wait_until
+from tests.serving.stand_in_hub import StandInHub
 
 NEREID = [sys.executable, "-m", "engine.serving.cli"]
 PROMPT = "A server takes a question and"
@@ -80,6 +82,52 @@ def test_serve_shows_what_it_does_answers_and_stops_on_ctrl_c(models: Path, tmp_
         process.kill()
     assert "demo: weights" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+def test_serve_fetches_a_model_by_its_name_and_leaves_nothing_but_the_cache(checkpoint: Path, tmp_path: Path) -> None:
+    hub = StandInHub()
+    hub.add("someone/Demo", checkpoint)
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    http, grpc, metrics = free_ports(3)
+    ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TMPDIR": str(temporary)}
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*NEREID, "serve", "someone/Demo", "--local", "--frontends", "1", "--set", "max_model_len=256", *ports],
+            env=os.environ | variables,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until(lambda: "ready: HTTP" in log.read_text() or process.poll() is not None, "it is ready")
+        fields = {"text_input": "The queue module implements", "max_tokens": 4, "temperature": 0.0}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{http}/v2/models/Demo/generate_stream", json.dumps(fields).encode()
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert "text_output" in answer.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, log.read_text()
+    finally:
+        process.kill()
+        hub.close()
+    assert list(temporary.glob("nereid-models-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["a/b", "--model-repository", "m"], "CHECKPOINT is served alone"),
+        (["--revision", "main"], "are for a CHECKPOINT"),
+        (["--set", "max_model_len=64"], "are for a CHECKPOINT"),
+    ],
+)
+def test_serve_refuses_what_goes_with_a_checkpoint_alone(words: list[str], sentence: str) -> None:
+    done = subprocess.run([*NEREID, "serve", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert sentence in " ".join(done.stderr.split())
 
 
 def test_serve_says_why_a_model_does_not_load(models: Path, tmp_path: Path) -> None:
