@@ -47,7 +47,6 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
     reader.assume(**DEFAULTS)
     reader.refuse("use_bidirectional_attention", "tokens see only what is before them", False)
     reader.refuse("attn_logit_softcapping", "transformers reads it for this family and leaves scores as they are")
-    reader.skip("_sliding_window_pattern", "cache_implementation")
     local, full = _ropes(reader)
     attention = replace(
         common.attention(reader, qk_norm=True, rotary=full), scale=reader.positive("query_pre_attn_scalar") ** -0.5

@@ -14,53 +14,92 @@ _MISSING: Any = object()
 LARGEST = 1 << 20
 LARGEST_POSITION = (1 << 31) - 1
 
-# Defaults of generation that transformers once kept in config.json, and leaves out of account there since.
+# Defaults of generation, which transformers once kept in config.json and leaves out of account there since:
+# its GenerationConfig and what that once held.
 GENERATION = frozenset(
     {
+        "assistant_confidence_threshold",
+        "assistant_early_exit",
+        "assistant_ensemble_weight",
+        "assistant_lookbehind",
         "bad_words_ids",
         "begin_suppress_tokens",
+        "cache_config",
+        "cache_implementation",
+        "compile_config",
+        "constraints",
+        "continuous_batching_config",
         "decoder_start_token_id",
+        "disable_compile",
         "diversity_penalty",
         "do_sample",
+        "dola_layers",
         "early_stopping",
         "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
         "exponential_decay_length_penalty",
+        "force_words_ids",
         "forced_bos_token_id",
         "forced_eos_token_id",
+        "guidance_scale",
+        "is_assistant",
         "length_penalty",
+        "low_memory",
+        "max_cache_len",
         "max_length",
+        "max_matching_ngram_size",
+        "max_new_tokens",
+        "max_time",
         "min_length",
+        "min_new_tokens",
+        "min_p",
         "no_repeat_ngram_size",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
         "num_beam_groups",
         "num_beams",
         "num_return_sequences",
+        "output_logits",
         "output_scores",
+        "penalty_alpha",
+        "prefill_chunk_size",
         "prefix",
+        "prompt_lookup_num_tokens",
         "remove_invalid_values",
+        "renormalize_logits",
         "repetition_penalty",
         "return_dict_in_generate",
         "sep_token_id",
+        "sequence_bias",
+        "speculation_type",
+        "stop_strings",
         "suppress_tokens",
+        "target_lookbehind",
         "task_specific_params",
         "temperature",
+        "token_healing",
         "tokenizer_class",
+        "top_h",
         "top_k",
         "top_p",
         "typical_p",
+        "use_mtp",
+        "watermarking_config",
     }
 )
 
-# Keys that say nothing about what the model computes: bookkeeping, training and generation defaults.
+# Keys that say nothing about what the model computes: bookkeeping, training, special tokens of the text side and
+# defaults of generation. So does every key with an underscore in front, which programs write for themselves.
 METADATA = GENERATION | frozenset(
     {
-        "_attn_implementation_autoset",
-        "_commit_hash",
-        "_name_or_path",
         "architectures",
         "attention_dropout",
         "auto_map",
         "bos_token_id",
         "chunk_size_feed_forward",
+        "cls_token_id",
         "dtype",
         "eos_token_id",
         "finetuning_task",
@@ -69,6 +108,7 @@ METADATA = GENERATION | frozenset(
         "initializer_range",
         "keys_to_ignore_at_inference",
         "label2id",
+        "mask_token_id",
         "model_type",
         "name_or_path",
         "output_attentions",
@@ -81,6 +121,7 @@ METADATA = GENERATION | frozenset(
         "torch_dtype",
         "torchscript",
         "transformers_version",
+        "unk_token_id",
         "unsloth_fixed",
         "unsloth_version",
         "use_bfloat16",
@@ -223,7 +264,7 @@ class Reader:
         """Raises ConfigError that lists every key that was neither read nor is mere metadata."""
         for key in NOT_A_DECODER:
             self.refuse(key, "a decoder of tokens is served", False, {})
-        left = sorted(set(self._values) - self._used - METADATA)
+        left = sorted(key for key in set(self._values) - self._used - METADATA if not key.startswith("_"))
         if left:
             listed = ", ".join(f"{key} = {shown(self._values[key])}" for key in left)
             raise ConfigError(

@@ -6,8 +6,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 from engine.models import registry
 from engine.models.reader import ConfigError
@@ -50,3 +52,29 @@ def test_a_changed_value_is_understood_or_refused(place: tuple[str, Path], value
     except ConfigError as refusal:
         said = str(refusal)
     assert len(said) < 1500
+
+
+# What cannot change a token: defaults of generation, ids of the text side, what programs write for themselves.
+# The ids that end an answer are read, so they are none of these.
+HARMLESS = st.one_of(
+    st.sampled_from(sorted(set(GenerationConfig().to_dict()) - {"eos_token_id"})),
+    st.sampled_from(["unk_token_id", "mask_token_id", "cls_token_id", "sep_token_id", "_model_name_or_path"]),
+    st.text("abcdefghijklmnopqrstuvwxyz_", max_size=12).map(lambda rest: "_" + rest),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(SERVED), keys=st.dictionaries(HARMLESS, VALUES, max_size=4))
+def test_keys_that_cannot_change_a_token_change_nothing(name: str, keys: dict[str, Any]) -> None:
+    assert registry.parse({**values(name), **keys}) == registry.parse(values(name))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from(SERVED),
+    key=st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=12).map(lambda rest: f"x{rest}_factor"),
+    value=st.one_of(st.floats(0.1, 9), st.integers(2, 9), st.just(True)),
+)
+def test_any_other_key_is_refused_by_name(name: str, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = "):
+        registry.parse({**values(name), key: value})
