@@ -19,6 +19,7 @@ CONTRACTS = {
     "engine.config",
     "engine.env",
     "engine.files",
+    "engine.gguf_file",
     "engine.core.plan",
     "engine.cache.spec",
     "engine.cache.writes",

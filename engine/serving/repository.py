@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from engine.gguf_file import GgufError, open_gguf
 from engine.models import registry
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError
@@ -161,6 +162,8 @@ def add(
             f"the name {shown(name)!r} cannot be a model's: use up to {MAX_NAME} letters, digits, '_', '-' and '.'"
         )
     folder = checkpoint.resolve()
+    if checkpoint.suffix == ".gguf" and not folder.is_dir():
+        raise AddError(_no_gguf(checkpoint))
     if not (folder / "config.json").is_file():
         raise AddError(f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout")
     tokenizer_name, ensemble_name = f"{name}_tokenizer", f"{name}_ensemble"
@@ -193,6 +196,15 @@ def add(
             shutil.rmtree(repository / entry, ignore_errors=True)
         raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
     return [repository / entry for entry in names]
+
+
+def _no_gguf(file: Path) -> str:
+    """Why a GGUF file is not added: what is wrong with it, or that its weights are not served."""
+    try:
+        found = open_gguf(file).recognised()
+    except GgufError as error:
+        return str(error)
+    return f"{file} is {found}; GGUF weights are not served: give the model's checkpoint folder in Hugging Face layout"
 
 
 def _needed(model: ModelConfig) -> dict[str, str]:
