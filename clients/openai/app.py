@@ -10,13 +10,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from clients.openai import sagemaker
+from clients.openai import sagemaker, web
 from clients.openai.answers import ERRORS, STREAMED, ChatAnswer, CompletionAnswer, ModelCard, ModelList, Tokens, Words
 from clients.openai.chat import chat
 from clients.openai.completions import complete
@@ -44,7 +44,6 @@ from clients.openai.wire import ModelInfo
 
 log = logging.getLogger("nereid.openai")
 
-_WEB = Path(__file__).resolve().parent.parent / "web"
 _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
     "/v1/messages": "messages",
@@ -52,7 +51,6 @@ _PROMPT_FIELDS = {
     "/v1/messages/count_tokens": "messages",
     "/detokenize": "tokens",
 }
-_WEB_FILES = frozenset({"app.js", "style.css", "docs.js"})
 
 
 def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
@@ -88,7 +86,7 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
     responses.add(app, shim, kept)
     _service(app, shim, stats, probe)
     if config.web:
-        _web(app)
+        web.add(app)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     gate: ASGIApp = Gate(app, paths, config, metrics)
     if config.cors_origins:
@@ -231,26 +229,3 @@ def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
     )
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(shim.metrics.exposition(), media_type="text/plain; version=0.0.4")
-
-
-def _web(app: FastAPI) -> None:
-    headers = {
-        "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(_WEB / "index.html", headers=headers)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> FileResponse:
-        return FileResponse(_WEB / "docs.html", headers=headers)
-
-    @app.get("/web/{name}", include_in_schema=False)
-    async def asset(name: str) -> FileResponse:
-        if name not in _WEB_FILES:
-            raise HTTPException(404, "Not Found")
-        return FileResponse(_WEB / name, headers=headers)

@@ -1,254 +1,310 @@
-"use strict";
+// The chat page: which conversation is shown, and what its buttons do.
 
-const $ = (id) => document.getElementById(id);
-let history = []; // "Clear" begins another; an answer under way still belongs to its own
-let running = null; // the AbortController of the answer that is being written
-let lastCount = null; // {time, tokens} of the gauge reading before
+import { stream } from "./answer.js";
+import { models } from "./api.js";
+import { $, announce, copyText, make, toast } from "./dom.js";
+import { watch } from "./gauges.js";
+import { alt, ctrl, ctrlShift, listen } from "./keyboard.js";
+import { drawMessage, updateMessage } from "./messages.js";
+import { openSettings, panels } from "./panels.js";
+import { chosen, drawSettings } from "./settings.js";
+import { sidebar } from "./sidebar.js";
+import * as store from "./store.js";
+import { addNode, branchOff, choose, newConversation, openCalls, path, removeLeaf, siblings, toMessages } from "./tree.js";
 
-function headers() {
-  const key = $("key").value.trim();
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-}
+const HINTS = ["What does a list hold?", "How do I open a file?", "What is a thread?"];
 
-async function errorText(response) {
-  try {
-    return (await response.json()).error.message;
-  } catch {
-    return `The server answered ${response.status}.`;
-  }
-}
+let conversations = []; // those with messages, the newest first
+let current = newConversation();
+const live = new Map(); // id of a conversation to {node, controller} of the answer that is being written in it
 
-// ---- models -------------------------------------------------------------------------------------------------------
+// ---- models ----
 
 async function loadModels() {
   const select = $("model");
   try {
-    const response = await fetch("/v1/models", { headers: headers() });
-    if (!response.ok) throw new Error(await errorText(response));
-    const names = (await response.json()).data.map((model) => model.id);
-    const chosen = select.value;
-    select.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
-    if (names.length === 0) select.add(new Option("no model is ready", ""));
+    const names = (await models()).map((model) => model.id);
+    const wanted = select.value || localStorage.getItem("model");
+    select.replaceChildren(...names.map((name) => new Option(name, name, false, name === wanted)));
+    if (names.length === 0) throw new Error("no model is ready");
   } catch (error) {
-    select.replaceChildren(new Option(error.message, ""));
+    select.replaceChildren(new Option(error.status === 401 ? "an API key is needed" : error.message, ""));
+    if (error.status === 401) openSettings("key");
+    else setTimeout(loadModels, 3000);
   }
 }
 
-// ---- messages -----------------------------------------------------------------------------------------------------
+// ---- what is shown ----
 
-function addMessage(role) {
-  const box = document.createElement("div");
-  box.className = `message ${role}`;
-  const who = document.createElement("div");
-  who.className = "who";
-  who.textContent = role === "user" ? "You" : $("model").value;
-  const what = document.createElement("div");
-  what.className = "what";
-  box.append(who, what);
-  $("log").append(box);
-  scrollDown(true);
-  return box;
+const boxOf = (node) => $("messages").querySelector(`[data-id="${node.id}"]`);
+
+function draw() {
+  const shown = path(current);
+  const writing = live.get(current.id);
+  $("messages").replaceChildren(...shown.map((node) => drawMessage(current, node, actions)));
+  if (writing && boxOf(writing.node)) updateMessage(boxOf(writing.node), writing.node, true);
+  $("empty").hidden = shown.length > 0;
+  document.title = shown.length ? `${current.title} – Nereid` : "Nereid";
+  sessionStorage.setItem("current", current.id);
+  drawState();
+  drawList();
+  $("log").scrollTop = $("log").scrollHeight;
 }
 
-function scrollDown(always) {
-  const log = $("log");
-  if (always || log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
+function drawState() {
+  const writing = live.has(current.id);
+  const [call] = openCalls(current);
+  $("send").hidden = $("send").disabled = writing;
+  $("stop-button").hidden = !writing;
+  $("text").placeholder = call && !writing ? `Result of ${call.function.name}` : "Write a message";
 }
 
-function addFacts(box, text, kind) {
-  const facts = document.createElement("div");
-  facts.className = kind || "facts";
-  facts.textContent = text;
-  box.append(facts);
-  scrollDown(false);
+function showError(sentence) {
+  $("messages").append(make("div", { class: "message" }, make("p", { class: "error", role: "alert" }, sentence)));
+  $("log").scrollTop = $("log").scrollHeight;
 }
 
-function addReasoning(box, text) {
-  let details = box.querySelector("details.thinking");
-  if (!details) {
-    details = document.createElement("details");
-    details.className = "thinking";
-    const summary = document.createElement("summary");
-    summary.textContent = "Thinking";
-    details.append(summary, document.createTextNode(""));
-    box.querySelector(".what").before(details);
-  }
-  details.lastChild.data += text;
-}
-
-// decoder: puts characters together that several tokens share; the last of them shows it.
-function addToken(what, entry, decoder) {
-  const probability = Math.exp(entry.logprob);
-  const span = document.createElement("span");
-  span.className = "token";
-  span.textContent = entry.bytes ? decoder.decode(new Uint8Array(entry.bytes), { stream: true }) : entry.token;
-  span.dataset.probability = probability.toFixed(4);
-  span.style.background = `hsl(${Math.round(120 * probability)} 60% var(--token-light))`;
-  const others = entry.top_logprobs.map((top) => `${JSON.stringify(top.token)} ${(100 * Math.exp(top.logprob)).toFixed(1)} %`);
-  span.title = [`${(100 * probability).toFixed(1)} %`, ...others].join("\n");
-  what.append(span);
-}
-
-// ---- one answer ---------------------------------------------------------------------------------------------------
-
-function requestBody() {
-  const number = (id) => ($(id).value === "" ? undefined : Number($(id).value));
-  const system = $("system").value.trim();
-  return {
-    model: $("model").value,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...history],
-    temperature: number("temperature"),
-    top_p: number("top_p"),
-    top_k: number("top_k"),
-    max_completion_tokens: number("max_tokens"),
-    seed: number("seed"),
-    stop: $("stop").value || undefined,
-    stream: true,
-    stream_options: { include_usage: true },
-    ...($("logprobs").checked ? { logprobs: true, top_logprobs: 5 } : {}),
+/** Returns a function that draws `node` at most once a frame, and long texts less often than they take. */
+function drawer(conversation, node) {
+  let asked = false, rest = 0;
+  return () => {
+    if (asked || performance.now() < rest) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      const box = conversation === current && boxOf(node);
+      if (!box || !live.has(conversation.id)) return;
+      const log = $("log");
+      const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
+      const began = performance.now();
+      updateMessage(box, node, true);
+      rest = performance.now() + 3 * (performance.now() - began);
+      if (follow) log.scrollTop = log.scrollHeight;
+    });
   };
 }
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    held += value;
-    const parts = held.split("\n\n");
-    held = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      yield JSON.parse(data);
-    }
-  }
-}
+// ---- saying and answering ----
 
-async function answer() {
-  const box = addMessage("assistant");
-  const what = box.querySelector(".what");
-  const conversation = history;
-  const coloured = $("logprobs").checked;
-  const decoder = new TextDecoder();
-  const started = performance.now();
-  let first = null, last = started, text = "", usage = null, finish = null;
-  running = new AbortController();
-  setRunning(true);
+async function keep(conversation) {
+  conversation.updated = Date.now();
+  conversations = [conversation, ...conversations.filter((other) => other !== conversation)];
+  for (const old of conversations.splice(store.MOST_CONVERSATIONS)) await store.remove(old.id);
   try {
-    const response = await fetch("/v1/chat/completions", {
-      method: "POST", headers: headers(), body: JSON.stringify(requestBody()), signal: running.signal,
-    });
-    if (!response.ok) throw new Error(await errorText(response));
-    for await (const chunk of events(response)) {
-      if (chunk.error) throw new Error(chunk.error.message);
-      if (chunk.usage) usage = chunk.usage;
-      const choice = chunk.choices[0];
-      if (!choice) continue;
-      last = performance.now();
-      if (first === null) first = last;
-      if (choice.delta.reasoning_content) addReasoning(box, choice.delta.reasoning_content);
-      if (choice.delta.content) {
-        text += choice.delta.content;
-        if (!coloured) what.append(choice.delta.content);
-      }
-      if (coloured && choice.logprobs) choice.logprobs.content.forEach((entry) => addToken(what, entry, decoder));
-      if (choice.finish_reason) finish = choice.finish_reason;
-      scrollDown(false);
-    }
+    await store.save(conversation);
   } catch (error) {
-    if (error.name === "AbortError") finish = "stopped";
-    else addFacts(box, error.message, "error");
+    toast(error.message);
   }
-  running = null;
-  setRunning(false);
-  if (text) conversation.push({ role: "assistant", content: text });
-  if (first === null) {
-    const refused = conversation.pop(); // else every later message would be refused with it
-    if (conversation === history && !$("text").value) $("text").value = refused.content;
-    return;
-  }
-  const facts = [`first token ${(first - started).toFixed(0)} ms`];
-  if (usage) {
-    const seconds = (last - first) / 1000;
-    facts.push(`${usage.completion_tokens} tokens`);
-    if (usage.completion_tokens > 1 && seconds > 0) facts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
-    facts.push(`prompt ${usage.prompt_tokens}, ${usage.prompt_tokens_details.cached_tokens} from cache`);
-  }
-  if (finish) facts.push(finish);
-  addFacts(box, facts.join(" · "));
 }
 
-function setRunning(on) {
-  $("send").disabled = on;
-  $("stop-button").disabled = !on;
+async function forget(conversation) {
+  live.get(conversation.id)?.controller.abort();
+  conversations = conversations.filter((other) => other !== conversation);
+  await store.remove(conversation.id);
+  if (conversation === current) current = newConversation();
+  draw();
+}
+
+/** Answer `parent`, the last message. said: it is new, and goes back into the box when nothing comes. */
+async function answer(conversation, parent, said) {
+  const controller = new AbortController();
+  const model = $("model").value;
+  let node = null, came = false, failure = null;
+  try {
+    const { system, body } = chosen();
+    const messages = toMessages(conversation, parent.id, system);
+    node = addNode(conversation, parent.id, { role: "assistant", model });
+    conversation.model = model;
+    live.set(conversation.id, { node, controller });
+    await keep(conversation);
+    if (conversation === current) draw();
+    announce(`${model} is answering.`);
+    came = await stream(node, { model, messages, ...body }, controller.signal, drawer(conversation, node));
+  } catch (error) {
+    failure = error;
+  }
+  live.delete(conversation.id);
+  if (!came) {
+    if (node) removeLeaf(conversation, node);
+    if (said) takeBack(conversation, parent);
+  }
+  if (!conversations.includes(conversation)) { // deleted meanwhile, or nothing was ever said in it
+    if (came || Object.keys(conversation.nodes).length) return;
+  }
+  if (Object.keys(conversation.nodes).length) await keep(conversation);
+  else await forget(conversation);
+  if (conversation !== current) return drawList();
+  const follow = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 160;
+  const place = $("log").scrollTop;
+  draw();
+  if (!follow) $("log").scrollTop = place;
+  if (failure) showError(failure.message);
+  else if (came) announce(`The answer: ${node.content.slice(0, 2000)}`);
+  return undefined;
+}
+
+// Else every later message would be refused with it.
+function takeBack(conversation, parent) {
+  removeLeaf(conversation, parent);
+  if (conversation === current && !$("text").value) $("text").value = parent.content;
+  fit();
+}
+
+function say(text, parent = current.leaf) {
+  const conversation = current;
+  if (live.has(conversation.id)) return;
+  try {
+    const [call, ...more] = parent === current.leaf ? openCalls(conversation) : [];
+    const node = addNode(conversation, parent, call ? { role: "tool", content: text, call_id: call.id, name: call.function.name } : { role: "user", content: text });
+    if (more.length) keep(conversation).then(draw);
+    else answer(conversation, node, true);
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
+const actions = {
+  choose(node) {
+    choose(current, node);
+    keep(current);
+    draw();
+  },
+  again(node) {
+    if (live.has(current.id)) return toast("An answer is being written. Stop it first.");
+    current.leaf = node.parent;
+    answer(current, current.nodes[node.parent], false);
+    return undefined;
+  },
+  async branch(node) {
+    current = branchOff(current, node);
+    await keep(current);
+    draw();
+    toast("This is a new conversation with the messages so far.");
+  },
+  edit(node) {
+    if (live.has(current.id)) return toast("An answer is being written. Stop it first.");
+    const box = boxOf(node);
+    const area = make("textarea", { rows: 4, "aria-label": "Edit the message" });
+    area.value = node.content;
+    const send = () => area.value.trim() && say(area.value.trim(), node.parent);
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+      if (event.key === "Escape") { event.stopPropagation(); draw(); }
+    });
+    box.querySelector(".what").replaceChildren(area, make("div", { class: "editing" },
+      make("button", { type: "button", onclick: draw }, "Cancel"), make("button", { type: "button", class: "accent", onclick: send }, "Send")));
+    area.focus();
+    return undefined;
+  },
+};
+
+const drawList = sidebar({
+  all: () => conversations,
+  current: () => current,
+  open: show,
+  rename(conversation, title) {
+    Object.assign(conversation, { title, named: true });
+    store.save(conversation).catch((error) => toast(error.message));
+    draw();
+  },
+  remove: forget,
+  async removeAll() {
+    live.forEach(({ controller }) => controller.abort());
+    conversations = [];
+    await store.removeAll();
+    fresh();
+  },
+  async add(conversation) {
+    await keep(conversation);
+    show(conversation);
+  },
+});
+
+function show(conversation) {
+  current = conversation;
+  if (conversation.model && [...$("model").options].some((option) => option.value === conversation.model)) $("model").value = conversation.model;
+  closeOnPhone();
+  draw();
+}
+
+function fresh() {
+  current = newConversation($("model").value);
+  closeOnPhone();
+  draw();
+  $("text").focus();
+}
+
+function step(by) {
+  const next = conversations[Math.max(0, Math.min(conversations.length - 1, conversations.indexOf(current) + by))];
+  if (next) show(next);
+}
+
+const lastOf = (role) => path(current).filter((node) => node.role === role).pop();
+
+// ---- the message box ----
+
+function fit() {
+  const box = $("text");
+  box.style.height = "auto";
+  box.style.height = `${Math.min(box.scrollHeight + 2, window.innerHeight * 0.4)}px`;
 }
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("text").value.trim();
-  if (!text || running) return;
-  history.push({ role: "user", content: text });
-  addMessage("user").querySelector(".what").textContent = text;
+  if (!text || live.has(current.id)) return;
   $("text").value = "";
-  answer();
+  fit();
+  say(text);
 });
-
+$("text").addEventListener("input", fit);
 $("text").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     $("form").requestSubmit();
+  } else if (event.key === "ArrowUp" && !$("text").value && lastOf("user")) {
+    event.preventDefault();
+    actions.edit(lastOf("user"));
   }
 });
+$("stop-button").addEventListener("click", () => live.get(current.id)?.controller.abort());
+$("clear").addEventListener("click", fresh);
+$("model").addEventListener("change", () => localStorage.setItem("model", $("model").value));
+$("hints").append(...HINTS.map((hint) => make("li", {}, make("button", { type: "button", onclick: () => say(hint) }, hint))));
 
-$("stop-button").addEventListener("click", () => running && running.abort());
+const { closeOnPhone, openSidebar, closePanels } = panels();
+listen([
+  { keys: ["Enter"], says: "send" },
+  { keys: ["Shift", "Enter"], says: "new line" },
+  { keys: ["↑"], says: "in an empty message box: edit the last message" },
+  { keys: ["Esc"], says: "stop the answer, or close a panel", test: (event) => event.key === "Escape", run: () => (live.has(current.id) ? $("stop-button").click() : closePanels()) },
+  { keys: ["Ctrl", "Shift", "O"], says: "new chat", test: ctrlShift("o"), run: fresh },
+  { keys: ["Ctrl", "K"], says: "search conversations", test: ctrl("k"), run: () => { openSidebar(); $("search").focus(); } },
+  { keys: ["Alt", "↑"], says: "newer conversation", test: alt("ArrowUp"), run: () => step(-1) },
+  { keys: ["Alt", "↓"], says: "older conversation", test: alt("ArrowDown"), run: () => step(1) },
+  { keys: ["Alt", "R"], says: "answer again", test: alt("r"), run: () => lastOf("assistant") && actions.again(lastOf("assistant")) },
+  { keys: ["Alt", "C"], says: "copy the last answer", test: alt("c"), run: () => lastOf("assistant") && copyText(lastOf("assistant").content, "Answer") },
+  { keys: ["Alt", "←"], says: "version before of the last answer", test: alt("ArrowLeft"), run: () => turn(-1) },
+  { keys: ["Alt", "→"], says: "version after", test: alt("ArrowRight"), run: () => turn(1) },
+  { keys: ["Ctrl", ","], says: "settings", test: ctrl(","), run: () => openSettings("system") },
+  { keys: ["Ctrl", "M"], says: "message box", test: ctrl("m"), run: () => $("text").focus() },
+  { keys: ["Ctrl", "/"], says: "this list", test: ctrl("/"), run: () => $("help").showModal() },
+]);
 
-$("clear").addEventListener("click", () => {
-  if (running) running.abort();
-  history = [];
-  $("log").replaceChildren();
-});
-
-// ---- gauges -------------------------------------------------------------------------------------------------------
-
-function show(id, value) {
-  $(id).textContent = value;
+function turn(by) {
+  const last = lastOf("assistant");
+  if (!last) return;
+  const versions = siblings(current, last);
+  const next = versions[versions.indexOf(last) + by];
+  if (next) actions.choose(next);
 }
 
-async function readGauges() {
-  try {
-    const response = await fetch("/stats", { headers: headers() });
-    if (!response.ok) throw new Error(await errorText(response));
-    const stats = await response.json();
-    const model = $("model").value;
-    const mine = stats.replicas.map((replica) => replica.models[model]).filter(Boolean);
-    const sum = (name) => mine.reduce((total, gauges) => total + (gauges[name] || 0), 0);
-    const kv = mine.length ? Math.max(...mine.map((gauges) => gauges.kv_usage || 0)) : 0;
-    show("g-running", sum("running"));
-    show("g-waiting", sum("waiting"));
-    $("g-kv").value = kv;
-    show("g-kv-text", `${(100 * kv).toFixed(0)} %`);
-    show("g-preemptions", sum("preemptions"));
-    const asked = sum("prefix_queries");
-    show("g-hits", asked ? `${((100 * sum("prefix_hits")) / asked).toFixed(0)} %` : "–");
-    const tokens = sum("generation_tokens");
-    if (lastCount && stats.time > lastCount.time) {
-      show("g-rate", Math.max(0, (tokens - lastCount.tokens) / (stats.time - lastCount.time)).toFixed(0));
-    }
-    if (!lastCount || stats.time > lastCount.time) lastCount = { time: stats.time, tokens };
-    show("g-replicas", `${stats.replicas.filter((replica) => replica.ready).length} of ${stats.replicas.length}`);
-  } catch {
-    show("g-replicas", "no answer");
-  }
-}
-
-$("key").value = sessionStorage.getItem("key") || "";
-$("key").addEventListener("change", () => {
-  sessionStorage.setItem("key", $("key").value);
-  loadModels();
-});
-
-loadModels();
-readGauges();
-setInterval(() => document.hidden || readGauges(), 1000);
+drawSettings(loadModels);
+await loadModels();
+conversations = await store.load();
+if (!store.isKept()) toast("This browser keeps nothing for this page: conversations end with the tab.");
+const before = conversations.find((one) => one.id === sessionStorage.getItem("current"));
+if (before && !path(current).length) show(before);
+else draw();
+if (matchMedia("(hover: hover)").matches) $("text").focus();
+watch();

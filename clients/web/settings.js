@@ -1,0 +1,132 @@
+// The fields of a request that the page offers, kept in the browser. An empty field is not sent: the model's own default holds.
+
+import { apiKey, setApiKey } from "./api.js";
+import { $, make } from "./dom.js";
+
+const FIELDS = [
+  { id: "system", label: "System message", kind: "area", rows: 3 },
+  { group: "Sampling", open: true },
+  { id: "temperature", kind: "number", min: 0, max: 2, step: 0.1, start: "0.7", help: "0 always takes the likeliest token" },
+  { id: "max_tokens", label: "Longest answer, tokens", field: "max_completion_tokens", kind: "number", min: 1, step: 1, start: "1024" },
+  { id: "top_p", label: "Top p", kind: "number", min: 0.01, max: 1, step: 0.01, help: "the likeliest tokens that together have this probability" },
+  { id: "top_k", label: "Top k", kind: "number", min: 0, step: 1, help: "the so many likeliest tokens; 0 is all" },
+  { id: "min_p", label: "Min p", kind: "number", min: 0, max: 1, step: 0.01, help: "no token less likely than this part of the likeliest" },
+  { id: "seed", kind: "number", step: 1, hint: "random" },
+  { id: "stop", label: "Stop texts, one a line", kind: "area", rows: 2, read: lines },
+  { group: "Penalties and lengths" },
+  { id: "presence_penalty", label: "Presence penalty", kind: "number", min: -2, max: 2, step: 0.1 },
+  { id: "frequency_penalty", label: "Frequency penalty", kind: "number", min: -2, max: 2, step: 0.1 },
+  { id: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 100, step: 0.05 },
+  { id: "min_tokens", label: "Shortest answer, tokens", kind: "number", min: 0, step: 1 },
+  { id: "ignore_eos", label: "Go on past the end token", kind: "check" },
+  { group: "Form of the answer" },
+  { id: "thinking", label: "Thinking", kind: "choice", choices: { "": "As the model does", true: "On", false: "Off" }, read: thinking },
+  { id: "response_format", label: "JSON schema, or json_object", kind: "area", rows: 3, read: format },
+  { id: "tools", label: "Tools (JSON list)", kind: "area", rows: 3, read: json("Tools") },
+  { id: "logprobs", label: "Colour tokens by probability", kind: "check", read: () => ({ logprobs: true, top_logprobs: 5 }) },
+  { group: "More" },
+  { id: "more", label: "Further fields (JSON object)", kind: "area", rows: 3, hint: '{"logit_bias": {"42": -5}}', read: (text) => json("Further fields")(text, true) },
+];
+const REAL = FIELDS.filter((field) => field.id);
+
+function parsed(text, name) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${name} under Settings cannot be read as JSON: ${error.message}.`);
+  }
+}
+
+function json(name) {
+  return (text, spread = false) => {
+    const value = parsed(text, name);
+    if (!spread) return value;
+    if (value === null || typeof value !== "object" || Array.isArray(value)) throw new Error(`${name} under Settings must be a JSON object.`);
+    return value;
+  };
+}
+
+function lines(text) {
+  return text.split("\n").filter(Boolean);
+}
+
+function thinking(text) {
+  return { chat_template_kwargs: { enable_thinking: text === "true" } };
+}
+
+function format(text) {
+  if (text === "json_object") return { type: "json_object" };
+  return { type: "json_schema", json_schema: { name: "answer", schema: parsed(text, "The JSON schema") } };
+}
+
+/** Which readers return fields by their names, to be spread into the request. */
+const SPREAD = new Set(["thinking", "logprobs", "more"]);
+
+/** Write the form, with what was set before. `onkey` is called when the API key has changed. */
+export function drawSettings(onkey) {
+  const kept = JSON.parse(localStorage.getItem("settings") || "{}");
+  let box = $("fields");
+  for (const field of FIELDS) {
+    if (field.group) {
+      box = make("details", { open: field.open }, make("summary", {}, field.group));
+      $("fields").append(box);
+      continue;
+    }
+    const input = inputOf(field);
+    const value = kept[field.id] ?? field.start ?? "";
+    if (field.kind === "check") input.checked = value === "true";
+    else input.value = value;
+    input.addEventListener("input", keep);
+    const name = field.label || field.id[0].toUpperCase() + field.id.slice(1);
+    box.append(field.kind === "check" ? make("label", { class: "row" }, input, name) : make("label", {}, make("span", {}, name), input));
+    if (field.help) {
+      input.setAttribute("aria-describedby", `${field.id}-help`);
+      box.append(make("p", { class: "soft", id: `${field.id}-help` }, field.help));
+    }
+  }
+  const key = make("input", { id: "key", type: "password", autocomplete: "off", placeholder: "none", value: apiKey() });
+  key.addEventListener("change", () => {
+    setApiKey(key.value);
+    onkey();
+  });
+  $("fields").append(make("label", {}, make("span", {}, "API key (kept until this tab closes)"), key),
+    make("button", { type: "button", id: "reset", onclick: reset }, "Back to the defaults"));
+}
+
+function inputOf(field) {
+  const shared = { id: field.id, placeholder: field.hint ?? (field.kind === "number" ? "default" : undefined) };
+  if (field.kind === "area") return make("textarea", { ...shared, rows: field.rows, spellcheck: "false" });
+  if (field.kind === "check") return make("input", { ...shared, type: "checkbox" });
+  if (field.kind === "choice") {
+    return make("select", { id: field.id }, ...Object.entries(field.choices).map(([value, text]) => new Option(text, value)));
+  }
+  return make("input", { ...shared, type: "number", min: field.min, max: field.max, step: field.step });
+}
+
+const valueOf = (field) => (field.kind === "check" ? ($(field.id).checked ? "true" : "") : $(field.id).value.trim());
+
+function keep() {
+  localStorage.setItem("settings", JSON.stringify(Object.fromEntries(REAL.map((field) => [field.id, valueOf(field)]))));
+}
+
+function reset() {
+  for (const field of REAL) {
+    if (field.kind === "check") $(field.id).checked = false;
+    else $(field.id).value = field.start ?? "";
+  }
+  keep();
+}
+
+/** {system, body}: the fields that are set. Throws an Error with a sentence when one cannot be read. */
+export function chosen() {
+  keep();
+  const body = {};
+  for (const field of REAL) {
+    const text = valueOf(field);
+    if (text === "" || field.id === "system") continue;
+    const value = field.read ? field.read(text) : field.kind === "number" ? Number(text) : field.kind === "check" ? true : text;
+    if (SPREAD.has(field.id)) Object.assign(body, value);
+    else body[field.field || field.id] = value;
+  }
+  return { system: $("system").value.trim(), body };
+}
