@@ -306,5 +306,5 @@ if (!store.isKept()) toast("This browser keeps nothing for this page: conversati
 const before = conversations.find((one) => one.id === sessionStorage.getItem("current"));
 if (before && !path(current).length) show(before);
 else draw();
-if (matchMedia("(hover: hover)").matches) $("text").focus();
+if (matchMedia("(hover: hover)").matches && document.activeElement === document.body) $("text").focus();
 watch();
