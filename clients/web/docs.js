@@ -1,13 +1,10 @@
-"use strict";
+// A page for the OpenAPI description that needs nothing from elsewhere, and tries every operation.
 
-// A page for the OpenAPI description that needs nothing from elsewhere.
+import { apiKey, models, setApiKey } from "./api.js";
+import { $, make as element } from "./dom.js";
+import { tryOut } from "./try.js";
 
-function make(tag, text, ...children) {
-  const element = document.createElement(tag);
-  if (text) element.textContent = text;
-  element.append(...children);
-  return element;
-}
+const make = (tag, text, ...children) => element(tag, {}, ...(text ? [text] : []), ...children);
 
 function typeOf(schema, named) {
   if (!schema) return "";
@@ -35,8 +32,11 @@ function fields(schema, named) {
   return table;
 }
 
-function operation(method, path, spec, schemas) {
+function operation(method, path, spec, schemas, model) {
   const details = make("details", "", make("summary", "", make("code", `${method.toUpperCase()} ${path}`), ` ${spec.summary || ""}`));
+  details.addEventListener("toggle", () => {
+    if (details.open && !details.querySelector("form")) details.firstChild.after(tryOut(method, path, spec, model, apiKey));
+  });
   const body = spec.requestBody && spec.requestBody.content["application/json"].schema;
   const queue = new Set();
   if (body) typeOf(body, queue);
@@ -51,10 +51,13 @@ function operation(method, path, spec, schemas) {
   return details;
 }
 
-fetch("/openapi.json").then((response) => response.json()).then((spec) => {
-  for (const [path, methods] of Object.entries(spec.paths)) {
-    for (const [method, one] of Object.entries(methods)) {
-      document.getElementById("paths").append(operation(method, path, one, spec.components.schemas));
-    }
+$("key").value = apiKey();
+$("key").addEventListener("change", () => setApiKey($("key").value));
+
+const spec = await (await fetch("/openapi.json")).json();
+const [first] = await models().catch(() => []); // without a key the examples say MODEL
+for (const [path, methods] of Object.entries(spec.paths)) {
+  for (const [method, one] of Object.entries(methods)) {
+    $("paths").append(operation(method, path, one, spec.components.schemas, first?.id || "MODEL"));
   }
-});
+}

@@ -140,6 +140,19 @@ def test_the_api_page_lists_every_operation(page: Page, shim: Shim) -> None:
     expect(page.locator("details[open]")).to_contain_text("max_completion_tokens")
 
 
+def test_the_api_page_tries_a_call(page: Page, shim: Shim) -> None:
+    page.goto(f"{shim.url}/docs")
+    page.click("text=POST /v1/chat/completions")
+    page.get_by_role("button", name="Try it").click()
+    answer = page.get_by_label("Answer")
+    expect(answer).to_contain_text("data: [DONE]")
+    expect(page.locator(".try [role=status]")).to_contain_text("200 OK")
+    page.click("text=GET /v1/models/{model}")
+    expect(page.locator(".try")).to_have_count(2)
+    page.get_by_role("button", name="Try it").last.click()
+    expect(answer.last).to_contain_text('"object": "model"')
+
+
 @pytest.fixture
 def browser_page(browser: object) -> object:
     """A page whose console may show a failed request."""
