@@ -25,11 +25,13 @@ from engine.beam.search import BeamSearch
 from engine.cache.manager import GroupUse, KVManager
 from engine.config import EngineConfig
 from engine.core import stopping
+from engine.core.depth import Depth
 from engine.core.loop import EngineLoop
 from engine.core.plan import Runner, RunnerInfo
 from engine.core.policy import pace
 from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
+from engine.parallel.group import Group
 from engine.runner import compile_process
 from engine.speculation.drafters import maker
 from engine.types import (
@@ -57,7 +59,8 @@ class EngineStats:
 
     late_compiles: kernels that were compiled after the engine was ready; more than none is a fault.
     step_counts, step_tokens: steps and their tokens, by bucket of a step's tokens (STEP_TOKENS_BUCKETS, and beyond).
-    drafts: lines with drafts that were committed; draft_tokens: their drafts; accepted_tokens: of these, what stood.
+    drafts: lines with drafts that were committed; draft_tokens: their drafts; accepted_tokens: of these, what stood;
+    accepted_at: the same by the draft's place in its line.
     groups: blocks of each paged KV group. state_slots: slots of recurrent state; `cached` are checkpoints.
     cache_dtype: "fp8" where the pool holds 8-bit floats, else "auto".
     """
@@ -77,6 +80,7 @@ class EngineStats:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()
     cache_dtype: str = "auto"
 
 
@@ -122,6 +126,10 @@ class _Collector:
             self.done.set()
 
 
+def _nobody() -> None:
+    """A runner without other processes loses none."""
+
+
 class Engine:
     """One model's engine, with its loop on a thread. Methods are safe to call from any thread.
 
@@ -139,9 +147,11 @@ class Engine:
         drafter: Callable[[], Drafter] | None = None,
         draft_tokens: int = 0,
         grammars: Grammars | None = None,
+        lost: Callable[[], BaseException | None] = _nobody,
     ) -> None:
         """drafter makes what proposes up to `draft_tokens` tokens a step for one request; None takes the config's.
-        grammars makes what holds answers to their constraints; without it a request that has one is refused."""
+        grammars makes what holds answers to their constraints; without it a request that has one is refused. lost says
+        what of the runner's other processes cannot go on."""
         if drafter is None:
             drafter, draft_tokens = maker(config.speculation), config.speculation.most
         self.info: RunnerInfo = runner.info
@@ -154,6 +164,7 @@ class Engine:
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,
+            depth=Depth(draft_tokens) if config.speculation.tokens == "auto" else None,
             clock=clock,
         )
         self._loop = EngineLoop(
@@ -168,6 +179,7 @@ class Engine:
             masks=None if grammars is None else grammars.masks,
         )
         self._grammars = grammars
+        self._lost = lost
         self._clock = clock
         self._drafter = drafter
         self._max_waiting = config.scheduler.max_waiting
@@ -194,14 +206,20 @@ class Engine:
         progress is called with (what is being done, how much is done, how much there is).
         """
         # Before torch is imported here: the helper process imports it meanwhile.
+        runner: Runner
+        lost: Callable[[], BaseException | None] = _nobody
         with compile_process.helper(config.runtime) as elsewhere:
-            from engine.runner.build import build_runner
+            if config.parallel.tensor > 1:
+                group = Group(config)
+                runner, lost = group.lead(progress, elsewhere), lambda: group.failure
+            else:
+                from engine.runner.build import build_runner
 
-            runner = build_runner(config, progress, elsewhere)
+                runner = build_runner(config, progress, elsewhere)
         from engine.structured.grammars import Grammars
 
         grammars = Grammars(config.tokenizer or config.model, runner.info.vocab_size, runner.info.eos_ids)
-        return cls(runner, config, on_failure=on_failure, grammars=grammars)
+        return cls(runner, config, on_failure=on_failure, grammars=grammars, lost=lost)
 
     def start(self) -> Engine:
         if self._thread is not None:
@@ -213,7 +231,7 @@ class Engine:
     @property
     def failure(self) -> BaseException | None:
         """What the runner died of, or None while the engine is well."""
-        return self._loop.failure
+        return self._lost() or self._loop.failure
 
     def submit(self, input: RequestInput, sink: Sink) -> None:
         """Queue a request; its events go to `sink`. Raises RequestError when it is refused: then no event comes."""
@@ -252,7 +270,7 @@ class Engine:
     def _request(self, input: RequestInput, sink: Sink, arrival: int, deadline: float | None) -> Request:
         params = input.params
         gated = params.structured_outputs is not None
-        draftless = self._drafter is None or params.edits or gated
+        draftless = self._drafter is None or gated
         request = Request(
             input,
             sink,
@@ -305,8 +323,8 @@ class Engine:
                 raise
 
     def _refusal(self) -> str:
-        if self._loop.failure is not None:
-            return f"the engine has failed and takes no new requests: {self._loop.failure}"
+        if self.failure is not None:
+            return f"the engine has failed and takes no new requests: {self.failure}"
         return "the engine is shutting down and takes no new requests"
 
     def _validate(self, input: RequestInput) -> None:
@@ -375,6 +393,7 @@ class Engine:
             drafts=self._loop.committer.num_drafts,
             draft_tokens=self._loop.committer.num_draft_tokens,
             accepted_tokens=self._loop.committer.num_accepted_tokens,
+            accepted_at=tuple(self._loop.committer.accepted_at),
         )
 
     def generate(self, inputs: list[RequestInput]) -> list[Generation]:

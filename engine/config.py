@@ -10,6 +10,8 @@ from msgspec import Meta
 Positive = Annotated[int, Meta(ge=1)]
 # Tokens drafted for a request in a step.
 MOST_DRAFTS = 16
+# The same where their number is chosen from step to step.
+AUTO_DRAFTS = 8
 # What speculation.method may be.
 METHODS = ("none", "ngram", "suffix", "draft")
 
@@ -135,11 +137,12 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     method: "ngram" proposes what followed the last tokens before, in the prompt and what the request gave; "suffix"
     that, or what followed most often in what all requests gave; "draft" what a smaller model draws; "none".
     model: the checkpoint folder of that model.
-    tokens: most tokens proposed for a request in a step; None takes 4.
+    tokens: most tokens proposed for a request in a step; None takes 4. "auto" takes up to 8, as many as pay by what
+    steps took and what the request's drafts came to.
     """
 
     method: str = "none"
-    tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFTS)] | None = None
+    tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFTS)] | Literal["auto"] | None = None
     model: str | None = None
 
     def __post_init__(self) -> None:
@@ -163,7 +166,20 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def most(self) -> int:
         """Tokens proposed in a step at most; 0 when none are."""
-        return 0 if self.method == "none" else self.tokens or 4
+        if self.method == "none":
+            return 0
+        return AUTO_DRAFTS if self.tokens == "auto" else self.tokens or 4
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many devices share one model.
+
+    tensor: ranks, each a process with a GPU of its own (or without one), that hold a part of every layer.
+    hang_timeout_s: a rank that says nothing for so long, or is so long behind in a step, ends the group.
+    """
+
+    tensor: Annotated[int, Meta(ge=1, le=64)] = 1
+    hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 60.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,3 +199,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     runtime: RuntimeConfig = RuntimeConfig()
     weights: WeightsConfig = WeightsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    parallel: ParallelConfig = ParallelConfig()

@@ -14,6 +14,7 @@ RUN_DIR = "NEREID_RUN_DIR"
 CACHE_DIR = "NEREID_CACHE_DIR"
 PROGRESS = "NEREID_PROGRESS"
 THREADS = "OMP_NUM_THREADS"
+GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -56,6 +57,12 @@ def temporary_folder(variables: Mapping[str, str] | None = None) -> Path:
 def inherited(**changes: str) -> dict[str, str]:
     """The environment for a child process, with `changes`."""
     return {**os.environ, **changes}
+
+
+def one_gpu(rank: int) -> dict[str, str]:
+    """The variable by which a child process sees one GPU alone: the `rank`-th of those that this process sees."""
+    seen = [name for name in os.environ.get(GPUS, "").split(",") if name]
+    return {GPUS: seen[rank] if rank < len(seen) else "" if seen else str(rank)}
 
 
 def path_list(name: str) -> list[str]:

@@ -190,7 +190,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def edits(self) -> bool:
-        """Whether logits are edited by what the host knows of the row, its length above all."""
+        """Whether logits are edited by lists of tokens, which the host puts together."""
         return bool(self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens)
 
 

@@ -32,7 +32,8 @@ CONTRACTS = {
 # What a part may import besides itself and the contracts; "engine" and "clients" mean all of it.
 MAY_IMPORT = {
     "kernels": set(),
-    "engine.layers": {"kernels", "engine.quant"},
+    "engine.layers": {"kernels", "engine.quant", "engine.parallel"},
+    "engine.parallel": {"kernels", "engine.weights", "engine.runner"},  # the runner in a rank's start alone
     "engine.weights": set(),
     "engine.quant": {"kernels", "engine.weights"},
     "engine.models": {"engine.layers", "engine.quant", "engine.weights"},
@@ -43,6 +44,7 @@ MAY_IMPORT = {
     "engine.text": set(),
     "engine.runner": {
         "kernels",
+        "engine.parallel",
         "engine.layers",
         "engine.models",
         "engine.quant",
@@ -57,11 +59,12 @@ MAY_IMPORT = {
         "engine.core",
         "engine.cache",
         "engine.runner",
+        "engine.parallel",
         "engine.models",
         "engine.speculation",
         "engine.structured",
     },
-    "engine.serving": {"engine.api", "engine.text", "engine.models"},
+    "engine.serving": {"engine.api", "engine.text", "engine.models", "engine.parallel"},
     "engine.demo": {"engine.text"},
     "clients": {"engine.types", "engine.text", "engine.serving", "engine.config"},
 }
@@ -78,6 +81,10 @@ TORCH_SIDE = (
     "engine/quant/weight",
     "engine/sampling/",
     "engine/runner/",
+    "engine/parallel/communicator",
+    "engine/parallel/vocabulary",
+    "engine/parallel/slices",
+    "engine/parallel/start",
     "engine/cache/tensors",
     "engine/demo/train",
 )

@@ -45,16 +45,20 @@ class Cadence:
         self._under_way.append((kind, began))
         self._launch_s = self._clock() - began
 
-    def ended(self, seen: bool) -> None:
+    def ended(self, seen: bool) -> float | None:
         """The first of the steps under way has ended: just now if that was `seen`, else some time ago. Then its
-        earliest end counts, for a launch that comes too soon costs only room for those who arrive behind it."""
+        earliest end counts, for a launch that comes too soon costs only room for those who arrive behind it.
+
+        Returns how many seconds it took, where that is known."""
         kind, launch = self._under_way.popleft()
         began, exact = max(launch, self._free_at), self._exact or launch > self._free_at
         now = self._clock()
-        if seen and exact:
-            self._took.setdefault(kind, deque(maxlen=LAST)).append(now - began)
+        took = now - began if seen and exact else None
+        if took is not None:
+            self._took.setdefault(kind, deque(maxlen=LAST)).append(took)
         self._free_at = now if seen else min(now, began + self._least(kind))
         self._exact = seen
+        return took
 
     def left(self) -> float:
         """Seconds until the launch behind the one step under way should begin; 0 or less when it should at once, as it

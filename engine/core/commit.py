@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.cache.manager import KVManager
+from engine.config import MOST_DRAFTS
 from engine.core import stopping
 from engine.core.plan import Draft, Pending, StepPlan, StepResult
 from engine.core.request import Request, Status
@@ -37,6 +38,7 @@ class Committer:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.accepted_at = [0] * MOST_DRAFTS  # of the drafts at each place of a line, how many stood
         self._scheduler = scheduler
         self._kv = kv
         self._emit = emit
@@ -102,6 +104,9 @@ class Committer:
         self.num_drafts += 1
         self.num_draft_tokens += draft.count
         self.num_accepted_tokens += len(run) - 1
+        for place in range(len(run) - 1):
+            self.accepted_at[place] += 1
+        request.acceptance.drafted(draft.count, len(run) - 1)
         if request.status is Status.RUNNING:
             request.num_computed -= 1 + draft.count - len(run)
         ended, count = None, 0

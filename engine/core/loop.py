@@ -189,7 +189,9 @@ class EngineLoop:
         if done is not None:
             awaited = not done.pending.done
             result = done.pending.wait()
-            self._cadence.ended(seen=awaited)
+            took = self._cadence.ended(seen=awaited)
+            if took is not None:
+                self.scheduler.took(done.plan, took)
             self.committer.commit(done, result)
         if inflight is not None and inflight.plan.masked:
             self._draw(inflight)
@@ -217,6 +219,8 @@ class EngineLoop:
         began = self._clock()
         pending = self._runner.launch(plan)
         self._cadence.launched(plan, began)
+        if pending.done:
+            self.scheduler.took(plan, self._clock() - began)  # by a device that is the host
         return InFlight(plan, requests, pending)
 
     def _draw(self, step: InFlight) -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from engine.cache.table import KVTable
+from engine.core.depth import Acceptance
 from engine.types import RequestInput, TokenEvent, TokenLogprobs
 
 
@@ -73,6 +74,7 @@ class Request:
     num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row's line holds
     num_drafted    of these, drafts that may turn out not to stand: the row's line holds that many less at least
     drafter        proposes tokens for it; None when each of its steps gives one
+    acceptance     what its drafts came to
     matcher        says what its answer may be; None when that is free, or not known yet
     gated          it waits for its matcher
     num_cached     prompt tokens that the first admission took from the prefix cache
@@ -86,6 +88,7 @@ class Request:
     """
 
     __slots__ = (
+        "acceptance",
         "arrival",
         "awaits",
         "cumulative_logprob",
@@ -149,6 +152,7 @@ class Request:
         self.num_inflight = 0
         self.num_drafted = 0
         self.drafter = drafter
+        self.acceptance = Acceptance()
         self.matcher: Matcher | None = None
         self.gated = False
         self.num_cached = 0

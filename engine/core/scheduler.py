@@ -25,6 +25,7 @@ from itertools import chain
 
 from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
+from engine.core.depth import Depth
 from engine.core.plan import NO_SHAPES, STEP_TOKENS_BUCKETS, Draft, MixedShapes, RowStart, StepPlan
 from engine.core.policy import Pace, WaitingQueue, rank
 from engine.core.request import Request, Status
@@ -58,9 +59,11 @@ class Scheduler:
         checkpoint_interval: int = 256,
         shapes: MixedShapes = NO_SHAPES,
         draft_tokens: int = 0,
+        depth: Depth | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """draft_tokens: most tokens drafted in a step for a request that has a drafter."""
+        """draft_tokens: most tokens drafted in a step for a request that has a drafter; depth says how many of them,
+        all when None."""
         self.stats = SchedulerStats()
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by rank
@@ -73,6 +76,7 @@ class Scheduler:
         self.pace = pace
         self._interval = checkpoint_interval
         self._draft_tokens = draft_tokens
+        self._depth = depth
         self._max_rows = config.max_rows
         self._free_rows = list(range(config.max_rows))
         self._step = 0
@@ -147,6 +151,11 @@ class Scheduler:
         self.stats.step_counts[bucket] += 1
         self.stats.step_tokens[bucket] += tokens
         return plan, self._requests + self._more_requests
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long on the device."""
+        if self._depth is not None:
+            self._depth.took(plan, seconds)
 
     def _paced(self, rows: int, behind: list[Request]) -> int | None:
         """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as makes a crowd."""
@@ -246,9 +255,12 @@ class Scheduler:
             return  # padded steps hold drafts or prompts
         kv, drafted = self._kv, set()
         spare = self._budget - len(self._rows) - sum(self._more_count)
-        for place, request in self._drafting:
+        counts = [self._draft_tokens] * len(self._drafting)
+        if self._depth is not None:
+            counts = self._depth.counts(len(self._rows), [request.acceptance for _, request in self._drafting])
+        for (place, request), most in zip(self._drafting, counts, strict=True):
             known, unsure, held = request.num_computed, request.num_drafted, request.num_inflight - 1
-            count = min(self._draft_tokens, spare, request.limit - 1 - known)
+            count = min(most, spare, request.limit - 1 - known)
             if kv.keeps_state:
                 # Up to where the next copy of the state is due.
                 count = min(count, -known % self._interval)

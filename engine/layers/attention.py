@@ -26,7 +26,7 @@ class Attention(nn.Module):
         # The gate stands behind q, k and v.
         self._sizes = ((config.num_heads + 2 * config.num_kv_heads) * d, config.num_heads * d if config.gated else 0)
         self.qkv = Linear(hidden, sum(self._sizes), build, config.bias)
-        self.out = Linear(config.num_heads * d, hidden, build, config.output_bias)
+        self.out = Linear(config.num_heads * d, hidden, build, config.output_bias, partial=True)
         self.q_norm = build.empty(d) if config.qk_norm else None
         self.k_norm = build.empty(d) if config.qk_norm else None
         self._rope = build.rope(config.rope, d)

@@ -8,6 +8,8 @@ import torch
 
 from engine.layers.rope import rope_table
 from engine.models.config import ModelConfig, RopeConfig
+from engine.parallel.communicator import ALONE, Communicator
+from engine.parallel.vocabulary import Vocabulary
 from engine.quant.weight import Weight
 from kernels import Ops
 from kernels.cache_scales import UNSCALED, CacheScales
@@ -20,6 +22,7 @@ class Build:
     router_dtype is that of the routers of experts; None: float32. deterministic asks every op for batch-invariant
     arithmetic. fused_attention lets attention rotate and write the keys of decode lines itself.
     cache_scales are those of each layer where caches hold 8-bit floats, else none; layer is the one that is built.
+    communicator adds up what ranks make of their parts of a product.
     """
 
     ops: Ops
@@ -32,7 +35,13 @@ class Build:
     router_dtype: torch.dtype | None = None
     cache_scales: tuple[CacheScales, ...] = ()
     layer: int = 0
+    communicator: Communicator = ALONE
     _tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The rows of embedding and head that are here."""
+        return Vocabulary(self.config.vocab_size, self.communicator)
 
     @property
     def dtype_bytes(self) -> int:

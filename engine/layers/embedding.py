@@ -13,11 +13,16 @@ class Embedding(nn.Module):
 
     def __init__(self, build: Build) -> None:
         super().__init__()
-        self.weight = build.weight(build.config.vocab_size, build.config.hidden)
+        self._vocabulary = build.vocabulary
+        self._alone = build.communicator.size == 1
+        self.weight = build.weight(self._vocabulary.count, build.config.hidden)
         self._dtype = build.dtype
         self._scale = build.config.embedding_scale
         self._op = build.ops.embedding
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [T] int32 → [T, hidden]."""
-        return self._op(ids, self.weight.value, self._dtype, self._scale)
+        if self._alone:
+            return self._op(ids, self.weight.value, self._dtype, self._scale)
+        local, here = self._vocabulary.own(ids)
+        return self._vocabulary.sum(self._op(local, self.weight.value, self._dtype, self._scale), here)

@@ -7,14 +7,27 @@ from torch import nn
 
 from engine.layers.build import Build
 from engine.layers.norm import RmsNorm, taken_in
+from engine.parallel.communicator import ALONE
 from kernels.borders import NORMED_ROWS
 
 
 class Linear(nn.Module):
-    """y = residual + act(norm(x) @ weightᵀ + bias), each part only when it is there."""
+    """y = residual + act(norm(x) @ weightᵀ + bias), each part only when it is there.
 
-    def __init__(self, size: int, out: int, build: Build, bias: bool = False, activation: str | None = None) -> None:
+    partial: the inputs are one rank's of all, and y is the sum over ranks, with residual and bias in it once.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        out: int,
+        build: Build,
+        bias: bool = False,
+        activation: str | None = None,
+        partial: bool = False,
+    ) -> None:
         super().__init__()
+        self._communicator = build.communicator if partial else ALONE
         self.weight = build.weight(out, size)
         self.bias = build.empty(out) if bias else None
         self._activation = activation
@@ -26,22 +39,25 @@ class Linear(nn.Module):
         self, x: torch.Tensor, norm: RmsNorm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [T, size], residual [T, out] → [T, out], or [T, out / 2] behind a gated activation."""
-        return self._op(
+        once = self._communicator.once
+        y = self._op(
             x,
             self.weight.value,
-            self.bias,
-            residual=residual,
+            once(self.bias),
+            residual=once(residual),
             activation=self._activation,
             deterministic=self._deterministic,
             **taken_in(norm),
         )
+        return self._communicator.sum(y)
 
     def then(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """y = forward(x, residual=residual), and `norm` of y: None without one, without a residual, and for rows so few
         that whatever reads it does better to take it in; deterministic, that does so for any number of rows, for the
-        same bits."""
-        if norm is None or residual is None or self._deterministic or len(x) <= NORMED_ROWS:
+        same bits. Of a partial product there is no norm before the sum."""
+        alone = self._communicator.size == 1
+        if norm is None or residual is None or self._deterministic or not alone or len(x) <= NORMED_ROWS:
             return self(x, residual=residual), None
         return self._with_norm(x, self.weight.value, residual, **taken_in(norm), bias=self.bias)

@@ -12,9 +12,10 @@ from engine.models.config import MlpConfig
 
 
 class Mlp(nn.Module):
-    """residual + down(act(gate(norm(x))) * up(norm(x))), gate and up as one matrix."""
+    """residual + down(act(gate(norm(x))) * up(norm(x))), gate and up as one matrix. summed False leaves the sum over
+    ranks to the caller."""
 
-    def __init__(self, config: MlpConfig, build: Build) -> None:
+    def __init__(self, config: MlpConfig, build: Build, summed: bool = True) -> None:
         super().__init__()
         hidden, inner = build.config.hidden, config.intermediate
         self._config = config
@@ -22,7 +23,7 @@ class Mlp(nn.Module):
         fused = config.activation if config.limit is None else None
         self.gate_up = Linear(hidden, 2 * inner, build, config.bias, activation=fused)
         self._gated_activation = build.ops.gated_activation
-        self.down = Linear(inner, hidden, build, config.bias)
+        self.down = Linear(inner, hidden, build, config.bias, partial=summed)
 
     def forward(
         self, x: torch.Tensor, norm: RmsNorm | None, token_ids: torch.Tensor, residual: torch.Tensor | None

@@ -27,7 +27,9 @@ class Moe(nn.Module):
         self.gate_up = build.weight(count + config.num_behind, 2 * inner, hidden)
         self.down = build.weight(count + config.num_behind, hidden, inner)
         beside = config.num_shared - config.num_behind
-        self.shared = Mlp(MlpConfig(beside * inner, config.activation, limit=config.limit), build) if beside else None
+        apart = MlpConfig(beside * inner, config.activation, limit=config.limit)
+        self.shared = Mlp(apart, build, summed=False) if beside else None
+        self._communicator = build.communicator
         self._deterministic = build.deterministic
         self._ops = build.ops
 
@@ -65,11 +67,13 @@ class Moe(nn.Module):
             self.down.value,
             routing,
             token_ids,
-            residual=residual,
+            residual=self._communicator.once(residual),
             activation=config.activation,
             limit=config.limit,
             deterministic=self._deterministic,
             **taken_in(norm),
         )
         # In this order, for the sum may stand in its residual's place, and x may be the residual of the routed ones.
-        return y if self.shared is None else self.shared(x, norm, token_ids, residual=y)
+        if self.shared is not None:
+            y = self.shared(x, norm, token_ids, residual=y)
+        return self._communicator.sum(y)

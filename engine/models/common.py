@@ -22,7 +22,7 @@ from engine.models.config import (
 )
 from engine.models.reader import LARGEST_POSITION, ConfigError, Reader
 from engine.quant.config import KEYS
-from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, Stack, StackConcat, concat
+from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, Split, Stack, StackConcat, concat
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -31,6 +31,10 @@ MOST_PARTS = 1 << 12
 DTYPES = ("float32", "bfloat16", "float16")
 
 DType = Literal["float32", "bfloat16", "float16"]
+
+# How ranks share gate and up, down, and what speaks tokens.
+INNER_OUT, INNER_IN = Split("outputs", "inner"), Split("inputs", "inner")
+BY_TOKEN = (Split("outputs", "vocabulary"),)
 
 
 def rope(reader: Reader, head_dim: int, *, partial: bool = False, interleaved: bool = False) -> RopeConfig:
@@ -272,12 +276,15 @@ def attention_rules(config: AttentionConfig, name: str = "model.layers.{layer}.s
     at = "layers.{layer}.mixer"
     projections = tuple(f"{name}.{part}_proj" for part in "qkv")
     heads = concat(*(count * config.head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)))
+    queries, keys = (Split("outputs", part, config.head_dim) for part in ("heads", "groups"))
+    three = (queries, keys, keys)
+    out = (Split("inputs", "heads", config.head_dim),)
     rules = [
-        Rule(f"{at}.qkv.weight", tuple(f"{p}.weight" for p in projections), heads),
-        Rule(f"{at}.out.weight", (f"{name}.o_proj.weight",)),
+        Rule(f"{at}.qkv.weight", tuple(f"{p}.weight" for p in projections), heads, splits=three),
+        Rule(f"{at}.out.weight", (f"{name}.o_proj.weight",), splits=out),
     ]
     if config.bias:
-        rules.append(Rule(f"{at}.qkv.bias", tuple(f"{p}.bias" for p in projections), heads))
+        rules.append(Rule(f"{at}.qkv.bias", tuple(f"{p}.bias" for p in projections), heads, splits=three))
     if config.output_bias:
         rules.append(Rule(f"{at}.out.bias", (f"{name}.o_proj.bias",)))
     if config.qk_norm:
@@ -290,9 +297,12 @@ def mlp_rules(config: MlpConfig, name: str = "model.layers.{layer}.mlp") -> list
     at = "layers.{layer}.ffn"
     kinds, both = ("weight", "bias") if config.bias else ("weight",), concat(config.intermediate, config.intermediate)
     rules = [
-        Rule(f"{at}.gate_up.{kind}", (f"{name}.gate_proj.{kind}", f"{name}.up_proj.{kind}"), both) for kind in kinds
+        Rule(f"{at}.gate_up.{kind}", (f"{name}.gate_proj.{kind}", f"{name}.up_proj.{kind}"), both, splits=(INNER_OUT,))
+        for kind in kinds
     ]
-    return rules + [Rule(f"{at}.down.{kind}", (f"{name}.down_proj.{kind}",)) for kind in kinds]
+    # Ranks share the products, and not the bias behind them.
+    downs = {"weight": (INNER_IN,), "bias": ()}
+    return rules + [Rule(f"{at}.down.{k}", (f"{name}.down_proj.{k}",), splits=downs[k]) for k in kinds]
 
 
 def norm_rules(sandwich: bool = False, name: str = "model.layers.{layer}") -> list[Rule]:
@@ -328,16 +338,20 @@ def expert_rules(
     pairs = tuple(f"{expert}.{part}.weight" for expert in experts + behind for part in (gate, up))
     downs = tuple(f"{expert}.{down}.weight" for expert in experts + behind)
     at = "layers.{layer}.ffn"
+    # Shared experts are one matrix, of which a rank takes a run as wide as its shares of all of them.
+    own = [config.num_experts * 2 * (INNER_OUT,), config.num_experts * (INNER_IN,)]
+    last = [2 * (replace(INNER_OUT, width=config.num_shared),), (replace(INNER_IN, width=config.num_shared),)]
+    ups_split, downs_split = (a + b if behind else a for a, b in zip(own, last, strict=True))
     rules = [
-        Rule(f"{at}.gate_up", pairs, SharedBehindConcat() if behind else StackConcat()),
-        Rule(f"{at}.down", downs, SharedBehind() if behind else Stack()),
+        Rule(f"{at}.gate_up", pairs, SharedBehindConcat() if behind else StackConcat(), splits=ups_split),
+        Rule(f"{at}.down", downs, SharedBehind() if behind else Stack(), splits=downs_split),
     ]
     if config.num_shared and config.apart:
         inner = config.num_shared * config.intermediate
         both = (f"{name}.shared_experts.{gate}.weight", f"{name}.shared_experts.{up}.weight")
         rules += [
-            Rule(f"{at}.shared.gate_up.weight", both, concat(inner, inner)),
-            Rule(f"{at}.shared.down.weight", (f"{name}.shared_experts.{down}.weight",)),
+            Rule(f"{at}.shared.gate_up.weight", both, concat(inner, inner), splits=last[0]),
+            Rule(f"{at}.shared.down.weight", (f"{name}.shared_experts.{down}.weight",), splits=last[1]),
         ]
     return rules
 
@@ -354,10 +368,10 @@ def with_shared_apart(config: ModelConfig) -> ModelConfig:
 def outer_rules(config: ModelConfig) -> list[Rule]:
     """Embedding, final norm and, when it is not the embedding again, the head."""
     rules = [
-        Rule("embed.weight", (f"{config.prefix}.embed_tokens.weight",)),
+        Rule("embed.weight", (f"{config.prefix}.embed_tokens.weight",), splits=BY_TOKEN),
         Rule("norm.weight", (f"{config.prefix}.norm.weight",)),
     ]
-    return rules if config.tied else [*rules, Rule("head.weight", ("lm_head.weight",))]
+    return rules if config.tied else [*rules, Rule("head.weight", ("lm_head.weight",), splits=BY_TOKEN)]
 
 
 def decoder_rules(

@@ -118,7 +118,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(kind(layer, build.at(i)) for i, layer in enumerate(config.layers))
         self.hyper_head = None if config.hyper is None else HyperHead(config.hyper, build)
         self.norm = RmsNorm(config.hidden, build)
-        self.head = Linear(config.hidden, config.vocab_size, build)
+        self._vocabulary = build.vocabulary
+        self.head = Linear(config.hidden, self._vocabulary.count, build)
         self.tie()
 
     def tie(self) -> None:
@@ -201,6 +202,6 @@ class Decoder(nn.Module):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Rows of the residual stream [N, hidden] → [N, vocab_size]."""
-        y = self.head(x, norm=self.norm)
+        y = self._vocabulary.whole(self.head(x, norm=self.norm))
         cap = self.config.logit_softcap
         return y if cap is None else cap * torch.tanh(y / cap)

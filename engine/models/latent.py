@@ -7,7 +7,7 @@ import math
 from engine.models import common
 from engine.models.config import LatentAttentionConfig, LayerConfig, ModelConfig, MoeConfig
 from engine.models.reader import Reader
-from engine.weights.rules import Flat, Rule, concat
+from engine.weights.rules import Flat, Rule, Split, concat
 
 
 def attention(reader: Reader, interleaved: bool) -> LatentAttentionConfig:
@@ -56,15 +56,21 @@ def attention_rules(config: LatentAttentionConfig, name: str) -> list[Rule]:
     kinds = ("weight", "bias") if config.bias else ("weight",)
     queries = config.q_rank or config.num_heads * (config.nope_dim + config.rope_dim)
     both = concat(queries, config.kv_rank + config.rope_dim)
-    made = [Rule(f"{at}.down.{k}", (f"{name}.{first}.{k}", f"{name}.kv_a_proj_with_mqa.{k}"), both) for k in kinds]
-    made += [Rule(f"{at}.out.{k}", (f"{name}.o_proj.{k}",)) for k in kinds]
+    heads = (Split("outputs", "heads", config.nope_dim + config.rope_dim),)
+    values = {"weight": (Split("inputs", "heads", config.value_dim),), "bias": ()}
+    keys = (Split("outputs", "heads", config.nope_dim + config.value_dim),)
+    # Latents are whole on every rank; queries that have none are shared out.
+    own = (*heads, None) if config.q_rank is None else ()
+    downs = tuple((f"{name}.{first}.{k}", f"{name}.kv_a_proj_with_mqa.{k}") for k in kinds)
+    made = [Rule(f"{at}.down.{k}", pair, both, splits=own) for k, pair in zip(kinds, downs, strict=True)]
+    made += [Rule(f"{at}.out.{k}", (f"{name}.o_proj.{k}",), splits=values[k]) for k in kinds]
     made += [
         Rule(f"{at}.kv_norm", (f"{name}.kv_a_layernorm.weight",)),
-        Rule(f"{at}.kv_up", (f"{name}.kv_b_proj.weight",), Flat()),
+        Rule(f"{at}.kv_up", (f"{name}.kv_b_proj.weight",), Flat(), splits=keys),
     ]
     if config.q_rank is not None:
         made += [
             Rule(f"{at}.q_norm.weight", (f"{name}.q_a_layernorm.weight",)),
-            Rule(f"{at}.q_up.weight", (f"{name}.q_b_proj.weight",)),
+            Rule(f"{at}.q_up.weight", (f"{name}.q_b_proj.weight",), splits=heads),
         ]
     return made

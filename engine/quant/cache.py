@@ -12,6 +12,9 @@ log = logging.getLogger(__name__)
 
 # What compressed-tensors says of a scheme beside what is required: how scales were found, dtypes they were stored from.
 SILENT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype", "group_size", "block_structure", "actorder")
+# What AutoFP8, and others beside quant_method "fp8", say of a checkpoint that has scales: vLLM leaves its cache
+# unquantized unless it is asked.
+CALIBRATED = "static"
 WAY_OUT = "set cache.dtype to 16bit to serve it with an unquantized cache"
 
 
@@ -26,6 +29,8 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> bool:
     for where, values in (("config.json: quantization_config", said), ("hf_quant_config.json", modelopt)):
         for place, part in _parts(where, values):
             scheme, kind = part.get("kv_cache_scheme"), part.get("kv_cache_quant_algo")
+            if scheme == CALIBRATED:
+                scheme = None
             if scheme is not None:
                 _check(scheme, f"{place}: kv_cache_scheme")
             if kind not in (None, "FP8"):

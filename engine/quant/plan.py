@@ -74,6 +74,17 @@ def shared_apart(
     return False
 
 
+def grain(rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind | None = None) -> int:
+    """Inputs or outputs of a layer's projections that share a scale or a word, which no slice may part."""
+    if quantize is not None:
+        return rounded.GROUP if quantize == "int4" else 1
+    modules = {rule.sources[0].removesuffix(".weight") for rule in rules if rule.splits and rule.target not in OUTER}
+    schemes = {scheme for module in modules if method is not None and (scheme := method.scheme(module)) is not None}
+    blocks = [max(scheme.block) for scheme in schemes if isinstance(scheme, Fp8Scheme) and scheme.block]
+    # A word holds 32 bits, of outputs or of inputs.
+    return max([*blocks, *(scheme.group or 32 for scheme in schemes if isinstance(scheme, PackedScheme))], default=1)
+
+
 def spare_biases(rules: Sequence[Rule], checkpoint: Checkpoint | None) -> list[str]:
     """Biases of packed projections that the model does not have: AutoGPTQ wrote zeros for them."""
     if checkpoint is None:

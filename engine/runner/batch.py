@@ -42,7 +42,7 @@ class DeviceBatch:
     attention: AttentionBatch = field(init=False)
 
     def __post_init__(self) -> None:
-        bounds = (self.num_single, self.max_query, self.max_context)
+        bounds = (self.num_single, self.max_query, self.max_context, self.max_entries)
         object.__setattr__(self, "attention", AttentionBatch(self.query_start, self.context_len, *bounds))
 
 

@@ -20,6 +20,10 @@ from engine.models.common import with_shared_apart
 from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
+from engine.parallel.communicator import Communicator
+from engine.parallel.share import Share, narrowed
+from engine.parallel.slices import agreed, check_parallel, sliced
+from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache as cached
 from engine.quant import cache_scales
 from engine.quant import plan as quant
@@ -45,10 +49,13 @@ Progress = Callable[[str, int, int], None]
 
 
 def build_runner(
-    config: EngineConfig, progress: Progress | None = None, elsewhere: Elsewhere | None = None
+    config: EngineConfig,
+    progress: Progress | None = None,
+    elsewhere: Elsewhere | None = None,
+    communicator: Communicator | None = None,
 ) -> DeviceRunner:
     """Everything between a checkpoint folder and a runner that takes plans. `elsewhere` compiles kernels in other
-    processes.
+    processes. communicator: the ranks that share the model, of which this is one; None is the only one.
 
     Raises ConfigError, WeightsError or ValueError, each with a sentence for the user.
     """
@@ -56,7 +63,9 @@ def build_runner(
         progress("model", 0, 0)
     model, family = registry.load(config.model)
     method = registry.quantization(config.model)
-    device = _device(config)
+    device = device_of(config)
+    communicator = communicator or Communicator()
+    check_parallel(config, communicator)
     quantize = config.weights.quantize
     if quantize is not None and method is not None:
         raise ConfigError(
@@ -81,6 +90,13 @@ def build_runner(
     if quant.shared_apart(rules, checkpoint, method, quantize):
         model = with_shared_apart(model)
         rules = family.rules(model)
+    share = Share(communicator.rank, communicator.size, quant.grain(rules, method, quantize))
+    vocabulary = Vocabulary(model.vocab_size, communicator)
+    if checkpoint is not None:
+        checkpoint = sliced(checkpoint, rules, model, share, vocabulary, copies)
+    if share.size > 1:
+        model = narrowed(model, share)
+        rules = family.rules(model)
     # Routers keep all their bits, which is float32 unless the checkpoint has them in the model's dtype, as published
     # ones do.
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {dtype}
@@ -88,7 +104,8 @@ def build_runner(
     eight = _holds_eight(config, model, device)
     scales = cache_scales.found(checkpoint, model.prefix, eight)
     switches = (runtime.deterministic, runtime.fused_attention)
-    build = Build(ops, model, dtype, device, length, *switches, routers, scales.of(len(model.layers)) if eight else ())
+    own_scales = scales.of(len(model.layers)) if eight else ()
+    build = Build(ops, model, dtype, device, length, *switches, routers, own_scales, communicator=communicator)
     decoder = Decoder(build)
     check_speculation(config, decoder)
     spare = quant.spare_biases(rules, checkpoint)
@@ -122,7 +139,7 @@ def build_runner(
         fill()
         room = free_bytes(device, config.cache, 0)
         pool = size_pools(_specs(decoder, drafter), config.cache, config.scheduler, build.max_model_len, room)
-        runner = _runner(config, build, decoder, drafter, pool)
+        runner = _runner(config, build, decoder, drafter, agreed(pool, communicator))
     # What stands now stands as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
@@ -167,7 +184,7 @@ def _on_gpu(
     room = free_bytes(build.device, config.cache, activations)
     pool = size_pools(specs, config.cache, config.scheduler, length, room)
     capture = CudaCapture(build.device) if config.runtime.graphs else None
-    runner = _runner(config, build, decoder, drafter, pool, capture, watch)
+    runner = _runner(config, build, decoder, drafter, agreed(pool, build.communicator), capture, watch)
     report("rehearsal", 0, 0)
     if ahead:
         for step in steps:
@@ -270,7 +287,7 @@ def _holds_eight(config: EngineConfig, model: ModelConfig, device: torch.device)
     return True
 
 
-def _device(config: EngineConfig) -> torch.device:
+def device_of(config: EngineConfig) -> torch.device:
     wanted = config.runtime.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.device is cuda and this machine has no usable CUDA device: use auto or cpu")

@@ -17,6 +17,7 @@ from engine.layers.build import Build
 from engine.models import registry
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
+from engine.quant import cache_scales
 from engine.quant import plan as quant
 from engine.runner.batch import DeviceBatch, LineEnds
 from engine.runner.inputs import Inputs, StepShape
@@ -91,6 +92,7 @@ def prepare(folder: str, target: str, build: Build, load_format: str) -> DraftWe
     method, rules = registry.quantization(folder), family.rules(model)
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {build.dtype}
     routers = build.dtype if narrow else torch.float32
+    scales = cache_scales.found(checkpoint, model.prefix, bool(build.cache_scales))
     own = Build(
         build.ops,
         model,
@@ -100,6 +102,7 @@ def prepare(folder: str, target: str, build: Build, load_format: str) -> DraftWe
         build.deterministic,
         build.fused_attention,
         routers,
+        scales.of(len(model.layers)) if build.cache_scales else (),
     )
     decoder = Decoder(own)
     if any(isinstance(spec, Recurrent | CompressedKV) for specs in decoder.specs for spec in specs):
@@ -108,7 +111,7 @@ def prepare(folder: str, target: str, build: Build, load_format: str) -> DraftWe
             "be taken back: take another draft model"
         )
     spare = quant.spare_biases(rules, checkpoint)
-    copies, unused = registry.copies(model), registry.unused(family, model)
+    copies, unused = registry.copies(model), (*registry.unused(family, model), *scales.names)
     rules = quant.plan(decoder.weights, rules, checkpoint, method, "auto", None)
     if checkpoint is not None:
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))

@@ -8,7 +8,8 @@ A step with drafts is lines of one token and lines of up to 1 + k, behind which 
 left; it draws behind every token. It is padded only without prompts: the scheduler drafts for no such step.
 
 Short prompts and one line have a second graph, for little in the cache: their attention goes by that bound. Layers over
-latents want to know how many entries the longer lines have at most: all their steps have a second graph.
+latents, and 8-bit caches, want to know how many entries the longer lines have at most: all their steps have a second
+graph.
 
 A shape's first step runs eagerly, which compiles what it needs, and is captured after. A few shapes are made at start,
 the rest when the engine is idle, or when a step needs one.

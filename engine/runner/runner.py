@@ -200,9 +200,10 @@ class DeviceRunner:
 
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
-        latents = any(isinstance(group.spec, LatentKV) for group in self._info.pool.groups)
+        pool = self._info.pool
+        bounded = pool.eight or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         even = even_tokens(self._decoder.widest, multiprocessors(self._device))
-        self._graphs = StepGraphs(self.compute, capture, *self._limits, latents, even, self._most_drafts)
+        self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, even, self._most_drafts)
         self._info = replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property
@@ -291,9 +292,12 @@ class DeviceRunner:
             params = self._params[row]
             if params.logprobs is not None:
                 wanted[line] = min(params.logprobs, self._info.vocab_size)
-            of, length = self._edits.get(row), plan.first[line] + plan.count[line]
-            if of is not None and of.touch(length):
-                edits.append(LineEdits(line if at is None else at[line], length, of, self._tables.tokens[row]))
+            drafts = plan.drafts[line].count if line in plan.drafts else 0
+            # A row may hold less than planned, by as many drafts as a step in front of this one has.
+            of, least = self._edits.get(row), plan.first[line] + plan.count[line] - drafts - self._most_drafts
+            if of is not None and of.touch(least):
+                draw, tokens = line if at is None else at[line], self._tables.tokens[row]
+                edits += [LineEdits(draw + i, least + i, of, tokens) for i in range(1 + drafts)]
             penalties |= (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
         return Wishes(edits, penalties, most), wanted

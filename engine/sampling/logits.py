@@ -12,6 +12,7 @@ from engine.core.plan import RowStart
 from engine.types import MAX_ALLOWED_IDS, MAX_BAD_WORD_IDS
 
 BANNED = float("-inf")
+_ALWAYS = np.iinfo(np.int32).max
 # Ids that the edits of one row read on the device: allowed tokens, then three for each token of a bad word.
 LINE = MAX_ALLOWED_IDS + 3 * MAX_BAD_WORD_IDS
 
@@ -46,12 +47,21 @@ class RowEdits:
         fixed = len(self.bias_ids) or self.allowed is not None or self.words is not None
         return bool(fixed) or length - self.num_prompt < self.min_tokens
 
-    def biases(self, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids and what is added to their logits, for a row that holds `length` tokens."""
-        if length - self.num_prompt >= self.min_tokens:
-            return self.bias_ids, self.bias_values
-        banned = np.full(len(self.ending_ids), BANNED, np.float32)
-        return np.concatenate((self.bias_ids, self.ending_ids)), np.concatenate((self.bias_values, banned))
+    def biases(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token ids, what is added to their logits, and the tokens of the row from which on it is not, for a row that
+        holds `length` tokens or more."""
+        ids, values = self.bias_ids, self.bias_values
+        below = np.full(len(ids), _ALWAYS, np.int32)
+        least = self.num_prompt + self.min_tokens
+        if length >= least:
+            return ids, values, below
+        count = len(self.ending_ids)
+        banned, until = np.full(count, BANNED, np.float32), np.full(count, least, np.int32)
+        return (
+            np.concatenate((ids, self.ending_ids)),
+            np.concatenate((values, banned)),
+            np.concatenate((below, until)),
+        )
 
 
 def flat(words: Sequence[Sequence[int]]) -> tuple[np.ndarray, ...]:
@@ -77,8 +87,8 @@ class BadWords:
     back: torch.Tensor
     of: torch.Tensor
 
-    def ban(self, logits: torch.Tensor, tokens: torch.Tensor, num_prompt: int, length: int) -> None:
-        """logits [V], changed in place; tokens [L] int32, of which [num_prompt, length) were generated."""
+    def ban(self, logits: torch.Tensor, tokens: torch.Tensor, num_prompt: int, length: torch.Tensor) -> None:
+        """logits [V], changed in place; tokens [L] int32, of which [num_prompt, length) were generated; length []."""
         places = length - self.back
         found = torch.where(places >= num_prompt, tokens[places.clamp(min=0)].long(), -1)
         wrong = torch.zeros_like(self.last).index_add_(0, self.of, (found != self.prefix).long())
@@ -87,17 +97,17 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True)
 class LineEdits:
-    """The edits of a step's line that holds `length` tokens. tokens [L] int32 are those of its row."""
+    """The edits of a step's line that holds `least` tokens at least. tokens [L] int32 are those of its row."""
 
     line: int
-    length: int
+    least: int
     row: RowEdits
     tokens: torch.Tensor
 
 
-def edit(logits: torch.Tensor, edits: Sequence[LineEdits]) -> None:
-    """Apply edits to logits [B, V] float32 in place."""
-    lines, ids, values = [], [], []
+def edit(logits: torch.Tensor, edits: Sequence[LineEdits], lengths: torch.Tensor) -> None:
+    """Apply edits to logits [B, V] float32 in place, of lines that hold lengths [B] int32 tokens."""
+    lines, ids, values, below = [], [], [], []
     for of in edits:
         line, row = of.line, of.row
         if row.allowed is not None:
@@ -105,11 +115,15 @@ def edit(logits: torch.Tensor, edits: Sequence[LineEdits]) -> None:
             logits[line] = BANNED
             logits[line, row.allowed] = kept
         if row.words is not None:
-            row.words.ban(logits[line], of.tokens, row.num_prompt, of.length)
-        more_ids, more_values = row.biases(of.length)
-        lines.append(np.full(len(more_ids), line, np.int64))
-        ids.append(more_ids)
-        values.append(more_values)
+            row.words.ban(logits[line], of.tokens, row.num_prompt, lengths[line])
+        more = row.biases(of.least)
+        lines.append(np.full(len(more[0]), line, np.int64))
+        ids.append(more[0])
+        values.append(more[1])
+        below.append(more[2])
     if sum(map(len, ids)):
         at = sent(np.stack((np.concatenate(lines), np.concatenate(ids))), logits.device)
-        logits.index_put_((at[0], at[1]), sent(np.concatenate(values), logits.device), accumulate=True)
+        until = sent(np.concatenate(below), logits.device)
+        added = sent(np.concatenate(values), logits.device)
+        added = torch.where(lengths[at[0]] < until, added, 0.0)
+        logits.index_put_((at[0], at[1]), added, accumulate=True)

@@ -82,7 +82,7 @@ class Sampler:
         if not wishes.plain:
             final = logits.to(torch.float32, copy=True)
         if wishes.edits:
-            edit(final, wishes.edits)
+            edit(final, wishes.edits, lengths)
         if wishes.masks is not None:
             self._ops.mask_logits(final, wishes.masks.lines, wishes.masks.bits)
         if wishes.penalties:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from engine import env
 from engine.serving import doctor as checks
-from engine.serving import hub, launcher, renderer, repository, serve_loop
+from engine.serving import gpus, hub, launcher, renderer, repository, serve_loop
 from engine.types import RequestError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
@@ -134,6 +134,9 @@ def add(
         raise _failure(str(error)) from None
     for entry in written:
         console.print(f"wrote {entry}")
+    note = gpus.advice(folder, settings, gpus.present())
+    if note is not None:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     console.print(f"serve it with: nereid serve --model-repository {model_repository}")
 
 

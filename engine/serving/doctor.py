@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine import env
-from engine.serving import launcher
+from engine.serving import gpus, launcher
 
 _SHM_BYTES = 256 << 20
 
@@ -31,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine() -> list[Finding]:
     """Look at everything; nothing is changed but the assembled server in the cache folder."""
-    return [found for look in (_python, _packages, _server, _shared_memory, _gpu) for found in look()]
+    return [found for look in (_python, _packages, _server, _shared_memory, _gpu, _gpus) for found in look()]
 
 
 def _python() -> Iterator[Finding]:
@@ -118,6 +118,23 @@ def _gpu() -> Iterator[Finding]:
         yield Finding(
             "torch with CUDA", cuda, _version("torch") or "", "pip install torch (a CUDA build)", needed=False
         )
+
+
+def _gpus() -> Iterator[Finding]:
+    here = gpus.present()
+    if not here:
+        return
+    sizes = "; ".join(f"GPU{i} {gpu.memory / 1e9:.0f} GB" for i, gpu in enumerate(here))
+    yield Finding("GPU memory", True, sizes, needed=False)
+    rooms = [n * gpus.room(min(gpu.memory for gpu in here)) / 1e9 for n in range(1, len(here) + 1)]
+    fits = "; ".join(f"{n + 1}: {gb:.0f} GB" for n, gb in enumerate(rooms) if n in (0, 1, 3, 7, len(here) - 1))
+    yield Finding("weights that fit beside a cache, by parallel.tensor", True, fits, needed=False)
+    if len(here) > 1:
+        found = gpus.links()
+        slow = [pair for pair, kind in found.items() if not kind.startswith("NV")]
+        said = "; ".join(f"GPU{one}-GPU{other} {kind}" for (one, other), kind in sorted(found.items()))
+        remedy = "parallel.tensor over these is slow: give each model GPUs that NVLink joins"
+        yield Finding("links between GPUs", bool(found) and not slow, said or "unknown", remedy, needed=False)
 
 
 def _version(name: str) -> str | None:

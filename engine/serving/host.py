@@ -157,6 +157,8 @@ class Host:
                     self._folder.remove_all()
                     return 0
                 if self._engine_failed():
+                    assert self._engine is not None
+                    logger.error("the engine has failed: %s", self._engine.failure)
                     return 1  # the next engine process goes on with what this one ran
                 if self._superseded():
                     logger.warning("another engine process has taken the place of this one, which ends")
@@ -166,7 +168,8 @@ class Host:
                     return 0
             return 0
         finally:
-            if self._engine is not None and not self._server.dead():
+            # One that has failed may wait for another rank for ever.
+            if self._engine is not None and not self._server.dead() and not self._engine_failed():
                 self._engine.close()
 
     def _listen(self) -> None:
@@ -352,6 +355,7 @@ class Host:
             drafts=now.drafts,
             draft_tokens=now.draft_tokens,
             accepted_tokens=now.accepted_tokens,
+            accepted_at=now.accepted_at,
             frontends=len(self._frontends),
             frontends_lost=self._lost,
             step_counts=now.step_counts,

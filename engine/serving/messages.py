@@ -87,6 +87,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()  # the same by the draft's place in its line
 
 
 class Alone(msgspec.Struct, frozen=True, tag="alone"):

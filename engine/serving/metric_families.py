@@ -64,9 +64,11 @@ COUNTERS = {
 }
 BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 SUCCESS = "vllm:request_success_total"
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 LABELLED_COUNTERS = {
     BY_SOURCE: "Prompt tokens of requests that were answered, by where their keys and values came from",
     SUCCESS: "Requests by how they ended",
+    ACCEPTED_AT: "Drafted tokens that the model drew as well, by their place among those of a step",
 }
 COMPUTED, CACHED = "local_compute", "local_cache_hit"
 

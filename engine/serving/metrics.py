@@ -11,6 +11,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -205,6 +206,9 @@ class Metrics:
         ):
             if grown > 0:
                 self._metrics[name].increment(grown)
+        for place, (now, then) in enumerate(zip_longest(stats.accepted_at, before.accepted_at, fillvalue=0)):
+            if now > then:
+                self._at(family.ACCEPTED_AT, position=str(place)).increment(now - then)
         self._observe(family.STEP_TOKENS, _steps(stats, before))
 
     def _write_facts(self, stats: Stats) -> None:
@@ -225,8 +229,13 @@ class Metrics:
         extra: dict[str, Any] = {} if buckets is None else {"buckets": list(buckets)}
         self._metrics[name] = made.Metric(labels=self._labels, **extra)
 
+    def _at(self, name: str, **labels: str) -> Any:
+        """The metric of a family with more labels than the model's, made when it is first needed."""
+        held = self._metrics.get(":".join([name, *labels.values()]))
+        return self._label(name, **labels) if held is None else held
+
     def _label(self, name: str, **labels: str) -> Any:
-        """The metric of a family with more labels than the model's."""
+        """Make such a metric."""
         metric = self._families[name].Metric(labels={**self._labels, **labels})
         self._metrics[":".join([name, *labels.values()])] = metric
         return metric

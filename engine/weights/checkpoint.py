@@ -11,7 +11,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -52,17 +52,47 @@ class WeightsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor on disk: its bytes are [start, start + num_bytes) of `file`."""
+    """A tensor on disk: its bytes are [start, start + num_bytes) of `file`, or with a `pitch` the first `row_bytes` of
+    every `pitch` from `start` on: a matrix's columns that one rank takes."""
 
     name: str
     file: Path
     start: int
     dtype: torch.dtype
     shape: Shape
+    pitch: int | None = None
 
     @property
     def num_bytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one entry of the first dimension."""
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first to the last, with those between that belong to others."""
+        return self.num_bytes if self.pitch is None else (self.shape[0] - 1) * self.pitch + self.row_bytes
+
+    def rows(self, start: int, stop: int) -> Entry:
+        """The entries [start, stop) of the first dimension."""
+        at = self.start + start * (self.pitch or self.row_bytes)
+        return replace(self, start=at, shape=(stop - start, *self.shape[1:]))
+
+    def columns(self, start: int, stop: int) -> Entry:
+        """The entries [start, stop) of a matrix's second dimension."""
+        rows, _ = self.shape
+        at = self.start + start * self.dtype.itemsize
+        return replace(self, start=at, shape=(rows, stop - start), pitch=self.pitch or self.row_bytes)
+
+    def tensor(self, raw: torch.Tensor) -> torch.Tensor:
+        """The tensor in `raw`, its `span` bytes."""
+        if self.pitch is None:
+            return raw.view(self.dtype).view(self.shape)
+        rows = raw.as_strided((self.shape[0], self.row_bytes), (self.pitch, 1))
+        return rows.contiguous().view(self.dtype).view(self.shape)
 
 
 class Checkpoint:

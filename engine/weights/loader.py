@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -198,18 +198,17 @@ def _parts(
             if view.dim() == 3 and len(entry.shape) == 2:
                 rows = (len(view), view.shape[1] * view.shape[2])
                 if entry.shape == rows:
-                    entry = Entry(entry.name, entry.file, entry.start, entry.dtype, tuple(view.shape))
+                    entry = replace(entry, shape=tuple(view.shape))
                 else:
                     view = torch.empty(rows, dtype=view.dtype, device="meta")  # for the message
             yield entry, view
         elif (needed := (sum(len(part) for part in view), *view[0].shape[1:])) != entry.shape:
             yield entry, torch.empty(needed, dtype=view[0].dtype, device="meta")
         else:
-            row_bytes, start = entry.num_bytes // entry.shape[0], entry.start
+            start = 0
             for part in view:
-                shape = (len(part), *entry.shape[1:])
-                yield Entry(entry.name, entry.file, start, entry.dtype, shape), part
-                start += len(part) * row_bytes
+                yield entry.rows(start, start + len(part)), part
+                start += len(part)
 
 
 def _shaped(entry: Entry) -> str:
@@ -247,7 +246,7 @@ def copy(pieces: Sequence[Piece | Made], progress: Progress | None = None) -> No
     chunks = [chunk for piece in sorted(pieces, key=_place) for chunk in _chunks(piece)]
     first = pieces[0]
     device = (first.views[0] if isinstance(first, Made) else first.view).device
-    largest = max((chunk.num_bytes for chunk in chunks if isinstance(chunk, Piece)), default=0)
+    largest = max((chunk.entry.span for chunk in chunks if isinstance(chunk, Piece)), default=0)
     total, done, lock = sum(chunk.num_bytes for chunk in chunks), 0, Lock()
     work: SimpleQueue[Piece | Made] = SimpleQueue()
     for chunk in chunks:
@@ -295,15 +294,13 @@ def _chunks(piece: Piece | Made) -> Iterable[Piece | Made]:
         yield piece
         return
     entry, view = piece.entry, piece.view
-    if entry.num_bytes <= BUFFER_BYTES or view.dim() == 0:
+    if entry.span <= BUFFER_BYTES or view.dim() == 0:
         yield piece
         return
-    row_bytes = entry.num_bytes // entry.shape[0]
-    rows = max(1, BUFFER_BYTES // row_bytes)
+    rows = max(1, BUFFER_BYTES // (entry.pitch or entry.row_bytes))
     for at in range(0, entry.shape[0], rows):
-        count = min(rows, entry.shape[0] - at)
-        part = Entry(entry.name, entry.file, entry.start + at * row_bytes, entry.dtype, (count, *entry.shape[1:]))
-        yield Piece(part, view[at : at + count])
+        end = min(at + rows, entry.shape[0])
+        yield Piece(entry.rows(at, end), view[at:end])
 
 
 class _Staging:
@@ -324,9 +321,9 @@ class _Staging:
         if self._cuda:
             self._sent[turn].synchronize()
         entry = chunk.entry
-        raw = self._buffers[turn][: entry.num_bytes]
+        raw = self._buffers[turn][: entry.span]
         files.read_into(entry.file, entry.start, raw.numpy().data)
-        tensor = raw.view(entry.dtype).view(entry.shape)
+        tensor = entry.tensor(raw)
         if self._cuda:
             with torch.no_grad(), torch.cuda.stream(self._stream):
                 chunk.view.copy_(tensor, non_blocking=True)
@@ -339,9 +336,9 @@ class _Staging:
         """Through pageable memory: what is made has another size than what was read."""
         tensors = []
         for entry in piece.entries:
-            raw = torch.empty(entry.num_bytes, dtype=torch.uint8)
+            raw = torch.empty(entry.span, dtype=torch.uint8)
             files.read_into(entry.file, entry.start, raw.numpy().data)
-            tensors.append(raw.view(entry.dtype).view(entry.shape))
+            tensors.append(entry.tensor(raw))
         with torch.no_grad():
             try:
                 made = piece.transform(tensors, piece.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,20 @@ Shape = tuple[int, ...]
 Combine = Callable[["Tensor", Sequence[Shape]], "Sequence[Tensor | list[Tensor]]"]
 # Outputs and inputs that share a scale.
 Block = tuple[int, int]
+
+
+# What of a layer is shared out over ranks: query heads, key-value heads, the inner channels of feed-forward parts; and
+# the vocabulary.
+Part = Literal["heads", "groups", "inner", "vocabulary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How ranks share a source: its outputs (rows) or its inputs (columns), `width` of them for each of a part."""
+
+    axis: Literal["outputs", "inputs"]
+    part: Part
+    width: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +145,7 @@ class Rule:
 
     Names may hold `{layer}`, filled in by `at`. `combine` places the sources in the target. With a transform a view
     holds what it makes of the source and of the tensors that `beside` names: one tuple a source, or none at all.
+    splits says how ranks share the sources, one a source or one for all; None, or none at all, leaves them whole.
     """
 
     target: str
@@ -138,6 +153,7 @@ class Rule:
     combine: Combine = Whole()
     transform: Transform | None = None
     beside: tuple[tuple[str, ...], ...] = ()
+    splits: tuple[Split | None, ...] = ()
 
     def at(self, layer: int) -> Rule:
         """The same rule for one layer."""
@@ -147,6 +163,14 @@ class Rule:
             target=self.target.replace("{layer}", number),
             sources=tuple(source.replace("{layer}", number) for source in self.sources),
         )
+
+    @property
+    def shared(self) -> dict[str, Split]:
+        """How ranks share each source, by its name."""
+        if not self.splits:
+            return {}
+        each = self.splits * len(self.sources) if len(self.splits) == 1 else self.splits
+        return {name: split for name, split in zip(self.sources, each, strict=True) if split is not None}
 
     def in_blocks(self, shape: Shape, block: Block) -> Combine | None:
         """What places blocks of the sources in the blocks of a target of `shape`; None where a block of the target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
-from kernels.weight import Dense, Fp8, Int8, PackedInt
+from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt
 from kernels.weight.inputs import Inputs
 from kernels.weight.packed import packed
 
@@ -179,6 +180,65 @@ def packed_int(
     return PackedInt(packed(numbers, bits).to(device), scale, zero, order, bits, group, k)
 
 
+def fp4(
+    generator: torch.Generator, device: torch.device, shape: tuple[int, ...], group: int, factors: bool = False
+) -> Fp4:
+    """A random weight of `shape` [.., N, K] whose numbers have about the size of K^-0.5; groups of 32 have exponents as
+    scales, of 16 numbers."""
+    *rows, k = shape
+    where: dict[str, Any] = {"generator": generator, "device": generator.device}
+    data = packed(torch.randint(0, 16, shape, dtype=torch.uint8, **where), 4).to(device)
+    groups = (*rows, -(-k // group))
+    step = k**-0.5 / 3
+    factor = (torch.rand(rows, **where) + 0.5).to(device) if factors else None
+    if group == 32:
+        middle = round(math.log2(step)) + 127
+        scale = torch.randint(middle - 1, middle + 2, groups, dtype=torch.uint8, **where)
+    else:
+        scale = ((torch.rand(groups, **where) + 0.5) * step).to(torch.float8_e4m3fn)
+    return Fp4(data, scale.to(device), factor, group, k)
+
+
+def fp4_case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    n: int,
+    k: int,
+    group: int,
+    *,
+    factors: bool = False,
+    small: bool = True,
+    **fused: Any,
+) -> Case:
+    plain = case(name, dtype, t, n, k, small=small, **fused)
+    rows = 2 * n if fused.get("activation") else n
+
+    def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+        return {**plain.make(device, generator), "weight": fp4(generator, device, (rows, k), group, factors)}
+
+    moved = rows * (k // 2 + k // group) + dtype.itemsize * t * (n + k)
+    return replace(plain, make=make, bytes=moved)
+
+
+def fp4_cases() -> list[Case]:
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+    made = [
+        fp4_case("mxfp4, odd sizes", f32, 3, 50, 300, 32, bias=True),
+        fp4_case("nvfp4, odd sizes, several slices", f32, 2, 72, 1096, 16, residual=True, factors=True),
+        fp4_case("nvfp4, inputs end within a byte, silu", f32, 5, 33, 141, 16, activation="silu", factors=True),
+        fp4_case("mxfp4, norm", f16, 9, 72, 264, 32, norm=True, offset=1.0),
+        fp4_case("mxfp4, more rows than a tile has", bf16, 70, 40, 264, 32, norm=True, residual=True),
+        fp4_case("nvfp4, many rows", bf16, 260, 72, 328, 16, bias=True, norm=True, factors=True),
+        fp4_case("mxfp4, many rows, silu", f32, 258, 24, 136, 32, activation="silu"),
+        fp4_case("nvfp4, deterministic", bf16, 11, 40, 264, 16, deterministic=True, residual=True, factors=True),
+    ]
+    for t in (1, 16, 64, 1024):
+        made.append(fp4_case(f"T{t} 8192 x 8192 mxfp4", bf16, t, 8192, 8192, 32, small=False))
+        made.append(fp4_case(f"T{t} 8192 x 8192 nvfp4", bf16, t, 8192, 8192, 16, small=False, factors=True))
+    return made
+
+
 def packed_case(
     name: str,
     dtype: torch.dtype,
@@ -275,4 +335,4 @@ def cases() -> list[Case]:
     made.append(case("T64 DeepSeek-V2-Lite out", n=2048, k=2048, residual=True, **bf16))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
-    return made + fp8_cases() + int8_cases() + packed_cases()
+    return made + fp8_cases() + int8_cases() + packed_cases() + fp4_cases()

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 
 from kernels.linear import dense, fp8, packed
-from kernels.weight import Dense, Fp8, Int8, PackedInt, Weight
+from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt, Weight
 from kernels.workspace import Workspace
 
 # Each takes the workspace, a weight of its kind and the op's other arguments.
 LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
     Dense: dense.linear,
+    Fp4: packed.linear,
     Fp8: fp8.linear,
     Int8: fp8.linear,
     PackedInt: packed.linear,

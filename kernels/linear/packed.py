@@ -1,7 +1,7 @@
-"""Products with weights of packed integers. Few rows take a Triton kernel that reads the weight packed, with bias,
-activation and residual inside. For many rows the weight's numbers are written out once, and the dense product takes
-them: that costs one pass over the weight, where the product has hundreds of operations a byte of it.
-"""
+"""Products with weights of packed integers and of 4-bit floats. Few rows take a Triton kernel that reads the weight
+packed, with bias, activation and residual inside. For many rows the weight's numbers are written out once, and the
+dense product takes them: that costs one pass over the weight, where the product has hundreds of operations a byte of
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.linear.fp8_rows import RowTile
 from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.weight import Dense, PackedInt
+from kernels.weight import Dense, Fp4, PackedInt
 from kernels.workspace import Workspace
 
 # Of one tile, and those up to which the weight is read packed.
@@ -23,7 +23,7 @@ TILE_ROWS, FEW_ROWS = 64, 256
 def linear(
     workspace: Workspace,
     x: torch.Tensor,
-    weight: PackedInt,
+    weight: PackedInt | Fp4,
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -39,7 +39,7 @@ def linear(
     if norm_weight is not None:
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
     if rows > FEW_ROWS and not deterministic:
-        if weight.order is not None:
+        if isinstance(weight, PackedInt) and weight.order is not None:
             x = x.index_select(1, weight.order)
         whole = Dense(unpacked(workspace, weight, x.dtype))
         return dense.linear(workspace, x, whole, bias, residual=residual, activation=activation)

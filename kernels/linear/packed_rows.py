@@ -1,12 +1,16 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels for weights of packed integers: the product of few rows, and the weight's numbers for that of many.
+"""Triton kernels for weights of packed integers and of 4-bit floats: the product of few rows, and the weight's numbers
+for that of many.
 
 The product reads the weight packed. Integers less their zero points are exact in every dtype that products are taken
 in. They are multiplied as they are where a tile's inputs share a scale, and scaled first where a tile holds several
-groups; tensor cores have the weight on their long side.
+groups; tensor cores have the weight on their long side. 4-bit floats are scaled first: the product of one and its
+group's scale has six significant bits at most, which bfloat16 holds.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -17,7 +21,7 @@ from kernels.linear.fp8_rows import RowTile
 from kernels.linear.skinny import INTERPRETED, counters
 from kernels.linear.slices import finished, summed
 from kernels.sizes import cdiv
-from kernels.weight import PackedInt
+from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
 
 # Inputs of a tile.
@@ -25,10 +29,25 @@ WIDTH = 128
 
 
 @triton.jit
+def group_scales(scale, own, live, at, G, GROUP: tl.constexpr, BK: tl.constexpr):
+    """Scales of 4-bit floats [BN, BK / GROUP] float32. Bytes are exponents (`kernels.weight.fp4`)."""
+    group = at // GROUP + tl.arange(0, BK // GROUP)
+    there = live[:, None] & (group < G)[None, :]
+    if scale.dtype.element_ty == tl.uint8:
+        byte = tl.load(scale + own[:, None] + group[None, :], mask=there, other=127).to(tl.int32)
+        bits = tl.where(byte == 0, 1 << 22, tl.where(byte == 255, 0x7FC00000, byte << 23))
+        return bits.to(tl.float32, bitcast=True)
+    return tl.load(scale + own[:, None] + group[None, :], mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-            BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
+            FLOAT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
     """Rows n of a matrix of B bytes and G groups a row, inputs from `at` on: [BN, BK] in DTYPE, and the scales [BN]
-    that are still to be applied, which are none where a tile holds several groups. GROUP 0: one group."""
+    that are still to be applied, which are none where a tile holds several groups. GROUP 0: one group.
+
+    FLOAT: numbers are e2m1, groups divide BK, and zero holds a factor a row, if there is one.
+    """
     BYTES: tl.constexpr = BK * BITS // 8
     place = at * BITS // 8 + tl.arange(0, BYTES)
     mask = live[:, None] & (place < B)[None, :]
@@ -37,6 +56,15 @@ def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.
         packed = tl.reshape(tl.join(packed & 15, packed >> 4), (BN, BK))
     q = packed.to(tl.int32)
     own = n.to(tl.int64) * G
+    if FLOAT:
+        each = group_scales(scale, own, live, at, G, GROUP, BK)
+        # Twice the magnitude is whole: the last bit alone, or behind a leading one, moved up by the exponent less one.
+        twice = ((q & 1) | tl.where((q & 6) != 0, 2, 0)) << (tl.maximum((q & 7) >> 1, 1) - 1)
+        wide = tl.reshape(tl.where((q & 8) != 0, -twice, twice).to(tl.float32), (BN, BK // GROUP, GROUP))
+        w = tl.reshape(wide * (0.5 * each)[:, :, None], (BN, BK)).to(DTYPE)
+        if ZERO:
+            return w, tl.load(zero + n.to(tl.int64), mask=live, other=0.0)
+        return w, tl.full((BN,), 1.0, tl.float32)
     if GROUP == 0 or GROUP >= BK:
         group = 0 if GROUP == 0 else at // GROUP
         left = tl.load(scale + own + group, mask=live, other=0.0).to(tl.float32)
@@ -62,7 +90,7 @@ def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.
 def packed_kernel(
     x_ptr, data_ptr, scale_ptr, zero_ptr, order_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
     M, N, K, B, G, x_stride, y_stride, residual_stride,
-    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ORDER: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
@@ -92,10 +120,12 @@ def packed_kernel(
         inside = at + k < K
         column = tl.load(order_ptr + at + k, mask=inside, other=0) if ORDER else at + k
         x = tl.load(x_rows + column[None, :], mask=some[:, None] & inside[None, :], other=0.0)
-        w, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, BN, BK, dtype)
+        w, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype)
         acc += tl.dot(w, tl.trans(x), input_precision=DOT) * left[:, None]
         if ACT is not None:
-            w, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, BN, BK, dtype)
+            w, left = numbers(
+                data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype
+            )
             acc_up += tl.dot(w, tl.trans(x), input_precision=DOT) * left[:, None]
     y = tl.trans(acc)
     y_up = tl.trans(acc_up)
@@ -115,7 +145,7 @@ def packed_kernel(
 @triton.jit
 def unpack_kernel(
     data_ptr, scale_ptr, zero_ptr, w_ptr, N, K, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    FLOAT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """w [N, K]: a tile of the numbers, in the order that they are stored in. The weight is nobody's output: nothing is
     waited for before it is read."""
@@ -125,7 +155,7 @@ def unpack_kernel(
     k = at + tl.arange(0, BK)
     if PDL:
         gdc_launch_dependents()
-    q, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, BN, BK, tl.float32)
+    q, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, tl.float32)
     w = (q * left[:, None]).to(w_ptr.dtype.element_ty)
     if PDL:
         # What is written may stand where a kernel before still reads.
@@ -136,7 +166,7 @@ def unpack_kernel(
 def packed_linear(
     workspace: Workspace,
     x: torch.Tensor,
-    weight: PackedInt,
+    weight: PackedInt | Fp4,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     y: torch.Tensor,
@@ -150,10 +180,10 @@ def packed_linear(
     parts = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
     counts = counters(workspace) if tile.split > 1 else None
     workspace.launch(packed_kernel, grid)(
-        x, weight.data, weight.scale, weight.zero, weight.order, bias, residual, y, parts, counts,
+        x, *held(weight), bias, residual, y, parts, counts,
         rows, n, k, weight.data.shape[-1], weight.scale.shape[-1],
         x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
-        BITS=weight.bits, GROUP=group_of(weight), ZERO=weight.zero is not None, ORDER=weight.order is not None,
+        **constants(weight),
         BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
         STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
@@ -161,18 +191,33 @@ def packed_linear(
     )  # fmt: skip
 
 
-def unpacked(workspace: Workspace, weight: PackedInt, dtype: torch.dtype) -> torch.Tensor:
+def unpacked(workspace: Workspace, weight: PackedInt | Fp4, dtype: torch.dtype) -> torch.Tensor:
     """The numbers [N, K] of a matrix in `dtype`, in the order that they are stored in."""
     n, k = weight.shape
     w = torch.empty(n, k, dtype=dtype, device=weight.data.device)
     workspace.launch(unpack_kernel, (cdiv(n, 64), cdiv(k, WIDTH)))(
-        weight.data, weight.scale, weight.zero, w, n, k, weight.data.shape[-1], weight.scale.shape[-1],
-        BITS=weight.bits, GROUP=group_of(weight), ZERO=weight.zero is not None, BN=64, BK=WIDTH,
+        *held(weight)[:3], w, n, k, weight.data.shape[-1], weight.scale.shape[-1],
+        **{name: value for name, value in constants(weight).items() if name != "ORDER"}, BN=64, BK=WIDTH,
         PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
     )  # fmt: skip
     return w
 
 
-def group_of(weight: PackedInt) -> int:
-    """The group as kernels take it: 0 is one for all inputs, others divide WIDTH or are whole multiples of it."""
-    return 0 if weight.group >= weight.inputs else weight.group
+def held(weight: PackedInt | Fp4) -> tuple[torch.Tensor | None, ...]:
+    """Data, scales, zero points or factors of rows, and the order of inputs, as kernels take them."""
+    if isinstance(weight, Fp4):
+        return weight.data, weight.scale, weight.factor, None
+    return weight.data, weight.scale, weight.zero, weight.order
+
+
+def constants(weight: PackedInt | Fp4) -> dict[str, Any]:
+    """What kernels are made for. GROUP 0 is one for all inputs, others divide WIDTH or are whole multiples of it."""
+    if isinstance(weight, Fp4):
+        return {"BITS": 4, "GROUP": weight.group, "ZERO": weight.factor is not None, "FLOAT": True, "ORDER": False}
+    return {
+        "BITS": weight.bits,
+        "GROUP": 0 if weight.group >= weight.inputs else weight.group,
+        "ZERO": weight.zero is not None,
+        "FLOAT": False,
+        "ORDER": weight.order is not None,
+    }

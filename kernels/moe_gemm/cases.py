@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels.linear.cases import QUANTIZED, packed_int
+from kernels.linear.cases import QUANTIZED, fp4, packed_int
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp8, Int8
@@ -69,6 +69,44 @@ def packed_case(
     hit = min(e, t * k)
     moved = hit * 3 * hidden * inter * bits // 8 + dtype.itemsize * 2 * t * hidden + t * k * 8
     return replace(plain, make=make, bytes=moved)
+
+
+def fp4_case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    hidden: int,
+    inter: int,
+    e: int,
+    k: int,
+    group: int = 32,
+    factors: bool = False,
+    **options: Any,
+) -> Case:
+    """Experts of 4-bit floats."""
+    plain = case(name, dtype, t, hidden, inter, e, k, **options)
+
+    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+        up = fp4(g, device, (e, 2 * inter, hidden), group, factors)
+        return {**plain.make(device, g), "gate_up": up, "down": fp4(g, device, (e, hidden, inter), group, factors)}
+
+    numbers = min(e, t * k) * 3 * hidden * inter
+    moved = numbers // 2 + numbers // group + dtype.itemsize * 2 * t * hidden + t * k * 8
+    return replace(plain, make=make, bytes=moved)
+
+
+def fp4_cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    made = [
+        fp4_case("mxfp4, odd sizes", f32, 3, 36, 21, 6, 2, residual=True),
+        fp4_case("nvfp4, many pairs", bf16, 45, 200, 136, 5, 3, 16, True, residual=True),
+        fp4_case("nvfp4, clipped, gelu", f32, 12, 72, 40, 6, 2, 16, True, limit=0.5, activation="gelu_tanh"),
+        fp4_case("mxfp4, experts that live elsewhere", f32, 20, 40, 24, 4, 3, absent=4),
+        fp4_case("mxfp4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
+    ]
+    for t in (1, 8, 64, 1024):
+        made.append(fp4_case(f"{t} tokens, 6 of 256 mxfp4 experts of 2048", bf16, t, 4096, 2048, 256, 6, small=False))
+    return made
 
 
 def eight_case(
@@ -174,4 +212,5 @@ def cases() -> list[Case]:
         *(case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
         *eight_cases(),
         *packed_cases(),
+        *fp4_cases(),
     ]

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 
 from kernels.moe_gemm import dense, eight, packed
-from kernels.weight import Dense, Fp8, Int8, PackedInt, Weight
+from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt, Weight
 from kernels.workspace import Workspace
 
 # Each takes the workspace, tables of its kind and the op's other arguments.
 LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
     Dense: dense.moe_gemm,
+    Fp4: packed.moe_gemm,
     Fp8: eight.moe_gemm,
     Int8: eight.moe_gemm,
     PackedInt: packed.moe_gemm,

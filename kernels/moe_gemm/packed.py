@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Feed-forward parts of chosen experts whose weights are packed integers: tiles of pairs that share an expert, on
-tensor cores, with the weight read packed and on their long side (`kernels.linear.packed_rows`)."""
+"""Feed-forward parts of chosen experts whose weights are packed integers or 4-bit floats: tiles of pairs that share an
+expert, on tensor cores, with the weight read packed and on their long side (`kernels.linear.packed_rows`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.packed_rows import WIDTH, group_of, numbers
+from kernels.linear.packed_rows import WIDTH, constants, held, numbers
 from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.rows import activate
 from kernels.moe_gemm.tiles import _find, combined
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.weight import PackedInt
+from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
 
 # Outputs of a tile, and the most pairs.
@@ -26,9 +26,10 @@ OUTPUTS, MOST_PAIRS = 64, 64
 @triton.jit
 def packed_up(
     x, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit,
-    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ORDER: tl.constexpr, K: tl.constexpr,
-    GELU: tl.constexpr, LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
+    K: tl.constexpr, GELU: tl.constexpr, LIMITED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels."""
     if PDL:
@@ -53,10 +54,12 @@ def packed_up(
         inside = first + m < hidden
         column = tl.load(columns + first + m, mask=inside, other=0) if ORDER else first + m
         a = tl.trans(tl.load(x_rows + column[None, :], mask=inside[None, :], other=0.0))
-        w, left = numbers(data, scale, zero, first, gate_rows, live, B, G, BITS, GROUP, ZERO, BLOCK_N, BLOCK_M, dtype)
+        w, left = numbers(
+            data, scale, zero, first, gate_rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype
+        )
         g += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
         w, left = numbers(
-            data, scale, zero, first, gate_rows + inter, live, B, G, BITS, GROUP, ZERO, BLOCK_N, BLOCK_M, dtype
+            data, scale, zero, first, gate_rows + inter, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype
         )
         u += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
     y = tl.trans(activate(g, u, limit, GELU, LIMITED).to(dtype))
@@ -66,7 +69,7 @@ def packed_up(
 @triton.jit
 def packed_down(
     h, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G,
-    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ORDER: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -91,7 +94,7 @@ def packed_down(
         inside = first + m < inter
         column = tl.load(columns + first + m, mask=inside, other=0) if ORDER else first + m
         a = tl.trans(tl.load(h_rows + column[None, :], mask=inside[None, :], other=0.0))
-        w, left = numbers(data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, BLOCK_N, BLOCK_M, dtype)
+        w, left = numbers(data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype)
         acc += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
     out = tl.trans(acc) * tl.load(weights + pair)[:, None]
     tl.store(y + pair[:, None] * hidden + n[None], out.to(dtype), mask=(place < stop)[:, None] & live[None])
@@ -100,8 +103,8 @@ def packed_down(
 def moe_gemm(
     workspace: Workspace,
     x: torch.Tensor,
-    gate_up: PackedInt,
-    down: PackedInt,
+    gate_up: PackedInt | Fp4,
+    down: PackedInt | Fp4,
     weights: torch.Tensor,
     experts: torch.Tensor,
     residual: torch.Tensor | None = None,
@@ -133,24 +136,11 @@ def moe_gemm(
         "num_warps": 4,
     }
     workspace.launch(packed_up, (cdiv(inter, OUTPUTS), places.tiles))(
-        x, *_held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
-        limit or 0.0, **_constants(gate_up), K=k, GELU=activation != "silu", LIMITED=limit is not None, **same,
+        x, *held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
+        limit or 0.0, **constants(gate_up), K=k, GELU=activation != "silu", LIMITED=limit is not None, **same,
     )  # fmt: skip
     workspace.launch(packed_down, (cdiv(hidden, OUTPUTS), places.tiles))(
-        h, *_held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
-        **_constants(down), **same,
+        h, *held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
+        **constants(down), **same,
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
-
-
-def _held(weight: PackedInt) -> tuple[torch.Tensor | None, ...]:
-    return weight.data, weight.scale, weight.zero, weight.order
-
-
-def _constants(weight: PackedInt) -> dict[str, Any]:
-    return {
-        "BITS": weight.bits,
-        "GROUP": group_of(weight),
-        "ZERO": weight.zero is not None,
-        "ORDER": weight.order is not None,
-    }

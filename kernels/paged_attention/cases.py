@@ -57,8 +57,6 @@ def case(
         else:
             k_cache = randn(generator, device, dtype, blocks, g, block_size, d)
             v_cache = randn(generator, device, dtype, blocks, g, block_size, value_dim)
-        if scales is not None:
-            k_cache, v_cache = eight(k_cache, v_cache, scales, strided)
         if dirty:
             held = torch.zeros(blocks * block_size, dtype=torch.bool, device=device)
             for i, (_, context) in enumerate(lines):
@@ -66,6 +64,8 @@ def case(
                 held[table[i, place // block_size].long() * block_size + place % block_size] = True
             for cache in (k_cache, v_cache):
                 cache.transpose(1, 2)[~held.view(blocks, block_size)] = float("nan")
+        if scales is not None:
+            k_cache, v_cache = eight(k_cache, v_cache, scales, strided)
         starts = [0]
         for queries, _ in lines:
             starts.append(starts[-1] + queries)
@@ -80,6 +80,7 @@ def case(
                 num_single,
                 max(queries for queries, _ in lines),
                 bound or longest,
+                sum(context for _, context in lines[num_single:]),
             ),
             "scale": d**-0.5,
             "window": window,
@@ -215,7 +216,7 @@ def cases() -> list[Case]:
         made.append(case(f"8 bits, {name} decode 64 x 1024 to 1150", torch.bfloat16, even, **eighth))
         made.append(case(f"8 bits, {name} decode 64, padding", torch.bfloat16, uneven, **eighth, bound=20480))
     eighth = {**qwen, "dirty": True, "scales": (0.05, 0.4)}
-    for batch, context in ((1, 16384), (8, 1100), (64, 16384), (256, 1100)):
+    for batch, context in ((1, 16384), (8, 1100), (64, 4096), (256, 1100)):
         name = f"8 bits, Qwen3-8B decode {batch} x {context}"
         made.append(case(name, torch.bfloat16, [(1, context)] * batch, **eighth))
     for lines in ([(1024, 1024)], [(2048, 16384)], [(1, 1100)] * 64 + [(1024, 1024), (900, 2000)]):

@@ -14,6 +14,7 @@ from kernels.paged_attention import lines as stream
 from kernels.paged_attention import lines_eight as stream_eight
 from kernels.paged_attention.attend import attend
 from kernels.paged_attention.prompt import attend_prompts, suits
+from kernels.paged_attention.widen import Wide, widen, widens
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -163,7 +164,8 @@ def paged_attention(
     Shapes as in the reference; scale is positive, lines cover all tokens, the caches' blocks, heads and slots may be
     strided. Grid and workspace depend on shapes and on the host bounds alone, and lengths are read on the device, so
     a captured launch serves any lengths within the bounds.
-    On Hopper, prompts take a kernel of their own (`prompt`). In a graph they run beside the single lines: those read
+    On Hopper, prompts take a kernel of their own (`prompt`), behind one that writes an 8-bit cache out for them where
+    the host knows how much they read (`widen`). In a graph they run beside the single lines: those read
     memory, these multiply. Many single lines that are alone in their step take one of their own as well (`lines`).
     Calls on a device share their arrival counters: they must run in one stream order.
     """
@@ -292,23 +294,28 @@ def attend_into(
     tokens = t - num_single
     many = tokens >= (_SHORT_TOKENS if batch.max_context <= _SHORT_CONTEXT else _PROMPT_TOKENS)
     many = many and batch.max_query >= _PROMPT_QUERIES
+    given = (k_cache, v_cache, block_table)
     with workspace.branch(singles and 0 < num_single < lines) as join:
-        if num_single < lines and many and window is None and suits(q, k_cache, v_cache):
+        held = Wide(k_cache, v_cache, block_table)
+        prompts = num_single < lines and many and window is None
+        if prompts and widens(q, k_cache, v_cache, batch.max_entries):
+            held = widen(workspace, *given, batch.context_len, q.dtype, num_single, batch.max_entries)
+        if prompts and suits(q, held.k, held.v):
             lengths, rest = (
                 (batch.query_start, batch.context_len),
                 (num_single, lines - num_single, batch.max_query),
             )
-            attend_prompts(workspace, q, k_cache, v_cache, block_table, *lengths, out, scale, *rest, softcap, sinks)
+            caches = (held.k, held.v, held.table)
+            attend_prompts(workspace, q, *caches, *lengths, out, scale, *rest, softcap, sinks, scales)
         elif num_single < lines:
             launch(num_single, lines - num_single, tokens, batch.max_query, single=False)
     plain = window is None and softcap is None and sinks is None
     streams = singles and plain and streamed(group, g, num_single, num_single == lines)
-    given = (q, k_cache, v_cache)
-    more = (block_table, batch.context_len, out)
-    if streams and stream.suits(*given):
-        stream.attend_lines(workspace, *given, *more, arrivals(workspace), scale, num_single)
-    elif streams and stream_eight.suits(*given):
-        stream_eight.attend_lines(workspace, *given, *more, arrivals(workspace), scale, num_single, scales)
+    more = (batch.context_len, out)
+    if streams and stream.suits(q, k_cache, v_cache):
+        stream.attend_lines(workspace, q, *given, *more, arrivals(workspace), scale, num_single)
+    elif streams and stream_eight.suits(q, k_cache, v_cache):
+        stream_eight.attend_lines(workspace, q, *given, *more, arrivals(workspace), scale, num_single, scales)
     elif num_single and singles:
         launch(0, num_single, num_single, 1, single=True)
     join()

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, rows_of, sync, view, whole_rows
 from kernels.sizes import cdiv, next_power_of_2
@@ -199,7 +200,7 @@ def fold(
 @gluon.jit
 def _multiply(
     p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full, v_full, done,
-    scale, softcap, first_line, lines, ranks,
+    scale, softcap, v_scale, first_line, lines, ranks,
     PART: gl.constexpr, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
     PDL: gl.constexpr,
@@ -280,7 +281,7 @@ def _multiply(
             acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
         if query >= 0:
-            share = gl.convert_layout(1.0 / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
+            share = gl.convert_layout(v_scale / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
             y = gl.convert_layout((acc * share[:, None]).to(dtype), flat)
             line_row = gl.arange(0, ROWS, gl.SliceLayout(1, flat))
             channel = gl.arange(0, D, gl.SliceLayout(0, flat))
@@ -299,8 +300,8 @@ def _multiply(
 )
 def attend_kernel(
     q_desc, k_desc, v_desc, p_table, p_query_start, p_context, p_sinks, p_out,
-    table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, scale, softcap, first_line, lines, ranks,
-    H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
+    table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, scale, softcap, v_scale, first_line, lines,
+    ranks, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -333,12 +334,12 @@ def attend_kernel(
         [
             (_multiply, (
                 p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
-                v_full, done, scale, softcap, first_line, lines, ranks,
+                v_full, done, scale, softcap, v_scale, first_line, lines, ranks,
                 0, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
             )),
             (_multiply, (
                 p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
-                v_full, done, scale, softcap, first_line, lines, ranks,
+                v_full, done, scale, softcap, v_scale, first_line, lines, ranks,
                 1, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
             )),
             (_read, (
@@ -377,10 +378,11 @@ def attend_prompts(
     max_query: int,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    scales: CacheScales = UNSCALED,
 ) -> None:
     """`paged_attention` of `num_lines` lines from `first_line` on, of up to `max_query` queries, written into `out`.
 
-    No window, and what `suits` says of the rest.
+    No window, and what `suits` says of the rest. Caches hold keys and values over `scales`, in q's dtype.
     """
     _, h, d = q.shape
     g, block_size = k_cache.shape[1:3]
@@ -395,7 +397,7 @@ def attend_prompts(
         block_table, query_start, context_len,
         sinks if sinks is not None else q, out, block_table.stride(0),
         k_cache.stride(0) // d, k_cache.stride(1) // d, v_cache.stride(0) // d, v_cache.stride(1) // d,
-        scale, softcap if softcap is not None else 0.0, first_line, num_lines, ranks,
+        scale * scales.k, softcap if softcap is not None else 0.0, scales.v, first_line, num_lines, ranks,
         H=h, G=g, GROUP=group, WIDTH=width, D=d, BLOCK_SIZE=block_size, COPIED=copied,
         BLOCK_N=KEYS, STAGES=STAGES, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None, PDL=pdl,
         num_warps=4, launch_pdl=pdl,

@@ -6,8 +6,9 @@ have a launch for (`kernels.linear.kernel`, `kernels.moe.kernel`).
 
 from kernels.weight.base import Weight
 from kernels.weight.dense import Dense
+from kernels.weight.fp4 import Fp4
 from kernels.weight.fp8 import Fp8
 from kernels.weight.int8 import Int8
 from kernels.weight.packed import PackedInt
 
-__all__ = ["Dense", "Fp8", "Int8", "PackedInt", "Weight"]
+__all__ = ["Dense", "Fp4", "Fp8", "Int8", "PackedInt", "Weight"]

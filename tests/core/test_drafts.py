@@ -35,6 +35,7 @@ def test_drafts_that_stand_come_at_once() -> None:
     engine.submit("a", PROMPT, max_tokens=9)
     engine.run()
     assert engine.tokens("a") == engine.expected(PROMPT, 9)
+    assert engine.engine.stats().accepted_at[:4] == (2, 2, 2, 0)
     assert [event.token_ids for event in engine.events["a"]] == [
         engine.expected(PROMPT, 9)[i:j] for i, j in ((0, 1), (1, 5), (5, 9))
     ]

@@ -32,6 +32,9 @@ QUICK = (
     ("test_past_4096", "float32"),
     ("test_warm_prefix", ""),
     ("test_a_broken_part_fails", "float32"),
+    ("test_ranks.py::test_two_ranks[qwen3-moe", ""),
+    ("test_ranks.py::test_two_ranks[deepseek-v2", ""),
+    ("test_ranks.py::test_families_that_cannot", "deepseek-v4"),
     ("test_over_grpc[float32-qwen3.5", ""),
     ("test_over_grpc[float32-deepseek-v4", ""),
 )

@@ -6,8 +6,11 @@ its rotation), a value or a latent over the layer's scale, and what is read is t
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
-from dataclasses import dataclass
+import tempfile
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +31,11 @@ SCALES = ((0.013, 0.0031), (0.021, 0.0093), (0.017, 0.0057), (0.011, 0.0071))
 
 @dataclass(frozen=True)
 class Eight:
-    """A checkpoint folder that says its cache is quantized, and what its model says then."""
+    """A checkpoint folder that says its cache is quantized, what its model says then, and where it is played."""
 
     folder: Path
     sequences: list[Sequence]
+    device: str
 
 
 def rounded(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -70,9 +74,27 @@ def with_rounded_cache(model: Any, tokens: list[int]) -> torch.Tensor:
             hook.remove()
 
 
-def make(shape: Shape, folder: Path) -> Eight:
-    """A random checkpoint of the shape with scales in compressed-tensors' spelling, and what it says of a few
-    sequences."""
+def golden(shape: Shape, cache: Path, device: str) -> Eight:
+    """The checkpoint of a shape with scales in compressed-tensors' spelling, and what it says of a few sequences: from
+    `cache` or made now, as `tests.gate.oracle.golden` does it."""
+    digest = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode() + Path(__file__).read_bytes())
+    folder = cache / f"eight-{shape.name}-{digest.hexdigest()[:12]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"eight-{shape.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as made:
+                _make(shape, Path(made))
+                Path(made).rename(folder)
+    with np.load(folder / "golden.npz") as file:
+        sequences = [
+            Sequence(file[f"{i}.prompt"].tolist(), file[f"{i}.forced"].tolist(), {"float32": file[f"{i}.logprobs"]})
+            for i in range(len(LENGTHS))
+        ]
+    return Eight(folder, sequences, device)
+
+
+def _make(shape: Shape, folder: Path) -> None:
     model = random_model(shape)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -86,9 +108,10 @@ def make(shape: Shape, folder: Path) -> Eight:
     config["quantization_config"] = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
     (folder / "config.json").write_text(json.dumps(config))
     generator = np.random.default_rng(SEED)
-    sequences = []
-    for length in LENGTHS:
+    kept = {}
+    for i, length in enumerate(LENGTHS):
         prompt, forced = (generator.integers(0, VOCAB, count).tolist() for count in (length, FORCED))
         logits = with_rounded_cache(model, [*prompt, *forced])[-FORCED - 1 :]
-        sequences.append(Sequence(prompt, forced, {"float32": logits.log_softmax(-1).numpy()}))
-    return Eight(folder, sequences)
+        kept |= {f"{i}.prompt": np.array(prompt), f"{i}.forced": np.array(forced)}
+        kept[f"{i}.logprobs"] = logits.log_softmax(-1).numpy()
+    np.savez_compressed(folder / "golden.npz", **kept)

@@ -24,7 +24,7 @@ for width, dim, extras in ((4, 128, False), (8, 64, True)):
     }
     kinds = {
         "q_desc": box(64 // width, width, 64), "k_desc": box(16, 64), "v_desc": box(16, 64), "p_sinks": "*bf16",
-        "p_out": "*bf16", "scale": "fp32", "softcap": "fp32",
+        "p_out": "*bf16", "scale": "fp32", "softcap": "fp32", "v_scale": "fp32",
     }
     made = for_hopper(
         attend_kernel, constants, lambda name: kinds.get(name, "*i32" if name.startswith("p_") else "i32")

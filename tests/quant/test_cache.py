@@ -29,6 +29,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
         ({}, {}, False),
         ({"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": None}}, {}, False),
         (compressed(), {}, True),
+        ({"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": "static"}}, {}, False),
         (
             {"quantization_config": {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}},
             {},
@@ -62,6 +63,11 @@ def test_a_checkpoint_says_that_its_cache_is_quantized(
 def test_a_cache_of_another_kind_is_refused(said: dict[str, Any], modelopt: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         cache.declared(said, modelopt)
+
+
+def test_a_calibrated_fp8_checkpoint_is_read() -> None:
+    said = {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"}
+    assert config.read({"quantization_config": said}) is not None
 
 
 def test_weights_stay_as_they_are_where_the_cache_alone_is_quantized() -> None:

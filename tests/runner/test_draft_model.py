@@ -48,7 +48,7 @@ def test_a_draft_model_changes_no_token(folders: dict[str, Path], family: str, o
 @pytest.mark.parametrize(("family", "overlap"), PLAYED)
 def test_a_model_that_drafts_for_itself_is_right(folders: dict[str, Path], family: str, overlap: bool) -> None:
     """Greedy or sampled, for drafts are drawn by the same noise, behind prompts that came in chunks, from the prefix
-    cache or again: so its own cache holds what it should. Penalties are not drafted by."""
+    cache or again: so its own cache holds what it should. Of penalties, biases and bans it knows nothing."""
     accepted = drafted = 0
     for seed in (1, 2):
         recorder = Recorder()
@@ -57,20 +57,21 @@ def test_a_model_that_drafts_for_itself_is_right(folders: dict[str, Path], famil
         same(got, want)
         accepted, drafted = accepted + stats.accepted_tokens, drafted + stats.draft_tokens
         assert any(of.params.temperature for of in requests(seed))
-    assert accepted > 0.75 * drafted
+    assert accepted > 0.3 * drafted
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "in-turn"])
-def test_drafts_of_a_right_model_all_stand(folders: dict[str, Path], overlap: bool) -> None:
+@pytest.mark.parametrize(("overlap", "cache"), [(True, "auto"), (False, "auto"), (True, "fp8")])
+def test_drafts_of_a_right_model_all_stand(folders: dict[str, Path], overlap: bool, cache: str) -> None:
     config = EngineConfig(
         model=str(folders["dense"]),
         load_format="dummy",
         scheduler=SchedulerConfig(max_rows=4, token_budget=40),
-        cache=CacheConfig(num_blocks=60),
+        cache=CacheConfig(num_blocks=60, dtype=cache),
         runtime=RuntimeConfig(device="cpu", overlap=overlap),
         speculation=drafted_by(folders["dense"]),
     )
     engine, heard = Engine(build_runner(config), config), Heard()
+    assert {group.spec.dtype_bytes for group in engine.info.pool.groups} == ({1} if cache == "fp8" else {4})
     prompt = [9 + i % 50 for i in range(70)]
     for i in range(7):
         params = SamplingParams(max_tokens=41, temperature=0.8 * (i % 2), seed=i, top_p=0.9, ignore_eos=True)

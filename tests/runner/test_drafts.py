@@ -190,8 +190,8 @@ def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: 
             accepted += stats.accepted_tokens
             share = stats.accepted_tokens / stats.draft_tokens
             assert 0.9 < share <= 1 if right == 1.0 else 0.1 < share < 0.9 if right else share == 0
-        for method in ("ngram", "suffix"):
-            got, stats = play(folders[family], seed, SpeculationConfig(method=method, tokens=3), None, overlap)
+        for method, tokens in (("ngram", "auto"), ("suffix", 3)):
+            got, stats = play(folders[family], seed, SpeculationConfig(method=method, tokens=tokens), None, overlap)
             same(got, want)
             assert stats.drafts > 0
     assert accepted > 100
@@ -328,7 +328,7 @@ def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: 
     for settings, sentence in (
         ({"speculation.method": "eagle3"}, "it is none, ngram, suffix, draft"),
         ({"speculation.tokens": "3"}, "speculation.method is none"),
-        ({"speculation.method": "ngram", "speculation.tokens": "auto"}, "tokens"),
+        ({"speculation.method": "ngram", "speculation.tokens": "some"}, "tokens"),
         ({"speculation.method": "ngram", "speculation.tokens": "17"}, "<= 16"),
         ({"speculation.method": "draft"}, "needs speculation.model"),
         ({"speculation.method": "ngram", "speculation.model": "."}, "is for the method draft"),
@@ -338,3 +338,5 @@ def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: 
             parse({"model": str(tmp_path), **settings}, tmp_path)
     made = parse({"model": str(tmp_path), "speculation.method": "ngram", "speculation.tokens": "7"}, tmp_path)
     assert made.engine.speculation.most == 7
+    made = parse({"model": str(tmp_path), "speculation.method": "ngram", "speculation.tokens": "auto"}, tmp_path)
+    assert (made.engine.speculation.tokens, made.engine.speculation.most) == ("auto", 8)

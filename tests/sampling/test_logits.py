@@ -33,7 +33,8 @@ def edited(
     logits = torch.arange(2 * VOCAB, dtype=torch.float32).view(2, VOCAB)
     before = logits.clone()
     table = torch.tensor(tokens + [0] * 8, dtype=torch.int32)
-    edit(logits, [LineEdits(1, len(tokens), RowEdits(start, line()), table)])
+    least = max(0, len(tokens) - 2)  # as after drafts, of which none may have stood
+    edit(logits, [LineEdits(1, least, RowEdits(start, line()), table)], torch.tensor([0, len(tokens)]))
     assert torch.equal(logits[0], before[0])
     return logits[1] - before[1]
 

@@ -65,11 +65,15 @@ def test_of_many_values_an_even_sample_is_written_and_counters_have_all(metrics:
 
 def test_drafts_are_counted_under_vllms_names(metrics: Metrics) -> None:
     metrics.engine(Stats(prompt_tokens=1), leading=True)
-    metrics.engine(Stats(prompt_tokens=1, drafts=2, draft_tokens=8, accepted_tokens=5), leading=True)
-    metrics._flush()
+    for scale in (1, 2):
+        counted = {"drafts": 1 * scale, "draft_tokens": 4 * scale, "accepted_at": (2 * scale, scale, 0)}
+        metrics.engine(Stats(prompt_tokens=1, accepted_tokens=3 * scale, **counted), leading=True)
+        metrics._flush()
     names = ("drafts", "draft_tokens", "accepted_tokens")
     values = [MetricFamily.made[f"vllm:spec_decode_num_{name}_total:m:m:0:1"].value for name in names]
-    assert values == [2, 8, 5]
+    assert values == [2, 8, 6]
+    places = {name: made.value for name, made in MetricFamily.made.items() if "per_pos" in name}
+    assert places == {f"vllm:spec_decode_num_accepted_tokens_per_pos_total:m:m:0:1:{i}": 4 - 2 * i for i in (0, 1)}
 
 
 def test_a_frontend_that_takes_the_lead_counts_on_from_where_the_engine_stands(metrics: Metrics) -> None:

@@ -25,6 +25,7 @@ def read(reader: Reader) -> Fp8Method:
     scheme = reader.require("activation_scheme", "dynamic", "static", default="dynamic")
     reader.require("fmt", "e4m3", default="e4m3")
     ue8m0 = reader.optional(str, "scale_fmt") is not None and reader.require("scale_fmt", "ue8m0", "float") == "ue8m0"
+    reader.skip("kv_cache_scheme")  # engine.quant.cache reads it
     block = reader.items(int, "weight_block_size")
     by_block = block is not None
     reader.check(not by_block or block == [128, 128], f"weight_block_size = {block} is not implemented, [128, 128] is")

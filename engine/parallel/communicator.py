@@ -1,0 +1,102 @@
+"""What ranks say to each other inside a step: sums of partial products, and pieces put together.
+
+A `Communicator` is a value that is handed down where layers are built. That of one rank costs nothing and does nothing.
+All ranks call the same methods in the same order, with tensors of equal shapes.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from engine.types import shown
+
+
+class GroupError(RuntimeError):
+    """Ranks that cannot find each other, or do not agree."""
+
+
+class Communicator:
+    """One rank, which has nobody to talk to."""
+
+    rank = 0
+    size = 1
+
+    def once(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        """What the sum over ranks is to hold once: x on the first rank, None on the others."""
+        return x if self.rank == 0 else None
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' x, in x's place. Every rank gets the same bits."""
+        return x
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, C] of each rank → [size, B, C]."""
+        return x[None]
+
+    def agree(self, numbers: list[int]) -> list[list[int]]:
+        """Numbers of each rank, by rank. On the host, for the start."""
+        return [numbers]
+
+    def close(self) -> None:
+        return None
+
+
+ALONE = Communicator()
+
+
+class GroupCommunicator(Communicator):
+    """One of several ranks, over a process group of torch.distributed: NCCL for GPUs, gloo for CPUs."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self.rank, self.size = group.rank(), group.size()
+        self._group = group
+        self._device = device
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        made = x.new_empty(self.size, *x.shape)
+        self._group._allgather_base(made.flatten(0, 1), x.contiguous()).wait()
+        return made
+
+    def agree(self, numbers: list[int]) -> list[list[int]]:
+        told = torch.tensor([numbers], dtype=torch.int64, device=self._device)
+        given: list[list[int]] = self.gather(told).flatten(0, 1).tolist()
+        return given
+
+    def close(self) -> None:
+        self._group = None
+
+
+def connect(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Communicator:
+    """The communicator of `rank` among `size`, who meet at `store`, a store of torch.distributed.
+
+    timeout_s: a rank that is waited for longer has failed. Raises GroupError when the others do not come.
+    """
+    if size == 1:
+        return Communicator()
+    from torch import distributed
+
+    patience = timedelta(seconds=timeout_s)
+    try:
+        if device.type == "cuda":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = patience
+            group: Any = distributed.ProcessGroupNCCL(store, rank, size, options)
+        else:
+            gloo: Any = distributed.ProcessGroupGloo
+            loose = gloo._Options()
+            loose._timeout = patience
+            loose._devices = [gloo.create_device(hostname="127.0.0.1")]
+            group = gloo(store, rank, size, loose)
+        made = GroupCommunicator(group, device)
+        made.agree([rank])
+    except RuntimeError as error:
+        raise GroupError(f"rank {rank} of {size} does not find the others: {shown(str(error), 200)}") from None
+    return made

@@ -1,0 +1,135 @@
+"""A rank's slices of a checkpoint, which are that of a narrower model; and what ranks agree on at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from engine.cache.spec import PoolSpec
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.models.reader import ConfigError
+from engine.parallel.communicator import Communicator
+from engine.parallel.share import Runs, Share, runs_of
+from engine.parallel.vocabulary import Vocabulary
+from engine.weights.checkpoint import Checkpoint, Entry, WeightsError
+from engine.weights.rules import Rule, Split
+
+# The end of a module's tensor that holds the shape of the whole, which is no rank's.
+SHAPE = "weight_shape"
+# Layouts whose matrices are stored [inputs, outputs].
+TURNED = ("qweight", "scales", "qzeros")
+
+
+def check_parallel(config: EngineConfig, communicator: Communicator) -> None:
+    """Raises ConfigError for settings that several ranks do not honour."""
+    asked, size = config.parallel.tensor, communicator.size
+    if asked != size:
+        raise ConfigError(f"parallel.tensor is {asked}, and {size} ranks are here: start as many as are asked for")
+    method = config.speculation.method
+    if size > 1 and method != "none":
+        raise ConfigError(
+            f"speculation.method {method} is not implemented with parallel.tensor = {size}: set one of them to "
+            "none or to 1"
+        )
+    if size > 2 and config.runtime.deterministic:
+        raise ConfigError(
+            f"runtime.deterministic needs sums of ranks in one order, which parallel.tensor = {size} does not promise: "
+            "use at most 2, or leave deterministic off"
+        )
+
+
+def agreed(pool: PoolSpec, communicator: Communicator) -> PoolSpec:
+    """The pool that every rank can hold: of each group the fewest blocks that a rank has room for.
+
+    Raises ConfigError when ranks group layers in different ways, as uneven heads may.
+    """
+    if communicator.size == 1:
+        return pool
+    layers = crc32(repr([group.layers for group in pool.groups]).encode())
+    told = communicator.agree([layers, len(pool.num_blocks), pool.num_state_slots])
+    if any(other != told[0] for other in told):
+        raise ConfigError("ranks hold layers of different sizes, which one pool does not: use another parallel.tensor")
+    counts = communicator.agree(list(pool.num_blocks))
+    return replace(pool, num_blocks=tuple(map(min, *counts)))
+
+
+def sliced(
+    checkpoint: Checkpoint,
+    rules: Iterable[Rule],
+    model: ModelConfig,
+    share: Share,
+    vocabulary: Vocabulary,
+    copies: Mapping[str, str],
+) -> Checkpoint:
+    """The rank's slices of a checkpoint of `model`, the whole one. copies: as `loader.load` has them.
+
+    Raises WeightsError with the numbers where a border between ranks falls into a block or group of a format.
+    """
+    if share.size == 1:
+        return checkpoint
+    entries, cuts = dict(checkpoint.entries), {}
+    layers = [runs_of(layer, model, share) for layer in model.layers]
+    words = (vocabulary.start, vocabulary.start + vocabulary.count)
+    for rule in rules:
+        runs = _of_target(rule.target, layers)
+        runs["vocabulary"] = (vocabulary.total, words)
+        for source, split in rule.shared.items():
+            count, (start, stop) = runs[split.part]
+            wide = split.width
+            cuts[source] = _Cut(split, count * wide, start * wide, stop * wide)
+    for name, other in copies.items():
+        if other in cuts:
+            cuts[name] = cuts[other]
+    by_module = {source.removesuffix(".weight"): cut for source, cut in cuts.items()}
+    for name, entry in checkpoint.entries.items():
+        module, _, end = name.rpartition(".")
+        cut = cuts.get(name) or (by_module.get(module) if end != "bias" else None)
+        if cut is None:
+            continue
+        if end == SHAPE:
+            del entries[name]
+        else:
+            entries[name] = cut.of(entry, end, share)
+    return Checkpoint(entries)
+
+
+def _of_target(target: str, layers: list[Runs]) -> Runs:
+    parts = target.split(".")
+    return dict(layers[int(parts[1])]) if parts[0] == "layers" else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Outputs or inputs [start, stop) of the `whole` that a module has."""
+
+    split: Split
+    whole: int
+    start: int
+    stop: int
+
+    def of(self, entry: Entry, end: str, share: Share) -> Entry:
+        """The slice of one of the module's tensors, each entry of which stands for one or several numbers."""
+        along = int(self.split.axis == "inputs")
+        if end == "g_idx" or end == "weight_g_idx":
+            if along:
+                raise WeightsError(
+                    f"{entry.name} says which group each input is of, and {share.size} ranks share the inputs, which "
+                    "is not implemented: use a checkpoint without g_idx, or parallel.tensor 1"
+                )
+            return entry
+        if end in TURNED:
+            along = 1 - along
+        if along >= len(entry.shape) or entry.shape[along] == 1:
+            return entry  # one for all, or a bias-like row of what is not shared
+        size = entry.shape[along]
+        each = -(-self.whole // size)
+        if self.start % each or (self.stop % each and self.stop != self.whole):
+            raise WeightsError(
+                f"{entry.name} has one number for {each} of {self.whole} {self.split.axis}, and {share.size} ranks "
+                f"would share them at {self.start} and {self.stop}: use a parallel.tensor that divides "
+                f"{self.whole // each}"
+            )
+        start, stop = self.start // each, -(-self.stop // each)
+        return entry.rows(start, stop) if along == 0 else entry.columns(start, stop)

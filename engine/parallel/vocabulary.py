@@ -1,0 +1,40 @@
+"""A vocabulary of which each rank holds a run of rows: the embedding's lookup, and logits put together.
+
+The last run may be shorter. Logits travel whole: then every rank draws the same token from the same bits by the one
+sampler, with every filter, penalty, mask and log-probability as on one rank.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.parallel.communicator import Communicator
+
+
+class Vocabulary:
+    """`total` ids, of which this rank holds `count` from `start` on."""
+
+    def __init__(self, total: int, communicator: Communicator) -> None:
+        self.total = total
+        run = -(-total // communicator.size)
+        self.start = min(total, communicator.rank * run)
+        self.count = min(total, self.start + run) - self.start
+        self._run = run
+        self._communicator = communicator
+
+    def own(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids [T] → the rows that they have here [T], any for those of other ranks; whether they are here [T, 1]."""
+        local = ids - self.start
+        here = (local >= 0) & (local < self.count)
+        return local.clamp(0, self.count - 1), here[:, None]
+
+    def sum(self, rows: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+        """Embeddings [T, hidden] of ids that each are on one rank."""
+        return self._communicator.sum(torch.where(here, rows, 0))
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of this rank's tokens [B, count] → of all [B, total]."""
+        if self._communicator.size == 1:
+            return logits
+        padded = torch.nn.functional.pad(logits, (0, self._run - self.count))
+        return self._communicator.gather(padded).transpose(0, 1).flatten(1)[:, : self.total].contiguous()

@@ -1,0 +1,105 @@
+"""How deep to draft follows what drafts came to and what steps took."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from engine.config import SpeculationConfig
+from engine.core.depth import AWAITED, DRAFTED, REST, Acceptance, Depth
+from engine.core.plan import Draft, Pending, StepPlan
+from tests.core.drafting import Seer
+from tests.core.harness import Harness, make_config
+from tests.core.scripted_runner import ScriptedRunner, pool
+
+PROMPT = list(range(2, 12))
+
+
+class Costly(ScriptedRunner):
+    """Its steps take `step_s` and, for each draft, `draft_s` more."""
+
+    def __init__(self, draft_s: float) -> None:
+        super().__init__(pool(2000), step_s=0.01)
+        self._draft_s = draft_s
+
+    def launch(self, plan: StepPlan) -> Pending:
+        plain = self.step_s
+        self.step_s += self._draft_s * sum(draft.count for draft in plan.drafts.values())
+        step = super().launch(plan)
+        self.step_s = plain
+        return step
+
+
+def played(right: float, draft_s: float, tokens: int = 400, rows: int = 1, overlap: bool = True) -> tuple[int, float]:
+    """Drafts and seconds of requests of so many tokens each."""
+    runner = Costly(draft_s)
+    config = msgspec.structs.replace(
+        make_config(overlap=overlap, late_launch=False), speculation=SpeculationConfig(method="ngram", tokens="auto")
+    )
+    engine = Harness(runner, config, lambda: Seer(runner, right=right, seed=3), 8)
+    for i in range(rows):
+        engine.submit(str(i), [*PROMPT, i], max_tokens=tokens)
+    engine.run()
+    for i in range(rows):
+        assert engine.tokens(str(i)) == engine.expected([*PROMPT, i], tokens)
+    return engine.engine.stats().draft_tokens, runner.now
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_drafter_that_is_always_wrong_is_asked_for_next_to_nothing(rows: int) -> None:
+    drafts, seconds = played(right=0.0, draft_s=0.0005 / rows, rows=rows)
+    assert drafts / rows < 60, "of 3,200 that a fixed depth would take"
+    assert 400 * 0.01 / seconds >= 0.93, "next to no drafts"
+    later, _ = played(right=0.0, draft_s=0.0005 / rows, rows=rows, tokens=800)
+    assert (later - drafts) / rows < 400 / REST + 2
+
+
+def test_a_drafter_that_is_always_right_goes_as_deep_as_it_may() -> None:
+    _, seconds = played(right=1.0, draft_s=0.0002)
+    assert seconds < 400 * 0.01 / 4
+
+
+@pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("draft_s", [0.0001, 0.002, 0.02])
+def test_drafts_never_cost_much_and_pay_where_they_can(right: float, draft_s: float) -> None:
+    _, seconds = played(right, draft_s, overlap=False)
+    _, plain = played(right, 1.0, overlap=False)
+    best = max(_rate(right, draft_s, depth) for depth in range(9))
+    assert seconds < 400 / best * 1.25 + 0.3
+    assert seconds < 4.3
+    assert plain >= 4.0
+
+
+def _rate(right: float, draft_s: float, depth: int) -> float:
+    """Tokens a second at a fixed depth."""
+    return sum(right**j for j in range(depth + 1)) / (0.01 + depth * draft_s)
+
+
+def plan(rows: int, drafts: int) -> StepPlan:
+    drafted = {row: Draft(drafts, 5, [1] * drafts) for row in range(rows)} if drafts else {}
+    return StepPlan(1, [*range(rows)], [4] * rows, [1 + drafts] * rows, [True] * rows, drafts=drafted)
+
+
+def test_what_a_draft_costs_decides_who_drafts() -> None:
+    """Of two requests the one whose drafts stand more often drafts deeper; where a draft costs much, nobody does."""
+    depths = []
+    for extra in (0.0000001, 0.001, 0.005, 0.5):
+        depth, good, bad = Depth(8), Acceptance(), Acceptance()
+        for _ in range(30):
+            good.drafted(4, 4)
+            bad.drafted(4, 1)
+        depth.took(plan(2, 0), 0.01)
+        depth.took(plan(2, 4), 0.01 + 8 * extra)
+        depths.append(depth.counts(2, [good, bad]))
+    assert depths[0] == [8, 8]
+    assert depths[1][0] == 8
+    assert depths[1][1] < 8
+    assert depths[3] == [0, 0]
+    assert sorted(depths, reverse=True) == depths
+
+
+def test_plain_steps_are_measured_before_drafts_and_now_and_then() -> None:
+    depth, of = Depth(4), [Acceptance()]
+    found = [depth.counts(1, of) for _ in range(2 * DRAFTED)]
+    assert found[:AWAITED] == [[0]] * AWAITED, "no time came, so it goes by a guess from there on"
+    assert found.count([0]) == AWAITED + 2

@@ -1,0 +1,80 @@
+"""A model on two ranks behind a real server: they live and die together, and streams go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.serving import repository
+from engine.serving.process_watch import parent, start_time
+from tests.e2e.conftest import SETTINGS
+from tests.e2e.harness import Call, Server, tokens_of, wait_until
+from tests.e2e.test_recovery import long_request
+
+STREAMS, FEW = 6, 40
+RANK = b"engine.parallel.worker"
+
+
+@pytest.fixture(scope="module")
+def pair(server: Server, models: Path, checkpoint: Path) -> Iterator[Server]:
+    """The server, with a model `pair` on two ranks. A rank that stands still is given up soon."""
+    ranks = {"parallel.tensor": "2", "parallel.hang_timeout_s": "3"}
+    repository.write_llm(models, "pair", {"model": str(checkpoint), **SETTINGS, **ranks})
+    assert server.load("pair") is None
+    yield server
+    server.unload("pair")
+
+
+def ranks(server: Server) -> tuple[int, int]:
+    """The processes of both ranks."""
+    (first,) = server.engine_pids("pair")
+    others = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and _follows(entry) and parent(int(entry.name)) == first
+    ]
+    (second,) = others
+    return first, second
+
+
+def _follows(entry: Path) -> bool:
+    try:
+        return RANK in (entry / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def streams(server: Server) -> list[Call]:
+    return [Call(server, **long_request(seed, FEW), model="pair") for seed in range(STREAMS)]
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Server) -> list[list[int]]:
+    """Of the same streams, undisturbed."""
+    return [tokens_of(call.all()) for call in streams(pair)]
+
+
+def test_two_ranks_serve(pair: Server, expected: list[list[int]]) -> None:
+    assert [len(tokens) for tokens in expected] == [FEW] * STREAMS
+
+
+# That the first rank stands still is seen by its supervisor, as of any engine.
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_streams_survive_the_end_of_either_rank(
+    pair: Server, expected: list[list[int]], rank: int, number: signal.Signals
+) -> None:
+    """None of their tokens is lost, and none comes twice."""
+    old = ranks(pair)
+    calls = streams(pair)
+    firsts = [call.next() for call in calls]
+    os.kill(old[rank], number)
+    got = [tokens_of([first, *call.all()]) for first, call in zip(firsts, calls, strict=True)]
+    assert got == expected
+    wait_until(lambda: all(start_time(pid) is None for pid in old), "both old ranks are gone")
+    assert not set(ranks(pair)) & set(old)
+    if rank == 1:
+        assert f"rank 1 (pid {old[1]})" in pair.log.read_text()

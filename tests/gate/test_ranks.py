@@ -1,0 +1,201 @@
+"""The gate with several ranks: each family on two, in float32, against transformers on one. Ranks are threads that
+talk over gloo, as processes on CPUs do. Broken ranks must fail it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
+from engine.core.plan import StepPlan
+from engine.models.reader import ConfigError
+from engine.parallel.communicator import Communicator, GroupCommunicator
+from engine.runner.build import build_runner
+from engine.runner.runner import DeviceRunner
+from engine.types import TokenLogprobs
+from engine.weights.checkpoint import WeightsError
+from tests.gate.conftest import as_param, quick
+from tests.gate.families import FAMILIES
+from tests.gate.oracle import Golden, golden
+from tests.gate.packings import PACKINGS, packed_golden
+from tests.gate.plans import PlanPlayer
+from tests.gate.shapes import SHAPES, Shape
+from tests.gate.verdict import judge
+from tests.parallel.ranks import together
+
+WHOLE = 1 << 20
+REFUSED = ("qwen3.5", "deepseek-v4")
+SHARED = [as_param(shape) for shape in (*SHAPES, *FAMILIES) if shape.name not in REFUSED]
+LEFT = [as_param(shape) for shape in FAMILIES if shape.name in REFUSED]
+
+Broken = Callable[[DeviceRunner, int], None]
+
+
+def of_ranks(truth: Golden, shape: Shape, size: int) -> EngineConfig:
+    return EngineConfig(
+        model=str(truth.folder),
+        max_model_len=600,
+        scheduler=SchedulerConfig(max_rows=48, token_budget=8192),
+        cache=CacheConfig(block_size=shape.block_size, num_blocks=1024 * 16 // shape.block_size),
+        runtime=RuntimeConfig(device="cpu", dtype="float32"),
+        parallel=ParallelConfig(tensor=size),
+    )
+
+
+def play(config: EngineConfig, truth: Golden, broken: Broken | None = None) -> list[list[list[TokenLogprobs]]]:
+    """What each rank says of all sequences."""
+
+    def work(communicator: Communicator) -> list[list[TokenLogprobs]]:
+        runner = build_runner(config, communicator=communicator)
+        if broken is not None:
+            broken(runner, communicator.rank)
+        return PlanPlayer(runner, WHOLE).play(truth.sequences)
+
+    return together(config.parallel.tensor, work)
+
+
+@pytest.mark.parametrize("shape", SHARED, indirect=True)
+def test_two_ranks(truth: Golden, shape: Shape) -> None:
+    played = play(of_ranks(truth, shape, 2), truth)
+    assert played[0] == played[1], "ranks must hold the same bits, or they would draw different tokens"
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
+@pytest.mark.parametrize("shape", LEFT, indirect=True)
+def test_families_that_cannot_be_shared_yet_are_refused(truth: Golden, shape: Shape) -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.tensor = 2 is not possible for this model"):
+        play(of_ranks(truth, shape, 2), truth)
+
+
+ONE = [as_param(shape) for shape in SHAPES if shape.name == "qwen3"]
+
+
+def swapped_slice(runner: DeviceRunner, rank: int) -> None:
+    """One layer multiplies by the other half of a projection's inputs."""
+    weight = runner._decoder.layers[0].mixer.out.weight
+    data = weight.value.data
+    data.copy_(data.roll(data.shape[1] // 2, 1))
+
+
+def missing_sum(runner: DeviceRunner, rank: int) -> None:
+    runner._decoder.layers[1].ffn.down._communicator = Communicator()
+
+
+def one_residual_more(runner: DeviceRunner, rank: int) -> None:
+    class Twice(GroupCommunicator):
+        def once(self, x: torch.Tensor | None) -> torch.Tensor | None:
+            return x
+
+    down = runner._decoder.layers[1].ffn.down
+    down._communicator.__class__ = Twice
+
+
+def swapped_logits(runner: DeviceRunner, rank: int) -> None:
+    vocabulary: Any = runner._decoder._vocabulary
+    whole = vocabulary.whole
+    vocabulary.whole = lambda logits: whole(logits).roll(vocabulary.count, 1)
+
+
+def one_step_behind(runner: DeviceRunner, rank: int) -> None:
+    """The second rank computes the position before the one that the first computes."""
+    if rank == 0:
+        return
+    launch = runner.launch
+
+    def late(plan: StepPlan) -> Any:
+        return launch(replace_fields(plan, first=[max(0, first - 1) for first in plan.first]))
+
+    runner.launch = late  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("shape", ONE, indirect=True)
+@pytest.mark.parametrize(
+    "broken", [swapped_slice, missing_sum, one_residual_more, swapped_logits, one_step_behind], ids=lambda b: b.__name__
+)
+def test_a_broken_rank_fails(truth: Golden, shape: Shape, broken: Broken) -> None:
+    few = replace_fields(truth, sequences=truth.sequences[::8])
+    played = play(of_ranks(few, shape, 2), few, broken)
+    verdict = judge(few.sequences, played[0], "float32")
+    assert not verdict.passes("float32"), verdict
+
+
+EVEN = replace_fields(SHAPES[2], name="even", sequences=12, config={**SHAPES[2].config, "intermediate_size": 512})
+QUANTIZED = ("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static")
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_are_cut_by_their_blocks(name: str, pytestconfig: pytest.Config) -> None:
+    truth = _packed(EVEN, name, pytestconfig)
+    config = replace(of_ranks(truth, EVEN, 2), weights=WeightsConfig(activations="16bit"))
+    played = play(config, truth)
+    assert played[0] == played[1]
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("fp8-blocks-f32", "a feed-forward part of 224 channels is stored in runs of 128"),
+        ("gptq-v1-order", "g_idx says which group each input is of"),
+    ],
+)
+def test_borders_in_a_block_are_refused(name: str, sentence: str, pytestconfig: pytest.Config) -> None:
+    truth = _packed(quick(SHAPES[2]), name, pytestconfig)
+    with pytest.raises((ConfigError, WeightsError), match=sentence):
+        play(of_ranks(truth, SHAPES[2], 2), truth)
+
+
+def _packed(shape: Shape, name: str, config: pytest.Config) -> Golden:
+    cache = Path(config.rootpath) / ".cache" / "gate"
+    (packing,) = (packing for packing in PACKINGS if packing.name == name)
+    truth = packed_golden(shape, golden(shape, cache), packing, cache)
+    return replace_fields(truth, sequences=truth.sequences[:4])
+
+
+ODD: Sequence[tuple[str, dict[str, Any], int]] = (
+    ("three-kv-heads-on-two", {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}, 2),
+    ("one-kv-head-on-three", {"hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 1}, 3),
+    ("odd-vocabulary-on-two", {"vocab_size": 509}, 2),
+    ("channels-that-do-not-halve", {"intermediate_size": 161}, 2),
+)
+
+
+@pytest.mark.parametrize(("changes", "size"), [o[1:] for o in ODD], ids=[o[0] for o in ODD])
+def test_what_does_not_divide(changes: dict[str, Any], size: int, tmp_path: Any) -> None:
+    """Ranks of different sizes say what one says."""
+    from tests.gate.oracle import random_model
+
+    values = {**SHAPES[2].config, **changes}
+    random_model(replace_fields(SHAPES[2], config=values)).save_pretrained(tmp_path)
+    prompts = [[5 * i + j for j in range(20 + 3 * i)] for i in range(4)]
+    alone = of_ranks(Golden(tmp_path, [], None), SHAPES[2], 1)  # type: ignore[arg-type]
+    one = _drawn(build_runner(alone), prompts)
+    config = replace(alone, parallel=ParallelConfig(tensor=size))
+    several = together(size, lambda c: _drawn(build_runner(config, communicator=c), prompts))
+    assert several == [several[0]] * size
+    for ours, theirs in zip(several[0], one, strict=True):
+        assert ours.ids == theirs.ids
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+def _drawn(runner: DeviceRunner, prompts: list[list[int]]) -> list[TokenLogprobs]:
+    """The first token of each prompt, with its log-probabilities."""
+    from engine.cache.writes import BlockWrite
+    from engine.core.plan import RowStart
+    from engine.types import SamplingParams
+
+    params = SamplingParams(temperature=0.0, logprobs=8)
+    starts = [RowStart(i, prompt, len(prompt), params) for i, prompt in enumerate(prompts)]
+    writes = [BlockWrite(0, i, 0, [1 + 4 * i + j for j in range(4)]) for i in range(len(prompts))]
+    rows, counts = list(range(len(prompts))), [len(prompt) for prompt in prompts]
+    plan = StepPlan(0, rows, [0] * len(rows), counts, [True] * len(rows), starts, writes)
+    result = runner.launch(plan).wait()
+    return [result.logprobs[i][0] for i in rows]
