@@ -119,6 +119,7 @@ class Decoder(nn.Module):
         self.hyper_head = None if config.hyper is None else HyperHead(config.hyper, build)
         self.norm = RmsNorm(config.hidden, build)
         self._vocabulary = build.vocabulary
+        self._communicator = build.communicator
         self.head = Linear(config.hidden, self._vocabulary.count, build)
         self.tie()
 
@@ -169,9 +170,11 @@ class Decoder(nn.Module):
 
     @property
     def widest(self) -> int:
-        """Gated outputs of the largest product that all tokens take; 0 with experts."""
+        """Gated outputs of the largest product that all tokens take; 0 with experts. The widest of all ranks, which
+        are asked: steps are padded to the same shapes everywhere."""
         dense = [layer.ffn for layer in self.layers if isinstance(layer.ffn, Mlp)]
-        return max(ffn.down.weight.shape[1] for ffn in dense) if len(dense) == len(self.layers) else 0
+        own = max(ffn.down.weight.shape[1] for ffn in dense) if len(dense) == len(self.layers) else 0
+        return max(told for (told,) in self._communicator.agree([own]))
 
     @property
     def kinds(self) -> list[int]:

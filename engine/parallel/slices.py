@@ -27,11 +27,10 @@ def check_parallel(config: EngineConfig, communicator: Communicator) -> None:
     asked, size = config.parallel.tensor, communicator.size
     if asked != size:
         raise ConfigError(f"parallel.tensor is {asked}, and {size} ranks are here: start as many as are asked for")
-    method = config.speculation.method
-    if size > 1 and method != "none":
+    if size > 1 and config.speculation.model is not None:
         raise ConfigError(
-            f"speculation.method {method} is not implemented with parallel.tensor = {size}: set one of them to "
-            "none or to 1"
+            f"speculation.method {config.speculation.method} is not implemented with parallel.tensor = {size}: let "
+            "ngram or suffix draft, or set parallel.tensor to 1"
         )
     if size > 2 and config.runtime.deterministic:
         raise ConfigError(

@@ -14,6 +14,7 @@ from engine.serving.process_watch import parent, start_time
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import Call, Server, tokens_of, wait_until
 from tests.e2e.test_recovery import long_request
+from tests.e2e.test_speculation import ASKED, SPECULATION, said
 
 STREAMS, FEW = 6, 40
 RANK = b"engine.parallel.worker"
@@ -21,9 +22,9 @@ RANK = b"engine.parallel.worker"
 
 @pytest.fixture(scope="module")
 def pair(server: Server, models: Path, checkpoint: Path) -> Iterator[Server]:
-    """The server, with a model `pair` on two ranks. A rank that stands still is given up soon."""
+    """The server, with a model `pair` on two ranks that compute drafts. A rank that stands still is given up soon."""
     ranks = {"parallel.tensor": "2", "parallel.hang_timeout_s": "3"}
-    repository.write_llm(models, "pair", {"model": str(checkpoint), **SETTINGS, **ranks})
+    repository.write_llm(models, "pair", {"model": str(checkpoint), **SETTINGS, **SPECULATION, **ranks})
     assert server.load("pair") is None
     yield server
     server.unload("pair")
@@ -58,8 +59,15 @@ def expected(pair: Server) -> list[list[int]]:
     return [tokens_of(call.all()) for call in streams(pair)]
 
 
-def test_two_ranks_serve(pair: Server, expected: list[list[int]]) -> None:
-    assert [len(tokens) for tokens in expected] == [FEW] * STREAMS
+def test_streams_say_what_they_say_on_one_rank(pair: Server, expected: list[list[int]]) -> None:
+    alone = [Call(pair, **long_request(seed, FEW)) for seed in range(STREAMS)]
+    assert [tokens_of(call.all()) for call in alone] == expected
+    held = {"structured_outputs": {"regex": "(yes|no), [a-z]{3,9}[.]"}, "ignore_eos": False, "seed": 5}
+    for fields in (*ASKED, held):
+        assert said(pair, "pair", fields) == said(pair, "demo", fields)
+    wait_until(
+        lambda: pair.metric("vllm:spec_decode_num_accepted_tokens_total", model="pair") > 0, "drafts stood", 10.0
+    )
 
 
 # That the first rank stands still is seen by its supervisor, as of any engine.
