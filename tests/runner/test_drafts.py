@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -297,6 +298,41 @@ def test_what_was_said_before_takes_fewer_steps(folders: dict[str, Path]) -> Non
         steps.append(count)
     assert heard.tokens["a"] == heard.tokens["b"] == heard.tokens["c"]
     assert steps[2] < 0.5 * steps[0]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
+def test_each_drafted_position_has_the_edits_of_its_length(folders: dict[str, Path], padded: bool) -> None:
+    """Tokens that would end the request are banned up to the third; one word's end is, behind its beginning alone."""
+    heard = []
+    for speculation in (SpeculationConfig(), DEEP):
+        config = EngineConfig(
+            model=str(folders["dense"]),
+            load_format="dummy",
+            cache=CacheConfig(num_blocks=40),
+            runtime=RuntimeConfig(device="cpu", dtype="float32", overlap=False),
+            speculation=speculation,
+        )
+        answers = {(9, 10, 11): heard[0].tokens["a"]} if heard else {}
+        drafter = partial(Oracle, answers, 1.0) if heard else None
+        runner = build_runner(config)
+        if padded:
+            runner.use_graphs(Recorder())
+        engine, now = Engine(runner, config, drafter=drafter, draft_tokens=speculation.most), Heard()
+        ends = tuple(range(8, 264, 2))
+        params = SamplingParams(
+            max_tokens=40, min_tokens=3, temperature=0.9, seed=2, stop_token_ids=ends, logit_bias={31: 3.0}
+        )
+        engine.submit(RequestInput(request_id="a", prompt_ids=[9, 10, 11], params=params, bad_word_ids=[[31, 31]]), now)
+        inflight = None
+        while engine._loop.live:
+            inflight = engine._loop.iterate(inflight)
+        heard.append(now)
+    same(heard[1], heard[0])
+    tokens = heard[0].tokens["a"]
+    assert len(tokens) >= 3
+    assert not set(tokens[:3]) & set(ends)
+    assert (31, 31) not in pairwise(tokens)
+    assert engine.stats().accepted_tokens >= 2
 
 
 def test_a_model_with_a_running_state_is_refused(tmp_path: Path) -> None:
