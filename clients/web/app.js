@@ -132,7 +132,10 @@ async function answer(conversation, parent, said) {
     if (came || Object.keys(conversation.nodes).length) return;
   }
   if (Object.keys(conversation.nodes).length) await keep(conversation);
-  else await forget(conversation);
+  else { // it is shown still, and is not a conversation yet
+    conversations = conversations.filter((other) => other !== conversation);
+    await store.remove(conversation.id);
+  }
   if (conversation !== current) return drawList();
   const follow = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 160;
   const place = $("log").scrollTop;

@@ -27,6 +27,11 @@ def open_chat(page: Page, shim: Shim, model: str = "scripted") -> None:
     page.fill("#temperature", "0")
 
 
+def colour(page: Page) -> None:
+    page.get_by_text("Form of the answer", exact=True).click()
+    page.check("#logprobs")
+
+
 def say(page: Page, text: str) -> None:
     page.fill("#text", text)
     page.press("#text", "Enter")
@@ -55,7 +60,7 @@ def test_thinking_is_folded_away(page: Page, shim: Shim) -> None:
 
 def test_tokens_are_coloured_by_probability(page: Page, shim: Shim) -> None:
     open_chat(page, shim, "demo")
-    page.check("#logprobs")
+    colour(page)
     page.fill("#max_tokens", "12")
     say(page, "What is a list?")
     tokens = page.locator(".message.assistant .token")
@@ -70,7 +75,7 @@ def test_tokens_are_coloured_by_probability(page: Page, shim: Shim) -> None:
 
 def test_a_character_of_several_tokens_is_coloured_as_one(page: Page, shim: Shim) -> None:
     open_chat(page, shim)
-    page.check("#logprobs")
+    colour(page)
     say(page, "h")
     expect(page.locator(".message.assistant .what")).to_contain_text(HELLO)
 
