@@ -44,6 +44,8 @@ def parse(reader: Reader) -> ModelConfig:
 
 
 def _experts(reader: Reader) -> MoeConfig:
+    # Tensors say how experts are stored (`engine.quant`).
+    reader.require("expert_dtype", "fp4", "fp8", "bf16", default=None) if "expert_dtype" in reader else None
     reader.require("topk_method", "noaux_tc", default="noaux_tc")
     reader.require("norm_topk_prob", True, default=True)
     reader.require("mlp_bias", False, default=False)

@@ -99,8 +99,14 @@ def parse(values: dict[str, Any]) -> ModelConfig:
 
 
 def quantization(folder: str | Path) -> Method | None:
-    """How config.json says that weights are quantized. Raises ConfigError as `load` does."""
-    return quant.read(_json(Path(folder) / "config.json"))
+    """How config.json, or modelopt's own file where that is silent, says that weights are quantized. Raises ConfigError
+    as `load` does."""
+    said = quant.read(_json(Path(folder) / "config.json"))
+    modelopt = Path(folder) / "hf_quant_config.json"
+    inner = _json(modelopt).get("quantization") if said is None and modelopt.exists() else None
+    if not isinstance(inner, dict):
+        return said
+    return quant.read({"quantization": {**inner, "quant_method": "modelopt"}}, modelopt.name)
 
 
 def cache_is_eight(folder: str | Path) -> bool:

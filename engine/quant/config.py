@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.method import Method
-from engine.quant.methods import awq, compressed_tensors, fp8, gptq
+from engine.quant.methods import awq, compressed_tensors, fp8, gptq, modelopt
+from engine.quant.scheme import Fp4Scheme
 
 # quant_method → what reads the object around it
 METHODS: dict[str, Callable[[Reader], Method | None]] = {
@@ -15,13 +17,15 @@ METHODS: dict[str, Callable[[Reader], Method | None]] = {
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
     "gptq": gptq.read,
+    "modelopt": modelopt.read,
 }
 # Read here and by no family. "quantization" is what MLX writes.
 KEYS = ("quantization_config", "compression_config", "quantization")
 
 
-def read(values: dict[str, Any]) -> Method | None:
-    """The method that the content of a config.json names, None for weights that are stored as they are.
+def read(values: dict[str, Any], file: str = "config.json") -> Method | None:
+    """The method that the content of a config.json names, None for weights that are stored as they are. file: what
+    messages call it.
 
     Raises ConfigError for a method, or a value of one, that is not implemented.
     """
@@ -32,12 +36,14 @@ def read(values: dict[str, Any]) -> Method | None:
         return None
     where, said = found[0]
     if any(other != said for _, other in found[1:]):
-        raise ConfigError(f"config.json: {' and '.join(name for name, _ in found)} say different things; keep one")
+        raise ConfigError(f"{file}: {' and '.join(name for name, _ in found)} say different things; keep one")
     if not isinstance(said, dict):
-        raise ConfigError(f"config.json: {where} must be an object, not {type(said).__name__}")
-    reader = Reader(said, f"config.json: {where}")
+        raise ConfigError(f"{file}: {where} must be an object, not {type(said).__name__}")
+    reader = Reader(said, f"{file}: {where}")
     made = METHODS[reader.require("quant_method", *METHODS)](reader)
     reader.finish()
+    if isinstance(made, fp8.Fp8Method) and values.get("expert_dtype") == "fp4":
+        return replace(made, experts=Fp4Scheme("scale"))
     return made
 
 

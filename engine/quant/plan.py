@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.quant.format import Kind
-from engine.quant.formats import fp8, int8, packed, rounded
+from engine.quant.formats import fp4, fp8, int8, packed, rounded
 from engine.quant.formats.dense import Dense
 from engine.quant.method import Method
-from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme, Scheme
+from engine.quant.scheme import Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
@@ -19,7 +19,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # What speaks tokens keeps its numbers.
 OUTER = ("embed.weight", "head.weight")
 # scheme → the module of its format
-KINDS: dict[type, Kind] = {Fp8Scheme: fp8, Int8Scheme: int8, PackedScheme: packed}
+KINDS: dict[type, Kind] = {Fp4Scheme: fp4, Fp8Scheme: fp8, Int8Scheme: int8, PackedScheme: packed}
 
 
 def plan(
@@ -81,6 +81,7 @@ def grain(rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind |
     modules = {rule.sources[0].removesuffix(".weight") for rule in rules if rule.splits and rule.target not in OUTER}
     schemes = {scheme for module in modules if method is not None and (scheme := method.scheme(module)) is not None}
     blocks = [max(scheme.block) for scheme in schemes if isinstance(scheme, Fp8Scheme) and scheme.block]
+    blocks += [fp4.NAMES[scheme.layout].group for scheme in schemes if isinstance(scheme, Fp4Scheme)]
     # A word holds 32 bits, of outputs or of inputs.
     return max([*blocks, *(scheme.group or 32 for scheme in schemes if isinstance(scheme, PackedScheme))], default=1)
 

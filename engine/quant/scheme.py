@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Layout = Literal["pack-quantized", "gptq", "awq"]
+Fp4Layout = Literal["mxfp4-pack-quantized", "nvfp4-pack-quantized", "modelopt", "scale"]
 Activations = Literal["as they are", "dynamic by token", "dynamic by 128", "static"]
 
 
@@ -44,4 +45,13 @@ class Int8Scheme:
     activations: Activations
 
 
-Scheme = Fp8Scheme | Int8Scheme | PackedScheme
+@dataclass(frozen=True, slots=True)
+class Fp4Scheme:
+    """4-bit floats (e2m1) with a scale for each 16 or 32 inputs of a row. layout: whose names these are.
+    quantized_inputs: products round their inputs to 4 bits too."""
+
+    layout: Fp4Layout
+    quantized_inputs: bool = False
+
+
+Scheme = Fp4Scheme | Fp8Scheme | Int8Scheme | PackedScheme

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.gate import integers
+from tests.gate.fp4 import MODELOPT, fp4_config, mxfp4, nvfp4
 from tests.gate.integers import (
     awq,
     awq_config,
@@ -190,6 +191,9 @@ PACKINGS = (
         float_quantized("block", strategy="group", group_size=128, dynamic=True),
         fp8_blocks(torch.bfloat16, "weight_scale"),
     ),
+    Packing("ct-mxfp4", fp4_config("mxfp4-pack-quantized"), mxfp4(), quick=()),
+    Packing("ct-nvfp4", fp4_config("nvfp4-pack-quantized"), nvfp4(), quick=("qwen3",)),
+    Packing("modelopt-nvfp4", MODELOPT, nvfp4(modelopt=True), quick=()),
     Packing("ct-int4-g32", compressed(4, 32), pack_quantized(4, 32), quick=()),
     Packing(
         "ct-int4-zeros-order",

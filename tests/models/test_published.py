@@ -15,6 +15,7 @@ import torch
 from engine.cache.spec import Recurrent, group_layers, window_of
 from engine.layers.build import Build
 from engine.models import registry
+from engine.models.common import with_shared_apart
 from engine.models.config import (
     AttentionConfig,
     GatedDeltaConfig,
@@ -27,13 +28,11 @@ from engine.models.config import (
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.quant import config as quantization
-from engine.quant.plan import plan
+from engine.quant.plan import plan, shared_apart
 from kernels import Workspace, select
 
 CONFIGS = Path(__file__).parent / "configs"
-# Stored in ways that are not read yet.
-QUANTIZED = {"deepseek-v4-flash": "expert_dtype"}
-SERVED = sorted(file.stem for file in CONFIGS.glob("*.json") if file.stem not in QUANTIZED)
+SERVED = sorted(file.stem for file in CONFIGS.glob("*.json"))
 MIB = 1 << 20
 
 
@@ -54,12 +53,14 @@ def decoder(config: ModelConfig) -> Decoder:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_rules_fill_every_parameter_once(name: str) -> None:
-    config = parse(name)
+    config, method, family = parse(name), quantization.read(values(name)), registry.family_of(values(name))
+    if shared_apart(family.rules(config), None, method):
+        config = with_shared_apart(config)
     model = decoder(config)
-    rules = registry.family_of(values(name)).rules(config)
+    rules = family.rules(config)
     sources = [source for rule in rules for source in rule.sources]
     assert len(sources) == len(set(sources))
-    targets = Counter(rule.target for rule in plan(model.weights, rules, None, quantization.read(values(name))))
+    targets = Counter(rule.target for rule in plan(model.weights, rules, None, method))
     parameters = set(dict(model.named_parameters()))
     assert set(targets) == parameters
     assert set(targets.values()) == {1}
@@ -309,7 +310,6 @@ def test_a_token_costs_what_it_should(name: str) -> None:
         ("deepseek-v4-flash-bf16", {"norm_topk_prob": False}, "norm_topk_prob = False"),
         ("deepseek-v4-flash-bf16", {"num_key_value_heads": 8}, "num_key_value_heads = 8"),
         ("llama-3.1-8b", {"architectures": ["FalconForCausalLM"]}, "implemented: DeepseekV2ForCausalLM"),
-        *((name, {}, said) for name, said in QUANTIZED.items()),
         ("qwen3-8b", {"quantization_config": {"quant_method": "hqq"}}, "quant_method = 'hqq'"),
     ],
 )

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from engine.models.reader import ConfigError
 from engine.quant import config
+from engine.quant.method import Method
 from engine.quant.plan import plan, spare_biases
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
 from engine.quant.weight import Weight
@@ -56,11 +57,18 @@ def stored(pack: Pack, matrices: dict[str, torch.Tensor]) -> tuple[Tensors, dict
 
 
 def loaded(
-    folder: Path, tensors: Tensors, said: dict[str, Any], rule: Rule, *shape: int, dense: bool = False
+    folder: Path,
+    tensors: Tensors,
+    said: dict[str, Any],
+    rule: Rule,
+    *shape: int,
+    dense: bool = False,
+    method: Method | None = None,
+    activations: str = "auto",
 ) -> Weight:
     save_file(tensors, folder / "model.safetensors")
     weight, checkpoint = Weight(shape, torch.float32, dense), Checkpoint.open(folder)
-    rules = plan({rule.target: weight}, [rule], checkpoint, read(said))
+    rules = plan({rule.target: weight}, [rule], checkpoint, method or read(said), activations)
     weight.to_empty(device="cpu")
     parameters = {f"{rule.target}.{name}": p for name, p in weight.named_parameters()}
     loader.load(parameters, checkpoint, rules, zeros=spare_biases([rule], checkpoint))

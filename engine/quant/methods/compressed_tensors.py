@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.methods.groups import group_size
-from engine.quant.scheme import Activations, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
+from engine.quant.scheme import Activations, Fp4Layout, Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 
 # What a module of a projection is called by its class, and the end of the name of one of another class.
 PROJECTION, EMBEDDING = "Linear", "embed_tokens"
@@ -116,11 +116,37 @@ def _packed(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Schem
     return PackedScheme("pack-quantized", bits, group, not symmetric, order in ORDERED and group > 0)
 
 
+def _fp4(layout: Fp4Layout, strategy: str, group: int) -> Callable[[Reader, dict[str, Any] | None, str], Scheme]:
+    def read(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
+        _floats_of_4_bits(weights, strategy, group, False)
+        if inputs is not None:
+            reader = Reader(inputs, f"{where}: input_activations")
+            _floats_of_4_bits(reader, strategy, group, True, "local")
+            reader.finish()
+        return Fp4Scheme(layout, inputs is not None)
+
+    return read
+
+
+def _floats_of_4_bits(reader: Reader, strategy: str, group: int, *dynamic: object) -> None:
+    reader.require("type", "float")
+    reader.require("num_bits", 4)
+    reader.require("symmetric", True, default=True)
+    reader.require("dynamic", *dynamic, default=False)
+    reader.require("strategy", strategy)
+    reader.require("group_size", group)
+    reader.refuse("actorder", "4-bit floats have no order of activations", *IN_PLACE)
+    reader.refuse("block_structure", "4-bit floats are scaled by groups")
+    reader.skip(*SILENT)
+
+
 # format → what reads the weights and inputs of a group
 FORMATS: dict[str, Callable[[Reader, dict[str, Any] | None, str], Scheme]] = {
     "float-quantized": _floats,
     "int-quantized": _integers,
+    "mxfp4-pack-quantized": _fp4("mxfp4-pack-quantized", "group", 32),
     "naive-quantized": _floats,
+    "nvfp4-pack-quantized": _fp4("nvfp4-pack-quantized", "tensor_group", 16),
     "pack-quantized": _packed,
 }
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.models.reader import Reader
-from engine.quant.scheme import Activations, Fp8Scheme
+from engine.quant.scheme import Activations, Fp4Scheme, Fp8Scheme
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Method:
-    """Every projection is stored so, less those that `ignored` names and their parts."""
+    """Every projection is stored so, less those that `ignored` names and their parts.
+
+    experts: how routed experts are stored, where that is another way.
+    """
 
     stored: Fp8Scheme
     ignored: tuple[str, ...] = ()
+    experts: Fp4Scheme | None = None
 
-    def scheme(self, module: str) -> Fp8Scheme | None:
+    def scheme(self, module: str) -> Fp4Scheme | Fp8Scheme | None:
         left_out = any(module == name or module.startswith(f"{name}.") for name in self.ignored)
-        return None if left_out else self.stored
+        if left_out:
+            return None
+        return self.experts if self.experts is not None and ".experts." in module else self.stored
 
 
 def read(reader: Reader) -> Fp8Method:
