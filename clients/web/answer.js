@@ -59,6 +59,8 @@ function take(node, { delta, logprobs }) {
   }
 }
 
+// Of what came at once the rate says nothing.
+const LEAST_TIMED_S = 0.05;
 const FINISH = { length: "cut off: longest answer reached", tool_calls: "calls a tool" };
 
 function facts(clock, usage, finish) {
@@ -67,7 +69,7 @@ function facts(clock, usage, finish) {
     const seconds = (clock.last - clock.first) / 1000;
     const tokens = usage.completion_tokens;
     found.push(tokens === 1 ? "1 token" : `${tokens} tokens`);
-    if (tokens > 1 && seconds > 0) found.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+    if (tokens > 1 && seconds >= LEAST_TIMED_S) found.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
     found.push(`prompt ${usage.prompt_tokens}, ${usage.prompt_tokens_details?.cached_tokens ?? 0} from cache`);
   }
   if (finish) found.push(FINISH[finish] || finish);

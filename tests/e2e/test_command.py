@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 
@@ -91,7 +92,9 @@ def test_serve_fetches_a_model_by_its_name_and_leaves_nothing_but_the_cache(chec
     temporary.mkdir()
     http, grpc, metrics = free_ports(3)
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    short = tempfile.TemporaryDirectory(prefix="nereid-")  # a socket's path has at most 107 bytes
     variables = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TMPDIR": str(temporary)}
+    variables["NEREID_RUN_DIR"] = short.name
     log = tmp_path / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -113,6 +116,7 @@ def test_serve_fetches_a_model_by_its_name_and_leaves_nothing_but_the_cache(chec
     finally:
         process.kill()
         hub.close()
+        short.cleanup()
     assert list(temporary.glob("nereid-models-*")) == []
 
 
