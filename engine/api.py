@@ -270,7 +270,7 @@ class Engine:
     def _request(self, input: RequestInput, sink: Sink, arrival: int, deadline: float | None) -> Request:
         params = input.params
         gated = params.structured_outputs is not None
-        draftless = self._drafter is None or gated
+        draftless = self._drafter is None or gated or params.speculation is not None
         request = Request(
             input,
             sink,

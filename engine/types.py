@@ -104,6 +104,12 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"structured_outputs: a {self.kind} may hold {MAX_CONSTRAINT_BYTES} bytes at most")
 
 
+class RequestSpeculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request's own word on speculation: it may go without."""
+
+    method: Literal["none"]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to choose tokens and when to stop, after validation. Defaults and names are vLLM's.
 
@@ -111,7 +117,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `seed` None means that the frontend draws one: by the time a request reaches the engine it always has a seed,
     so that it can be replayed.
     `beam_width` above 1 searches for the likeliest answers instead of drawing one; `length_penalty` and
-    `early_stopping` are transformers'.
+    `early_stopping` are transformers'. `speculation` {"method": "none"}: no tokens are drafted for this request.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)] = 16
@@ -140,6 +146,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     beam_width: Annotated[int, Meta(ge=1, le=MAX_BEAMS)] = 1
     length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] = 1.0
     early_stopping: bool = False
+    speculation: RequestSpeculation | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):

@@ -26,6 +26,7 @@ _SAME_NAME = (
     "include_stop_str_in_output",
     "skip_special_tokens",
     "priority",
+    "speculation",
     "prompt_logprobs",
 )
 

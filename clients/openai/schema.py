@@ -140,6 +140,7 @@ class Sampling(Strict):
     timeout: Annotated[float, Field(gt=0.0)] | None = Field(None, description="Deadline in seconds.")
     user: str | None = Field(None, description="Written to the access log.")
     response_format: ResponseFormat | None = None
+    speculation: dict[str, Any] | None = Field(None, description='{"method": "none"}: nothing is drafted for it.')
     structured_outputs: dict[str, Any] | str | None = Field(None, description="vLLM's: json, regex, choice or grammar.")
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -81,6 +81,8 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
             continue
         if name in _TEXTS:
             value = _strings(name, value)
+        elif name == "speculation" and isinstance(value, str):
+            value = parse_json(value.encode())
         elif name in _IDS and isinstance(value, list | tuple):
             value = _without_repeats(value)
         known[name] = value

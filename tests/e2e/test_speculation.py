@@ -49,3 +49,14 @@ def test_streams_say_what_they_say_without_drafts(server: Server, drafted: str) 
     assert counted("drafts", drafted) <= counted("draft_tokens", drafted)
     assert counted("accepted_tokens", drafted) <= counted("draft_tokens", drafted)
     assert counted("drafts", "demo") == 0
+
+
+def test_a_request_may_go_without_drafts(server: Server, drafted: str) -> None:
+    def counted(name: str) -> float:
+        return server.metric(f"vllm:{name}_total", model=drafted)
+
+    tokens, drafts = counted("generation_tokens"), counted("spec_decode_num_drafts")  # of a load before
+    fields = {"temperature": 0.0, "speculation": {"method": "none"}}
+    assert said(server, drafted, fields) == said(server, "demo", {"temperature": 0.0})
+    wait_until(lambda: counted("generation_tokens") >= tokens + 60, "the metrics follow", 10.0)
+    assert counted("spec_decode_num_drafts") == drafts
