@@ -287,7 +287,7 @@ class ChatCall(Generic[C]):
         self.source = await chat_source(shim.router, info, request, shim.config.tool_parser)
         if request.active_tools and FORMS[shim.config.tool_parser].special and request.skip_special_tokens is None:
             self.request = request.model_copy(update={"skip_special_tokens": False})
-        return [self._generation(choice, stream) for choice in range(request.num_choices)]
+        return [self._generation(choice, stream) for choice in range(1 if request.beams > 1 else request.num_choices)]
 
     def _generation(self, choice: int, stream: bool) -> Generation:
         request = self.request
@@ -309,4 +309,5 @@ class ChatCall(Generic[C]):
             deadline=self._deadline.end,
             logprobs=wanted is not None,
             prompt_logprobs=request.prompt_logprobs is not None,
+            answers=request.num_choices if request.beams > 1 else 1,
         )

@@ -52,7 +52,7 @@ class _Answer:
     async def whole(self) -> dict[str, Any]:
         request = self._request
         generations = await self._deadline.kept(self._generations(stream=False))
-        collected = [Collected() for _ in generations]
+        collected = [Collected() for _ in range(request.num_prompts * request.num_candidates)]
         async with aclosing(relay(self._shim.router, generations)) as pieces:
             async for piece in pieces:
                 collected[piece.index].add(self._count(piece))
@@ -101,18 +101,19 @@ class _Answer:
         """Candidates of prompt after prompt; they share the prompt's blocks in the engine."""
         request, shim = self._request, self._shim
         info = shim.router.model(request.model)
-        shim.check_choices(request.num_prompts * request.num_candidates)
+        shim.check_choices(request.num_prompts * max(request.num_candidates, request.beams))
         check_length(info, "max_tokens", request.max_tokens)
         self._sources = await completion_sources(shim.router, info, request)
         return [
             self._generation(number, source, candidate, stream)
             for number, source in enumerate(self._sources)
-            for candidate in range(request.num_candidates)
+            for candidate in range(1 if request.beams > 1 else request.num_candidates)
         ]
 
     def _generation(self, number: int, source: Source, candidate: int, stream: bool) -> Generation:
         request = self._request
-        index = number * request.num_candidates + candidate
+        answers = request.num_choices if request.beams > 1 else 1
+        index = number if request.beams > 1 else number * request.num_candidates + candidate
         sampling = sampling_fields(
             request,
             # The engine generates at least one token; for an echo of the prompt alone it is dropped again.
@@ -134,6 +135,7 @@ class _Answer:
             logprobs=request.logprobs is not None,
             cumulative=request.num_candidates > request.num_choices,
             prompt_logprobs="prompt_logprobs" in sampling,
+            answers=answers,
         )
 
     def _count(self, piece: Piece) -> Piece:

@@ -29,6 +29,7 @@ _SAME_NAME = (
     "speculation",
     "prompt_logprobs",
 )
+_OF_BEAMS = ("length_penalty", "early_stopping")
 
 
 def check_length(info: ModelInfo, name: str, wanted: int | None) -> None:
@@ -65,6 +66,9 @@ def sampling_fields(
         fields["logit_bias"] = request.logit_bias
     if constraint is not None:
         fields["structured_outputs"] = msgspec.to_builtins(constraint)
+    if request.beams:
+        fields |= {"use_beam_search": True, "n": request.num_choices, "best_of": request.beams}
+        fields |= {name: value for name in _OF_BEAMS if (value := getattr(request, name)) is not None}
     if request.seed is not None:
         fields["seed"] = derive_seed(request.seed, choice)
     return fields

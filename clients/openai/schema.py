@@ -44,9 +44,6 @@ class Strict(BaseModel):
 
 # vLLM's fields that this server cannot honour: the values besides null that ask for nothing, and why no other is taken.
 _ELSEWHERE: dict[str, tuple[Any, str]] = {
-    "use_beam_search": (False, "beam search is not built yet."),
-    "length_penalty": (1.0, "it belongs to beam search, which is not built yet."),
-    "early_stopping": (False, "it belongs to beam search, which is not built yet."),
     "best_of": (1, "in chat every answer is returned; send `n`."),
     "documents": ([], "write the documents into a message."),
     "mm_processor_kwargs": ({}, "the models served here read text."),
@@ -140,6 +137,9 @@ class Sampling(Strict):
     timeout: Annotated[float, Field(gt=0.0)] | None = Field(None, description="Deadline in seconds.")
     user: str | None = Field(None, description="Written to the access log.")
     response_format: ResponseFormat | None = None
+    use_beam_search: bool | None = Field(None, description="The likeliest answers, by as many beams as `n`.")
+    length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = Field(None, description="Of a beam search.")
+    early_stopping: bool | None = Field(None, description="Of a beam search.")
     speculation: dict[str, Any] | None = Field(None, description='{"method": "none"}: nothing is drafted for it.')
     structured_outputs: dict[str, Any] | str | None = Field(None, description="vLLM's: json, regex, choice or grammar.")
     guided_json: dict[str, Any] | str | None = None
@@ -158,6 +158,10 @@ class Sampling(Strict):
             if extra.pop(name) not in (None, neutral):
                 raise unsupported(name, why)
         constraint_of(self)
+        if not self.use_beam_search:
+            for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, name) not in (None, neutral):
+                    raise unsupported(name, "it belongs to beam search: send `use_beam_search` too.")
         if self.stop is not None and "" in ([self.stop] if isinstance(self.stop, str) else self.stop):
             raise invalid("stop", "stop cannot contain an empty string.")
         if self.stream_options is not None and not self.stream:
@@ -169,6 +173,11 @@ class Sampling(Strict):
     @property
     def num_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def beams(self) -> int:
+        """Beams of a beam search, whose answers come as one; 0 without one. A single beam is greedy."""
+        return self.num_choices if self.use_beam_search else 0
 
     @property
     def include_usage(self) -> bool:
@@ -200,7 +209,7 @@ class CompletionRequest(Sampling):
         if self.best_of is not None:
             if self.best_of < self.num_choices:
                 raise invalid("best_of", f"`best_of` ({self.best_of}) must be at least `n` ({self.num_choices}).")
-            if self.stream and self.best_of > self.num_choices:
+            if self.stream and self.best_of > self.num_choices and not self.use_beam_search:
                 raise invalid("best_of", "`best_of` greater than `n` cannot be streamed: the best is known at the end.")
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "`max_tokens` 0 is only allowed with `echo`: nothing would be returned.")
@@ -214,7 +223,12 @@ class CompletionRequest(Sampling):
 
     @property
     def num_candidates(self) -> int:
-        return self.best_of or self.num_choices
+        """Answers that come from the model; of a beam search the best alone do."""
+        return self.num_choices if self.use_beam_search else self.best_of or self.num_choices
+
+    @property
+    def beams(self) -> int:
+        return (self.best_of or self.num_choices) if self.use_beam_search else 0
 
     @property
     def echo_logprobs(self) -> bool:

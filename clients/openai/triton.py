@@ -67,10 +67,15 @@ class TritonReplica:
         # In tenths, so that requests of one kind have one text of fields, which frontends know from the one before.
         told = round(left, 1) if left > 2 else left
         call = self._generate(wire.llm_request(generation, told), timeout=left + _LATE_S)
-        reader = wire.PieceReader(generation.index)
+        several = wire.AnswersReader(generation) if generation.answers > 1 else None
+        reader = several or wire.PieceReader(generation.index)
         read, parse = call.read, reader.read
         try:
             while (message := await read()) is not grpc.aio.EOF:
+                if several is not None:
+                    for answer in several.read_all(message):
+                        yield answer
+                    continue
                 piece = parse(message)
                 if piece is not None:
                     yield piece

@@ -54,7 +54,8 @@ class Generation:
     """One request to an LLM model. `sampling` is sent as the JSON tensor sampling_parameters, with what is left until
     `deadline` (on the monotonic clock) as its timeout.
 
-    index: its place among the generations of one HTTP request.
+    index: its place among the generations of one HTTP request. answers: how many come, all at the end where there are
+    several: those of a beam search.
     """
 
     model: str
@@ -67,12 +68,14 @@ class Generation:
     cumulative: bool = False
     prompt_logprobs: bool = False
     index: int = 0
+    answers: int = 1
 
 
 class Piece(msgspec.Struct, frozen=True):
     """One response of an LLM model: the text and tokens since the one before.
 
-    index: of its generation. logprobs: one {token id: {logprob, rank, decoded_token}} a token, the chosen token first.
+    index: of its answer among those of one HTTP request.
+    logprobs: one {token id: {logprob, rank, decoded_token}} a token, the chosen token first.
     finish_reason is set on the last piece.
     """
 
@@ -107,6 +110,9 @@ def llm_request(generation: Generation, timeout_s: float) -> Any:
     request.CopyFrom(
         _llm_template(generation.stream, generation.logprobs, generation.cumulative, generation.prompt_logprobs)
     )
+    if generation.answers > 1:
+        add_flag(request, "return_num_output_tokens", True)
+        request.outputs.add(name="num_output_tokens")
     request.model_name = generation.model
     request.id = generation.request_id
     _add(request, "sampling_parameters", "BYTES", _string(_ENCODE({**generation.sampling, "timeout_s": timeout_s})))
@@ -230,6 +236,50 @@ class PieceReader:
                 else 0.0
             ),
         )
+
+
+class AnswersReader(PieceReader):
+    """The one response of a generation with several answers as a piece each."""
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation.index * generation.answers)
+        self.first = generation.index * generation.answers
+
+    def read_all(self, message: bytes) -> list[Piece]:
+        """The answers in a serialized ModelStreamInferResponse; none for an error, which is `failure` then."""
+        inner = _parse(message).infer_response
+        found = tensors(inner)
+        if "num_output_tokens" not in found:
+            piece = self.read(message)
+            return [] if piece is None else [piece]
+        self.finished = True
+        counts = np.frombuffer(found["num_output_tokens"], np.uint32)
+        ends = np.cumsum(counts)
+        ids = np.frombuffer(found["token_ids"], np.int32).tolist()
+        logprobs = _strings(found["logprobs"]) if "logprobs" in found else [b"null"] * len(counts)
+        told = zip(_strings(found["text_output"]), _strings(found["finish_reason"]), logprobs, strict=True)
+        return [
+            Piece(
+                text.decode("utf-8", "replace"),
+                ids[end - count : end],
+                reason.decode(),
+                _length(found["num_input_tokens"])[0],
+                _length(found["num_cached_tokens"])[0],
+                self.first + place,
+                logprobs=msgspec.json.decode(entries),
+            )
+            for place, ((text, reason, entries), count, end) in enumerate(zip(told, counts, ends, strict=True))
+        ]
+
+
+def _strings(raw: bytes) -> list[bytes]:
+    """The elements of a serialized BYTES tensor."""
+    found, at = [], 0
+    while at < len(raw):
+        (length,) = _length(raw, at)
+        found.append(raw[at + 4 : at + 4 + length])
+        at += 4 + length
+    return found
 
 
 def _json(raw: Sequence[bytes], places: Mapping[str, int], name: str) -> Any:

@@ -231,8 +231,43 @@ def test_the_engine_refuses_in_the_api_error_shape(sdk: openai.OpenAI) -> None:
         sdk.completions.create(model="nope", prompt="x")
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as field:
-        sdk.completions.create(model="demo", prompt="x", extra_body={"use_beam_search": True})
-    assert (field.value.code, field.value.param) == ("unsupported_parameter", "use_beam_search")
+        sdk.completions.create(model="demo", prompt="x", extra_body={"length_penalty": 2.0})
+    assert (field.value.code, field.value.param) == ("unsupported_parameter", "length_penalty")
+
+
+BEAMS = {"use_beam_search": True, "ignore_eos": True, "return_token_ids": True}
+
+
+def test_a_beam_search_gives_its_answers_the_likeliest_first(sdk: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": ["The queue", "A server takes"], "max_tokens": 6, "logprobs": 1}
+    found = sdk.completions.create(**asked, n=3, extra_body=BEAMS)
+    assert [choice.index for choice in found.choices] == list(range(6))
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 36
+    for prompt in (found.choices[:3], found.choices[3:]):
+        sums = [sum(choice.logprobs.token_logprobs) for choice in prompt]  # type: ignore[union-attr,arg-type]
+        assert sums == sorted(sums, reverse=True)
+        assert len({tuple(choice.token_ids) for choice in prompt}) == 3  # type: ignore[attr-defined]
+    best = sdk.completions.create(**asked, n=1, best_of=3, extra_body=BEAMS)
+    assert [choice.text for choice in best.choices] == [found.choices[0].text, found.choices[3].text]
+    told: dict[int, str] = {}
+    for chunk in sdk.completions.create(**asked, n=3, stream=True, extra_body=BEAMS):
+        for choice in chunk.choices:
+            told[choice.index] = told.get(choice.index, "") + choice.text
+    assert [told[index] for index in range(6)] == [choice.text for choice in found.choices]
+
+
+def test_one_beam_is_greedy(sdk: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": "The queue", "max_tokens": 6}
+    beam = sdk.completions.create(**asked, extra_body={"use_beam_search": True})
+    assert beam.choices[0].text == sdk.completions.create(**asked, temperature=0).choices[0].text
+
+
+def test_a_chat_by_beams(sdk: openai.OpenAI) -> None:
+    ask: Any = [{"role": "user", "content": "How do I open a file?"}]
+    found = sdk.chat.completions.create(model="demo", messages=ask, max_tokens=6, n=2, extra_body=BEAMS)
+    assert [choice.index for choice in found.choices] == [0, 1]
+    assert found.choices[0].token_ids != found.choices[1].token_ids  # type: ignore[attr-defined]
 
 
 def test_a_bad_prompt_among_good_ones_fails_the_request_before_it_streams(shim: Shim) -> None:

@@ -70,7 +70,7 @@ def test_every_field_of_the_official_client_is_known() -> None:
         ({"logprobs": 21}, "logprobs"),
         ({"stop": [""]}, "stop"),
         ({"stop": ""}, "stop"),
-        ({"use_beam_search": True}, "use_beam_search"),
+        ({"early_stopping": True}, "early_stopping"),
         ({"length_penalty": 0.8}, "length_penalty"),
         ({"guided_json": 3}, "guided_json"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_json"),
