@@ -139,7 +139,7 @@ def test_the_pages_load_nothing_from_elsewhere() -> None:
     ask = asker()
     for path in ("/", "/docs"):
         response = ask("GET", path)
-        assert "default-src 'self'" in response.headers["content-security-policy"]
+        assert "default-src 'none'" in response.headers["content-security-policy"]
         assert "http://" not in response.text
         assert "https://" not in response.text
     off = asker(web=False)
