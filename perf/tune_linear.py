@@ -81,7 +81,7 @@ def products(shape: str) -> list[Product]:
 
 
 def vector_tiles() -> list[VectorTile]:
-    """outputs × inputs a program, warps, and the pipelines that were worth it (docs/log.md)."""
+    """outputs × inputs a program, warps, and the pipelines that were worth it (docs/experiments)."""
     tiles = []
     for outputs, inputs in (
         (1, 1024),

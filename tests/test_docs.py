@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
+EXPERIMENTS = sorted(ROOT.glob("docs/experiments/*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *EXPERIMENTS])
 PARTS = ("clients", "docker", "docs", "engine", "kernels", "model_repository", "perf", "tests")
 # They tell what was; a file may be gone since.
-HISTORY = (ROOT / "CHANGELOG.md", ROOT / "docs" / "log.md")
+HISTORY = (ROOT / "CHANGELOG.md", *EXPERIMENTS)
 
 
 def anchors(page: Path) -> set[str]:
@@ -37,6 +38,17 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
     for name in re.findall(r"python -m ((?:clients|engine|kernels|perf)(?:\.[a-z_]+)+)", text):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
+
+
+def test_the_index_of_experiments_names_each_page_once() -> None:
+    index = ROOT / "docs" / "experiments" / "README.md"
+    named = re.findall(r"\]\(([\w.-]+\.md)\)", index.read_text())
+    assert sorted(named) == [page.name for page in EXPERIMENTS if page != index]
+
+
+@pytest.mark.parametrize("page", EXPERIMENTS, ids=lambda page: page.name)
+def test_an_experiment_is_a_page(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 60
 
 
 def test_make_targets_of_the_pages_exist() -> None:

@@ -89,8 +89,9 @@ def tile_for(
 def _decode_tile(group: int, lines: int, heads: int) -> Tile:
     """The tile for lines of one query with `heads` kv heads in all, each shared by `group` query heads.
 
-    Measured on an H200 between the products of a layer (docs/log.md): what decides is how full the waves of programs
-    are. Where equal lines gained what others lost, and far from what was measured, tiles are those of before.
+    Measured on an H200 between the products of a layer (docs/experiments): what decides is how full the waves
+    of programs are. Where equal lines gained what others lost, and far from what was measured, tiles are those
+    of before.
     """
     if lines > 128:
         return Tile(16, 64, warps=4, stages=3)

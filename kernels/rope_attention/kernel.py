@@ -25,7 +25,7 @@ from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
-# kv heads of lines that are few (measured on an H200, see docs/log.md).
+# kv heads of lines that are few (measured on an H200, see docs/experiments).
 FEW_HEADS = 32
 
 
