@@ -9,16 +9,15 @@ from typing import Any, Generic, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from clients.openai.calls.forms import FORMS
-from clients.openai.config import ShimConfig
 from clients.openai.constraints import chat_constraint
 from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.errors import unsupported
 from clients.openai.logprobs import chat_logprobs
+from clients.openai.model_forms import ModelForms
 from clients.openai.params import check_length, sampling_fields
 from clients.openai.prompts import Source, chat_source
-from clients.openai.reasoning import ReasoningSplitter
+from clients.openai.reader import reader_of
 from clients.openai.relay import relay
 from clients.openai.schema import ChatRequest
 from clients.openai.shim import Label, Shim
@@ -28,13 +27,13 @@ from clients.openai.tools import (
     CallStart,
     ContentDelta,
     Delta,
-    ForcedParser,
-    PlainParser,
+    ReasoningDelta,
     ToolParser,
 )
 from clients.openai.trace import Trace, trace_of
 from clients.openai.usage import Usage
 from clients.openai.wire import Generation, Piece, Prompt
+from engine.types import Constraint
 
 _TO_THE_END = 2**31 - 1  # max_tokens: the engine stops when the context is full
 
@@ -58,14 +57,9 @@ async def chat(shim: Shim, http: Request, request: ChatRequest) -> Response:
 class Choice:
     """One choice of a chat answer: pieces of generated text in, message deltas out."""
 
-    def __init__(self, request: ChatRequest, config: ShimConfig) -> None:
-        forced = request.forced_tool
-        # A template that was told not to think, a forced call and a continued message leave no open <think>.
-        thinking = (request.chat_template_kwargs or {}).get("enable_thinking") is not False
-        split = config.reasoning_parser if thinking and forced is None else "none"
-        self._splitter = ReasoningSplitter("none" if request.continue_final_message else split)
-        self._tools = tool_parser(request, config)
-        self._forced = forced is not None
+    def __init__(self, request: ChatRequest, reader: ToolParser) -> None:
+        self._reader = reader
+        self._forced = request.forced_tool is not None
         self._one_call = self._forced or request.parallel_tool_calls is False
         self._include_reasoning = request.include_reasoning is not False
         self._num_calls = 0
@@ -76,11 +70,10 @@ class Choice:
         """Deltas of the message that this piece completes."""
         if self.finish_reason is not None:
             return []
-        deltas = self._split(*self._splitter.feed(piece.text))
+        deltas = [] if self.stopped else self._bodies(self._reader.feed(piece.text))
         if piece.finish_reason is not None:
             if not self.stopped:
-                deltas += self._split(*self._splitter.finish())
-                deltas += self._plain(self._tools.finish())
+                deltas += self._bodies(self._reader.finish())
             self.finish_reason = self._reason(piece.finish_reason)
         elif self.stopped:
             self.finish_reason = self._reason("stop")
@@ -91,20 +84,15 @@ class Choice:
             engine = "stop"
         return "tool_calls" if engine == "stop" and self._num_calls and not self._forced else engine
 
-    def _split(self, reasoning: str, content: str) -> list[dict[str, Any]]:
-        deltas: list[dict[str, Any]] = []
-        if reasoning and self._include_reasoning:
-            deltas.append({"reasoning_content": reasoning, "reasoning": reasoning})
-        if content and not self.stopped:
-            deltas += self._plain(self._tools.feed(content))
-        return deltas
-
-    def _plain(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    def _bodies(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         bodies: list[dict[str, Any]] = []
         for delta in deltas:
-            if self._one_call and not isinstance(delta, ContentDelta) and delta.index > 0:
+            if self._one_call and isinstance(delta, CallStart | CallArguments) and delta.index > 0:
                 break
-            if isinstance(delta, ContentDelta):
+            if isinstance(delta, ReasoningDelta):
+                if self._include_reasoning:
+                    bodies.append({"reasoning_content": delta.text, "reasoning": delta.text})
+            elif isinstance(delta, ContentDelta):
                 bodies.append({"content": delta.text})
             elif isinstance(delta, CallStart):
                 self._num_calls += 1
@@ -113,17 +101,9 @@ class Choice:
                 bodies.append({"tool_calls": [call]})
             elif isinstance(delta, CallArguments):
                 bodies.append({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]})
-        if self._one_call and self._tools.calls_done:
+        if self._one_call and self._reader.calls_done:
             self.stopped = True
         return bodies
-
-
-def tool_parser(request: ChatRequest, config: ShimConfig) -> ToolParser:
-    if request.forced_tool is not None:
-        return ForcedParser(request.forced_tool)
-    if not request.active_tools:
-        return PlainParser()
-    return FORMS[config.tool_parser].parser(request.active_tools)
 
 
 class Message:
@@ -159,28 +139,32 @@ class Message:
 class ChatCall(Generic[C]):
     """One chat request on its way through; other APIs that speak of conversations make one as well.
 
-    choice: makes each choice of the answer. Raises ApiError when the server cannot serve such a request.
+    choice: makes each choice of the answer. choices: there once the conversation is rendered, whose end shows where the
+    answer begins. Raises ApiError when the server cannot serve such a request.
     """
 
     def __init__(
-        self, shim: Shim, request: ChatRequest, trace: Trace, choice: Callable[[ChatRequest, ShimConfig], C]
+        self, shim: Shim, request: ChatRequest, trace: Trace, choice: Callable[[ChatRequest, ToolParser], C]
     ) -> None:
         if request.active_tools and shim.config.tool_parser == "none":
             raise unsupported("tools", "this server was started with --tool-parser none.")
+        self._info = shim.router.model(request.model)
+        self._forms = ModelForms.of(shim.config, self._info)
         self._shim = shim
         self.request = request
         self.label = Label.new("chatcmpl", "chat.completion", request.model)
         self.trace = trace
         self._deadline = Deadline.of(request.timeout, shim.config.request_timeout_s)
         self.usage = trace.usage = Usage(request.num_choices)
-        self.choices = [choice(request, shim.config) for _ in range(request.num_choices)]
+        self._choice = choice
+        self.choices: list[C] = []
         self.source = Source(Prompt())
-        self._constraint = chat_constraint(request, shim.config)
+        self._constraint: Constraint | None = None
 
     @property
     def thinks(self) -> bool:
         """The answer may begin with thinking."""
-        return self._shim.config.reasoning_parser != "none"
+        return self._forms.may_think(self.request)
 
     @property
     def cut_short(self) -> bool:
@@ -280,12 +264,17 @@ class ChatCall(Generic[C]):
 
     async def _generations(self, stream: bool) -> list[Generation]:
         request, shim = self.request, self._shim
-        info = shim.router.model(request.model)
         shim.check_choices(request.num_choices)
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        check_length(info, field, request.limit)
-        self.source = await chat_source(shim.router, info, request, shim.config.tool_parser)
-        if request.active_tools and FORMS[shim.config.tool_parser].special and request.skip_special_tokens is None:
+        check_length(self._info, field, request.limit)
+        chat_constraint(request, self._forms, "before")  # what is refused is refused before anything is done
+        self.source = await chat_source(shim.router, self._info, request, self._forms.tools)
+        begins = self._forms.begins(request, self.source.end)
+        self.choices += [
+            self._choice(request, reader_of(request, self._forms, begins)) for _ in range(request.num_choices)
+        ]
+        self._constraint = chat_constraint(request, self._forms, begins)
+        if self._forms.keeps_special(request) and request.skip_special_tokens is None:
             self.request = request.model_copy(update={"skip_special_tokens": False})
         return [self._generation(choice, stream) for choice in range(1 if request.beams > 1 else request.num_choices)]
 

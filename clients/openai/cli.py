@@ -45,13 +45,17 @@ class Flags:
     tool_parser: Annotated[
         str,
         typer.Option(
-            help="How models write tool calls: hermes, qwen3-coder, llama3, pythonic, mistral, deepseek-v3, "
-            "deepseek-v3.1, kimi-k2 or none."
+            help="How models write tool calls: auto, as each one's chat template shows; hermes, qwen3-coder, llama3, "
+            "pythonic, mistral, deepseek-v3, deepseek-v3.1, kimi-k2 or none."
         ),
-    ] = "hermes"
+    ] = "auto"
     reasoning_parser: Annotated[
-        str, typer.Option(help="think: answers open <think>; think-open: the template does; none.")
-    ] = "think"
+        str,
+        typer.Option(
+            help="auto: as each model's chat template shows; think: <think>, opened by the prompt or the answer; "
+            "think-open: answers begin within it; mistral: [THINK]; kimi: ◁think▷; none."
+        ),
+    ] = "auto"
     affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True
     affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8
     health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0

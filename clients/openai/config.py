@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 ToolParser = Literal[
-    "hermes", "qwen3-coder", "llama3", "pythonic", "mistral", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "none"
+    "auto", "hermes", "qwen3-coder", "llama3", "pythonic", "mistral", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "none"
 ]
-ReasoningParser = Literal["think", "think-open", "none"]
+ReasoningParser = Literal["auto", "think", "think-open", "mistral", "kimi", "none"]
 
 _ADDRESS = re.compile(r"^(?P<dns>dns:)?(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<grpc>\d+)(?::(?P<metrics>\d+))?$")
 
@@ -64,7 +64,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strict_fields: unknown fields of a request are refused, not reported.
     aliases: other names of models; a request for one goes to the model that it stands for.
     stored_responses: responses kept for `previous_response_id`, all workers together; 0 keeps none.
-    tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in.
+    tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in; auto: each model's
+        own, as its chat template shows it.
     """
 
     host: str = "127.0.0.1"
@@ -82,8 +83,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
-    tool_parser: ToolParser = "hermes"
-    reasoning_parser: ReasoningParser = "think"
+    tool_parser: ToolParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     affinity: bool = True
     affinity_slack: Annotated[int, Meta(ge=0)] = 8
     health_interval_s: Annotated[float, Meta(gt=0)] = 2.0

@@ -13,7 +13,8 @@ from engine.serving import constraint_fields
 from engine.types import Constraint, RequestError
 
 if TYPE_CHECKING:
-    from clients.openai.config import ShimConfig
+    from clients.openai.model_forms import ModelForms
+    from clients.openai.reasoning import Begins
     from clients.openai.schema import ChatRequest, Sampling, Tool
 
 FIELDS = (
@@ -45,27 +46,29 @@ def constraint_of(request: Sampling) -> Constraint | None:
         raise invalid(named, f"{error.message}.") from None
 
 
-def chat_constraint(request: ChatRequest, config: ShimConfig) -> Constraint | None:
-    """What a chat answer must be: calls, where tools must be called, or what its fields say behind its thinking."""
+def chat_constraint(request: ChatRequest, forms: ModelForms, begins: Begins) -> Constraint | None:
+    """What a chat answer must be: calls, where tools must be called, or what its fields say behind its thinking.
+
+    begins: where the answer does. Raises ApiError for what cannot be honoured.
+    """
     forced = request.forced_tool
     tools = [tool for tool in request.active_tools if forced in (None, tool.function.name)]
     strict = any(tool.function.strict for tool in tools)
     if forced is not None or request.tool_choice == "required" or strict:
-        _check_form(config.tool_parser, forced is not None, strict and forced is None)
+        _check_form(forms.tools, forced is not None, strict and forced is None)
     if forced is not None:
-        prefix = FORMS[config.tool_parser].prefix(forced)
-        return Constraint(kind="grammar", text=calls(tools, config.tool_parser, 1), prefix=prefix)
+        prefix = FORMS[forms.tools].prefix(forced)
+        return Constraint(kind="grammar", text=calls(tools, forms.tools, 1), prefix=prefix)
     if request.tool_choice == "required":
         most = 1 if request.parallel_tool_calls is False else MOST_CALLS
-        made: Constraint | None = Constraint(kind="grammar", text=calls(tools, config.tool_parser, most))
+        made: Constraint | None = Constraint(kind="grammar", text=calls(tools, forms.tools, most))
     elif strict:
-        made = Constraint(kind="grammar", text=calls_or_text(tools, config.tool_parser, constraint_of(request)))
+        made = Constraint(kind="grammar", text=calls_or_text(tools, forms.tools, constraint_of(request)))
     else:
         made = constraint_of(request)
-    thinking = (request.chat_template_kwargs or {}).get("enable_thinking") is not False
-    if made is None or not thinking or request.continue_final_message or config.reasoning_parser == "none":
+    if made is None or begins == "after" or forms.reasoning != "think":
         return made
-    return msgspec.structs.replace(made, think="open" if config.reasoning_parser == "think-open" else "may")
+    return msgspec.structs.replace(made, think="open" if begins == "inside" else "may")
 
 
 def calls(tools: list[Tool], form: str, most: int) -> str:

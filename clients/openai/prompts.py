@@ -14,16 +14,21 @@ from clients.openai.schema import ChatRequest, CompletionRequest, Message, Token
 from clients.openai.wire import ModelInfo, Prompt
 
 _AT_ONCE = 32  # calls to a tokenizer model
+_END = 512  # characters of a rendered conversation that show where its answer begins
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One prompt of a request, and its text when the answer repeats it. first_token: the text of its first token, when
-    its tokens are repeated one by one."""
+    """One prompt of a request, and its text when the answer repeats it.
+
+    first_token: the text of its first token, when its tokens are repeated one by one.
+    end: the last of a rendered conversation.
+    """
 
     prompt: Prompt
     echo: str = ""
     first_token: str = ""
+    end: str = ""
 
 
 async def completion_sources(router: Router, info: ModelInfo, request: CompletionRequest) -> list[Source]:
@@ -85,10 +90,10 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, too
         request.active_tools, request.add_generation_prompt, continued, request.template_variables
     )
     tokenizer = tokenizer_of(info)
-    ids = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
+    ids, text = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
     echo = str(messages[-1].get("content") or "") if request.echo else ""
     ids = list(_last(ids, request.truncate_prompt_tokens))
-    return Source(Prompt(ids=tuple(ids), affinity=request.prompt_cache_key), echo)
+    return Source(Prompt(ids=tuple(ids), affinity=request.prompt_cache_key), echo, end=text[-_END:])
 
 
 async def tokenize_source(router: Router, info: ModelInfo, request: TokenizeRequest) -> list[int]:
@@ -105,7 +110,7 @@ async def tokenize_source(router: Router, info: ModelInfo, request: TokenizeRequ
         request.chat_template_kwargs,
     )
     tokenizer = tokenizer_of(info)
-    return await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
+    return (await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters)))[0]
 
 
 async def encode_text(router: Router, info: ModelInfo, text: str, add_special_tokens: bool) -> list[int]:
@@ -156,7 +161,7 @@ def _template_message(message: Message) -> dict[str, Any]:
         plain["reasoning_content"] = message.thinking
     plain["role"] = "system" if message.role == "developer" else message.role
     if isinstance(message.content, list):
-        plain["content"] = "\n".join(part.words for part in message.content)
+        plain["content"] = message.text
     elif message.content is None:
         plain["content"] = message.refusal or ""
     return plain

@@ -302,6 +302,11 @@ class Message(Strict):
     def thinking(self) -> str | None:
         return self.reasoning_content or self.reasoning
 
+    @property
+    def text(self) -> str:
+        """The content, its parts a line each."""
+        return "\n".join(part.words for part in self.content) if isinstance(self.content, list) else self.content or ""
+
 
 class FunctionSpec(Strict):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]

@@ -20,6 +20,11 @@ _SEPARATORS = "; \n\t"  # between Llama's calls
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ContentDelta:
     text: str
 
@@ -41,13 +46,14 @@ class CallArguments:
     text: str
 
 
-Delta = ContentDelta | CallStart | CallArguments
+Delta = ReasoningDelta | ContentDelta | CallStart | CallArguments
 
 
 class ToolParser(Protocol):
     """Splits one answer. `calls_done` counts calls whose end has been seen."""
 
-    calls_done: int
+    @property
+    def calls_done(self) -> int: ...
 
     def feed(self, text: str) -> list[Delta]: ...
 

@@ -58,8 +58,7 @@ class TritonReplica:
         except grpc.RpcError as error:
             raise _failure(error) from error
         infos = wire.discover(configs).values()
-        lengths = await asyncio.gather(*(self._max_model_len(info) for info in infos))
-        return {i.name: replace(i, max_model_len=length) for i, length in zip(infos, lengths, strict=True)}
+        return {info.name: info for info in await asyncio.gather(*map(self._described, infos))}
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces as they come. Leaving the iteration cancels the request in the engine. Raises BackendError."""
@@ -94,16 +93,20 @@ class TritonReplica:
         request = wire.unary_request(tokenizer)
         wire.add_text(request, "text_input", text.encode())
         wire.add_flag(request, "add_special_tokens", add_special_tokens)
-        return await self._ids(request)
+        return _ids(await self._infer(request))
 
     async def encode_chat(
         self, tokenizer: str, messages: Sequence[dict[str, Any]], parameters: dict[str, Any]
-    ) -> list[int]:
-        """Ids of a conversation through the chat template. `parameters`: tools, add_generation_prompt, variables."""
+    ) -> tuple[list[int], str]:
+        """Ids and text of a conversation through the chat template.
+
+        parameters: tools, add_generation_prompt, variables.
+        """
         request = wire.unary_request(tokenizer)
         wire.add_text(request, "messages", msgspec.json.encode(messages))
         wire.add_text(request, "template_parameters", msgspec.json.encode(parameters))
-        return await self._ids(request)
+        found = await self._infer(request)
+        return _ids(found), wire.first_string(found["text_output"])
 
     async def decode(self, tokenizer: str, ids: Sequence[int], skip_special_tokens: bool) -> str:
         request = wire.unary_request(tokenizer)
@@ -111,27 +114,28 @@ class TritonReplica:
         wire.add_flag(request, "skip_special_tokens", skip_special_tokens)
         return wire.first_string((await self._infer(request))["text_output"])
 
-    async def _max_model_len(self, info: ModelInfo) -> int | None:
-        """None for a model that was added before it could say, or that does not answer now."""
+    async def _described(self, info: ModelInfo) -> ModelInfo:
+        """With nothing more for a model that was added before it could say, or that does not answer now."""
         found = None
         if info.describes:
             with contextlib.suppress(grpc.RpcError):
                 async for message in self._generate(wire.describe_request(info.name), timeout=_DESCRIBE_S):
-                    found = wire.read_max_model_len(message) or found
-        return found
+                    found = wire.read_description(message) or found
+        return info if found is None else replace(info, max_model_len=found.max_model_len, template=found.template)
 
     async def _config(self, name: str) -> Any:
         return (await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=5.0)).config
-
-    async def _ids(self, request: Any) -> list[int]:
-        ids: list[int] = np.frombuffer((await self._infer(request))["input_ids"], np.int32).tolist()
-        return ids
 
     async def _infer(self, request: Any) -> dict[str, bytes]:
         try:
             return wire.tensors(await self._stub.ModelInfer(request, timeout=60.0))
         except grpc.RpcError as error:
             raise _failure(error) from error
+
+
+def _ids(found: dict[str, bytes]) -> list[int]:
+    ids: list[int] = np.frombuffer(found["input_ids"], np.int32).tolist()
+    return ids
 
 
 def _failure(error: grpc.RpcError) -> BackendError:

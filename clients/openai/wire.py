@@ -16,6 +16,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from clients.openai.errors import BackendError
+from engine.text import TemplateMarks
 
 log = logging.getLogger("nereid.openai")
 
@@ -94,13 +95,23 @@ class Piece(msgspec.Struct, frozen=True):
 class ModelInfo:
     """An LLM model of a repository and the model that tokenizes for it (None: text cannot be templated).
 
-    describes: it can be asked for max_model_len, tokens that a request may hold, prompt and answer (None: not known).
+    describes: it can be asked for what follows; None: not known.
+    max_model_len: tokens that a request may hold, prompt and answer.
+    template: what its chat template shows of the answers.
     """
 
     name: str
     tokenizer: str | None = None
     max_model_len: int | None = None
     describes: bool = False
+    template: TemplateMarks | None = None
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a model says of itself; servers of before say less."""
+
+    max_model_len: int
+    template: TemplateMarks | None = None
 
 
 def llm_request(generation: Generation, timeout_s: float) -> Any:
@@ -148,13 +159,12 @@ def describe_request(model: str) -> Any:
     return request
 
 
-def read_max_model_len(message: bytes) -> int | None:
-    """Tokens that a request may hold, out of a description; None when there is none in it."""
+def read_description(message: bytes) -> Description | None:
+    """None when there is none in the message."""
     found = tensors(_parse(message).infer_response)
     if "description" not in found:
         return None
-    length: int = msgspec.json.decode(first_string(found["description"]))["max_model_len"]
-    return length
+    return msgspec.json.decode(first_string(found["description"]), type=Description)
 
 
 def unary_request(model: str) -> Any:

@@ -17,6 +17,7 @@ import queue
 import random
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from engine.serving.quarantine import NOBODY
 from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
-from engine.text import Tokenizer
+from engine.text import TemplateMarks, Tokenizer
 from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent, derive_seed
 
 logger = logging.getLogger("nereid.frontend")
@@ -66,6 +67,7 @@ class Frontend:
         leading: Callable[[], bool],
         decoupled: bool = True,
         batched: bool = False,
+        marks: TemplateMarks | None = None,
     ) -> None:
         self._name = name
         self._model = model
@@ -77,6 +79,7 @@ class Frontend:
         self._leading = leading
         self._decoupled = decoupled
         self._batched = batched
+        self._marks = marks or TemplateMarks()
         self._link: Link | None = None
         self._up = False
         self._alone: str | None = NOBODY
@@ -218,7 +221,7 @@ class Frontend:
         """A stream for a request, in the table: from here on it ends in time. None when the answer has been sent."""
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if decode.wants_description(tensors):
-            self._responses.send_description(sender, {"max_model_len": self._context})
+            self._responses.send_description(sender, {"max_model_len": self._context, "template": asdict(self._marks)})
             return None
         outputs = frozenset(request.requested_output_names())
         if self._batched:

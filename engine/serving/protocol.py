@@ -42,7 +42,7 @@ NUM_CACHED_TOKENS = "num_cached_tokens"
 PROMPT_LOGPROBS = "prompt_logprobs"
 ERROR = "error"
 RETURN_ERROR = "return_error"
-DESCRIPTION = "description"  # JSON: max_model_len, tokens that a request may hold, prompt and answer
+DESCRIPTION = "description"  # JSON: max_model_len (tokens, prompt and answer), marks of its chat template
 OUTPUT_LOG_PROBS = "output_log_probs"
 
 MESSAGES = "messages"

@@ -1,7 +1,16 @@
 """Text on the frontends' side: tokens in, tokens out, chat templates. No torch, no transformers."""
 
-from engine.text.chat_template import ChatTemplate
+from engine.text.chat_template import ChatTemplate, read_templates
 from engine.text.detokenizer import Delta, Detokenizer
+from engine.text.template_marks import TemplateMarks, template_marks
 from engine.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Delta", "Detokenizer", "Tokenizer"]
+__all__ = [
+    "ChatTemplate",
+    "Delta",
+    "Detokenizer",
+    "TemplateMarks",
+    "Tokenizer",
+    "read_templates",
+    "template_marks",
+]

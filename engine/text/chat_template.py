@@ -47,21 +47,11 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ChatTemplate | None:
-        """The template of a checkpoint folder, None when it has none. Raises RequestError when it is broken.
-
-        chat_template.jinja and additional_chat_templates/NAME.jinja come before tokenizer_config.json.
-        """
-        folder = checkpoint_folder(path)
-        config = read_json_object(folder / "tokenizer_config.json")
-        templates = _templates_of(config.get("chat_template"), folder)
-        for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-            templates[file.stem] = read_text(file)
-        single = folder / "chat_template.jinja"
-        if single.exists():
-            templates["default"] = read_text(single)
+        """The template of a checkpoint folder, None when it has none. Raises RequestError when it is broken."""
+        templates = read_templates(path)
         if not templates:
             return None
-        return cls(templates, _special_tokens(config))
+        return cls(templates, _special_tokens(read_json_object(checkpoint_folder(path) / "tokenizer_config.json")))
 
     def render(
         self,
@@ -138,6 +128,21 @@ class ChatTemplate:
             raise RequestError(f"the chat template refused these messages: {shown(str(error), _MOST)}") from error
         except Exception as error:  # a template computes whatever it likes of what was sent
             raise RequestError(f"the chat template cannot render these messages: {_reason(error)}") from error
+
+
+def read_templates(path: str | Path) -> dict[str, str]:
+    """The sources of a checkpoint folder's chat templates by name. Raises RequestError when they cannot be read.
+
+    chat_template.jinja and additional_chat_templates/NAME.jinja come before tokenizer_config.json.
+    """
+    folder = checkpoint_folder(path)
+    templates = _templates_of(read_json_object(folder / "tokenizer_config.json").get("chat_template"), folder)
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = read_text(file)
+    single = folder / "chat_template.jinja"
+    if single.exists():
+        templates["default"] = read_text(single)
+    return templates
 
 
 def _reason(error: Exception) -> str:

@@ -286,7 +286,8 @@ def test_the_model_says_what_it_can_hold(rig: Callable[..., Rig]) -> None:
     request = Request(describe=True)
     model.frontend.submit(request)
     (response,) = request.all()
-    assert json.loads(response.tensors["description"][0]) == {"max_model_len": 511 * 4 + 1}
+    found = json.loads(response.tensors["description"][0])
+    assert found == {"max_model_len": 511 * 4 + 1, "template": {"calls": [], "thinking": []}}
     mixed = Request(describe=True, text_input=b"a")
     model.frontend.submit(mixed)
     assert "text_input" in str(outcome(mixed))

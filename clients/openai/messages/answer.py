@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from clients.openai.chat import ChatCall, Choice
-from clients.openai.config import ShimConfig
 from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.errors import ApiError
@@ -19,10 +18,12 @@ from clients.openai.messages.blocks import Blocks, Event
 from clients.openai.messages.errors import error_body
 from clients.openai.messages.schema import CountRequest, MessagesRequest
 from clients.openai.messages.translate import chat_request
+from clients.openai.model_forms import ModelForms
 from clients.openai.prompts import chat_source
 from clients.openai.schema import ChatRequest
 from clients.openai.shim import Shim
 from clients.openai.stream import connected, start_stream
+from clients.openai.tools import ToolParser
 from clients.openai.trace import trace_of
 from clients.openai.usage import Usage
 from clients.openai.wire import Piece
@@ -49,7 +50,7 @@ async def count_tokens(shim: Shim, http: Request, request: CountRequest) -> Resp
     info = shim.router.model(chat.model)
     deadline = Deadline.of(None, shim.config.request_timeout_s)
     async with connected(http.receive):
-        source = await deadline.kept(chat_source(shim.router, info, chat, shim.config.tool_parser))
+        source = await deadline.kept(chat_source(shim.router, info, chat, ModelForms.of(shim.config, info).tools))
     return json_response({"input_tokens": len(source.prompt.ids or ())})
 
 
@@ -58,7 +59,6 @@ class _Answer:
 
     def __init__(self, call: ChatCall[_Choice]) -> None:
         self._call = call
-        self._choice = call.choices[0]
         self._blocks = Blocks()
 
     async def whole(self) -> dict[str, Any]:
@@ -100,8 +100,9 @@ class _Answer:
         }
 
     def _end(self) -> dict[str, Any]:
-        met = self._choice.stop_sequence
-        reason = self._blocks.stop_reason(self._choice.finish_reason, met)
+        choice = self._call.choices[0]
+        met = choice.stop_sequence
+        reason = self._blocks.stop_reason(choice.finish_reason, met)
         return {"stop_reason": reason, "stop_sequence": met if reason == "stop_sequence" else None}
 
 
@@ -111,8 +112,8 @@ class _Choice(Choice):
     The engine holds back what may become a stop sequence, so a sequence comes in one piece, the last.
     """
 
-    def __init__(self, request: ChatRequest, config: ShimConfig) -> None:
-        super().__init__(request, config)
+    def __init__(self, request: ChatRequest, reader: ToolParser) -> None:
+        super().__init__(request, reader)
         self._stops = sorted(request.stop or (), key=len, reverse=True)
         self.stop_sequence: str | None = None
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from clients.openai.calls.forms import FORMS
-from clients.openai.config import ShimConfig
 from clients.openai.constraints import calls, calls_or_text, chat_constraint
 from clients.openai.errors import ApiError
+from clients.openai.model_forms import ModelForms
 from clients.openai.schema import ChatRequest, Tool
 from clients.openai.tools import ForcedParser, ToolParser
 from tests.clients.openai.test_constraints import CITY, accepts, tools
@@ -196,5 +196,5 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 )
 def test_a_form_that_no_grammar_holds_refuses_calls_that_must_be(form: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="cannot be held to a grammar"):
-        chat_constraint(request(**fields), ShimConfig(tool_parser=form))
-    assert chat_constraint(request(), ShimConfig(tool_parser=form)) is None
+        chat_constraint(request(**fields), ModelForms(tools=form), "before")
+    assert chat_constraint(request(), ModelForms(tools=form), "before") is None

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.openai.config import ReasoningParser
-from clients.openai.reasoning import ReasoningSplitter
+from clients.openai.reasoning import TAGS, ReasoningSplitter
 
-CASES: list[tuple[ReasoningParser, str, str, str]] = [
+CASES = [
     ("think", "<think>\nabc\n\n</think>\n\nhi\n", "abc", "hi\n"),
     ("think", "<think>\n\n</think>\n\n\nanswer", "", "answer"),
     ("think", "plain <think>x</think>", "", "plain <think>x</think>"),
@@ -15,19 +14,21 @@ CASES: list[tuple[ReasoningParser, str, str, str]] = [
     ("think", " <thin", "", " <thin"),
     ("think-open", "abc\n</think>\nhi</think>", "abc", "hi</think>"),
     ("none", "\n<think>a</think>", "", "\n<think>a</think>"),
+    ("mistral", "[THINK]abc[/THINK]hi", "abc", "hi"),
+    ("mistral", "<think>x</think>", "", "<think>x</think>"),
+    ("kimi", "◁think▷abc◁/think▷hi", "abc", "hi"),
 ]
 
 
-def read(form: ReasoningParser, text: str, size: int) -> tuple[str, str]:
-    splitter = ReasoningSplitter(form)
+def read(form: str, text: str, size: int) -> tuple[str, str]:
+    name, _, opened = form.partition("-")
+    splitter = ReasoningSplitter(TAGS.get(name), "inside" if opened else "before")
     parts = [splitter.feed(text[start : start + size]) for start in range(0, len(text), size)] + [splitter.finish()]
     return "".join(reasoning for reasoning, _ in parts), "".join(content for _, content in parts)
 
 
 @pytest.mark.parametrize(("form", "text", "reasoning", "content"), CASES)
-def test_thinking_is_split_off_in_pieces_of_every_size(
-    form: ReasoningParser, text: str, reasoning: str, content: str
-) -> None:
+def test_thinking_is_split_off_in_pieces_of_every_size(form: str, text: str, reasoning: str, content: str) -> None:
     for size in range(1, len(text) + 2):
         assert read(form, text, size) == (reasoning, content)
 
@@ -37,5 +38,5 @@ def test_thinking_is_split_off_in_pieces_of_every_size(
     size=st.integers(1, 50),
     form=st.sampled_from(["think", "think-open", "none"]),
 )
-def test_the_cut_changes_nothing(text: str, size: int, form: ReasoningParser) -> None:
+def test_the_cut_changes_nothing(text: str, size: int, form: str) -> None:
     assert read(form, text, size) == read(form, text, len(text) + 1)
