@@ -28,7 +28,7 @@ from engine.core import stopping
 from engine.core.depth import Depth
 from engine.core.loop import EngineLoop
 from engine.core.plan import Runner, RunnerInfo
-from engine.core.policy import pace
+from engine.core.prefill_policy import choose_prefill_policy
 from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
 from engine.parallel.group import Group
@@ -160,7 +160,9 @@ class Engine:
         self._scheduler = Scheduler(
             config.scheduler,
             self._kv,
-            pace=pace(config.scheduler.preference, self.info.active, self.info.mixed.even),
+            prefill_policy=choose_prefill_policy(
+                config.scheduler.preference, self.info.active, self.info.mixed.wave_aligned_tokens
+            ),
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,

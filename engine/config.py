@@ -24,7 +24,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     token_budget: tokens one step may compute.
     chunk_size: most prompt tokens of one request in one step; 0 means the whole budget.
     mixed_budget: most prompt tokens, of all requests together, in a step that also holds decoding rows; None goes by
-    how many rows decode and how much waits (`engine.core.policy.Pace`).
+    how many rows decode and how much waits (`engine.core.prefill_policy.PrefillPolicy`).
     preference: "balanced" takes prompts in fast enough to keep all rows busy, in shares that hold decoding rows up
     little; "latency" keeps steps that hold decoding rows shorter still, at the price of a longer wait for the first
     token under load; "throughput" takes in what waits at once, at the price of long gaps between tokens.

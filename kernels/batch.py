@@ -14,7 +14,8 @@ class AttentionBatch:
     query_start  [B+1] int32  line i's tokens are query_start[i] … query_start[i+1]
     context_len  [B] int32    tokens of the line in the cache once the step has written its own; 0: padding
     num_single   lines of one token
-    max_entries  host bound on the tokens that lines past num_single have in the cache together; 0 when none is known
+    max_total_context  host bound on the tokens that lines past num_single have in the cache together; 0 when none is
+                       known
     max_query, max_context    host bounds: no line computes or reads more. Kernels read the true lengths from the
                               device, so a captured graph serves any within the bounds.
     """
@@ -24,4 +25,4 @@ class AttentionBatch:
     num_single: int
     max_query: int
     max_context: int
-    max_entries: int = 0
+    max_total_context: int = 0

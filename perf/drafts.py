@@ -96,9 +96,9 @@ class Heard:
 def asked(count: int) -> list[RequestInput]:
     draw, made = random.Random(1), []
     for i in range(count):
-        wishes = draw.choice(({}, {"top_k": 20, "top_p": 0.9}, {"logprobs": 2}, {"repetition_penalty": 1.2}))
+        extras = draw.choice(({}, {"top_k": 20, "top_p": 0.9}, {"logprobs": 2}, {"repetition_penalty": 1.2}))
         params = SamplingParams(
-            max_tokens=draw.randint(20, 90), temperature=draw.choice((0.0, 0.8)), seed=i, ignore_eos=True, **wishes
+            max_tokens=draw.randint(20, 90), temperature=draw.choice((0.0, 0.8)), seed=i, ignore_eos=True, **extras
         )
         prompt = [draw.randrange(8, VOCAB) for _ in range(draw.randint(1, 200))]
         made.append(RequestInput(request_id=str(i), prompt_ids=prompt, params=params))

@@ -56,7 +56,7 @@ def floor_ms(model: Path) -> float:
     import torch
 
     from engine.cache.spec import Recurrent, group_layers, window_of
-    from engine.layers.build import Build
+    from engine.layers.build_context import BuildContext
     from engine.layers.moe import Moe
     from engine.models import registry
     from engine.models.decoder import Decoder
@@ -65,7 +65,7 @@ def floor_ms(model: Path) -> float:
     config, _ = registry.load(model)
     dtype = getattr(torch, config.dtype or "bfloat16")
     cpu = torch.device("cpu")
-    decoder = Decoder(Build(select(Workspace(cpu)), config, dtype, cpu, 128, router_dtype=dtype))
+    decoder = Decoder(BuildContext(select(Workspace(cpu)), config, dtype, cpu, 128, router_dtype=dtype))
     total = float(decoder.num_bytes)
     for layer in decoder.layers:
         if isinstance(layer.ffn, Moe):

@@ -109,13 +109,13 @@ def steady(rows: int, steps: int, prompt: int) -> dict[str, float]:
         "schedule": Timed(loop.scheduler.schedule),
         "commit": Timed(loop.committer.commit),
         "deliver": Timed(loop._deliver),
-        "settle": Timed(loop.committer.settle),
+        "insert_prefix_blocks": Timed(loop.committer.insert_prefix_blocks),
         "step": Timed(loop.iterate),
     }
     loop.scheduler.schedule = parts["schedule"]  # type: ignore[method-assign, assignment]
     loop.committer.commit = parts["commit"]  # type: ignore[method-assign, assignment]
     loop._deliver = parts["deliver"]  # type: ignore[method-assign, assignment]
-    loop.committer.settle = parts["settle"]  # type: ignore[method-assign, assignment]
+    loop.committer.insert_prefix_blocks = parts["insert_prefix_blocks"]  # type: ignore[method-assign, assignment]
     gc.collect()
     gc.freeze()
     for _ in range(steps):
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--prompt", type=int, default=512)
     arguments = parser.parse_args()
-    parts = ("schedule", "commit", "deliver", "settle", "step")
+    parts = ("schedule", "commit", "deliver", "insert_prefix_blocks", "step")
     heads = " ".join(f"{name:>9}" for name in (*parts, "a row"))
     print(f"{'rows':>5} {heads}   µs, median")
     for rows in map(int, arguments.rows.split(",")):

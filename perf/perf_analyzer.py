@@ -166,8 +166,8 @@ def table(profiles: Sequence[Profile]) -> Table:
     for profile in profiles:
         spans = (profile.ttft, 50), (profile.ttft, 99), (profile.itl, 50), (profile.itl, 99)
         times = [f"{percentile(v, p) * 1e3:.1f}" if v else "-" for v, p in (*spans, (profile.latency, 50))]
-        pace = f"{profile.num_tokens / profile.seconds:.0f}"
-        out.add_row(str(profile.concurrency), str(profile.num_requests), *times, pace)
+        rate = f"{profile.num_tokens / profile.seconds:.0f}"
+        out.add_row(str(profile.concurrency), str(profile.num_requests), *times, rate)
     return out
 
 

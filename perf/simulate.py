@@ -1,6 +1,7 @@
 """How a schedule would do, without a GPU: the engine's own loop over steps that only take time, by measured costs.
 
-    python -m perf.simulate costs.jsonl c=64:n=256:in=1024:out=128 q=24:n=360:in=1024:out=128 --pace 1024:32:1536:4096
+    python -m perf.simulate costs.jsonl c=64:n=256:in=1024:out=128 q=24:n=360:in=1024:out=128
+        --prefill-policy 1024:32:1536:4096
     python -m perf.simulate costs.jsonl SPEC --mixed 512 8192 --set scheduler.max_rows=128 --away 3.3
 
 Costs are of `perf.step_costs`, on the machine in question; between its points they are interpolated. Specs are those of
@@ -27,7 +28,7 @@ from engine.cache.spec import Group, PagedKV, PoolSpec
 from engine.config import EngineConfig
 from engine.core.commit import InFlight
 from engine.core.plan import NO_SHAPES, MixedShapes, RunnerInfo, StepPlan, StepResult
-from engine.core.policy import Pace
+from engine.core.prefill_policy import PrefillPolicy
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from perf.engine import config_from
 from perf.step_costs import Cost
@@ -171,7 +172,12 @@ class Clients:
 
 
 def simulate(
-    time: StepTime, spec: Spec, config: EngineConfig, chosen: Pace | None = None, away: float = 0.0, apart: float = 0.0
+    time: StepTime,
+    spec: Spec,
+    config: EngineConfig,
+    chosen: PrefillPolicy | None = None,
+    away: float = 0.0,
+    apart: float = 0.0,
 ) -> dict[str, Any]:
     """The figures of a spec, as `perf.workload.summary` gives them, and what its steps were."""
     runner = TimedRunner(time)
@@ -182,7 +188,7 @@ def simulate(
 
     engine = Engine(runner, config, clock=lambda: runner.now, sleep=sleep)
     if chosen is not None:
-        engine._scheduler.pace = chosen
+        engine._scheduler.prefill_policy = chosen
     clients = Clients(runner, engine, spec, away, apart)
     loop = engine._loop
     inflight: InFlight | None = None
@@ -231,17 +237,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("costs", type=Path, help="JSON lines of perf.step_costs, of one model on one machine")
     parser.add_argument("specs", nargs="+", metavar="SPEC")
-    parser.add_argument("--pace", nargs="*", default=[], metavar="LEAST:PER_ROW[:FILL[:CROWD[:CROWD_PER_ROW]]]")
+    parser.add_argument(
+        "--prefill-policy", nargs="*", default=[], metavar="MIN:PER_ROW[:WAVE_ALIGNED[:THRESHOLD[:THRESHOLD_PER_ROW]]]"
+    )
     parser.add_argument("--mixed", nargs="*", type=int, default=[], metavar="TOKENS")
     parser.add_argument("--away", type=float, default=0.0, help="ms from a last token to the next request")
     parser.add_argument("--apart", type=float, default=0.0, help="ms between requests sent at once")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of EngineConfig")
     args = parser.parse_args(arguments)
     time = StepTime(read(args.costs), shapes_of(config_from("simulated", args.set)))
-    settings: list[tuple[str, list[str], Pace | None]] = [
+    settings: list[tuple[str, list[str], PrefillPolicy | None]] = [
         (f"mixed {n}", [f"scheduler.mixed_budget={n}"], None) for n in args.mixed
     ]
-    settings += [(f"pace {text}", [], Pace(*map(int, text.split(":")))) for text in args.pace]
+    settings += [
+        (f"prefill policy {text}", [], PrefillPolicy(*map(int, text.split(":")))) for text in args.prefill_policy
+    ]
     for text in args.specs:
         for name, more, chosen in settings or [("as set", [], None)]:
             config = config_from("simulated", [*args.set, *more])

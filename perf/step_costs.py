@@ -38,7 +38,7 @@ WARM, LEAST, MOST, SECONDS = 2, 4, 40, 0.25
 class Cost:
     """Of one kind of step: median ms from one to the next, and of the host's part, the launch.
 
-    rows decode behind `context` tokens, each with `drafts` drafts; `prompt` tokens are computed in `chunks` lines.
+    rows decode behind `context` tokens, each with `drafts` drafts; `prompt` tokens are computed in `chunks` entries.
     """
 
     rows: int
@@ -77,11 +77,11 @@ class Steps:
         starts = [self._start(row, count) for row, count in zip(used, chunks, strict=True)]
         writes = [write for row in used for write in self._writes(row)]
         first = [at] * rows + [0] * len(chunks)
-        lines = [*range(rows), *used]
+        entries = [*range(rows), *used]
         tokens = self._draw.integers(self._vocab, size=(rows, drafts)).tolist()
         drafted = {row: Draft(drafts, at + 1, tokens[row]) for row in range(rows)} if drafts else {}
         counts = [1 + drafts] * rows + chunks
-        return StepPlan(self._step, lines, first, counts, [True] * len(lines), starts, writes, drafts=drafted)
+        return StepPlan(self._step, entries, first, counts, [True] * len(entries), starts, writes, drafts=drafted)
 
     def fill(self, rows: int) -> None:
         """Compute the context of the first `rows` rows."""

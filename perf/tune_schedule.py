@@ -1,10 +1,11 @@
 """Sweeps how many prompt tokens ride with decoding rows, in one process: one model load, many settings.
 
-    python -m perf.tune_schedule CHECKPOINT --pace 1024:32:1536:4096 --mixed 8192 --specs c=64:n=256:in=1024:out=128
+    python -m perf.tune_schedule CHECKPOINT --mixed 8192
+        --prefill-policy 1024:32:1536:4096 --specs c=64:n=256:in=1024:out=128
 
-A pace is least:per_row[:fill[:crowd[:crowd_per_row]]] (`engine.core.policy.Pace`); `--mixed` fixes the budget instead.
-Besides the figures of each spec it tells what its steps were: how many of each kind, their median time from one to the
-next, their tokens.
+A policy is min_tokens:tokens_per_row[:wave_aligned_tokens[:backlog_threshold[:backlog_threshold_per_row]]]
+(`engine.core.prefill_policy.PrefillPolicy`); `--mixed` fixes the budget instead. Besides the figures of each spec it
+tells what its steps were: how many of each kind, their median time from one to the next, their tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from engine.api import Engine
 from engine.core.plan import Pending, StepPlan, StepResult
-from engine.core.policy import Pace
+from engine.core.prefill_policy import PrefillPolicy
 from engine.serving.host import SWITCH_S
 from perf.engine import config_from, measure
 from perf.provenance import provenance
@@ -96,7 +97,9 @@ def kinds(log: list[Seen]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="checkpoint folder")
-    parser.add_argument("--pace", nargs="*", default=[], metavar="LEAST:PER_ROW[:FILL[:CROWD[:CROWD_PER_ROW]]]")
+    parser.add_argument(
+        "--prefill-policy", nargs="*", default=[], metavar="MIN:PER_ROW[:WAVE_ALIGNED[:THRESHOLD[:THRESHOLD_PER_ROW]]]"
+    )
     parser.add_argument("--mixed", nargs="*", type=int, default=[], metavar="TOKENS")
     parser.add_argument("--specs", nargs="+", required=True, metavar="SPEC")
     parser.add_argument("--apart", type=float, default=0.0, help="ms between requests that are sent at once")
@@ -121,11 +124,15 @@ def main() -> None:
     gc.freeze()
     log = watch(engine)
     low, high = min(1000, engine.info.vocab_size // 4), min(100_000, engine.info.vocab_size)
-    settings: list[tuple[str, int | None, Pace]] = [(f"mixed {n}", n, engine._scheduler.pace) for n in args.mixed]
-    settings += [(f"pace {text}", None, Pace(*map(int, text.split(":")))) for text in args.pace]
+    settings: list[tuple[str, int | None, PrefillPolicy]] = [
+        (f"mixed {n}", n, engine._scheduler.prefill_policy) for n in args.mixed
+    ]
+    settings += [
+        (f"prefill policy {text}", None, PrefillPolicy(*map(int, text.split(":")))) for text in args.prefill_policy
+    ]
     for seed, text in enumerate(args.specs):
-        for turn, (name, mixed, pace) in enumerate(settings):
-            engine._scheduler._mixed_budget, engine._scheduler.pace = mixed, pace
+        for turn, (name, mixed, policy) in enumerate(settings):
+            engine._scheduler._mixed_budget, engine._scheduler.prefill_policy = mixed, policy
             log.clear()
             # a seed of its own for each: the prefix cache knows no prompt
             figures, _ = measure(engine, parse(text, 1000 + 100 * seed + turn), low, high, args.apart / 1e3)

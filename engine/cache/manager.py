@@ -163,8 +163,8 @@ class KVManager:
 
     def admit(self, table: KVTable, row: int, tokens: Sequence[int], match: Match, upto: int, headroom: int) -> int:
         """Hold the matched prefix, blocks for all of `tokens` (for positions below `upto` where there is a window) and
-        a state slot. Returns the reach (at most `upto`), or match.num_tokens with nothing held when that does not fit
-        or would leave less than `headroom` blocks in a group that keeps everything."""
+        a state slot. Returns the covered tokens (at most `upto`), or match.num_tokens with nothing held when that does
+        not fit or would leave less than `headroom` blocks in a group that keeps everything."""
         first = match.num_tokens
         depth = len(match.path)
         table.row = row
@@ -187,8 +187,8 @@ class KVManager:
                 fits = (
                     fits and pool.num_free + pool.num_idle >= total - depth + headroom and self._grow(table, g, total)
                 )
-        reach = self.extend(table, first, upto) if fits else first
-        if reach <= first:
+        covered_tokens = self.extend(table, first, upto) if fits else first
+        if covered_tokens <= first:
             self.release(table)
             return first
         if self.recurrent and depth:
@@ -197,7 +197,7 @@ class KVManager:
             table.announced = (len(tokens) - self.recurrent) // self.block_size
             if table.announced > depth:
                 self._unannounced[id(table)] = table
-        return reach
+        return covered_tokens
 
     def _take_slot(self, table: KVTable, match: Match) -> bool:
         if not self.recurrent:
@@ -228,8 +228,8 @@ class KVManager:
                 if self._windows[g] is not None:
                     self._trim(table, g, first)
                 self._grow(table, g, len(blocks) + self._room(g, count - len(blocks)))
-        table.reach = min(map(len, table.blocks), default=count) * self.block_size
-        return max(first, min(upto, table.reach))
+        table.covered_tokens = min(map(len, table.blocks), default=count) * self.block_size
+        return max(first, min(upto, table.covered_tokens))
 
     def _grow(self, table: KVTable, g: int, count: int) -> bool:
         """Give group `g`'s table `count` entries, or change nothing and return False."""
@@ -320,7 +320,7 @@ class KVManager:
                 self._pools[g].drop(dropped)
                 count += len(dropped)
             del blocks[keep:]
-        table.reach = min(map(len, table.blocks), default=keep) * self.block_size
+        table.covered_tokens = min(map(len, table.blocks), default=keep) * self.block_size
         if count and self.writes:
             # Entries that are written in this plan and taken again in it are written once.
             self.writes = [kept for write in self.writes if (kept := _below(write, table.row, keep)) is not None]
@@ -410,7 +410,7 @@ class KVManager:
             self._slots.release(slot)
         if table.state_slot:
             self._slots.release(table.state_slot)
-        table.node, table.state_slot, table.reach, table.row = None, 0, 0, -1
+        table.node, table.state_slot, table.covered_tokens, table.row = None, 0, 0, -1
         table.pending.clear()
 
     def _withdraw(self, table: KVTable) -> None:

@@ -10,21 +10,21 @@ class KVTable:
 
     blocks     one list a paged group: the block of each run of block_size positions, 0 where it left the window
     start      one int a paged group: entries below it left the window
-    reach      positions that every group's table covers
+    covered_tokens  positions that every group's table covers
     node       the deepest tree node the request stands on, locked; None while it holds nothing
     prefix     keys of the request's full blocks
     announced  full blocks of the known tokens that other requests may wait for
     pending    (depth, slot) of state checkpoints that are copied but not yet on a node
     """
 
-    __slots__ = ("announced", "blocks", "node", "pending", "prefix", "reach", "row", "start", "state_slot")
+    __slots__ = ("announced", "blocks", "covered_tokens", "node", "pending", "prefix", "row", "start", "state_slot")
 
     def __init__(self, prefix: Prefix, num_groups: int) -> None:
         self.prefix = prefix
         self.row = -1
         self.blocks: list[list[int]] = [[] for _ in range(num_groups)]
         self.start = [0] * num_groups
-        self.reach = 0
+        self.covered_tokens = 0
         self.node: Node | None = None
         self.announced = 0
         self.state_slot = 0

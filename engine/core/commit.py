@@ -19,7 +19,7 @@ Emit = Callable[[Request, TokenEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched step: its plan, the request of each line, and the result to come."""
+    """A launched step: its plan, the request of each entry, and the result to come."""
 
     plan: StepPlan
     requests: list[Request]
@@ -27,9 +27,9 @@ class InFlight:
 
 
 class Committer:
-    """Applies results in the order of their steps: `commit`, then, when the events have gone out, `settle`. `emit` gets
-    every event of a request; the last has a finish_reason and comes exactly once, because a request can enter FINISHED
-    only once."""
+    """Applies results in the order of their steps: `commit`, then, when the events have gone out,
+    `insert_prefix_blocks`. `emit` gets every event of a request; the last has a finish_reason and comes exactly once,
+    because a request can enter FINISHED only once."""
 
     def __init__(
         self, scheduler: Scheduler, kv: KVManager, emit: Emit, clock: Callable[[], float] = time.monotonic
@@ -38,7 +38,7 @@ class Committer:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
-        self.accepted_at = [0] * MOST_DRAFTS  # of the drafts at each place of a line, how many stood
+        self.accepted_at = [0] * MOST_DRAFTS  # of the drafts at each place of an entry, how many stood
         self._scheduler = scheduler
         self._kv = kv
         self._emit = emit
@@ -55,7 +55,7 @@ class Committer:
         for i, (request, first, count, samples) in enumerate(
             zip(step.requests, plan.first, plan.count, plan.samples, strict=True)
         ):
-            # A line of a request that ended while the step was in flight: its token is dropped.
+            # An entry of a request that ended while the step was in flight: its token is dropped.
             if request.status is Status.FINISHED:
                 continue
             if drafts and i in drafts:
@@ -69,8 +69,8 @@ class Committer:
             if request.want_prompt_logprobs and i in prompt_logprobs:
                 found = prompt_logprobs[i]
                 request.prompt_logprobs[first + 1 : first + 1 + len(found)] = found
-            # A plan that counted on drafts which did not stand says too much of `first`; a line that draws ends what is
-            # known.
+            # A plan that counted on drafts which did not stand says too much of `first`; an entry that draws ends what
+            # is known.
             end = request.num_tokens if samples else first + count
             if samples:
                 token = drawn[i]
@@ -88,13 +88,13 @@ class Committer:
                 ended = stopping.check(request)
             elif request.num_tokens >= request.limit or token in request.stop_ids:
                 ended = stopping.check(request)
-            if ended is None and not (request.want_logprobs or request.silent):
+            if ended is None and not (request.want_logprobs or request.first_event_pending):
                 emit(request, TokenEvent(request.id, [token]))
                 continue
             self._report(request, [token], logprobs.get(i), ended)
 
     def _commit_drafted(self, request: Request, i: int, draft: Draft, result: StepResult) -> None:
-        """How many tokens a line with drafts gave is known now. What follows one that ends the request is dropped."""
+        """How many tokens an entry with drafts gave is known now. What follows one that ends the request is dropped."""
         request.num_inflight -= 1 + draft.count
         request.num_drafted -= draft.count
         if i in result.errors:
@@ -122,7 +122,7 @@ class Committer:
         if end // size > (end - count) // size and request.status is Status.RUNNING:
             self._filled.append((request, end))
         logprobs = result.logprobs.get(i)
-        if ended is None and not (request.want_logprobs or request.silent):
+        if ended is None and not (request.want_logprobs or request.first_event_pending):
             self._emit(request, TokenEvent(request.id, run))
         else:
             self._report(request, run[:count], None if logprobs is None else logprobs[:count], ended)
@@ -134,10 +134,10 @@ class Committer:
         for entry in logprobs or ():
             request.cumulative_logprob += entry.logprobs[0]
         reason, stop = ended or (None, None)
-        first, request.silent = request.silent, False
+        first, request.first_event_pending = request.first_event_pending, False
         waited = (request.scheduled - request.entered, self._clock() - request.scheduled) if first else None
         if reason is not None:
-            self.settle()  # before its blocks are let go
+            self.insert_prefix_blocks()  # before its blocks are let go
             self._scheduler.finish(request)
         self._emit(
             request,
@@ -155,7 +155,7 @@ class Committer:
             ),
         )
 
-    def settle(self) -> None:
+    def insert_prefix_blocks(self) -> None:
         """Give the full blocks of committed steps to the tree: a thousand of a long prompt, whose first token need not
         wait for that."""
         for request, end in self._filled:

@@ -1,7 +1,7 @@
 """How many tokens to draft: as many as make the most tokens a second, by what drafts of each request came to and what
 steps took. Down to none: a draft that does not stand costs time.
 
-A step of R lines and m drafts takes about plain(R) + m · extra(R) seconds, both measured. A draft behind j others of
+A step of R entries and m drafts takes about plain(R) + m · extra(R) seconds, both measured. A draft behind j others of
 its request stands with probability p^(j+1), where p is the part of those of the request's drafts that were reached and
 stood, the last ones counting most. The likeliest drafts of all requests are taken in turn while they raise
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from engine.core.plan import StepPlan
 
-# What a draft adds to a step as a part of the plain one, over its lines, before any was measured.
+# What a draft adds to a step as a part of the plain one, over its entries, before any was measured.
 GUESSED = 0.03
 # Weight of the newest measurement, and of a request's past at its newest draft.
 NEWEST, PAST = 0.1, 0.95
@@ -22,7 +22,7 @@ NEWEST, PAST = 0.1, 0.95
 STOOD, TRIED = 1.2, 2.0
 LIKELIEST = 0.98
 # Steps without a draft after which a request tries one; steps after which one is made without drafts, and how many are
-# while none of that many lines was measured.
+# while none of that many entries was measured.
 REST, DRAFTED, AWAITED = 64, 256, 4
 
 
@@ -71,9 +71,9 @@ class Depth:
             extra = max(0.0, seconds - self._plain[kind]) / drafted
             self._extra[kind] = _mixed(self._extra.get(kind), extra)
 
-    def counts(self, lines: int, requests: Sequence[Acceptance]) -> list[int]:
-        """Drafts of each of the requests, in a step of so many lines."""
-        kind = _kind(lines)
+    def counts(self, entries: int, requests: Sequence[Acceptance]) -> list[int]:
+        """Drafts of each of the requests, in a step of so many entries."""
+        kind = _kind(entries)
         self._calls += 1
         waits = self._awaited.get(kind, 0)
         if self._calls % DRAFTED == 0 or (kind not in self._plain and waits < AWAITED):
@@ -81,11 +81,11 @@ class Depth:
             return [0] * len(requests)
         # Where no time is known a plain step takes 1.
         seconds = self._plain.get(kind, 1.0)
-        extra = self._extra.get(kind, GUESSED * seconds / lines)
+        extra = self._extra.get(kind, GUESSED * seconds / entries)
         gains = sorted(
             ((of.likely**depth, i) for i, of in enumerate(requests) for depth in range(1, self.most + 1)), reverse=True
         )
-        counts, tokens = [0] * len(requests), float(lines)
+        counts, tokens = [0] * len(requests), float(entries)
         for gain, i in gains:
             # It raises the rate where it gives more of a token a second than all before it.
             if gain * seconds <= tokens * extra:
@@ -105,5 +105,5 @@ def _mixed(before: float | None, new: float) -> float:
     return new if before is None else before + NEWEST * (new - before)
 
 
-def _kind(lines: int) -> int:
-    return lines if lines <= 8 else 7 + -(-lines // 8)
+def _kind(entries: int) -> int:
+    return entries if entries <= 8 else 7 + -(-entries // 8)

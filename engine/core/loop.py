@@ -1,13 +1,13 @@
 """The engine's loop: commands in, steps down to the runner, results up, events out.
 
-One iteration:  hold → drain → schedule → launch step N → commit step N - 1 → draw masked lines of step N → deliver →
-settle
+One iteration:  delay the launch → drain → schedule → launch step N → commit step N - 1 → draw masked entries of step N
+→ deliver → insert prefix blocks
 
-The step in flight is a value that one iteration hands to the next. With overlap off the same lines commit step N
+The step in flight is a value that one iteration hands to the next. With overlap off the same code commits step N
 itself. With overlap on, a plan is made before the tokens of the step before it are known: lengths advance at launch,
 token ids stay on the device, a request whose last token may be drawn already is not launched again, and what is
-computed after an end of sequence is dropped at its commit. A line that may draw only certain tokens is computed
-meanwhile, and draws when the tokens before it are known. A launch is held back until the step before it is about to
+computed after an end of sequence is dropped at its commit. An entry that may draw only certain tokens is computed
+meanwhile, and draws when the tokens before it are known. A launch is delayed until the step before it is about to
 end, so that it takes along who arrived until then.
 """
 
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, cast
 
 from engine.cache.manager import KVManager
 from engine.core import stopping
-from engine.core.cadence import Cadence
 from engine.core.commit import Committer, InFlight
+from engine.core.launch_timer import LaunchTimer
 from engine.core.plan import MaskedPending, Runner
 from engine.core.request import Matcher, Request, Sink, Status
 from engine.core.scheduler import Scheduler
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # How long nothing must be asked for before the runner does work that it put off.
 QUIET_S = 0.1
-# While a launch is held back, how often to look whether the step under way has ended after all.
+# While a launch is delayed, how often to look whether the step under way has ended after all.
 LOOK_S = 0.001
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class EngineLoop:
         self._late_launch = late_launch
         self._clock = clock
         self._sleep = sleep
-        self._cadence = Cadence(clock)
+        self._launch_timer = LaunchTimer(clock)
         self._on_failure = on_failure
         self._submitted: deque[Request] = deque()
         self._aborted: deque[Request] = deque()
@@ -175,7 +175,7 @@ class EngineLoop:
     def iterate(self, inflight: InFlight | None) -> InFlight | None:
         """One step. Takes the step that is in flight and returns the one that is then."""
         if inflight is not None and self._late_launch and self.scheduler.has_room:
-            self._hold(inflight)
+            self._delay_launch(inflight)
         self._drain()
         launched = self._launch()
         if launched is None and inflight is None and self.scheduler.has_work:
@@ -189,24 +189,24 @@ class EngineLoop:
         if done is not None:
             awaited = not done.pending.done
             result = done.pending.wait()
-            took = self._cadence.ended(seen=awaited)
+            took = self._launch_timer.ended(seen=awaited)
             if took is not None:
                 self.scheduler.took(done.plan, took)
             self.committer.commit(done, result)
         if inflight is not None and inflight.plan.masked:
             self._draw(inflight)
         self._deliver()
-        self.committer.settle()
+        self.committer.insert_prefix_blocks()
         return inflight
 
-    def _hold(self, inflight: InFlight) -> None:
+    def _delay_launch(self, inflight: InFlight) -> None:
         """Wait until the step in flight is about to end."""
-        left, held, done = self._cadence.left(), False, inflight.pending.done
+        left, delayed, done = self._launch_timer.seconds_left(), False, inflight.pending.done
         while left > 0 and not done:
             self._sleep(min(left, LOOK_S))
-            left, held, done = self._cadence.left(), True, inflight.pending.done
-        if held:
-            self._cadence.held(ran_dry=done)
+            left, delayed, done = self._launch_timer.seconds_left(), True, inflight.pending.done
+        if delayed:
+            self._launch_timer.delayed(ran_dry=done)
 
     def _launch(self) -> InFlight | None:
         planned = self.scheduler.schedule()
@@ -218,16 +218,16 @@ class EngineLoop:
             plan = replace(plan, masked=masked)
         began = self._clock()
         pending = self._runner.launch(plan)
-        self._cadence.launched(plan, began)
+        self._launch_timer.launched(plan, began)
         if pending.done:
             self.scheduler.took(plan, self._clock() - began)  # by a device that is the host
         return InFlight(plan, requests, pending)
 
     def _draw(self, step: InFlight) -> None:
-        """Let a step's masked lines draw, now that all tokens before theirs are known. A matcher that cannot go on ends
-        its request alone."""
+        """Let a step's masked entries draw, now that all tokens before theirs are known. A matcher that cannot go on
+        ends its request alone."""
         assert self._masks is not None
-        requests = [step.requests[line] for line in step.plan.masked]
+        requests = [step.requests[entry] for entry in step.plan.masked]
         matchers = [of.matcher for of in requests if of.matcher is not None]
         cast(MaskedPending, step.pending).draw(self._masks(matchers))
         for request, matcher in zip(requests, matchers, strict=True):

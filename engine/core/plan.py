@@ -3,12 +3,12 @@
 Both are plain ints, lists and arrays, so that a plan can be broadcast to other ranks as it is and a scheduler can be
 tested without a device.
 
-The runner keeps tables with one line a row: token ids, block ids, sampling parameters. A plan only says what
+The runner keeps tables with one row a running request: token ids, block ids, sampling parameters. A plan only says what
 changed (`starts`, `block_writes`) and what to compute (`rows`, `first`, `count`), so a steady decode step costs a
 few integers a row. Sampled token ids stay on the device: a plan for step N+1 can be made before step N's tokens
 are known.
 
-A line that samples gives one token, or with k drafted ones up to 1 + k. How many stood is known on the device first:
+An entry that samples gives one token, or with k drafted ones up to 1 + k. How many stood is known on the device first:
 until the result is committed, a later plan counts on all of them, and the runner goes by the row's true length.
 """
 
@@ -35,12 +35,12 @@ STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 
 @dataclass(frozen=True, slots=True)
 class RowStart:
-    """A request takes a line of the tables: at admission, and again after a preemption.
+    """A request takes a row of the tables: at admission, and again after a preemption.
 
     token_ids: every token known so far (prompt, then tokens generated in an earlier life).
     num_prompt: how many of them are prompt; penalties and min_tokens count the rest as output.
     eos_ids: tokens that min_tokens suppresses, besides params.stop_token_ids (empty when ignore_eos).
-    state_slot: the slot of the state pool that the row's recurrent layers update; 0 when the model has none. A line
+    state_slot: the slot of the state pool that the row's recurrent layers update; 0 when the model has none. An entry
     with first == 0 starts from a zero state whatever the slot held; otherwise a state copy of the same plan fills it.
     """
 
@@ -55,10 +55,10 @@ class RowStart:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that a line computes behind the last one of its row, before they are known to follow.
+    """Tokens that an entry computes behind the last one of its row, before they are known to follow.
 
     count: how many (k). tokens[j] is proposed for position start + j; `start` is the least that the row can hold, so
-    the line finds its own among them whatever an earlier step gave. A position without a proposal is computed with
+    the entry finds its own among them whatever an earlier step gave. A position without a proposal is computed with
     any token. What is proposed changes no result, only how much of it comes at once.
     """
 
@@ -69,15 +69,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes. Line i computes tokens [first[i], first[i] + count[i]) of row rows[i].
+    """What one step computes. Entry i computes tokens [first[i], first[i] + count[i]) of row rows[i].
 
-    samples[i] says that line i reaches the end of what is known and draws the next token, which is put at position
-    first[i] + count[i] of the row's token line. Lines with count 1 come first.
-    drafts[i] says that line i, which samples, may give 1 + drafts[i].count tokens; it computes one token of its own and
-    the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the tokens that stood.
+    samples[i] says that entry i reaches the end of what is known and draws the next token, which is put at position
+    first[i] + count[i] of the row's tokens. Entries with count 1 come first.
+    drafts[i] says that entry i, which samples, may give 1 + drafts[i].count tokens; it computes one token of its own
+    and the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the tokens that stood.
     A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts did not stand. The
-    line is then as long as planned and begins that much earlier: at the row's true last token.
-    masked are lines whose draw waits until it is known which tokens they may draw (`MaskedPending.draw`).
+    entry is then as long as planned and begins that much earlier: at the row's true last token.
+    masked are entries whose draw waits until it is known which tokens they may draw (`MaskedPending.draw`).
     Order of side effects: starts, block_writes, state_copies, compute, sample.
     """
 
@@ -99,14 +99,15 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step gave, aligned with the plan's lines: tokens[i] is the drawn token, or -1 where samples[i] is false.
+    """What one step gave, aligned with the plan's entries: tokens[i] is the drawn token, or -1 where samples[i] is
+    false.
 
-    accepted[i] holds the tokens that line i gave behind tokens[i]: each draft that equals the token drawn in its place
-    lets one more stand. Lines that gave one token are not in it.
-    errors maps a line to a sentence when that line alone failed (its logits were not finite).
-    logprobs holds, for the lines whose request asked for them, an entry for each token given. prompt_logprobs: entry i
-    of a line is for the prompt token at position first + i + 1, as predicted by the computed token at first + i; the
-    list ends before the token that the line itself draws.
+    accepted[i] holds the tokens that entry i gave behind tokens[i]: each draft that equals the token drawn in its place
+    lets one more stand. Entries that gave one token are not in it.
+    errors maps an entry to a sentence when that entry alone failed (its logits were not finite).
+    logprobs holds, for the entries whose request asked for them, one for each token given. prompt_logprobs: item i
+    of an entry is for the prompt token at position first + i + 1, as predicted by the computed token at first + i; the
+    list ends before the token that the entry itself draws.
     """
 
     step: int
@@ -128,7 +129,7 @@ class MixedShapes:
     rows: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     chunks: int = 0
-    even: int = 0
+    wave_aligned_tokens: int = 0
 
     def room(self, rows: int, most: int) -> int:
         """Prompt tokens that fill the largest shape of at most `most` tokens beside `rows` rows; 0 without one."""
@@ -185,10 +186,10 @@ class Pending(Protocol):
 
 
 class MaskedPending(Pending, Protocol):
-    """A launched step of a plan with masked lines."""
+    """A launched step of a plan with masked entries."""
 
     def draw(self, masks: Masks) -> None:
-        """Draw the step's tokens: called once, and before `wait`. masks [n, W] int32, of each masked line: bit v % 32
+        """Draw the step's tokens: called once, and before `wait`. masks [n, W] int32, of each masked entry: bit v % 32
         of word v // 32 says whether it may draw token v."""
         ...
 

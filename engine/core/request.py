@@ -71,18 +71,18 @@ class Request:
     tokens         prompt, then generated tokens that are known on the host
     num_tokens     len(tokens)
     num_computed   tokens launched: their keys and values are in the cache once the launched steps have run
-    num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row's line holds
-    num_drafted    of these, drafts that may turn out not to stand: the row's line holds that many less at least
+    num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row holds
+    num_drafted    of these, drafts that may turn out not to stand: the row holds that many less at least
     drafter        proposes tokens for it; None when each of its steps gives one
     acceptance     what its drafts came to
     matcher        says what its answer may be; None when that is free, or not known yet
     gated          it waits for its matcher
     num_cached     prompt tokens that the first admission took from the prefix cache
     limit          num_tokens at which it ends for length: max_tokens, or the context is full
-    row, kv        its line of the tables (-1 while waiting) and what it holds of the cache
+    row, kv        its row of the tables (-1 while waiting) and what it holds of the cache
     awaits         key of the last block that it waits for a running request to compute, if any
     started        it was admitted once
-    silent         no event has been given yet
+    first_event_pending  no event has been given yet
     entered        when the engine took it; scheduled: when it was first admitted. Seconds of the engine's clock
     order          (priority, arrival): the lower runs first and is preempted last
     """
@@ -96,6 +96,7 @@ class Request:
         "drafter",
         "entered",
         "eos_ids",
+        "first_event_pending",
         "gated",
         "id",
         "input",
@@ -113,7 +114,6 @@ class Request:
         "prompt_logprobs",
         "row",
         "scheduled",
-        "silent",
         "sink",
         "started",
         "status",
@@ -166,7 +166,7 @@ class Request:
         self.row = -1
         self.status = Status.WAITING
         self.started = False
-        self.silent = True
+        self.first_event_pending = True
         self.awaits: bytes | None = None
         self.cumulative_logprob = 0.0
         self.want_logprobs = params.logprobs is not None

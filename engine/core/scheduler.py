@@ -27,7 +27,7 @@ from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
 from engine.core.depth import Depth
 from engine.core.plan import NO_SHAPES, STEP_TOKENS_BUCKETS, Draft, MixedShapes, RowStart, StepPlan
-from engine.core.policy import Pace, WaitingQueue, rank
+from engine.core.prefill_policy import PrefillPolicy, WaitingQueue, rank
 from engine.core.request import Request, Status
 
 # A request waits for another that is computing its prefix when that saves at least this share of its own work.
@@ -55,7 +55,7 @@ class Scheduler:
         config: SchedulerConfig,
         kv: KVManager,
         *,
-        pace: Pace,
+        prefill_policy: PrefillPolicy,
         checkpoint_interval: int = 256,
         shapes: MixedShapes = NO_SHAPES,
         draft_tokens: int = 0,
@@ -73,7 +73,7 @@ class Scheduler:
         self._chunk = config.chunk_size or config.token_budget
         self._mixed_budget = config.mixed_budget
         self._shapes = shapes
-        self.pace = pace
+        self.prefill_policy = prefill_policy
         self._interval = checkpoint_interval
         self._draft_tokens = draft_tokens
         self._depth = depth
@@ -113,21 +113,23 @@ class Scheduler:
             request.drafter.close(request.tokens[request.num_prompt :])
 
     def schedule(self) -> tuple[StepPlan, list[Request]] | None:
-        """The next step and the request of each of its lines, or None when nothing can be computed now. Counters of the
-        planned requests advance: the caller must launch the plan."""
+        """The next step and the request of each of its entries, or None when nothing can be computed now. Counters of
+        the planned requests advance: the caller must launch the plan."""
         if self._stale:
             self.running = [request for request in self.running if request.status is Status.RUNNING]
             self._stale = False
         self._begin()
         behind = self._decode()
         decoding = len(self._rows) + sum(self._more_count)
-        share = self._budget - decoding
+        prefill_budget = self._budget - decoding
         if decoding:
-            share = min(share, self._mixed_budget or self._paced(decoding, behind) or share)
-        share = self._catch_up(behind, share)
+            prefill_budget = min(
+                prefill_budget, self._mixed_budget or self._prefill_tokens(decoding, behind) or prefill_budget
+            )
+        prefill_budget = self._catch_up(behind, prefill_budget)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
-        if self.waiting and share > 0 and not (self._preempted and self._planned):
-            self._admit(share)
+        if self.waiting and prefill_budget > 0 and not (self._preempted and self._planned):
+            self._admit(prefill_budget)
         if self._drafting:
             self._draft()
         if not self._planned:
@@ -157,17 +159,18 @@ class Scheduler:
         if self._depth is not None:
             self._depth.took(plan, seconds)
 
-    def _paced(self, rows: int, behind: list[Request]) -> int | None:
-        """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as makes a crowd."""
-        enough = self.pace.enough(rows)
+    def _prefill_tokens(self, rows: int, behind: list[Request]) -> int | None:
+        """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as reaches the
+        threshold."""
+        threshold = self.prefill_policy.threshold(rows)
         backlog = 0
         for request in chain(behind, self.waiting):
-            if backlog >= enough:
+            if backlog >= threshold:
                 break
             backlog += request.num_tokens - request.num_computed
-        return self.pace.share(rows, backlog, self._shapes)
+        return self.prefill_policy.prefill_tokens(rows, backlog, self._shapes)
 
-    # Lines of one token come first in a plan, so they are kept apart from longer ones while it is made.
+    # Entries of one token come first in a plan, so they are kept apart from longer ones while it is made.
 
     def _begin(self) -> None:
         self._rows: list[int] = []
@@ -180,8 +183,8 @@ class Scheduler:
         self._more_samples: list[bool] = []
         self._more_requests: list[Request] = []
         self._starts: list[RowStart] = []
-        self._drafting: list[tuple[int, Request]] = []  # with places among the lines of one token
-        self._drafts: dict[int, Draft] = {}  # by place among the longer lines
+        self._drafting: list[tuple[int, Request]] = []  # with places among the entries of one token
+        self._drafts: dict[int, Draft] = {}  # by place among the longer entries
         self._preempted = False
 
     @property
@@ -194,9 +197,9 @@ class Scheduler:
         samples = end == request.num_tokens + request.num_inflight
         if samples:
             request.num_inflight += 1
-        self._line(request, first, count, samples)
+        self._add_entry(request, first, count, samples)
 
-    def _line(self, request: Request, first: int, count: int, samples: bool) -> None:
+    def _add_entry(self, request: Request, first: int, count: int, samples: bool) -> None:
         if count == 1:
             self._rows.append(request.row)
             self._first.append(first)
@@ -229,7 +232,7 @@ class Scheduler:
                 continue
             if request.num_drafted and interval and first % interval == 0:
                 continue  # until it is known whether the state stands there
-            if first >= request.kv.reach:
+            if first >= request.kv.covered_tokens:
                 least = first - request.num_drafted
                 while request.status is Status.RUNNING and kv.extend(request.kv, least, known) < known:
                     if not self._take_back(request):
@@ -249,7 +252,7 @@ class Scheduler:
         return [request for request in behind if request.status is Status.RUNNING] if self._preempted else behind
 
     def _draft(self) -> None:
-        """Give lines whose next token is planned as many drafted ones as their drafters have, and budget and free
+        """Give entries whose next token is planned as many drafted ones as their drafters have, and budget and free
         blocks allow."""
         if self._more_rows and self._shapes.rows:
             return  # padded steps hold drafts or prompts
@@ -268,13 +271,13 @@ class Scheduler:
             if count > 0 and request.drafter is not None:
                 tokens = request.drafter.propose(request.tokens, held + count)
                 count = len(tokens) - held
-            if count > 0 and known + count > request.kv.reach:
+            if count > 0 and known + count > request.kv.covered_tokens:
                 count = kv.extend(request.kv, known - 1 - unsure, known + count) - known
             if count <= 0:
                 continue
             start = known - unsure
             self._drafts[len(self._more_rows)] = Draft(count, start, tokens[start - request.num_tokens : held + count])
-            self._line(request, known - 1, 1 + count, True)
+            self._add_entry(request, known - 1, 1 + count, True)
             request.num_computed += count
             request.num_inflight += count
             request.num_drafted += count
@@ -292,34 +295,34 @@ class Scheduler:
         drafted = [other for other in self.running if other.drafter is not None and other is not needy]
         return sum(self._kv.truncate(r.kv, max(r.num_tokens, r.num_computed)) for r in drafted) > 0
 
-    def _catch_up(self, behind: list[Request], share: int) -> int:
-        """Plan chunks of running requests that are far behind. Returns what is left of `share`."""
+    def _catch_up(self, behind: list[Request], prefill_budget: int) -> int:
+        """Plan chunks of running requests that are far behind. Returns what is left of `prefill_budget`."""
         kv = self._kv
-        while behind and share > 0:
+        while behind and prefill_budget > 0:
             request = behind.pop(0)
             first = request.num_computed
-            end = self._chunk_end(request, first, share)
-            reach = kv.extend(request.kv, first, end)
-            while reach == first and (behind or self._draft_tokens):
+            end = self._chunk_end(request, first, prefill_budget)
+            covered_tokens = kv.extend(request.kv, first, end)
+            while covered_tokens == first and (behind or self._draft_tokens):
                 if not self._take_back(request):
                     if not behind:
                         break
                     self._preempt(behind.pop())
-                reach = kv.extend(request.kv, first, end)
-            if reach > first:
+                covered_tokens = kv.extend(request.kv, first, end)
+            if covered_tokens > first:
                 if kv.keeps_state:
                     kv.save_state(request.kv, first)
-                self._put(request, reach - first)
-                share -= reach - first
+                self._put(request, covered_tokens - first)
+                prefill_budget -= covered_tokens - first
             elif not self._planned:
                 # Nobody else holds blocks that could come free: start again, sharing what the tree holds.
                 self._preempt(request)
-        return share
+        return prefill_budget
 
-    def _chunk_end(self, request: Request, first: int, share: int) -> int:
+    def _chunk_end(self, request: Request, first: int, prefill_budget: int) -> int:
         """Where a chunk from `first` should end. With recurrent state it ends on a block, so that the state there can
         be kept: on the last full block of the known tokens, before their rest."""
-        end = first + min(request.num_tokens - first, share, self._chunk)
+        end = first + min(request.num_tokens - first, prefill_budget, self._chunk)
         if self._kv.keeps_state:
             size = self._kv.block_size
             aligned = min(end, request.num_tokens - 1) // size * size
@@ -327,11 +330,11 @@ class Scheduler:
                 end = aligned
         return end
 
-    def _admit(self, share: int) -> None:
+    def _admit(self, prefill_budget: int) -> None:
         kv = self._kv
         admitted: list[Request] = []
         for request in self.waiting:
-            if share <= 0 or not self._free_rows:
+            if prefill_budget <= 0 or not self._free_rows:
                 break
             if request.num_inflight:
                 continue
@@ -340,7 +343,7 @@ class Scheduler:
             if self._blocked == (request.arrival, kv.num_releases, len(self.running)):
                 break
             tokens = request.tokens
-            if request.want_prompt_logprobs and request.silent:
+            if request.want_prompt_logprobs and request.first_event_pending:
                 match = NO_MATCH
             else:
                 match = kv.match(request.kv, tokens)
@@ -350,14 +353,14 @@ class Scheduler:
                     continue
             request.awaits = None
             first = match.num_tokens
-            end = self._chunk_end(request, first, share)
-            reach = kv.admit(request.kv, self._free_rows[0], tokens, match, end, len(self.running))
-            if reach == first:
+            end = self._chunk_end(request, first, prefill_budget)
+            covered_tokens = kv.admit(request.kv, self._free_rows[0], tokens, match, end, len(self.running))
+            if covered_tokens == first:
                 self._blocked = (request.arrival, kv.num_releases, len(self.running))
                 break
-            share -= reach - first
+            prefill_budget -= covered_tokens - first
             self._start(request, first)
-            self._put(request, reach - first)
+            self._put(request, covered_tokens - first)
             admitted.append(request)
         if admitted:
             self.waiting.take(admitted)

@@ -7,11 +7,11 @@ from torch import nn
 
 from engine.cache.spec import LayerSpec, PagedKV
 from engine.cache.tensors import PagedCache
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
 from engine.models.config import AttentionConfig
-from engine.runner.batch import kept
+from engine.runner.batch import select_last
 from kernels.batch import AttentionBatch
 from kernels.rope import Rope
 
@@ -19,7 +19,7 @@ from kernels.rope import Rope
 class Attention(nn.Module):
     """residual + out(attend(norm(x))): one projection to q, k and v, then one op for all up to the projection out."""
 
-    def __init__(self, config: AttentionConfig, build: Build) -> None:
+    def __init__(self, config: AttentionConfig, build: BuildContext) -> None:
         super().__init__()
         self.config = config
         hidden, d = build.config.hidden, config.head_dim
@@ -48,7 +48,7 @@ class Attention(nn.Module):
         written = (qkv, step.batch.positions, step.batch.slots[cache.group], rope, cache.k, cache.v)
         asked = {"deterministic": self._deterministic, "scales": self._scales}
         attend = {"window": config.window, "softcap": config.softcap, **asked}
-        if step.ends is None:
+        if step.last_tokens is None:
             o = self._ops.rope_attention(
                 *written,
                 step.batch.block_tables[cache.group],
@@ -60,17 +60,17 @@ class Attention(nn.Module):
             )
         else:
             q = self._ops.rope_kv_write(*written, config.num_heads, **asked)
-            lines = len(step.batch.context_len)
+            num_entries = len(step.batch.context_len)
             o = self._ops.paged_attention(
-                kept(q, step.ends),
+                select_last(q, step.last_tokens),
                 cache.k,
                 cache.v,
                 step.batch.block_tables[cache.group],
-                AttentionBatch(step.ends.starts, step.batch.context_len, lines, 1, step.batch.max_context),
+                AttentionBatch(step.last_tokens.starts, step.batch.context_len, num_entries, 1, step.batch.max_context),
                 config.scale,
                 **attend,
             )
         o = o.flatten(1)
         if self.config.gated:
-            o = self._ops.sigmoid_gate(o, kept(gate, step.ends))
-        return self.out.then(o, step.residual, step.after)
+            o = self._ops.sigmoid_gate(o, select_last(gate, step.last_tokens))
+        return self.out.forward_with_next_norm(o, step.residual, step.next_norm)

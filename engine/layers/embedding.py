@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 
 
 class Embedding(nn.Module):
     """Rows of a table, by token id, times the model's embedding scale."""
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: BuildContext) -> None:
         super().__init__()
         self._vocabulary = build.vocabulary
         self._alone = build.communicator.size == 1

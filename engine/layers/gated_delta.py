@@ -7,11 +7,11 @@ from torch import nn
 
 from engine.cache.spec import LayerSpec, Recurrent
 from engine.cache.tensors import StateCache
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
 from engine.models.config import GatedDeltaConfig
-from engine.runner.batch import kept
+from engine.runner.batch import select_last
 
 
 class GatedDelta(nn.Module):
@@ -21,7 +21,7 @@ class GatedDelta(nn.Module):
     is one op.
     """
 
-    def __init__(self, config: GatedDeltaConfig, build: Build) -> None:
+    def __init__(self, config: GatedDeltaConfig, build: BuildContext) -> None:
         super().__init__()
         self.config = config
         hidden, heads = build.config.hidden, config.num_value_heads
@@ -45,7 +45,7 @@ class GatedDelta(nn.Module):
         )
 
     def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Brings the lines' states up to their last token."""
+        """Brings the entries' states up to their last token."""
         (cache,) = step.caches
         assert isinstance(cache, StateCache)
         inputs, state = cache.states
@@ -67,4 +67,4 @@ class GatedDelta(nn.Module):
             self.config.num_key_heads,
             deterministic=self._deterministic,
         )
-        return self.out.then(kept(y, step.ends), step.residual, step.after)
+        return self.out.forward_with_next_norm(select_last(y, step.last_tokens), step.residual, step.next_norm)

@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.models.config import HyperConfig
 
 
 class HyperConnection(nn.Module):
     """Gives a layer part its input, and merges its output into the streams."""
 
-    def __init__(self, config: HyperConfig, build: Build) -> None:
+    def __init__(self, config: HyperConfig, build: BuildContext) -> None:
         super().__init__()
         self._config = config
         width, outputs = config.streams * build.config.hidden, config.streams * (2 + config.streams)
@@ -38,7 +38,7 @@ class HyperConnection(nn.Module):
 class HyperHead(nn.Module):
     """Σₙ (sigmoid(mₙ · scale + baseₙ) + eps) · streamₙ with m = fn · x / rms(x) over all streams of a token."""
 
-    def __init__(self, config: HyperConfig, build: Build) -> None:
+    def __init__(self, config: HyperConfig, build: BuildContext) -> None:
         super().__init__()
         self._eps = config.eps
         self.fn = build.empty(config.streams, config.streams * build.config.hidden, dtype=torch.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.norm import RmsNorm, taken_in
 from engine.parallel.communicator import ALONE
 from kernels.borders import NORMED_ROWS
@@ -21,7 +21,7 @@ class Linear(nn.Module):
         self,
         size: int,
         out: int,
-        build: Build,
+        build: BuildContext,
         bias: bool = False,
         activation: str | None = None,
         partial: bool = False,
@@ -51,7 +51,7 @@ class Linear(nn.Module):
         )
         return self._communicator.sum(y)
 
-    def then(
+    def forward_with_next_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """y = forward(x, residual=residual), and `norm` of y: None without one, without a residual, and for rows so few

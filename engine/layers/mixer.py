@@ -8,17 +8,17 @@ import torch
 
 from engine.cache.tensors import LayerCache
 from engine.layers.norm import RmsNorm
-from engine.runner.batch import DeviceBatch, LineEnds
+from engine.runner.batch import DeviceBatch, LastTokens
 
 
 @dataclass(frozen=True, slots=True)
 class MixerInput:
-    """A mixer's `forward` takes it, and gives residual + mix(norm(x)) and that sum's norm by `after` (`Linear.then`),
-    both [T, hidden], or [B, hidden] of the lines' `ends`.
+    """A mixer's `forward` takes it, and gives residual + mix(norm(x)) and that sum's norm by `next_norm`
+    (`Linear.forward_with_next_norm`), both [T, hidden], or [B, hidden] of the entries' `last_tokens`.
 
     x         [T, hidden]  the residual stream, which the mixer norms by `norm`
     caches    the layer's, in the order of the mixer's `specs`
-    residual  [T, hidden], or [B, hidden] with `ends`: what is added to the result; None adds nothing
+    residual  [T, hidden], or [B, hidden] with `last_tokens`: what is added to the result; None adds nothing
     """
 
     x: torch.Tensor
@@ -26,5 +26,5 @@ class MixerInput:
     batch: DeviceBatch
     caches: tuple[LayerCache, ...]
     residual: torch.Tensor | None = None
-    ends: LineEnds | None = None
-    after: RmsNorm | None = None
+    last_tokens: LastTokens | None = None
+    next_norm: RmsNorm | None = None

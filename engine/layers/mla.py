@@ -1,7 +1,7 @@
 """Multi-head latent attention (arXiv:2405.04434) over a latent cache.
 
-The cache holds latents and nothing else. Lines of one query read them as they are: the up-projection of keys is taken
-to the queries and that of values to the output ("absorbed"). Lines of many queries have keys and values made of all
+The cache holds latents and nothing else. Entries of one query read them as they are: the up-projection of keys is taken
+to the queries and that of values to the output ("absorbed"). Entries of many queries have keys and values made of all
 that they read ("expanded"), which costs less than queries and outputs as wide as the latents.
 """
 
@@ -12,14 +12,14 @@ from torch import nn
 
 from engine.cache.spec import LatentKV, LayerSpec
 from engine.cache.tensors import LatentCache
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
 from engine.layers.norm import RmsNorm
 from engine.models.config import LatentAttentionConfig
-from engine.runner.batch import DeviceBatch, kept
+from engine.runner.batch import DeviceBatch, select_last
 
-# Queries a line from which expanding pays, and the most bytes that its keys and values may take.
+# Queries an entry from which expanding pays, and the most bytes that its keys and values may take.
 EXPAND_QUERIES = 64
 EXPAND_BYTES = 1 << 30
 
@@ -28,7 +28,7 @@ class LatentAttention(nn.Module):
     """residual + out(attend(norm(x))). `down` gives the query (or its latent), the key-value latent and the rotary
     key in one product; kv_up [H, nope + Dv, R] is the up-projection to each head's key and value."""
 
-    def __init__(self, config: LatentAttentionConfig, build: Build) -> None:
+    def __init__(self, config: LatentAttentionConfig, build: BuildContext) -> None:
         super().__init__()
         self.config = config
         hidden, heads = build.config.hidden, config.num_heads
@@ -87,19 +87,21 @@ class LatentAttention(nn.Module):
             step.batch.block_tables[cache.group],
             step.batch.attention,
             config.scale,
-            max_entries=step.batch.max_entries if expands else 0,
+            max_total_context=step.batch.max_total_context if expands else 0,
             deterministic=self._deterministic,
             keys=cache.keys,
             latent_scale=self._scale,
         )
-        return self.out.then(kept(o.flatten(1), step.ends), step.residual, step.after)
+        return self.out.forward_with_next_norm(
+            select_last(o.flatten(1), step.last_tokens), step.residual, step.next_norm
+        )
 
     def _expands(self, batch: DeviceBatch) -> bool:
-        """Whether to make keys and values for the lines of several queries: it pays from dozens of queries a line on,
-        needs memory for all that they read, and heads that tiles can hold. Deterministic, no line's queries are taken
-        another way than they would be alone."""
+        """Whether to make keys and values for the entries of several queries: it pays from dozens of queries an entry
+        on, needs memory for all that they read, and heads that tiles can hold. Deterministic, no entry's queries are
+        taken another way than they would be alone."""
         if self._deterministic:
             return False
-        lines, queries = len(batch.context_len) - batch.num_single, len(batch.token_ids) - batch.num_single
-        held = batch.max_entries * self._expanded_bytes
-        return self._tiles and queries >= EXPAND_QUERIES * max(lines, 1) and 0 < held <= EXPAND_BYTES
+        num_entries, queries = len(batch.context_len) - batch.num_single, len(batch.token_ids) - batch.num_single
+        held = batch.max_total_context * self._expanded_bytes
+        return self._tiles and queries >= EXPAND_QUERIES * max(num_entries, 1) and 0 < held <= EXPAND_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import MlpConfig
@@ -15,7 +15,7 @@ class Mlp(nn.Module):
     """residual + down(act(gate(norm(x))) * up(norm(x))), gate and up as one matrix. summed False leaves the sum over
     ranks to the caller."""
 
-    def __init__(self, config: MlpConfig, build: Build, summed: bool = True) -> None:
+    def __init__(self, config: MlpConfig, build: BuildContext, summed: bool = True) -> None:
         super().__init__()
         hidden, inner = build.config.hidden, config.intermediate
         self._config = config

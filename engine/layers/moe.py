@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm, taken_in
 from engine.models.config import MlpConfig, MoeConfig
@@ -14,10 +14,10 @@ from kernels.routing import Routing
 
 class Moe(nn.Module):
     """residual + Σ weight · expert(norm(x)). Routing is computed in float32, of routers that keep all their bits
-    (`Build.router_dtype`). Shared experts stand behind the others in the same tables, are chosen by every token and
-    weigh 1; those that are stored in another way are one feed-forward part of their own."""
+    (`BuildContext.router_dtype`). Shared experts stand behind the others in the same tables, are chosen by every token
+    and weigh 1; those that are stored in another way are one feed-forward part of their own."""
 
-    def __init__(self, config: MoeConfig, build: Build) -> None:
+    def __init__(self, config: MoeConfig, build: BuildContext) -> None:
         super().__init__()
         self.config = config
         hidden, count, inner = build.config.hidden, config.num_experts, config.intermediate

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 
 
 class RmsNorm(nn.Module):
     """y = x / rms(x) * (weight + offset). A projection may take the norm in instead (`Linear.forward`)."""
 
-    def __init__(self, size: int, build: Build, eps: float | None = None) -> None:
+    def __init__(self, size: int, build: BuildContext, eps: float | None = None) -> None:
         """eps None takes the model's."""
         super().__init__()
         self.weight = build.empty(size)

@@ -7,18 +7,18 @@ from torch import nn
 
 from engine.cache.spec import CompressedKV, LatentKV, LayerSpec, Recurrent
 from engine.cache.tensors import LatentCache, LayerCache, StateCache
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
 from engine.layers.norm import RmsNorm
 from engine.models.config import SparseAttentionConfig
-from engine.runner.batch import DeviceBatch, kept
+from engine.runner.batch import DeviceBatch, select_last
 
 
 class Compressor(nn.Module):
     """Makes the entries of one cache: learned places and a norm. `values` [T, C] and `gates` [T, C] come projected."""
 
-    def __init__(self, config: SparseAttentionConfig, dim: int, build: Build) -> None:
+    def __init__(self, config: SparseAttentionConfig, dim: int, build: BuildContext) -> None:
         super().__init__()
         self.windows = 2 if config.overlap else 1
         self.channels = self.windows * dim
@@ -60,7 +60,7 @@ class SparseAttention(nn.Module):
     """residual + out(attend(norm(x))). One product gives the query latent, the key-value vector and all that the
     compressors and the indexer read of x; another takes the query latent to the heads of queries and indexer."""
 
-    def __init__(self, config: SparseAttentionConfig, build: Build) -> None:
+    def __init__(self, config: SparseAttentionConfig, build: BuildContext) -> None:
         super().__init__()
         self.config = config
         hidden, heads, d = build.config.hidden, config.num_heads, config.head_dim
@@ -142,10 +142,10 @@ class SparseAttention(nn.Module):
             **more,
             deterministic=self._deterministic,
         )
-        o = kept(o.flatten(1), step.ends)
+        o = select_last(o.flatten(1), step.last_tokens)
         down = self.out_down.value.dense(self.out_down.dtype)
         o = self._ops.group_linear(o, down, deterministic=self._deterministic)
-        return self.out.then(o, step.residual, step.after)
+        return self.out.forward_with_next_norm(o, step.residual, step.next_norm)
 
     def _choose(self, q: torch.Tensor, weights: torch.Tensor, batch: DeviceBatch, keys: LatentCache) -> torch.Tensor:
         """The entries that each token reads: [T, top_k] int32."""
@@ -166,5 +166,5 @@ class SparseAttention(nn.Module):
 
 def _latents(caches: tuple[LayerCache, ...]) -> tuple[LatentCache, LatentCache | None, LatentCache | None]:
     """The window, the compressed entries and the indexer's keys, in the order that specs declare them."""
-    kept = [cache for cache in caches if isinstance(cache, LatentCache)]
-    return kept[0], kept[1] if len(kept) > 1 else None, kept[2] if len(kept) > 2 else None
+    latents = [cache for cache in caches if isinstance(cache, LatentCache)]
+    return latents[0], latents[1] if len(latents) > 1 else None, latents[2] if len(latents) > 2 else None

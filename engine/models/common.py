@@ -129,7 +129,7 @@ def max_position(reader: Reader) -> int:
     return reader.size("max_position_embeddings", most=LARGEST_POSITION)
 
 
-def reach(reader: Reader, rotary: RopeConfig | None) -> int:
+def reachable_positions(reader: Reader, rotary: RopeConfig | None) -> int:
     """Positions that the model can be served with: YaRN stretches the original range, others say it all."""
     said = max_position(reader)
     if rotary is None or rotary.kind != "yarn":
@@ -242,7 +242,7 @@ def decoder(reader: Reader, family: str, layers: tuple[LayerConfig, ...], rotary
         hidden=reader.size("hidden_size"),
         layers=layers,
         norm=NormConfig(eps=reader.positive("rms_norm_eps")),
-        max_position=reach(reader, rotary),
+        max_position=reachable_positions(reader, rotary),
         tied=reader.read(bool, "tie_word_embeddings", False),
         dtype=dtype(reader),
         eos_ids=reader.token_ids("eos_token_id", vocab_size),

@@ -11,7 +11,7 @@ from torch import nn
 from engine.cache.spec import LayerSpec
 from engine.cache.tensors import LayerCache
 from engine.layers.attention import Attention
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.embedding import Embedding
 from engine.layers.gated_delta import GatedDelta
 from engine.layers.hyper import HyperConnection, HyperHead
@@ -32,20 +32,22 @@ from engine.models.config import (
     SparseAttentionConfig,
 )
 from engine.quant.weight import Weight
-from engine.runner.batch import DeviceBatch, LineEnds, kept
+from engine.runner.batch import DeviceBatch, LastTokens, select_last
 
 # A mixer is called with a `MixerInput` and declares its `specs`. A feed-forward part is called with (x, norm,
 # token_ids, residual), norms its input by `norm` unless that is None, and adds `residual` to what it gives.
-MIXERS: dict[type, Callable[[Any, Build], nn.Module]] = {
+MIXERS: dict[type, Callable[[Any, BuildContext], nn.Module]] = {
     AttentionConfig: Attention,
     GatedDeltaConfig: GatedDelta,
     LatentAttentionConfig: LatentAttention,
     SparseAttentionConfig: SparseAttention,
 }
-FEED_FORWARDS: dict[type, Callable[[Any, Build], nn.Module]] = {MlpConfig: Mlp, MoeConfig: Moe}
+FEED_FORWARDS: dict[type, Callable[[Any, BuildContext], nn.Module]] = {MlpConfig: Mlp, MoeConfig: Moe}
 
 
-def _built(table: dict[type, Callable[[Any, Build], nn.Module]], config: object, build: Build) -> nn.Module:
+def _built(
+    table: dict[type, Callable[[Any, BuildContext], nn.Module]], config: object, build: BuildContext
+) -> nn.Module:
     kind = table.get(type(config))
     if kind is None:
         raise NotImplementedError(f"no layer implements {type(config).__name__}")
@@ -55,7 +57,7 @@ def _built(table: dict[type, Callable[[Any, Build], nn.Module]], config: object,
 class DecoderLayer(nn.Module):
     """x + mix(norm(x)), then x + feed_forward(norm(x)); a sandwich layer norms both again before the sums."""
 
-    def __init__(self, config: LayerConfig, build: Build) -> None:
+    def __init__(self, config: LayerConfig, build: BuildContext) -> None:
         super().__init__()
         hidden = build.config.hidden
         self.mixer_norm = RmsNorm(hidden, build)
@@ -72,15 +74,15 @@ class DecoderLayer(nn.Module):
         return specs
 
     def forward(
-        self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...], ends: LineEnds | None = None
+        self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...], last_tokens: LastTokens | None = None
     ) -> torch.Tensor:
-        """x [T, hidden] → [T, hidden], or [B, hidden] of the lines' `ends`."""
-        token_ids, residual = kept(batch.token_ids, ends), kept(x, ends)
+        """x [T, hidden] → [T, hidden], or [B, hidden] of the entries' `last_tokens`."""
+        token_ids, residual = select_last(batch.token_ids, last_tokens), select_last(x, last_tokens)
         if self.mixer_out_norm is None or self.ffn_out_norm is None:
-            x, normed = self.mixer(MixerInput(x, self.mixer_norm, batch, caches, residual, ends, self.ffn_norm))
+            x, normed = self.mixer(MixerInput(x, self.mixer_norm, batch, caches, residual, last_tokens, self.ffn_norm))
             given, norm = (x, self.ffn_norm) if normed is None else (normed, None)
             return self.ffn(given, norm, token_ids, residual=x)
-        mixed, _ = self.mixer(MixerInput(x, self.mixer_norm, batch, caches, ends=ends))
+        mixed, _ = self.mixer(MixerInput(x, self.mixer_norm, batch, caches, last_tokens=last_tokens))
         x = self.mixer_out_norm.add(mixed, residual)
         return self.ffn_out_norm.add(self.ffn(x, self.ffn_norm, token_ids, residual=None), x)
 
@@ -88,20 +90,20 @@ class DecoderLayer(nn.Module):
 class HyperDecoderLayer(DecoderLayer):
     """A layer on parallel residual streams: each part takes a mix of them and is merged back into them."""
 
-    def __init__(self, config: LayerConfig, build: Build) -> None:
+    def __init__(self, config: LayerConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         assert build.config.hyper is not None
         self.mixer_hyper = HyperConnection(build.config.hyper, build)
         self.ffn_hyper = HyperConnection(build.config.hyper, build)
 
     def forward(
-        self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...], ends: LineEnds | None = None
+        self, x: torch.Tensor, batch: DeviceBatch, caches: tuple[LayerCache, ...], last_tokens: LastTokens | None = None
     ) -> torch.Tensor:
-        """x [T, N, hidden] → [T, N, hidden], or [B, N, hidden] of the lines' `ends`."""
-        token_ids = kept(batch.token_ids, ends)
+        """x [T, N, hidden] → [T, N, hidden], or [B, N, hidden] of the entries' `last_tokens`."""
+        token_ids = select_last(batch.token_ids, last_tokens)
         inner, post, comb = self.mixer_hyper(x)
-        mixed, _ = self.mixer(MixerInput(inner, self.mixer_norm, batch, caches, ends=ends))
-        x = self.mixer_hyper.merge(mixed, *(kept(part, ends) for part in (x, post, comb)))
+        mixed, _ = self.mixer(MixerInput(inner, self.mixer_norm, batch, caches, last_tokens=last_tokens))
+        x = self.mixer_hyper.merge(mixed, *(select_last(part, last_tokens) for part in (x, post, comb)))
         inner, post, comb = self.ffn_hyper(x)
         return self.ffn_hyper.merge(self.ffn(inner, self.ffn_norm, token_ids, residual=None), x, post, comb)
 
@@ -109,7 +111,7 @@ class HyperDecoderLayer(DecoderLayer):
 class Decoder(nn.Module):
     """Built without memory; `materialize` gives it some, then the loader fills it."""
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: BuildContext) -> None:
         super().__init__()
         config = build.config
         self.config = config
@@ -187,12 +189,12 @@ class Decoder(nn.Module):
         batch: DeviceBatch,
         caches: tuple[tuple[LayerCache, ...], ...],
         only: Sequence[int] | None = None,
-        ends: LineEnds | None = None,
+        last_tokens: LastTokens | None = None,
     ) -> torch.Tensor:
-        """Residual stream after the last layer, not yet normed: [T, hidden], or [B, hidden] of the lines' `ends`.
-        caches[i] are layer i's.
+        """Residual stream after the last layer, not yet normed: [T, hidden], or [B, hidden] of the entries'
+        `last_tokens`. caches[i] are layer i's.
 
-        only: the layers to run, for a rehearsal; all when None.
+        only: the layers to run, for a warm-up; all when None.
         """
         x = self.embed(batch.token_ids)
         if self.config.hyper is not None:
@@ -200,7 +202,7 @@ class Decoder(nn.Module):
         *before, last = range(len(self.layers)) if only is None else only
         for i in before:
             x = self.layers[i](x, batch, caches[i])
-        x = self.layers[last](x, batch, caches[last], ends)
+        x = self.layers[last](x, batch, caches[last], last_tokens)
         return x if self.hyper_head is None else self.hyper_head(x)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", array_like=True):
 
 
 class Draw(msgspec.Struct, frozen=True, tag="draw", array_like=True):
-    """Draw the masked lines of the step that was launched as `step`: masks [lines, words] int32, as bytes."""
+    """Draw the masked entries of the step that was launched as `step`: masks [entries, words] int32, as bytes."""
 
     step: int
     words: int

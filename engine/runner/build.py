@@ -14,7 +14,7 @@ from engine.cache.spec import CompressedKV, LayerSpec, PoolSpec, Recurrent
 from engine.cache.tensors import CacheTensors
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.models import registry
 from engine.models.common import with_shared_apart
 from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
@@ -30,8 +30,8 @@ from engine.quant import plan as quant
 from engine.runner import draft_model
 from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
-from engine.runner.rehearsal import rehearsals
 from engine.runner.runner import DeviceRunner
+from engine.runner.warmup import warmup_steps
 from engine.types import MAX_LOGPROBS, SamplingParams
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
@@ -105,7 +105,7 @@ def build_runner(
     scales = cache_scales.found(checkpoint, model.prefix, eight)
     switches = (runtime.deterministic, runtime.fused_attention)
     own_scales = scales.of(len(model.layers)) if eight else ()
-    build = Build(ops, model, dtype, device, length, *switches, routers, own_scales, communicator=communicator)
+    build = BuildContext(ops, model, dtype, device, length, *switches, routers, own_scales, communicator=communicator)
     decoder = Decoder(build)
     check_speculation(config, decoder)
     spare = quant.spare_biases(rules, checkpoint)
@@ -151,7 +151,7 @@ def build_runner(
 
 def _on_gpu(
     config: EngineConfig,
-    build: Build,
+    build: BuildContext,
     workspace: Workspace,
     decoder: Decoder,
     drafter: Decoder | None,
@@ -166,7 +166,7 @@ def _on_gpu(
     specs, length = _specs(decoder, drafter), build.max_model_len
     small = _runner(config, build, decoder, drafter, size_pools(specs, few, config.scheduler, length, 0))
     limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
-    steps = rehearsals(*limits, config.speculation.most)
+    steps = warmup_steps(*limits, config.speculation.most)
     report = progress or (lambda stage, done, total: None)
     report("launches", 0, 0)
     ahead = config.runtime.compile_ahead != "off"
@@ -174,7 +174,7 @@ def _on_gpu(
         if ahead and config.runtime.kernels != "reference":
             with compiler.only(workspace):
                 for step in steps:
-                    small.rehearse(step)
+                    small.run_warmup_step(step)
         report("weights", 0, 0)
         fill()
         report("kernels", 0, 0)
@@ -185,11 +185,11 @@ def _on_gpu(
     pool = size_pools(specs, config.cache, config.scheduler, length, room)
     capture = CudaCapture(build.device) if config.runtime.graphs else None
     runner = _runner(config, build, decoder, drafter, agreed(pool, build.communicator), capture, watch)
-    report("rehearsal", 0, 0)
+    report("warm-up", 0, 0)
     if ahead:
         for step in steps:
             if step.brief:
-                runner.rehearse(step)
+                runner.run_warmup_step(step)
     return runner
 
 
@@ -204,7 +204,7 @@ def _capture_first(runner: DeviceRunner, progress: Progress | None) -> None:
 
 def _runner(
     config: EngineConfig,
-    build: Build,
+    build: BuildContext,
     decoder: Decoder,
     drafter: Decoder | None,
     pool: PoolSpec,
@@ -235,7 +235,7 @@ def _specs(decoder: Decoder, drafter: Decoder | None) -> list[tuple[LayerSpec, .
     return decoder.specs + ([] if drafter is None else drafter.specs)
 
 
-def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:
+def _profile(runner: DeviceRunner, config: EngineConfig, build: BuildContext) -> int:
     """Bytes that the largest steps need beside weights and pools."""
     torch.cuda.reset_peak_memory_stats(build.device)
     before = torch.cuda.memory_allocated(build.device)
@@ -246,15 +246,15 @@ def _profile(runner: DeviceRunner, config: EngineConfig, build: Build) -> int:
 
 
 def largest_step(scheduler: SchedulerConfig, longest: int, drafted: int = 0) -> StepPlan:
-    """max_rows lines, token_budget tokens, all sampled, from logits that are edited, penalised and explained. The first
-    lines have `drafted` drafts, as many of them as there are tokens for."""
+    """max_rows entries, token_budget tokens, all sampled, from logits that are edited, penalised and explained. The
+    first entries have `drafted` drafts, as many of them as there are tokens for."""
     rows, drafted = scheduler.max_rows, min(drafted, longest - 1)
-    lines = min(rows, (scheduler.token_budget - rows) // drafted) if drafted else 0
-    count = [1 + drafted] * lines + [1] * (rows - lines)
-    for line in reversed(range(lines, rows)):
-        count[line] += min(longest - 1, scheduler.token_budget - sum(count))
+    entries = min(rows, (scheduler.token_budget - rows) // drafted) if drafted else 0
+    count = [1 + drafted] * entries + [1] * (rows - entries)
+    for entry in reversed(range(entries, rows)):
+        count[entry] += min(longest - 1, scheduler.token_budget - sum(count))
     all_of_it = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS)
-    drafts = {line: Draft(drafted, 1, [0] * drafted) for line in range(lines)}
+    drafts = {entry: Draft(drafted, 1, [0] * drafted) for entry in range(entries)}
     starts = [RowStart(row, [0] * (1 if row in drafts else count[row]), 1, all_of_it) for row in range(rows)]
     return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts, drafts=drafts)
 

@@ -13,13 +13,13 @@ import torch
 from engine import files
 from engine.cache.spec import CompressedKV, Recurrent
 from engine.cache.tensors import LayerCache
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.models import registry
 from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.quant import cache_scales
 from engine.quant import plan as quant
-from engine.runner.batch import DeviceBatch, LineEnds
+from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import PLAIN, Sampler
@@ -52,16 +52,16 @@ class DraftModel:
         self._inputs = inputs
         self._tables = tables
 
-    def follow(self, batch: DeviceBatch, ends: LineEnds | None, briefly: bool) -> None:
-        """Compute the tokens of a step of the large model. briefly: one layer of each kind, for a rehearsal."""
-        self._decoder(batch, self._caches, self._decoder.kinds if briefly else None, ends)
+    def follow(self, batch: DeviceBatch, last_tokens: LastTokens | None, briefly: bool) -> None:
+        """Compute the tokens of a step of the large model. briefly: one layer of each kind, for a warm-up."""
+        self._decoder(batch, self._caches, self._decoder.kinds if briefly else None, last_tokens)
 
     def propose(self, shape: StepShape, briefly: bool) -> None:
-        """Put drafts for the staged step into the token table, whose lines begin at their true ends. A line that wants
-        no more of them computes a dummy token."""
+        """Put drafts for the staged step into the token table, whose entries begin at their true ends. An entry that
+        wants no more of them computes a dummy token."""
         tables, first, end = self._tables, shape.num_single, shape.num_single + shape.drafting
-        count, lines = self._inputs.proposals(shape).count[first:end], self._inputs.lines(shape)
-        last, own = lines.lengths[first:end] - count - 1, lines.rows[first:end]
+        count, entries = self._inputs.proposals(shape).count[first:end], self._inputs.entries(shape)
+        last, own = entries.lengths[first:end] - count - 1, entries.rows[first:end]
         only = self._decoder.kinds if briefly else None
         for drafted in range(shape.drafts):
             wanted = count > drafted
@@ -74,7 +74,7 @@ class DraftModel:
             self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, held)
 
 
-def prepare(folder: str, target: str, build: Build, load_format: str) -> DraftWeights:
+def prepare(folder: str, target: str, build: BuildContext, load_format: str) -> DraftWeights:
     """The draft model in `folder`, for a target that was built so. Raises ConfigError, each with a sentence for the
     user, and WeightsError."""
     model, family = registry.load(folder)
@@ -93,7 +93,7 @@ def prepare(folder: str, target: str, build: Build, load_format: str) -> DraftWe
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {build.dtype}
     routers = build.dtype if narrow else torch.float32
     scales = cache_scales.found(checkpoint, model.prefix, bool(build.cache_scales))
-    own = Build(
+    own = BuildContext(
         build.ops,
         model,
         build.dtype,

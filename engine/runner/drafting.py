@@ -1,4 +1,4 @@
-"""Drafted tokens on the device: where lines truly begin, what is drawn behind each draft, and how many stand.
+"""Drafted tokens on the device: where entries truly begin, what is drawn behind each draft, and how many stand.
 
 How long a row is after a drafted step the device knows first (`RowTables.lengths`), so that the step behind it can be
 launched before the host does. Noise is keyed by (seed, position): a token is drawn behind each draft as if nothing were
@@ -17,53 +17,55 @@ import numpy as np
 import torch
 
 from engine.core.plan import StepPlan
-from engine.runner.inputs import Inputs, Lines, StepShape
+from engine.runner.inputs import Inputs, SampledEntries, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import Drawn
 
 
 def put_proposals(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
-    """Put drafts that the plan names into the token table, behind the true ends of the staged step's lines."""
-    singles, lines, proposals = shape.num_single, inputs.lines(shape), inputs.proposals(shape)
+    """Put drafts that the plan names into the token table, behind the true ends of the staged step's entries."""
+    singles, entries, proposals = shape.num_single, inputs.entries(shape), inputs.proposals(shape)
     count = proposals.count[singles:]
     within = torch.arange(shape.drafts, dtype=torch.int32, device=count.device)
-    at = (lines.lengths[singles:] - count)[:, None] + within
+    at = (entries.lengths[singles:] - count)[:, None] + within
     own = torch.minimum((at - proposals.start[singles:, None]).clamp(min=0), (proposals.size[singles:, None] - 1))
     tokens = proposals.tokens.gather(1, own.clamp(min=0).long())
     drafted = within < count[:, None]
-    row = torch.where(drafted, lines.rows[singles:, None], tables.dummy)
+    row = torch.where(drafted, entries.rows[singles:, None], tables.dummy)
     tables.tokens[row, torch.where(drafted, at, 0)] = tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """What of a computed step with drafts is drawn and compared, of T tokens in B lines.
+    """What of a computed step with drafts is drawn and compared, of T tokens in B entries.
 
     draws      E of them: of each, table row, row that takes the token, tokens held before it
     places     [E] place of the token before it among the step's; None when there is a draw behind each
     ids        [T] int32 the step's tokens
-    count      [B] int32 drafts of each line
-    last       [B] int32 place of each line's last token
-    lines      the step's lines
+    count      [B] int32 drafts of each entry
+    last       [B] int32 place of each entry's last token
+    entries    the step's entries
     """
 
     shape: StepShape
-    draws: Lines
+    draws: SampledEntries
     places: torch.Tensor | None
     ids: torch.Tensor
     count: torch.Tensor
     last: torch.Tensor
-    lines: Lines
+    entries: SampledEntries
 
     @classmethod
     def of(cls, inputs: Inputs, shape: StepShape, ids: torch.Tensor, places: torch.Tensor | None) -> Verify:
         draws = inputs.tokens(shape)
         if places is not None:
-            draws = Lines(*(part.index_select(0, places) for part in (draws.rows, draws.out_rows, draws.lengths)))
-        lines = inputs.lines(shape)
-        return cls(shape, draws, places, ids, inputs.proposals(shape).count, inputs.last(shape), lines)
+            draws = SampledEntries(
+                *(part.index_select(0, places) for part in (draws.rows, draws.out_rows, draws.lengths))
+            )
+        entries = inputs.entries(shape)
+        return cls(shape, draws, places, ids, inputs.proposals(shape).count, inputs.last_indices(shape), entries)
 
-    def kept(self, x: torch.Tensor) -> torch.Tensor:
+    def select_drawing(self, x: torch.Tensor) -> torch.Tensor:
         """Of x [T, …] what draws, [E, …]."""
         return x if self.places is None else x.index_select(0, self.places)
 
@@ -72,7 +74,7 @@ class Verify:
         tables.tokens[self.draws.rows, self.draws.lengths - 1] = self.ids
 
     def accept(self, drawn: Drawn, tables: RowTables) -> Drawn:
-        """Says how many tokens each line gave, of drawn [E]; the rows are longer by as many from now on. A draw behind
+        """Says how many tokens each entry gave, of drawn [E]; the rows are longer by as many from now on. A draw behind
         a draft that is no token (−1) is left to the next step."""
         singles, count = self.shape.num_single, self.count[self.shape.num_single :]
         tokens = drawn.tokens
@@ -86,17 +88,17 @@ class Verify:
         lost = (run.gather(1, stood) < 0) & (stood > 0)
         longer = (stood + 1 - lost.int())[:, 0].int()
         given = torch.cat((torch.ones_like(self.count[:singles]), longer))
-        tables.lengths[self.lines.out_rows] = self.lines.lengths - self.count + given
+        tables.lengths[self.entries.out_rows] = self.entries.lengths - self.count + given
         return replace(drawn, given=given)
 
 
 def draw_places(plan: StepPlan) -> tuple[list[int], np.ndarray]:
-    """Of a step that is not padded: each line's first draw among all, and places of the tokens before the draws. A line
-    draws behind its last token of its own and behind each draft."""
+    """Of a step that is not padded: each entry's first draw among all, and places of the tokens before the draws. An
+    entry draws behind its last token of its own and behind each draft."""
     first, places, end, drawn = [], [], 0, 0
-    for line, count in enumerate(plan.count):
+    for entry, count in enumerate(plan.count):
         end += count
-        draws = 1 + plan.drafts[line].count if line in plan.drafts else 1
+        draws = 1 + plan.drafts[entry].count if entry in plan.drafts else 1
         first.append(drawn)
         places.append(np.arange(end - draws, end))
         drawn += draws
@@ -104,7 +106,8 @@ def draw_places(plan: StepPlan) -> tuple[list[int], np.ndarray]:
 
 
 def first_draws(shape: StepShape, plan: StepPlan, at: Sequence[int]) -> list[int]:
-    """Of a padded step with drafts, whose lines stand at the places `at`: each line's first draw among the tokens."""
+    """Of a padded step with drafts, whose entries stand at the places `at`: each entry's first draw among the
+    tokens."""
     singles = plan.count.count(1)
-    ends = np.cumsum([shape.num_single, *plan.count[singles:]])
-    return [*at[:singles], *ends[:-1].tolist()]
+    stops = np.cumsum([shape.num_single, *plan.count[singles:]])
+    return [*at[:singles], *stops[:-1].tolist()]

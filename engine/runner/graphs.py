@@ -1,15 +1,15 @@
-"""CUDA graphs of the steps that are short on the GPU: decode steps, one request's prompt, a few beside decode lines.
+"""CUDA graphs of the steps that are short on the GPU: decode steps, one request's prompt, a few beside decode entries.
 
-A graph is made for a shape, and a step is padded up to the next shape there is: decode lines by dummy lines of one
-token, a prompt by one dummy line that holds the tokens left over. Dummy lines belong to the reserved row, whose blocks
-are the reserved block 0. What varies between replays (lengths, ids, tables, drafts) is read from the device.
+A graph is made for a shape, and a step is padded up to the next shape there is: decode entries by dummy entries of one
+token, a prompt by one dummy entry that holds the tokens left over. Dummy entries belong to the reserved row, whose
+blocks are the reserved block 0. What varies between replays (lengths, ids, tables, drafts) is read from the device.
 
-A step with drafts is lines of one token and lines of up to 1 + k, behind which dummy lines of up to 1 + k take what is
-left; it draws behind every token. It is padded only without prompts: the scheduler drafts for no such step.
+A step with drafts is entries of one token and entries of up to 1 + k, behind which dummy entries of up to 1 + k take
+what is left; it draws behind every token. It is padded only without prompts: the scheduler drafts for no such step.
 
-Short prompts and one line have a second graph, for little in the cache: their attention goes by that bound. Layers over
-latents, and 8-bit caches, want to know how many entries the longer lines have at most: all their steps have a second
-graph.
+Short prompts and one entry have a second graph, for little in the cache: their attention goes by that bound. Layers
+over latents, and 8-bit caches, want to know how many tokens the longer entries have in the cache at most: all their
+steps have a second graph.
 
 A shape's first step runs eagerly, which compiles what it needs, and is captured after. A few shapes are made at start,
 the rest when the engine is idle, or when a step needs one.
@@ -35,27 +35,29 @@ from kernels.linear.waves import filled
 
 log = logging.getLogger(__name__)
 
-# Lines of a decode step: dense, because a padded line costs its share of the step.
-LINES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
+# Entries of a decode step: dense, because a padded entry costs its share of the step.
+DECODE_ENTRIES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
 # Tokens of a lone prompt. Its launches one by one take the host 20 to 25 ms: as long as the GPU takes for 1,500 tokens.
 # Tokens that fill a shape up cost as much as others.
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
-# Decode lines that share a step with chunks of prompts, and all tokens of such a step.
-MIXED_LINES = (8, 16, 32, 64, 128, 256, 512)
+# Decode entries that share a step with chunks of prompts, and all tokens of such a step.
+MIXED_ENTRIES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792, 2176)
-# What longer lines may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
+# What longer entries may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
 PAST, SHORT = 2048, 256
-# What a prompt of 1,024 tokens takes beside rows: made before others, behind what a pace fills (`core.policy`).
+# What a prompt of 1,024 tokens takes beside rows: made before others, behind what the prefill policy fills
+# (`core.prefill_policy`).
 COMMON_TOKENS = (1152, 1088)
-# Of MIXED_TOKENS, what a pace may fill: the one that it takes with experts, and how far from the best a smaller one may
-# be, in parts of the time. With 8 billion weights, beside 64 rows: 19.6 µs a token in 1,024, 20.9 in 1,536.
+# Of MIXED_TOKENS, what the prefill policy may fill: the one that it takes with experts, and how far from the best a
+# smaller one may be, in parts of the time. With 8 billion weights, beside 64 rows: 19.6 µs a token in 1,024, 20.9 in
+# 1,536.
 FILLED_TOKENS, WITH_EXPERTS, NEARLY = (1024, 1152, 1280, 1536, 1792), 1536, 0.025
-# Lines with drafts, and drafts a line. Beside them stand MIXED_LINES.
-DRAFTED_LINES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+# Entries with drafts, and drafts an entry. Beside them stand MIXED_ENTRIES.
+DRAFTED_ENTRIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DEPTHS = (1, 2, 4, 8, MOST_DRAFTS)
 # Made before the engine is ready.
-FIRST_LINES = (1, 2, 4, 8)
+FIRST_ENTRIES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
 
 Outcome = tuple[torch.Tensor, Drawn, Verify | None]
@@ -64,15 +66,15 @@ Replay = Callable[[], Outcome]
 Capture = Callable[[Compute, StepShape], Replay]
 
 
-def mixed_shapes(max_lines: int, max_tokens: int, even: int = WITH_EXPERTS) -> MixedShapes:
+def mixed_shapes(max_rows: int, max_tokens: int, wave_aligned_tokens: int = WITH_EXPERTS) -> MixedShapes:
     """What steps with chunks of prompts are padded to, in an engine of these limits."""
-    if max_lines == 1:
+    if max_rows == 1:
         return NO_SHAPES
     tokens = tuple(n for n in MIXED_TOKENS if n <= max_tokens)
-    return MixedShapes(_up_to(max_lines, MIXED_LINES), tokens, LONGER - 1, even)
+    return MixedShapes(_up_to(max_rows, MIXED_ENTRIES), tokens, LONGER - 1, wave_aligned_tokens)
 
 
-def even_tokens(widest: int, programs: int) -> int:
+def find_wave_aligned_tokens(widest: int, programs: int) -> int:
     """All tokens of the mixed step to fill, where the tiles of a product with `widest` gated outputs come out even on
     `programs` multiprocessors: the fewest that leave nearly as little of them idle as any. 0 outputs: WITH_EXPERTS."""
     if not widest:
@@ -118,82 +120,82 @@ class CudaCapture:
 
 
 class StepGraphs:
-    """Graphs by shape. `max_lines` and `max_tokens` bound a step, `max_context` a request.
+    """Graphs by shape. `max_rows` and `max_tokens` bound a step, `max_context` a request.
 
     compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`. bounded: whether layers gain
-    from a bound on the entries of longer lines. even: tokens that a pace fills.
+    from a bound on the cached tokens of longer entries. wave_aligned_tokens: what the prefill policy fills.
     """
 
     def __init__(
         self,
         compute: Compute,
         capture: Capture,
-        max_lines: int,
+        max_rows: int,
         max_tokens: int,
         max_context: int,
         bounded: bool = False,
-        even: int = WITH_EXPERTS,
+        wave_aligned_tokens: int = WITH_EXPERTS,
         max_drafts: int = 0,
     ) -> None:
         self._depths = _up_to(max_drafts, DEPTHS) if max_drafts else ()
-        self._drafted = _up_to(max_lines, DRAFTED_LINES)
-        self._beside = (0, *_up_to(max_lines, MIXED_LINES)) if max_lines > 1 else (0,)
+        self._drafted = _up_to(max_rows, DRAFTED_ENTRIES)
+        self._beside = (0, *_up_to(max_rows, MIXED_ENTRIES)) if max_rows > 1 else (0,)
         # A shape holds no more tokens than are staged.
         self._max_tokens = max_tokens
         self._bounded = bounded
         self._compute = compute
         self._capture = capture
         self._max_context = max_context
-        self._lines = _up_to(max_lines, LINES)
-        self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_lines > 1 else []
-        self.mixed_shapes = mixed_shapes(max_lines, min(max_tokens, max_context), even)
+        self._entries = _up_to(max_rows, DECODE_ENTRIES)
+        self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_rows > 1 else []
+        self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens)
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False
 
     def fit(self, plan: StepPlan) -> StepShape | None:
         """The shape to pad the plan to, or None when no graph is made for its kind of step."""
-        lines, tokens = len(plan.rows), plan.num_tokens
+        entries, tokens = len(plan.rows), plan.num_tokens
         if self._failed:
             return None
-        if tokens == lines:
-            at = bisect_left(self._lines, lines)
-            return self.decode(self._lines[at], plan.first[0] + 1) if at < len(self._lines) else None
+        if tokens == entries:
+            at = bisect_left(self._entries, entries)
+            return self.decode(self._entries[at], plan.first[0] + 1) if at < len(self._entries) else None
         if plan.drafts:
             return self._fit_drafts(plan)
         past = sum(first for first, count in zip(plan.first, plan.count, strict=True) if count > 1)
-        if lines == 1:
+        if entries == 1:
             at = bisect_left(self._tokens, tokens)
             return self.prompt(self._tokens[at], past) if at < len(self._tokens) else None
         singles = plan.count.count(1)
-        mixed = self.mixed_shapes.fit(singles, tokens - singles, lines - singles)
+        mixed = self.mixed_shapes.fit(singles, tokens - singles, entries - singles)
         return None if mixed is None else self.mixed(*mixed, past)
 
-    def decode(self, lines: int, context: int | None = None) -> StepShape:
-        """context: what the first line has with the step's token; None for as much as there may be."""
-        near = lines == 1 and context is not None and context <= SHORT_CONTEXT
+    def decode(self, entries: int, context: int | None = None) -> StepShape:
+        """context: what the first entry has with the step's token; None for as much as there may be."""
+        near = entries == 1 and context is not None and context <= SHORT_CONTEXT
         longest = min(self._max_context, SHORT_CONTEXT) if near else self._max_context
-        return StepShape(lines, lines, num_single=lines, max_query=1, max_context=longest)
+        return StepShape(entries, entries, num_single=entries, max_query=1, max_context=longest)
 
     def prompt(self, tokens: int, past: int = 0) -> StepShape:
-        """past: what the lines of several tokens have in the cache before the step."""
+        """past: what the entries of several tokens have in the cache before the step."""
         near = tokens < SHORT and past <= PAST
         longest = min(self._max_context, PAST + tokens) if near else self._max_context
-        return self._with_entries(StepShape(2, tokens, num_single=0, max_query=tokens, max_context=longest), past)
+        return self._with_total_context(StepShape(2, tokens, num_single=0, max_query=tokens, max_context=longest), past)
 
-    def mixed(self, lines: int, tokens: int, past: int = 0) -> StepShape:
-        shape = StepShape(lines + LONGER, tokens, num_single=lines, max_query=tokens, max_context=self._max_context)
-        return self._with_entries(shape, past)
+    def mixed(self, entries: int, tokens: int, past: int = 0) -> StepShape:
+        shape = StepShape(entries + LONGER, tokens, num_single=entries, max_query=tokens, max_context=self._max_context)
+        return self._with_total_context(shape, past)
 
-    def drafted(self, singles: int, lines: int, depth: int) -> StepShape:
-        """`lines` lines of up to `depth` drafts each beside `singles` without."""
-        tokens, longest = singles + lines * (1 + depth), self._max_context
-        # Each line that drafts less than it might leaves tokens to a dummy line.
-        return StepShape(singles + 2 * lines, tokens, singles, 1 + depth, longest, drafts=depth, drafting=lines)
+    def drafted(self, singles: int, entries: int, depth: int) -> StepShape:
+        """`entries` entries of up to `depth` drafts each beside `singles` without."""
+        tokens, longest = singles + entries * (1 + depth), self._max_context
+        # Each entry that drafts less than it might leaves tokens to a dummy entry.
+        return StepShape(singles + 2 * entries, tokens, singles, 1 + depth, longest, drafts=depth, drafting=entries)
 
     def _fit_drafts(self, plan: StepPlan) -> StepShape | None:
         deepest = max(draft.count for draft in plan.drafts.values())
-        singles, lines = len(plan.rows) - len(plan.drafts), len(plan.drafts)
-        at = bisect_left(self._beside, singles), bisect_left(self._drafted, lines), bisect_left(self._depths, deepest)
+        singles, entries = len(plan.rows) - len(plan.drafts), len(plan.drafts)
+        at = bisect_left(self._beside, singles), bisect_left(self._drafted, entries), bisect_left(self._depths, deepest)
         if at[0] == len(self._beside) or at[1] == len(self._drafted) or at[2] == len(self._depths):
             return None
         if plan.count.count(1) != singles:
@@ -203,18 +205,19 @@ class StepGraphs:
 
     @property
     def _drafting(self) -> list[StepShape]:
-        """Shapes of steps with drafts, those first in which all lines have the most."""
+        """Shapes of steps with drafts, those first in which all entries have the most."""
         beside = (
-            (n, lines, depth) for n in self._beside for depth in reversed(self._depths) for lines in self._drafted
+            (n, entries, depth) for n in self._beside for depth in reversed(self._depths) for entries in self._drafted
         )
-        shapes = [self.drafted(*size) for size in beside if size[0] + size[1] <= 2 * self._lines[-1]]
+        shapes = [self.drafted(*size) for size in beside if size[0] + size[1] <= 2 * self._entries[-1]]
         return [shape for shape in shapes if shape.tokens <= self._max_tokens]
 
-    def _with_entries(self, shape: StepShape, past: int) -> StepShape:
-        """Lines past num_single take all tokens that are left, dummy lines among them, and have `past` before those."""
+    def _with_total_context(self, shape: StepShape, past: int) -> StepShape:
+        """Entries past num_single take all tokens that are left, dummy entries among them, and have `past` before
+        those."""
         if not self._bounded or past > PAST:
             return shape
-        return replace(shape, max_entries=shape.tokens - shape.num_single + PAST)
+        return replace(shape, max_total_context=shape.tokens - shape.num_single + PAST)
 
     def run(self, shape: StepShape) -> Outcome:
         """Run the staged step of that shape: its outputs stay valid until the next step runs."""
@@ -233,15 +236,15 @@ class StepGraphs:
     @property
     def _decodes(self) -> list[StepShape]:
         """Shapes of decode steps, each once."""
-        return list(dict.fromkeys((self.decode(1, 1), *(self.decode(n) for n in self._lines))))
+        return list(dict.fromkeys((self.decode(1, 1), *(self.decode(n) for n in self._entries))))
 
     @property
     def first(self) -> list[StepShape]:
         """Shapes to make before the first request."""
-        shapes = [shape for shape in self._decodes if shape.lines in FIRST_LINES]
+        shapes = [shape for shape in self._decodes if shape.entries in FIRST_ENTRIES]
         shapes += [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
         if self._depths:
-            shapes += [self.drafted(0, n, self._depths[-1]) for n in self._drafted if n in FIRST_LINES]
+            shapes += [self.drafted(0, n, self._depths[-1]) for n in self._drafted if n in FIRST_ENTRIES]
         return shapes
 
     @property
@@ -253,7 +256,7 @@ class StepGraphs:
         mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + LONGER]
         drafting = self._drafting
         shapes = [*self._decodes, *(shape for shape in drafting if not shape.num_single)]
-        common = (held.even, *COMMON_TOKENS)
+        common = (held.wave_aligned_tokens, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]
         shapes += [self.prompt(n, PAST + 1) for n in self._tokens]

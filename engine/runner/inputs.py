@@ -1,8 +1,8 @@
 """From a StepPlan to what the device needs, by arrays: one staging buffer goes up a step, the rest is derived there.
 
-The buffer holds the step's few numbers a line and a token, then the changes of the tables as (word, value) pairs.
+The buffer holds the step's few numbers an entry and a token, then the changes of the tables as (word, value) pairs.
 Token ids, block tables and slots are gathered on the device from the tables (`Inputs.batch`), so nothing that is
-sampled ever comes back to be sent again. Buffer addresses and the layout for a given (lines, tokens) never change:
+sampled ever comes back to be sent again. Buffer addresses and the layout for a given (entries, tokens) never change:
 `Inputs.batch` and what follows it can be captured in a CUDA graph and replayed after `stage`.
 """
 
@@ -18,13 +18,13 @@ import torch
 from engine.cache.spec import PoolSpec
 from engine.config import MOST_DRAFTS
 from engine.core.plan import StepPlan
-from engine.runner.batch import DeviceBatch, LineEnds
+from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.tables import Change, RowTables, Words
 from kernels import Ops
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
-# Lines of a padded step behind those of one token: chunks of prompts, and at least one dummy line.
+# Entries of a padded step behind those of one token: chunks of prompts, and at least one dummy entry.
 LONGER = 8
 
 
@@ -32,23 +32,23 @@ LONGER = 8
 class StepShape:
     """What of a step is known on the host and decides which code runs. The bounds are those of DeviceBatch.
 
-    drafts: most tokens that a line past num_single drafts; 0 when the step has none. drafting: lines past num_single,
-    the first of them, that may draft.
+    drafts: most tokens that an entry past num_single drafts; 0 when the step has none. drafting: entries past
+    num_single, the first of them, that may draft.
     """
 
-    lines: int
+    entries: int
     tokens: int
     num_single: int
     max_query: int
     max_context: int
-    max_entries: int = 0
+    max_total_context: int = 0
     drafts: int = 0
     drafting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """What sampling needs of a step's lines, each [B] int32: table row, row that takes the token, tokens held."""
+class SampledEntries:
+    """What sampling needs of a step's entries, each [B] int32: table row, row that takes the token, tokens held."""
 
     rows: torch.Tensor
     out_rows: torch.Tensor
@@ -57,8 +57,8 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """What lines draft: of each line [B] int32 how many tokens, and of its proposals the first's position and how many
-    there are; the proposals [L, W] int32 of the L lines past num_single."""
+    """What entries draft: of each entry [B] int32 how many tokens, and of its proposals the first's position and how
+    many there are; the proposals [L, W] int32 of the L entries past num_single."""
 
     count: torch.Tensor
     start: torch.Tensor
@@ -67,13 +67,13 @@ class Proposals:
 
 
 class Inputs:
-    """Staging for steps of at most `max_lines` lines and `max_tokens` tokens; `drafts`: they may hold drafts."""
+    """Staging for steps of at most `max_rows` entries and `max_tokens` tokens; `drafts`: they may hold drafts."""
 
     def __init__(
         self,
         tables: RowTables,
         pool: PoolSpec,
-        max_lines: int,
+        max_rows: int,
         max_tokens: int,
         device: torch.device,
         ops: Ops,
@@ -83,8 +83,8 @@ class Inputs:
         self._tables = tables
         self._pool = pool
         self._cuda = device.type == "cuda"
-        # the dummy lines that pad a prompt or a mixed step are beyond max_lines, and so are those beside drafts
-        most = (4 * max_lines if drafts else max_lines) + LONGER
+        # the dummy entries that pad a prompt or a mixed step are beyond max_rows, and so are those beside drafts
+        most = (4 * max_rows if drafts else max_rows) + LONGER
         largest = StepShape(most, max_tokens, 0, 0, 0, drafts=MOST_DRAFTS if drafts else 0)
         size = _layout(largest)[-1].stop
         # Two host buffers: while one is on its way up, the next step is written into the other.
@@ -98,7 +98,8 @@ class Inputs:
     def stage(self, plan: StepPlan, padded: StepShape | None = None) -> StepShape:
         """Send a plan's numbers and its changes of the tables to the device.
 
-        `padded` is a shape to fill up with dummy lines: of one token each, but for the last, which takes what is left.
+        `padded` is a shape to fill up with dummy entries: of one token each, but for the last, which takes what is
+        left.
         """
         step, shape = self._pack(plan, padded)
         changes = [self._tables.start(start) for start in plan.starts]
@@ -126,17 +127,17 @@ class Inputs:
         dummy = self._tables.dummy
         table = np.array((plan.rows, plan.samples, plan.first, plan.count), np.int32)
         if padded is not None:
-            real, table = table, np.empty((4, padded.lines), np.int32)
+            real, table = table, np.empty((4, padded.entries), np.int32)
             table[:] = ((dummy,), (False,), (0,), (1,))
             at = places(plan, padded)
             table[:, at] = real
             if padded.drafts:
-                # Dummy lines behind the real ones take what these leave, and no more than a real one can have.
+                # Dummy entries behind the real ones take what these leave, and no more than a real one can have.
                 end, most = at[-1] + 1, 1 + padded.drafts
                 left = padded.tokens - table[3, :end].sum()
-                table[3, end:] = np.clip(left - most * np.arange(padded.lines - end), 0, most)
+                table[3, end:] = np.clip(left - most * np.arange(padded.entries - end), 0, most)
             else:
-                # Every dummy line but the last has one token; the last takes what is left.
+                # Every dummy entry but the last has one token; the last takes what is left.
                 table[3, -1] += padded.tokens - table[3].sum()
         rows, samples, first, count = table
         held = first + count
@@ -144,7 +145,7 @@ class Inputs:
         layout = _layout(shape)
         step = np.zeros(layout[-1].stop, np.int32)
         parts = [step[part.start : part.start + size] for part, size in zip(layout, _sizes(shape), strict=True)]
-        start, lengths, table_rows, out_rows, last, positions, lines = parts[:7]
+        start, lengths, table_rows, out_rows, last, positions, entries = parts[:7]
         if shape.drafts:
             _propose(plan, shape, parts[7:])
         np.cumsum(count, out=start[1:])
@@ -153,21 +154,21 @@ class Inputs:
         table_rows[:] = rows
         out_rows[:] = np.where(samples, rows, dummy)
         np.subtract(start[1:], 1, out=last)
-        lines[:] = np.repeat(np.arange(shape.lines), count)
-        np.add(np.arange(shape.tokens), (first - start[:-1])[lines], out=positions, casting="same_kind")
+        entries[:] = np.repeat(np.arange(shape.entries), count)
+        np.add(np.arange(shape.tokens), (first - start[:-1])[entries], out=positions, casting="same_kind")
         return step, shape
 
     def batch(self, shape: StepShape) -> DeviceBatch:
         """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
-        query_start, context_len, rows, _, _, positions, lines = self._parts(shape)[:7]
-        return self._gathered(shape, query_start, context_len, rows, positions, lines)
+        query_start, context_len, rows, _, _, positions, entries = self._parts(shape)[:7]
+        return self._gathered(shape, query_start, context_len, rows, positions, entries)
 
     def single_tokens(self, rows: torch.Tensor, positions: torch.Tensor, max_context: int) -> DeviceBatch:
-        """A step of lines of one token: row and position of each, [B] int32."""
+        """A step of entries of one token: row and position of each, [B] int32."""
         count = len(rows)
         shape = StepShape(count, count, count, 1, max_context)
-        lines = self._starts[:count]
-        return self._gathered(shape, self._starts[: count + 1], positions + 1, rows, positions, lines)
+        entries = self._starts[:count]
+        return self._gathered(shape, self._starts[: count + 1], positions + 1, rows, positions, entries)
 
     def _gathered(
         self,
@@ -176,7 +177,7 @@ class Inputs:
         context_len: torch.Tensor,
         rows: torch.Tensor,
         positions: torch.Tensor,
-        lines: torch.Tensor,
+        entries: torch.Tensor,
     ) -> DeviceBatch:
         size = self._pool.block_size
         token_ids, tables, slots = None, [], []
@@ -184,20 +185,20 @@ class Inputs:
         for table in self._tables.blocks:
             if table.shape[1]:
                 token_ids, places, own = self._ops.token_inputs(
-                    self._tables.tokens, table, rows, lines, positions, size
+                    self._tables.tokens, table, rows, entries, positions, size
                 )
             else:
-                places, own = none, table.new_empty(shape.lines, 0)
+                places, own = none, table.new_empty(shape.entries, 0)
             tables.append(own)
             slots.append(places)
         if token_ids is None:
-            token_ids = self._tables.tokens[rows[lines], positions]
+            token_ids = self._tables.tokens[rows[entries], positions]
         held = self._tables.params.state_slots
         states = held.index_select(0, rows) if self._pool.num_state_slots else none
         return DeviceBatch(
             token_ids=token_ids,
             positions=positions,
-            lines=lines,
+            entries=entries,
             query_start=query_start,
             context_len=context_len,
             block_tables=tuple(tables),
@@ -206,37 +207,37 @@ class Inputs:
             num_single=shape.num_single,
             max_query=shape.max_query,
             max_context=shape.max_context,
-            max_entries=shape.max_entries,
+            max_total_context=shape.max_total_context,
         )
 
-    def lines(self, shape: StepShape) -> Lines:
+    def entries(self, shape: StepShape) -> SampledEntries:
         """The staged step as the sampler sees it."""
         _, lengths, rows, out_rows = self._parts(shape)[:4]
-        return Lines(rows, out_rows, lengths)
+        return SampledEntries(rows, out_rows, lengths)
 
-    def tokens(self, shape: StepShape) -> Lines:
-        """As if each of the staged step's tokens were the last of a line of its own, each [T]."""
-        _, _, rows, out_rows, _, positions, lines = self._parts(shape)[:7]
-        return Lines(rows.index_select(0, lines), out_rows.index_select(0, lines), positions + 1)
+    def tokens(self, shape: StepShape) -> SampledEntries:
+        """As if each of the staged step's tokens were the last of an entry of its own, each [T]."""
+        _, _, rows, out_rows, _, positions, entries = self._parts(shape)[:7]
+        return SampledEntries(rows.index_select(0, entries), out_rows.index_select(0, entries), positions + 1)
 
     def proposals(self, shape: StepShape) -> Proposals:
-        """What the lines of a staged step with drafts propose."""
+        """What the entries of a staged step with drafts propose."""
         count, start, size, tokens = self._parts(shape)[7:]
-        return Proposals(count, start, size, tokens.view(shape.lines - shape.num_single, -1))
+        return Proposals(count, start, size, tokens.view(shape.entries - shape.num_single, -1))
 
     def begin_at_true_ends(self, shape: StepShape) -> None:
-        """Move lines that draw to where their rows truly end: the plan counted on drafts which may not have stood."""
-        lines = self.lines(shape)
+        """Move entries that draw to where their rows truly end: the plan counted on drafts which may not have stood."""
+        entries = self.entries(shape)
         positions, of = self._parts(shape)[5:7]
-        ahead = lines.lengths - self._tables.lengths.index_select(0, lines.rows)
+        ahead = entries.lengths - self._tables.lengths.index_select(0, entries.rows)
         if shape.drafts:
             ahead = ahead - self.proposals(shape).count
-        ahead = torch.where(lines.out_rows == self._tables.dummy, 0, ahead)
-        lines.lengths.sub_(ahead)
+        ahead = torch.where(entries.out_rows == self._tables.dummy, 0, ahead)
+        entries.lengths.sub_(ahead)
         positions.sub_(ahead.index_select(0, of))
 
-    def last(self, shape: StepShape) -> torch.Tensor:
-        """Place of each line's last token, [B] int32."""
+    def last_indices(self, shape: StepShape) -> torch.Tensor:
+        """Place of each entry's last token, [B] int32."""
         return self._parts(shape)[4]
 
     def _parts(self, shape: StepShape) -> list[torch.Tensor]:
@@ -244,60 +245,60 @@ class Inputs:
         layout = _layout(shape)
         return [self._words[part.start : part.start + size] for part, size in zip(layout, _sizes(shape), strict=True)]
 
-    def ends(self, shape: StepShape) -> LineEnds | None:
-        """The staged step's last token of each line; None when no line has two."""
-        if shape.num_single == shape.lines:
+    def last_tokens(self, shape: StepShape) -> LastTokens | None:
+        """The staged step's last token of each entry; None when no entry has two."""
+        if shape.num_single == shape.entries:
             return None
-        return LineEnds(self.last(shape), self._starts[: shape.lines + 1])
+        return LastTokens(self.last_indices(shape), self._starts[: shape.entries + 1])
 
 
 def places(plan: StepPlan, padded: StepShape) -> list[int]:
-    """Where a plan's lines stand in a padded step: those of one token, dummies up to num_single, then the rest."""
+    """Where a plan's entries stand in a padded step: those of one token, dummies up to num_single, then the rest."""
     singles = plan.count.count(1) if padded.num_single else 0
     return [*range(singles), *range(padded.num_single, padded.num_single + len(plan.rows) - singles)]
 
 
 def _shape(count: Words, held: Words, drafts: int) -> StepShape:
-    """Of lines that are not padded: their tokens, and what they hold with them."""
+    """Of entries that are not padded: their tokens, and what they hold with them."""
     singles = int((count == 1).sum())
     return StepShape(
-        lines=len(count),
+        entries=len(count),
         tokens=int(count.sum()),
         num_single=singles,
         max_query=int(count.max()),
         max_context=int(held.max()),
-        max_entries=int(held[singles:].sum()),
+        max_total_context=int(held[singles:].sum()),
         drafts=drafts,
         drafting=len(count) - singles if drafts else 0,
     )
 
 
 def _propose(plan: StepPlan, shape: StepShape, parts: Sequence[Words]) -> None:
-    """Write what the plan's lines draft where it goes up."""
+    """Write what the plan's entries draft where it goes up."""
     count, start, size, words = parts
-    tokens = words.reshape(shape.lines - shape.num_single, -1)
+    tokens = words.reshape(shape.entries - shape.num_single, -1)
     behind = shape.num_single - plan.count.count(1)
-    for line, draft in plan.drafts.items():
-        place, held = line + behind, len(draft.tokens)
+    for entry, draft in plan.drafts.items():
+        place, held = entry + behind, len(draft.tokens)
         count[place], start[place], size[place] = draft.count, draft.start, held
         tokens[place - shape.num_single, :held] = draft.tokens
 
 
 def _sizes(shape: StepShape) -> tuple[int, ...]:
-    """Words of query_start, context_len, rows, out_rows, last, positions and lines, in the buffer's order; behind them
-    with drafts, of a line's count, start and size, and all proposals: in the step under way and in this one a line
-    drafts so many at most."""
-    lines, tokens = shape.lines, shape.tokens
-    sizes = (lines + 1, lines, lines, lines, lines, tokens, tokens)
+    """Words of query_start, context_len, rows, out_rows, last, positions and entries, in the buffer's order; behind
+    them with drafts, of an entry's count, start and size, and all proposals: in the step under way and in this one an
+    entry drafts so many at most."""
+    entries, tokens = shape.entries, shape.tokens
+    sizes = (entries + 1, entries, entries, entries, entries, tokens, tokens)
     if not shape.drafts:
         return sizes
-    return (*sizes, lines, lines, lines, (lines - shape.num_single) * 2 * MOST_DRAFTS)
+    return (*sizes, entries, entries, entries, (entries - shape.num_single) * 2 * MOST_DRAFTS)
 
 
 def _layout(shape: StepShape) -> list[slice]:
     """Where those lie. Each starts on 16 bytes, because Triton compiles a kernel anew for a pointer that does not."""
-    ends = list(accumulate(-(-size // 4) * 4 for size in _sizes(shape)))
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    stops = list(accumulate(-(-size // 4) * 4 for size in _sizes(shape)))
+    return [slice(start, end) for start, end in zip([0, *stops], stops, strict=False)]
 
 
 def _join(changes: Sequence[Change], out: Words) -> None:

@@ -46,9 +46,9 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Which entries of the downloaded prompt log-probabilities belong to a line, and how many it asked for."""
+    """Which of the downloaded prompt log-probabilities belong to an entry, and how many it asked for."""
 
-    line: int
+    entry: int
     start: int
     stop: int
     count: int
@@ -56,12 +56,12 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """Lines of a plan and the download of what they gave.
+    """Entries of a plan and the download of what they gave.
 
     The download holds the tokens [B], then, when asked for, ids, logprobs and ranks [B, k + 1] of the drawn tokens,
-    then those of prompt tokens [P, k + 1]. wanted[line] is how many log-probabilities a line asked for. places says
-    where the plan's lines stand among the tokens of a padded step. In a step with drafts there is an entry a draw,
-    places says where each line's begin, and behind the tokens stands how many each line gave: the plan's at `gave`.
+    then those of prompt tokens [P, k + 1]. wanted[entry] is how many log-probabilities an entry asked for. places says
+    where the plan's entries stand among the tokens of a padded step. In a step with drafts there is a place a draw,
+    places says where each entry's begin, and behind the tokens stands how many each entry gave: the plan's at `gave`.
     """
 
     step: int
@@ -85,7 +85,7 @@ class PendingStep:
         given = [1] * len(self.samples)
         if self.gave is not None:
             told, rest = rest[0].tolist(), rest[1:]
-            given = [told[line] for line in self.gave]
+            given = [told[entry] for entry in self.gave]
         drawn = [tokens[place] if sampled else -1 for place, sampled in zip(at, self.samples, strict=True)]
         accepted = {i: tokens[at[i] + 1 : at[i] + count] for i, count in enumerate(given) if count > 1}
         errors = {i: NOT_FINITE for i, sampled in enumerate(self.samples) if sampled and drawn[i] < 0}
@@ -93,12 +93,13 @@ class PendingStep:
         if self.wanted:
             parts, rest = rest[:3], rest[3:]
             logprobs = {
-                line: [_entry(parts, at[line] + n, k) for n in range(given[line])]
-                for line, k in self.wanted.items()
-                if line not in errors
+                entry: [_token_logprobs(parts, at[entry] + n, k) for n in range(given[entry])]
+                for entry, k in self.wanted.items()
+                if entry not in errors
             }
         prompt_logprobs = {
-            asked.line: [_entry(rest, i, asked.count) for i in range(asked.start, asked.stop)] for asked in self.prompts
+            asked.entry: [_token_logprobs(rest, i, asked.count) for i in range(asked.start, asked.stop)]
+            for asked in self.prompts
         }
         return StepResult(self.step, drawn, logprobs, prompt_logprobs, errors, accepted)
 
@@ -115,17 +116,17 @@ class MaskedStep:
         return self._step is not None and self._step.done
 
     def draw(self, masks: npt.NDArray[np.int32]) -> None:
-        """masks [n, W] int32, as the plan's masked lines stand."""
+        """masks [n, W] int32, as the plan's masked entries stand."""
         if self._step is not None:
             raise ValueError("this step's tokens are drawn already")
         self._step = self._finish(masks)
 
     def wait(self) -> StepResult:
         if self._step is None:
-            raise ValueError("the masked lines of this step have not drawn: call draw() first")
+            raise ValueError("the masked entries of this step have not drawn: call draw() first")
         return self._step.wait()
 
 
-def _entry(parts: Sequence[torch.Tensor], index: int, count: int) -> TokenLogprobs:
+def _token_logprobs(parts: Sequence[torch.Tensor], index: int, count: int) -> TokenLogprobs:
     ids, values, ranks = (part[index, : count + 1].tolist() for part in parts)
     return TokenLogprobs(ids, values, ranks)

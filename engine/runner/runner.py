@@ -1,7 +1,7 @@
 """Executes plans: tables, inputs, decoder, sampler, in the order of a plan's side effects.
 
-A launch only enqueues work. Nothing in it depends on the value of a token, which is written to the row's token line
-on the device and read from there by the next step; so step N + 1 may be launched before step N has come back.
+A launch only enqueues work. Nothing in it depends on the value of a token, which is written to the row of the token
+table on the device and read from there by the next step; so step N + 1 may be launched before step N has come back.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from engine.cache.spec import LatentKV
 from engine.cache.tensors import CacheTensors
 from engine.core.plan import Draft, Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
-from engine.runner.batch import kept
+from engine.runner.batch import select_last
 from engine.runner.draft_model import DraftModel
 from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
-from engine.runner.graphs import Capture, Outcome, StepGraphs, even_tokens
+from engine.runner.graphs import Capture, Outcome, StepGraphs, find_wave_aligned_tokens
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, MaskedStep, PendingStep, PromptLogprobs
-from engine.runner.rehearsal import Rehearsal, logprobs_bucket
 from engine.runner.tables import RowTables
-from engine.sampling.logits import LINE, LineEdits, RowEdits, sent
-from engine.sampling.sampler import PLAIN, Drawn, LineMasks, Sampler, Wishes
+from engine.runner.warmup import WarmupStep, logprobs_bucket
+from engine.sampling.logits import EDIT_IDS, EntryEdits, RowEdits, sent
+from engine.sampling.sampler import PLAIN, Drawn, EntryMasks, Sampler, SamplingExtras
 from engine.types import SamplingParams
 from kernels import Ops
 from kernels.compiles import CompileWatch
 from kernels.hardware import multiprocessors
 
-# Draws the tokens of a computed step as its lines wish.
-Draw = Callable[[Wishes], Drawn]
+# Draws the tokens of a computed step with its entries' sampling extras.
+Draw = Callable[[SamplingExtras], Drawn]
 
 # Rows of logits that prompt log-probabilities hold at once: [256, vocabulary] is 160 MB for 151,936 tokens.
 PROMPT_CHUNK = 256
@@ -43,7 +43,7 @@ class DeviceRunner:
     """One device, one model, one pool. Every method must be called from one thread.
 
     capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
-    trim_last_layer lets the last layer give each line's last token alone. drafts: tokens that a line
+    trim_last_layer lets the last layer give each entry's last token alone. drafts: tokens that an entry
     of a plan may draft. draft_model: draws them; its caches are behind the decoder's.
     """
 
@@ -81,9 +81,9 @@ class DeviceRunner:
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
         # For the most that a request may ask for: none takes more of the device than there was at the start.
-        self._edit_ids = torch.zeros((max_rows, LINE), dtype=torch.int64, device=device)
-        self._wishing: set[int] = set()  # rows whose drawing takes more than their parameters on the device
-        self._explained: set[int] = set()  # rows that asked for log-probabilities of their prompt
+        self._edit_ids = torch.zeros((max_rows, EDIT_IDS), dtype=torch.int64, device=device)
+        self._rows_with_extras: set[int] = set()  # rows whose drawing takes more than their parameters on the device
+        self._rows_with_prompt_logprobs: set[int] = set()  # rows that asked for log-probabilities of their prompt
         self._limits = (max_rows, token_budget, info.max_model_len)
         self._graphs: StepGraphs | None = None
         if capture is not None:
@@ -100,20 +100,22 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
-        """Enqueue a step. The plan's lines must fit the engine's max_rows and token_budget."""
+        """Enqueue a step. The plan's entries must fit the engine's max_rows and token_budget."""
         for start in plan.starts:
             self._start(start)
-        whole = not self._explained.isdisjoint(plan.rows) and any(map(self._owes, plan.rows, plan.first))
+        whole = not self._rows_with_prompt_logprobs.isdisjoint(plan.rows) and any(
+            map(self._owes, plan.rows, plan.first)
+        )
         padded = self._graphs.fit(plan) if self._graphs is not None else None
-        if padded is not None and padded.lines != padded.num_single and whole:
+        if padded is not None and padded.entries != padded.num_single and whole:
             padded = None
-        lines = at = None if padded is None else places(plan, padded)
+        entries = at = None if padded is None else places(plan, padded)
         drawn_places = None
         if plan.drafts and padded is not None and at is not None:
             at = first_draws(padded, plan, at)
         elif plan.drafts:
             at, drawn_places = draw_places(plan)
-        wishes, wanted = self._wishes(plan, at)
+        extras, wanted = self._sampling_extras(plan, at)
         shape = self._inputs.stage(plan, padded)
         self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
@@ -123,40 +125,41 @@ class DeviceRunner:
             x, draw = self._eager(shape, whole, behind)
         parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
 
-        def drawn(wishes: Wishes) -> PendingStep:
-            found = draw(wishes)
+        def drawn(extras: SamplingExtras) -> PendingStep:
+            found = draw(extras)
             given = () if found.given is None else (found.given,)
             download = Download([found.tokens, *given, *(found.logprobs or ()), *parts], self._ops)
-            gave = None if found.given is None else lines or range(len(plan.rows))
+            gave = None if found.given is None else entries or range(len(plan.rows))
             return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, gave)
 
         @torch.inference_mode()
         def masked(bits: np.ndarray) -> PendingStep:
-            held = plan.masked if at is None else [at[line] for line in plan.masked]
-            return drawn(replace(wishes, masks=LineMasks.sent(held, bits, self._device)))
+            held = plan.masked if at is None else [at[entry] for entry in plan.masked]
+            return drawn(replace(extras, masks=EntryMasks.sent(held, bits, self._device)))
 
-        return MaskedStep(masked) if plan.masked else drawn(wishes)
+        return MaskedStep(masked) if plan.masked else drawn(extras)
 
     def compute(
         self,
         shape: StepShape,
-        wishes: Wishes = PLAIN,
+        extras: SamplingExtras = PLAIN,
         only: Sequence[int] | None = None,
     ) -> Outcome:
-        """The staged step from token ids to new token ids, on the device alone when `wishes` is plain. `only`: the
+        """The staged step from token ids to new token ids, on the device alone when `extras` is plain. `only`: the
         layers to run.
 
-        Returns the residual stream of the lines' last tokens [B, hidden], or of all [T, hidden] in a step with drafts,
-        what was drawn, and what drafts were verified by; drawn tokens are in the token table already.
+        Returns the residual stream of the entries' last tokens [B, hidden], or of all [T, hidden] in a step with
+        drafts, what was drawn, and what drafts were verified by; drawn tokens are in the token table already.
         """
         _, last, verify = self._decode(shape, only, False)
-        return last, self._draw(last, shape, verify, wishes), verify
+        return last, self._draw(last, shape, verify, extras), verify
 
     def _decode(
         self, shape: StepShape, only: Sequence[int] | None, whole: bool, behind: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, Verify | None]:
-        """The residual stream of the staged step, `whole` or of the lines' last tokens, and of those that draw: behind
-        the lines' last tokens, or in a step with drafts behind the tokens at the places `behind`, all when None."""
+        """The residual stream of the staged step, `whole` or of the entries' last tokens, and of those that draw:
+        behind the entries' last tokens, or in a step with drafts behind the tokens at the places `behind`, all when
+        None."""
         model = self._draft_model
         if self._drafts:
             self._inputs.begin_at_true_ends(shape)
@@ -170,30 +173,30 @@ class DeviceRunner:
             x = self._decoder(batch, self._caches.layers, only)
             if model is not None:
                 model.follow(batch, None, only is not None)
-            return x, verify.kept(x), verify
-        ends = self._inputs.ends(shape)
+            return x, verify.select_drawing(x), verify
+        last_tokens = self._inputs.last_tokens(shape)
         trimmed = self._trims and not whole
-        x = self._decoder(batch, self._caches.layers, only, ends if trimmed else None)
+        x = self._decoder(batch, self._caches.layers, only, last_tokens if trimmed else None)
         if model is not None:
-            model.follow(batch, ends if self._trims else None, only is not None)
-        last = x if trimmed else kept(x, ends)
+            model.follow(batch, last_tokens if self._trims else None, only is not None)
+        last = x if trimmed else select_last(x, last_tokens)
         return (x if whole else last), last, None
 
     def _eager(self, shape: StepShape, whole: bool, behind: torch.Tensor | None) -> tuple[torch.Tensor, Draw]:
         x, last, verify = self._decode(shape, None, whole, behind)
-        return x, lambda wishes: self._draw(last, shape, verify, wishes)
+        return x, lambda extras: self._draw(last, shape, verify, extras)
 
     def _replay(self, graphs: StepGraphs, shape: StepShape) -> tuple[torch.Tensor, Draw]:
         x, plain, verify = graphs.run(shape)
 
-        def draw(wishes: Wishes) -> Drawn:
+        def draw(extras: SamplingExtras) -> Drawn:
             # A graph that kept its logits would hold memory for every shape: the last product is done again.
-            if not wishes.plain:
+            if not extras.plain:
                 if verify is not None:
                     verify.put_back(self._tables)
-                return self._draw(x, shape, verify, wishes)
-            if wishes.num_logprobs is not None:
-                return self._sampler.explain(self._decoder.logits(x), plain, wishes.num_logprobs)
+                return self._draw(x, shape, verify, extras)
+            if extras.num_logprobs is not None:
+                return self._sampler.explain(self._decoder.logits(x), plain, extras.num_logprobs)
             return plain
 
         return x, draw
@@ -202,8 +205,8 @@ class DeviceRunner:
         """Pad steps from now on, and replay what `capture` makes of them."""
         pool = self._info.pool
         bounded = pool.eight or any(isinstance(group.spec, LatentKV) for group in pool.groups)
-        even = even_tokens(self._decoder.widest, multiprocessors(self._device))
-        self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, even, self._most_drafts)
+        wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest, multiprocessors(self._device))
+        self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts)
         self._info = replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property
@@ -220,22 +223,22 @@ class DeviceRunner:
         return True
 
     @torch.inference_mode()
-    def rehearse(self, step: Rehearsal) -> None:
-        """Run a step of dummy lines eagerly, through one layer of each kind."""
-        dummy, lines = self._tables.dummy, step.singles + step.longer
+    def run_warmup_step(self, step: WarmupStep) -> None:
+        """Run a step of dummy entries eagerly, through one layer of each kind."""
+        dummy, entries = self._tables.dummy, step.singles + step.longer
         counts = [1] * step.singles + [step.count] * step.longer
-        drafts = {line: Draft(step.count - 1, 0, ()) for line in range(step.singles, lines)} if step.drafts else {}
-        plan = StepPlan(0, [dummy] * lines, [step.first] * lines, counts, [False] * lines, drafts=drafts)
+        drafts = {entry: Draft(step.count - 1, 0, ()) for entry in range(step.singles, entries)} if step.drafts else {}
+        plan = StepPlan(0, [dummy] * entries, [step.first] * entries, counts, [False] * entries, drafts=drafts)
         shape = self._inputs.stage(plan)
-        wishes = step.wishes
+        extras = step.extras
         if step.masked:
-            bits = np.full((lines, -(-self._info.vocab_size // 32)), -1, np.int32)
-            wishes = replace(wishes, masks=LineMasks.sent(range(lines), bits, self._device))
-        self.compute(shape, wishes, self._decoder.kinds)
+            bits = np.full((entries, -(-self._info.vocab_size // 32)), -1, np.int32)
+            extras = replace(extras, masks=EntryMasks.sent(range(entries), bits, self._device))
+        self.compute(shape, extras, self._decoder.kinds)
 
     @torch.inference_mode()
     def warm(self, shape: StepShape) -> None:
-        """Make the graph of a shape, by a step of dummy lines."""
+        """Make the graph of a shape, by a step of dummy entries."""
         assert self._graphs is not None
         dummy, count = self._tables.dummy, 1 if shape.num_single else shape.max_query
         drafts = {0: Draft(shape.drafts, 0, ())} if shape.drafts and not shape.num_single else {}
@@ -257,67 +260,68 @@ class DeviceRunner:
         self._params[row] = params
         self._num_prompt[row] = start.num_prompt
         self._edits.pop(row, None)
-        self._wishing.discard(row)
-        self._explained.discard(row)
+        self._rows_with_extras.discard(row)
+        self._rows_with_prompt_logprobs.discard(row)
         if not params.plain:
             edits = RowEdits(start, self._edit_ids[row])
             if edits.touch(start.num_prompt):
                 self._edits[row] = edits
         if not params.plain or params.logprobs is not None:
-            self._wishing.add(row)
+            self._rows_with_extras.add(row)
         if params.prompt_logprobs is not None:
-            self._explained.add(row)
+            self._rows_with_prompt_logprobs.add(row)
 
-    def _draw(self, x: torch.Tensor, shape: StepShape, verify: Verify | None, wishes: Wishes) -> Drawn:
+    def _draw(self, x: torch.Tensor, shape: StepShape, verify: Verify | None, extras: SamplingExtras) -> Drawn:
         """Tokens behind rows x [E, hidden] of the residual stream of a staged step, which go into the token table."""
         logits, tables = self._decoder.logits(x), self._tables
-        lines = self._inputs.lines(shape) if verify is None else verify.draws
-        drawn = self._sampler.draw(logits, tables.params, lines.rows, lines.lengths, tables.tokens, wishes)
-        tokens = self._ops.keep_tokens(drawn.tokens, tables.tokens, lines.out_rows, lines.lengths)
+        entries = self._inputs.entries(shape) if verify is None else verify.draws
+        drawn = self._sampler.draw(logits, tables.params, entries.rows, entries.lengths, tables.tokens, extras)
+        tokens = self._ops.keep_tokens(drawn.tokens, tables.tokens, entries.out_rows, entries.lengths)
         drawn = replace(drawn, tokens=tokens)
         if verify is not None:
             return verify.accept(drawn, tables)
         if self._drafts:
-            tables.lengths[lines.out_rows] = lines.lengths + 1
+            tables.lengths[entries.out_rows] = entries.lengths + 1
         return drawn
 
-    def _wishes(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[Wishes, dict[int, int]]:
-        """What the sampling lines ask for, and how many log-probabilities each. at: lines' places in a padded step."""
-        if self._wishing.isdisjoint(plan.rows):
+    def _sampling_extras(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[SamplingExtras, dict[int, int]]:
+        """What the sampling entries ask for, and how many log-probabilities each. at: entries' places in a padded
+        step."""
+        if self._rows_with_extras.isdisjoint(plan.rows):
             return PLAIN, {}
         edits, wanted, penalties = [], {}, False
-        for line, (row, sampled) in enumerate(zip(plan.rows, plan.samples, strict=True)):
-            if not sampled or row not in self._wishing:
+        for entry, (row, sampled) in enumerate(zip(plan.rows, plan.samples, strict=True)):
+            if not sampled or row not in self._rows_with_extras:
                 continue
             params = self._params[row]
             if params.logprobs is not None:
-                wanted[line] = min(params.logprobs, self._info.vocab_size)
-            drafts = plan.drafts[line].count if line in plan.drafts else 0
+                wanted[entry] = min(params.logprobs, self._info.vocab_size)
+            drafts = plan.drafts[entry].count if entry in plan.drafts else 0
             # A row may hold less than planned, by as many drafts as a step in front of this one has.
-            of, least = self._edits.get(row), plan.first[line] + plan.count[line] - drafts - self._most_drafts
+            of, least = self._edits.get(row), plan.first[entry] + plan.count[entry] - drafts - self._most_drafts
             if of is not None and of.touch(least):
-                draw, tokens = line if at is None else at[line], self._tables.tokens[row]
-                edits += [LineEdits(draw + i, least + i, of, tokens) for i in range(1 + drafts)]
+                draw, tokens = entry if at is None else at[entry], self._tables.tokens[row]
+                edits += [EntryEdits(draw + i, least + i, of, tokens) for i in range(1 + drafts)]
             penalties |= (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
-        return Wishes(edits, penalties, most), wanted
+        return SamplingExtras(edits, penalties, most), wanted
 
     def _owes(self, row: int, first: int) -> bool:
-        """Whether a line that begins at `first` computes tokens in front of some whose log-probabilities it owes."""
-        return row in self._explained and first + 1 < self._num_prompt[row]
+        """Whether an entry that begins at `first` computes tokens in front of some whose log-probabilities it owes."""
+        return row in self._rows_with_prompt_logprobs and first + 1 < self._num_prompt[row]
 
     def _prompt_logprobs(self, plan: StepPlan, x: torch.Tensor) -> tuple[list[torch.Tensor], list[PromptLogprobs]]:
-        """Log-probabilities of the prompt tokens that follow the computed ones, for the lines that asked for them."""
+        """Log-probabilities of the prompt tokens that follow the computed ones, for the entries that asked for them."""
         asked, places, targets = [], [], []
         start, total = 0, 0
-        for line, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
+        for entry, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
             k = self._params[row].prompt_logprobs
             if k is not None and self._owes(row, first):
-                entries = min(count, self._num_prompt[row] - 1 - first)
-                asked.append(PromptLogprobs(line, total, total + entries, min(k, self._info.vocab_size)))
-                places.append(x[start : start + entries])
-                targets.append(self._tables.tokens[row, first + 1 : first + 1 + entries])
-                total += entries
+                owed = min(count, self._num_prompt[row] - 1 - first)
+                asked.append(PromptLogprobs(entry, total, total + owed, min(k, self._info.vocab_size)))
+                places.append(x[start : start + owed])
+                targets.append(self._tables.tokens[row, first + 1 : first + 1 + owed])
+                total += owed
             start += count
         most = min(logprobs_bucket(max(a.count for a in asked)), self._info.vocab_size)
         chunks = [

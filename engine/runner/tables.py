@@ -1,4 +1,5 @@
-"""Tables that live on the device between steps, one line a row: token ids, block ids and sampling parameters.
+"""Tables that live on the device between steps, one row a running request: token ids, block ids and sampling
+parameters.
 
 They are views of one int32 arena, so that everything a plan changes (a new row's prompt, its parameters, block ids)
 is one scatter of (word, value) pairs. The last row is the dummy: padding points at it, and it points at block 0.
@@ -60,7 +61,7 @@ class RowTables:
         self._starts = np.cumsum(sizes)[:-1].tolist()
 
     def start(self, start: RowStart) -> Change:
-        """The words that a row start changes: its token line, its parameters and its length."""
+        """The words that a row start changes: its row of the token table, its parameters and its length."""
         at = self._starts[0] + start.row * self._widths[0]
         words = (
             np.arange(at, at + len(start.token_ids)),

@@ -14,7 +14,7 @@ from engine.types import MAX_ALLOWED_IDS, MAX_BAD_WORD_IDS
 BANNED = float("-inf")
 _ALWAYS = np.iinfo(np.int32).max
 # Ids that the edits of one row read on the device: allowed tokens, then three for each token of a bad word.
-LINE = MAX_ALLOWED_IDS + 3 * MAX_BAD_WORD_IDS
+EDIT_IDS = MAX_ALLOWED_IDS + 3 * MAX_BAD_WORD_IDS
 
 
 def sent(values: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -24,9 +24,10 @@ def sent(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 class RowEdits:
-    """The edits of one row, made when it starts. line [LINE] int64: the row's own place on the device for ids."""
+    """The edits of one row, made when it starts. id_buffer [EDIT_IDS] int64: the row's own place on the device for
+    ids."""
 
-    def __init__(self, start: RowStart, line: torch.Tensor) -> None:
+    def __init__(self, start: RowStart, id_buffer: torch.Tensor) -> None:
         params = start.params
         self.num_prompt = start.num_prompt
         self.min_tokens = params.min_tokens
@@ -36,9 +37,9 @@ class RowEdits:
         allowed, words = np.array(params.allowed_token_ids, np.int64), flat(start.bad_word_ids)
         ids = np.concatenate((allowed, *words))
         if len(ids):
-            line[: len(ids)].copy_(sent(ids, line.device), non_blocking=True)
+            id_buffer[: len(ids)].copy_(sent(ids, id_buffer.device), non_blocking=True)
         counts = (len(allowed), *map(len, words))
-        parts = line[: len(ids)].split(counts)
+        parts = id_buffer[: len(ids)].split(counts)
         self.allowed = parts[0] if counts[0] else None
         self.words = BadWords(*parts[1:]) if counts[1] else None
 
@@ -96,33 +97,33 @@ class BadWords:
 
 
 @dataclass(frozen=True, slots=True)
-class LineEdits:
-    """The edits of a step's line that holds `least` tokens at least. tokens [L] int32 are those of its row."""
+class EntryEdits:
+    """The edits of a step's entry that holds `least` tokens at least. tokens [L] int32 are those of its row."""
 
-    line: int
+    entry: int
     least: int
     row: RowEdits
     tokens: torch.Tensor
 
 
-def edit(logits: torch.Tensor, edits: Sequence[LineEdits], lengths: torch.Tensor) -> None:
-    """Apply edits to logits [B, V] float32 in place, of lines that hold lengths [B] int32 tokens."""
-    lines, ids, values, below = [], [], [], []
+def edit(logits: torch.Tensor, edits: Sequence[EntryEdits], lengths: torch.Tensor) -> None:
+    """Apply edits to logits [B, V] float32 in place, of entries that hold lengths [B] int32 tokens."""
+    entries, ids, values, below = [], [], [], []
     for of in edits:
-        line, row = of.line, of.row
+        entry, row = of.entry, of.row
         if row.allowed is not None:
-            kept = logits[line, row.allowed]
-            logits[line] = BANNED
-            logits[line, row.allowed] = kept
+            kept = logits[entry, row.allowed]
+            logits[entry] = BANNED
+            logits[entry, row.allowed] = kept
         if row.words is not None:
-            row.words.ban(logits[line], of.tokens, row.num_prompt, lengths[line])
+            row.words.ban(logits[entry], of.tokens, row.num_prompt, lengths[entry])
         more = row.biases(of.least)
-        lines.append(np.full(len(more[0]), line, np.int64))
+        entries.append(np.full(len(more[0]), entry, np.int64))
         ids.append(more[0])
         values.append(more[1])
         below.append(more[2])
     if sum(map(len, ids)):
-        at = sent(np.stack((np.concatenate(lines), np.concatenate(ids))), logits.device)
+        at = sent(np.stack((np.concatenate(entries), np.concatenate(ids))), logits.device)
         until = sent(np.concatenate(below), logits.device)
         added = sent(np.concatenate(values), logits.device)
         added = torch.where(lengths[at[0]] < until, added, 0.0)

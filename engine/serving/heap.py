@@ -7,7 +7,7 @@ import ctypes
 import gc
 
 
-def give_back() -> None:
+def trim_malloc() -> None:
     """Return what this process has freed and its C library keeps: after a load, half of what a frontend holds. Does
     nothing where the C library is not glibc."""
     with contextlib.suppress(AttributeError, OSError):

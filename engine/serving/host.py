@@ -53,7 +53,7 @@ _ACCEPT_S = 0.01  # before a connection that could not be accepted is tried agai
 _UNITS = {"weights": "bytes"}
 
 
-class Frontend:
+class FrontendConnection:
     """The way back to one frontend; the engine's sink for its requests. Safe to use from any thread."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Host:
         self._deaf: str | None = None  # why nobody can connect
         self._poller = select.poll()
         self._pipes: dict[int, Pipe] = {}  # by file descriptor
-        self._frontends: dict[str, Frontend] = {}
+        self._frontends: dict[str, FrontendConnection] = {}
         self._lost = 0  # frontends that went without a word
         self._accompanied = time.monotonic()  # when a frontend was last connected
         self._engine: Engine | None = None
@@ -126,7 +126,7 @@ class Host:
         self._announced = False  # every frontend hears `Ready` once, whenever it came
         self._stopping = False
         self._server = ProcessWatch(folder.server_pid)
-        self._quarantine = Quarantine[tuple[Frontend, RequestInput]](self._run_request, self._tell_alone)
+        self._quarantine = Quarantine[tuple[FrontendConnection, RequestInput]](self._run_request, self._tell_alone)
         self._passed: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._passing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller.register(self._passing, select.POLLIN)
@@ -259,14 +259,14 @@ class Host:
         elif isinstance(message, Sent):
             self._quarantine.sent(message.frontend)
         elif isinstance(message, Hello):
-            frontend = Frontend(message.frontend, pipe, self._engine_failed, self._notice)
+            frontend = FrontendConnection(message.frontend, pipe, self._engine_failed, self._notice)
             self._frontends[message.frontend] = frontend
             if self._announced:
                 self._welcome(frontend)
         elif isinstance(message, Bye) and message.frontend in self._frontends:
             self._drop(self._frontends[message.frontend])
 
-    def _welcome(self, frontend: Frontend) -> None:
+    def _welcome(self, frontend: FrontendConnection) -> None:
         """The engine takes its requests from now on. Figures first: it counts from where they stand."""
         assert self._engine is not None
         frontend.send(self._stats(self._engine))
@@ -282,7 +282,7 @@ class Host:
         frontend.live.add(request.request_id)
         self._quarantine.take(request.request_id, (frontend, request), message.suspect)
 
-    def _run_request(self, item: tuple[Frontend, RequestInput]) -> None:
+    def _run_request(self, item: tuple[FrontendConnection, RequestInput]) -> None:
         assert self._engine is not None
         frontend, request = item
         try:
@@ -308,7 +308,7 @@ class Host:
             while True:
                 self._quarantine.passed(self._passed.get_nowait())
 
-    def _drop(self, frontend: Frontend) -> None:
+    def _drop(self, frontend: FrontendConnection) -> None:
         del self._frontends[frontend.name]
         self._quarantine.drop(frontend.live)
         self._quarantine.sent(frontend.name)
@@ -368,7 +368,7 @@ class Host:
             if address is not None:
                 self._progress_socket = watcher(address)
             self._engine = self._factory(self._config, self._progress)
-            heap.give_back()
+            heap.trim_malloc()
         except (RequestError, ValueError, OSError, RuntimeError, MemoryError) as error:
             logger.debug("load failed", exc_info=True)
             self._failure = str(error) or type(error).__name__

@@ -84,7 +84,7 @@ class TritonPythonModel:
             marks = template_marks(read_templates(settings.tokenizer))
         except RequestError:
             marks = TemplateMarks()  # the model serves text; whoever renders the template says what is wrong with it
-        heap.give_back()
+        heap.trim_malloc()
         # Under the entry's own name: the server would free series that another model still writes to.
         self._metrics = Metrics(pb, self._name, version, settings.engine.cache)
         scheduler = settings.engine.scheduler

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.speculation.patience import Patience
+from engine.speculation.backoff import Backoff
 
 # Tokens of an n-gram, the longest first: a longer one says more of what follows.
 SIZES = (4, 2)
@@ -21,20 +21,20 @@ _FACTOR, _BITS = 1_000_003, 0x7FFFFFFF
 
 
 class NgramDrafter:
-    """Proposes, while it is right (`Patience`), what followed before."""
+    """Proposes, while it is right (`Backoff`), what followed before."""
 
-    __slots__ = ("_ngrams", "_patience")
+    __slots__ = ("_backoff", "_ngrams")
 
     def __init__(self) -> None:
         self._ngrams = Ngrams()
-        self._patience = Patience()
+        self._backoff = Backoff()
 
     def propose(self, tokens: array[int], count: int) -> Sequence[int]:
         """`count` tokens that may follow, or none."""
-        if self._patience.rests(tokens):
+        if self._backoff.rests(tokens):
             return ()
         following = self._ngrams.following(tokens, count)
-        self._patience.proposed(tokens, following)
+        self._backoff.proposed(tokens, following)
         return following
 
     def close(self, given: Sequence[int]) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from engine.speculation.backoff import Backoff
 from engine.speculation.ngram import Ngrams
-from engine.speculation.patience import Patience
 
 # Tokens of the longest suffix that is looked up, and of the shortest that counts.
 DEEPEST, LEAST = 24, 3
@@ -185,21 +185,21 @@ class SuffixDrafter:
     """Proposes for one request: what followed the longest run of its last tokens, in what requests gave or in its own
     text."""
 
-    __slots__ = ("_ngrams", "_outputs", "_patience")
+    __slots__ = ("_backoff", "_ngrams", "_outputs")
 
     def __init__(self, outputs: Outputs) -> None:
         self._outputs = outputs
         self._ngrams = Ngrams()
-        self._patience = Patience()
+        self._backoff = Backoff()
 
     def propose(self, tokens: array[int], count: int) -> Sequence[int]:
         """Up to `count` tokens that may follow."""
         self._outputs.take_in(TAKEN)
-        if self._patience.rests(tokens):
+        if self._backoff.rests(tokens):
             return ()
         size, own = self._ngrams.match(tokens, count)
         following = self._outputs.following(tokens, count, max(size, LEAST - 1)) or own
-        self._patience.proposed(tokens, following)
+        self._backoff.proposed(tokens, following)
         return following
 
     def close(self, given: Sequence[int]) -> None:

@@ -42,7 +42,7 @@ class _Job:
         self._ready: Ready | None = ready
         self._lock = threading.Lock()
 
-    def settle(self, matcher: Matcher | RequestError) -> None:
+    def resolve(self, matcher: Matcher | RequestError) -> None:
         with self._lock:
             ready, self._ready = self._ready, None
         if ready is not None:
@@ -76,7 +76,7 @@ class Grammars:
         with self._lock:
             if self._stuck >= MOST_STUCK:
                 refusal = "structured_outputs: grammars take too long to compile at the moment; try again later"
-                job.settle(RequestError(refusal, ErrorCode.UNAVAILABLE))
+                job.resolve(RequestError(refusal, ErrorCode.UNAVAILABLE))
                 return
             while self._running < self._num_workers:
                 self._start()
@@ -115,7 +115,7 @@ class Grammars:
                 logger.exception("a constraint could not be compiled")
                 made = RequestError(f"structured_outputs: the grammar cannot be compiled: {shown(str(error))}")
             timer.cancel()
-            job.settle(made)
+            job.resolve(made)
             with self._lock:
                 if late.is_set():
                     self._stuck -= 1
@@ -129,7 +129,7 @@ class Grammars:
             self._stuck += 1
             self._running -= 1
             self._start()
-        job.settle(
+        job.resolve(
             RequestError(
                 f"structured_outputs: the grammar takes more than {self._compile_s:g} s to compile: make it simpler"
             )

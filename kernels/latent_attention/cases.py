@@ -61,7 +61,7 @@ def case(
             "block_table": batch.block_table,
             "batch": batch.attention,
             "scale": (nope + rope) ** -0.5,
-            "max_entries": sum(length for _, length in lines[singles:]) + 300 if expanded else 0,
+            "max_total_context": sum(length for _, length in lines[singles:]) + 300 if expanded else 0,
         }
 
     pairs = sum(count * (2 * length - count + 1) // 2 for count, length in lines)

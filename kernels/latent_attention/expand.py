@@ -231,15 +231,15 @@ def attend_expanded(
     scale: float,
     first_line: int,
     max_query: int,
-    max_entries: int,
+    max_total_context: int,
     up: UpTile | None,
     tile: Tile | None,
 ) -> None:
     """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`.
 
-    They have at most `max_query` queries each and `max_entries` tokens in the cache, of which `held` are the parts. The
-    parts of a head are powers of two from 16 on; up.entries is a multiple of tile.keys. No cut: what Hopper has for it
-    (`kernels.latent_attention.up`, `kernels.latent_attention.prompt`), where that suits.
+    They have at most `max_query` queries each and `max_total_context` tokens in the cache, of which `held` are the
+    parts. The parts of a head are powers of two from 16 on; up.entries is a multiple of tile.keys. No cut: what Hopper
+    has for it (`kernels.latent_attention.up`, `kernels.latent_attention.prompt`), where that suits.
     """
     heads, own, latent = kv_up.shape
     rope, value = held.keys.shape[-1], out.shape[-1]
@@ -248,7 +248,7 @@ def attend_expanded(
     block_b = max(LINES, next_power_of_2(lines))
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     padded = ENTRIES if up is None else up.entries
-    row_tiles = cdiv(max_entries, padded) + lines
+    row_tiles = cdiv(max_total_context, padded) + lines
     kv = torch.empty(row_tiles * padded, heads * own, dtype=q.dtype, device=cache.device)
     rotated = torch.empty(row_tiles * padded, rope, dtype=q.dtype, device=cache.device)
 

@@ -37,7 +37,7 @@ def latent_attention(
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
-    max_entries: int = 0,
+    max_total_context: int = 0,
     deterministic: bool = False,
     keys: torch.Tensor | None = None,
     latent_scale: float = 1.0,
@@ -60,7 +60,7 @@ def latent_attention(
         if expanded:
             attend_expanded(workspace,
                 q, kv_up, cache, held, block_table, batch.query_start, batch.context_len, out, scale, num_single,
-                batch.max_query, max_entries,
+                batch.max_query, max_total_context,
                 *expanded_tiles(q, kv_up, cache, nope, whole),
             )  # fmt: skip
         elif longer:

@@ -17,7 +17,7 @@ def latent_attention(
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
-    max_entries: int = 0,
+    max_total_context: int = 0,
     deterministic: bool = False,
     keys: torch.Tensor | None = None,
     latent_scale: float = 1.0,
@@ -31,8 +31,8 @@ def latent_attention(
     each; kv_up [H, D + V, L]; cache [N, block_size, L + P]; block_table [B, M] int32; query_start [B+1], context_len
     [B] int32 → [T, H, V] in q's dtype, computed in float32; what stands between two products may be rounded to q's
     dtype. No line has more than `max_query` queries or `max_context` tokens. Lines past num_single are expanded, that
-    is their keys and values made, when A < T; they hold at most `max_entries` tokens together. A line of context_len 0
-    gives zeros.
+    is their keys and values made, when A < T; they hold at most `max_total_context` tokens together. A line of
+    context_len 0 gives zeros.
     keys [N, block_size, P]: the rotated keys, where cache [N, block_size, L] holds latents over latent_scale alone.
     deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked;
     absorbed holds all tokens.

@@ -142,7 +142,7 @@ def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) 
 def broad_tile(rows: int, n: int, k: int, multiprocessors: int) -> BroadTile | None:
     """None where the library is faster: it fills a GPU at any size, and pays 256/k of its time for the activation.
 
-    From ALL_BROAD_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a rehearsal of
+    From ALL_BROAD_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a warm-up of
     that many rows then knows the kernel.
     """
     if rows >= ALL_BROAD_ROWS or (rows >= BROAD_ROWS and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1):

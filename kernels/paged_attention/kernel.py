@@ -299,8 +299,8 @@ def attend_into(
     with workspace.branch(singles and 0 < num_single < lines) as join:
         held = Wide(k_cache, v_cache, block_table)
         prompts = num_single < lines and many and window is None
-        if prompts and widens(q, k_cache, v_cache, batch.max_entries):
-            held = widen(workspace, *given, batch.context_len, q.dtype, num_single, batch.max_entries)
+        if prompts and widens(q, k_cache, v_cache, batch.max_total_context):
+            held = widen(workspace, *given, batch.context_len, q.dtype, num_single, batch.max_total_context)
         if prompts and suits(q, held.k, held.v):
             lengths, rest = (
                 (batch.query_start, batch.context_len),

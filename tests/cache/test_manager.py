@@ -190,13 +190,13 @@ def test_a_chunk_larger_than_a_windowed_pool_is_cut() -> None:
     kv = KVManager(pool(60, 4, window=6, window_blocks=6))
     table = kv.new_table()
     tokens = list(range(60))
-    reach = kv.admit(table, 0, tokens, kv.match(table, tokens), 60, 0)
-    assert reach == 20
-    while reach < 60:
-        kv.commit(table, tokens, reach)
-        further = kv.extend(table, reach, 60)
-        assert further > reach
-        reach = further
+    covered_tokens = kv.admit(table, 0, tokens, kv.match(table, tokens), 60, 0)
+    assert covered_tokens == 20
+    while covered_tokens < 60:
+        kv.commit(table, tokens, covered_tokens)
+        further = kv.extend(table, covered_tokens, 60)
+        assert further > covered_tokens
+        covered_tokens = further
         kv.check_integrity()
 
 
@@ -299,7 +299,7 @@ def test_positions_taken_back_free_the_blocks_behind_them() -> None:
     kv.writes.clear()
     assert kv.extend(table, 9, 20) == 20
     assert kv.truncate(table, 13) == 2
-    assert (len(table.blocks[0]), len(table.blocks[1]), table.reach) == (4, 4, 16)
+    assert (len(table.blocks[0]), len(table.blocks[1]), table.covered_tokens) == (4, 4, 16)
     assert [(w.index, len(w.blocks)) for w in kv.writes] == [(3, 1), (3, 1)]
     assert kv.truncate(table, 12) == 2
     assert (kv.writes, kv.use()) == ([], free)
@@ -363,12 +363,12 @@ class ManagerMachine(RuleBasedStateMachine):
         table = self.kv.new_table()
         match = self.kv.match(table, tokens)
         assert match.num_tokens < len(tokens)
-        reach = self.kv.admit(table, 0, tokens, match, len(tokens), headroom)
-        assert match.num_tokens <= reach <= len(tokens)
-        if reach > match.num_tokens:
+        covered_tokens = self.kv.admit(table, 0, tokens, match, len(tokens), headroom)
+        assert match.num_tokens <= covered_tokens <= len(tokens)
+        if covered_tokens > match.num_tokens:
             for i, node in enumerate(match.path):
                 assert node.tokens == b"".join(t.to_bytes(4, "little") for t in tokens[2 * i : 2 * i + 2])
-            self.lengths[id(table)] = (list(tokens), reach)
+            self.lengths[id(table)] = (list(tokens), covered_tokens)
         return table
 
     @rule(table=tables, count=st.integers(1, 5), token=st.integers(1, 2))
@@ -395,7 +395,7 @@ class ManagerMachine(RuleBasedStateMachine):
                     self.kv.truncate(table, length)
                 return
             self.kv.truncate(table, length)
-            assert length <= table.reach < length + 2
+            assert length <= table.covered_tokens < length + 2
             self.lengths[id(table)] = (tokens, min(computed, length))
 
     @rule(table=consumes(tables))

@@ -174,8 +174,8 @@ class ScriptedRunner:
     def _execute(self, plan: StepPlan) -> StepResult:
         for start in plan.starts:
             self._start(start)
-        entries = [(w.group, w.row, w.index + i) for w in plan.block_writes for i in range(len(w.blocks))]
-        assert len(set(entries)) == len(entries), "a table's entry is written twice in one plan, in no certain order"
+        written = [(w.group, w.row, w.index + i) for w in plan.block_writes for i in range(len(w.blocks))]
+        assert len(set(written)) == len(written), "a table's entry is written twice in one plan, in no certain order"
         assert len({start.row for start in plan.starts}) == len(plan.starts)
         for write in plan.block_writes:
             row = self._rows[write.row]
@@ -184,34 +184,34 @@ class ScriptedRunner:
                 row.tables[write.group][write.index + i] = block
         for copy in plan.state_copies:
             self._states[copy.target] = self._states[copy.source]
-        assert plan.count == sorted(plan.count, key=lambda count: count > 1), "lines of one token come first"
+        assert plan.count == sorted(plan.count, key=lambda count: count > 1), "entries of one token come first"
         assert len(set(plan.rows)) == len(plan.rows)
         result = StepResult(plan.step, [-1] * len(plan.rows))
-        firsts = [self._first(plan, line) for line in range(len(plan.rows))]
-        for line, (row, first, count) in enumerate(zip(plan.rows, firsts, plan.count, strict=True)):
-            self._write(self._rows[row], first, count, line in plan.drafts)
-        for line, (row, first, count) in enumerate(zip(plan.rows, firsts, plan.count, strict=True)):
+        firsts = [self._first(plan, entry) for entry in range(len(plan.rows))]
+        for entry, (row, first, count) in enumerate(zip(plan.rows, firsts, plan.count, strict=True)):
+            self._write(self._rows[row], first, count, entry in plan.drafts)
+        for entry, (row, first, count) in enumerate(zip(plan.rows, firsts, plan.count, strict=True)):
             held = self._rows[row]
-            if not plan.samples[line]:
-                assert first + count < held.length, "a line that reaches the end of its tokens must draw one"
+            if not plan.samples[entry]:
+                assert first + count < held.length, "an entry that reaches the end of its tokens must draw one"
                 self._read(held, first + count)
             else:
-                self._draw(held, line, plan.drafts.get(line), result)
+                self._draw(held, entry, plan.drafts.get(entry), result)
             if held.prompt_logprobs:
                 upto = min(first + count, held.num_prompt - 1)
-                result.prompt_logprobs[line] = [
+                result.prompt_logprobs[entry] = [
                     TokenLogprobs([held.tokens[p + 1]], [-float(p + 1)], [1]) for p in range(first, upto)
                 ]
         return result
 
-    def _first(self, plan: StepPlan, line: int) -> int:
-        """Where the line truly begins; a drafted one takes its drafts."""
-        row, first, count = self._rows[plan.rows[line]], plan.first[line], plan.count[line]
-        draft = plan.drafts.get(line)
-        if not plan.samples[line]:
+    def _first(self, plan: StepPlan, entry: int) -> int:
+        """Where the entry truly begins; a drafted one takes its drafts."""
+        row, first, count = self._rows[plan.rows[entry]], plan.first[entry], plan.count[entry]
+        draft = plan.drafts.get(entry)
+        if not plan.samples[entry]:
             assert draft is None
             return first
-        assert draft is None or count == 1 + draft.count, "a line with drafts has one token of its own"
+        assert draft is None or count == 1 + draft.count, "an entry with drafts has one token of its own"
         true = row.length - (1 if draft else count)
         assert first - true in (0, row.refused), "the plan counted on tokens that no step can have given"
         if draft is not None:
@@ -262,7 +262,7 @@ class ScriptedRunner:
             parts.append(read)
         return parts
 
-    def _draw(self, row: _Row, line: int, draft: Draft | None, result: StepResult) -> None:
+    def _draw(self, row: _Row, entry: int, draft: Draft | None, result: StepResult) -> None:
         """A token behind the row's last, and one behind each draft that equals the token drawn in its place."""
         run: list[int] = []
         most = 1 + (draft.count if draft else 0)
@@ -272,7 +272,7 @@ class ScriptedRunner:
             error = self._fail_row([row.tokens[p] for p in range(length)])
             if error is not None:
                 if not run:
-                    result.errors[line] = error
+                    result.errors[entry] = error
                     row.tokens[length] = 0  # like a real one, it does not stop the next step, which is on its way
                     row.length += 1
                 break
@@ -285,8 +285,8 @@ class ScriptedRunner:
                 break
         row.refused = most - max(1, len(run))
         if run:
-            result.tokens[line] = run[0]
+            result.tokens[entry] = run[0]
         if run[1:]:
-            result.accepted[line] = run[1:]
+            result.accepted[entry] = run[1:]
         if row.logprobs and run:
-            result.logprobs[line] = [TokenLogprobs([token], [-0.5], [1]) for token in run]
+            result.logprobs[entry] = [TokenLogprobs([token], [-0.5], [1]) for token in run]

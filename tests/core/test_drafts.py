@@ -1,4 +1,4 @@
-"""Lines that may give several tokens: what is drafted changes how fast a request goes, and nothing else."""
+"""Entries that may give several tokens: what is drafted changes how fast a request goes, and nothing else."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_stop_token_ends_a_request_in_the_middle_of_what_stood(overlap: bool) 
     assert engine.engine.stats().generated_tokens == 4
 
 
-def test_a_line_that_fails_behind_a_draft_gives_what_stood_before() -> None:
+def test_an_entry_that_fails_behind_a_draft_gives_what_stood_before() -> None:
     runner = ScriptedRunner(pool(), fail_row=lambda tokens: "broken" if len(tokens) == 13 else None)
     engine = Harness(runner, make_config(), lambda: Seer(runner), 5)
     engine.submit("a", PROMPT, max_tokens=20)

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from engine.config import CacheConfig, SchedulerConfig
-from engine.core import policy
+from engine.core import prefill_policy
 from engine.core.plan import MixedShapes, StepPlan
-from engine.core.policy import Pace
+from engine.core.prefill_policy import PrefillPolicy
 from tests.core.harness import Harness, make_config
 from tests.core.scripted_runner import ScriptedRunner, pool
 
@@ -22,7 +22,7 @@ def prefilled(plan: StepPlan) -> int:
     return sum(count for count in plan.count if count > 1)
 
 
-def test_one_step_holds_decoding_rows_and_chunks_with_single_lines_first() -> None:
+def test_one_step_holds_decoding_rows_and_chunks_with_single_entries_first() -> None:
     harness = Harness(ScriptedRunner(pool()), make_config(token_budget=16))
     harness.submit("a", prompt(4))
     harness.step(2)
@@ -82,34 +82,41 @@ def test_latency_preference_bounds_mixed_steps_only() -> None:
 
 
 def test_prompts_beside_decoding_rows_come_in_shares() -> None:
-    pace, none = Pace(least=256, per_row=12), MixedShapes()
-    assert pace.share(1, 300, none) == 256
-    assert pace.share(64, 300, none) == 768
-    assert pace.share(64, 65_536, none) == 768
+    policy, none = PrefillPolicy(min_tokens=256, tokens_per_row=12), MixedShapes()
+    assert policy.prefill_tokens(1, 300, none) == 256
+    assert policy.prefill_tokens(64, 300, none) == 768
+    assert policy.prefill_tokens(64, 65_536, none) == 768
 
 
-def test_a_crowd_is_not_kept_to_shares() -> None:
-    pace = Pace(least=256, per_row=12, crowd=2000)
-    assert pace.share(64, 1_999, MixedShapes()) == 768
-    assert pace.share(64, 2_000, MixedShapes()) is None
-    pace = Pace(least=256, per_row=12, crowd=2000, crowd_per_row=100)
-    assert pace.share(64, 8_399, MixedShapes()) == 768
-    assert pace.share(64, 8_400, MixedShapes()) is None
+def test_above_the_backlog_threshold_a_step_uses_the_whole_budget() -> None:
+    policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, backlog_threshold=2000)
+    assert policy.prefill_tokens(64, 1_999, MixedShapes()) == 768
+    assert policy.prefill_tokens(64, 2_000, MixedShapes()) is None
+    policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, backlog_threshold=2000, backlog_threshold_per_row=100)
+    assert policy.prefill_tokens(64, 8_399, MixedShapes()) == 768
+    assert policy.prefill_tokens(64, 8_400, MixedShapes()) is None
 
 
-def test_a_model_with_experts_takes_a_crowd_in_sooner() -> None:
-    dense, experts, calm = (policy.pace(*of, 1024) for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1)))
+def test_a_model_with_experts_has_a_lower_backlog_threshold() -> None:
+    dense, experts, calm = (
+        prefill_policy.choose_prefill_policy(*of, 1024)
+        for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1))
+    )
     backlog = 8 * 1024
-    assert dense.share(56, backlog, MixedShapes()) == 1792
-    assert experts.share(56, backlog, MixedShapes()) is None
-    assert calm.share(56, backlog, MixedShapes()) == 512
-    assert [of.share(4, 40 * 1024, MixedShapes()) for of in (dense, experts, calm)] == [None] * 3
-    assert policy.pace("throughput", 1.0, 1024) == policy.pace("throughput", 0.1, 1024) == experts
-    assert (dense.fill, experts.fill, calm.fill) == (1024, 1024, 0)
+    assert dense.prefill_tokens(56, backlog, MixedShapes()) == 1792
+    assert experts.prefill_tokens(56, backlog, MixedShapes()) is None
+    assert calm.prefill_tokens(56, backlog, MixedShapes()) == 512
+    assert [of.prefill_tokens(4, 40 * 1024, MixedShapes()) for of in (dense, experts, calm)] == [None] * 3
+    assert (
+        prefill_policy.choose_prefill_policy("throughput", 1.0, 1024)
+        == prefill_policy.choose_prefill_policy("throughput", 0.1, 1024)
+        == experts
+    )
+    assert (dense.wave_aligned_tokens, experts.wave_aligned_tokens, calm.wave_aligned_tokens) == (1024, 1024, 0)
 
 
 @pytest.mark.parametrize(("waiting", "counts"), [(1, [1024]), (2, [1500, 1500])])
-def test_one_prompt_at_a_time_beside_decoding_rows_or_a_whole_crowd(waiting: int, counts: list[int]) -> None:
+def test_one_prompt_at_a_time_beside_decoding_rows_or_the_whole_backlog(waiting: int, counts: list[int]) -> None:
     harness = Harness(ScriptedRunner(pool(4000)), make_config(token_budget=6000, max_rows=16))
     harness.submit("first", prompt(4), max_tokens=60)
     harness.step()
@@ -128,23 +135,23 @@ def test_a_share_fills_the_shape_that_the_step_is_padded_to() -> None:
     assert [shapes.room(33, 1536), shapes.room(5, 127), MixedShapes().room(5, 1536)] == [0, 0, 0]
     assert [shapes.padded(5, 1010, 1), shapes.padded(5, 1011, 1), shapes.padded(5, 1011, 2)] == [1024, 2048, 1024]
     assert [shapes.padded(33, 50, 1), shapes.padded(5, 50, 8), shapes.padded(5, 0, 0)] == [83, 55, 5]
-    pace = Pace(least=256, per_row=12, fill=1536)
-    assert pace.share(9, 3000, shapes) == 1024 - 16 - 6
-    assert pace.share(40, 3000, shapes) == 480
-    assert pace.share(9, 3000, MixedShapes()) == 256
+    policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, wave_aligned_tokens=1536)
+    assert policy.prefill_tokens(9, 3000, shapes) == 1024 - 16 - 6
+    assert policy.prefill_tokens(40, 3000, shapes) == 480
+    assert policy.prefill_tokens(9, 3000, MixedShapes()) == 256
 
 
 def test_rows_that_leave_little_of_a_shape_take_no_share_that_fills_it() -> None:
     shapes = MixedShapes(rows=(64, 128), tokens=(1024,), chunks=7)
-    pace = Pace(least=256, per_row=12, fill=1536)
-    assert pace.share(64, 3000, shapes) == 1024 - 64 - 6
-    assert pace.share(100, 3000, shapes) == 1200
+    policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, wave_aligned_tokens=1536)
+    assert policy.prefill_tokens(64, 3000, shapes) == 1024 - 64 - 6
+    assert policy.prefill_tokens(100, 3000, shapes) == 1200
 
 
 def test_the_engine_asks_its_runner_for_shapes() -> None:
     runner = ScriptedRunner(pool(4000), mixed=MixedShapes(rows=(4,), tokens=(512, 1200, 1600), chunks=3))
     harness = Harness(runner, make_config(token_budget=6000))
-    harness.loop.scheduler.pace = Pace(least=256, per_row=12, fill=1536)
+    harness.loop.scheduler.prefill_policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, wave_aligned_tokens=1536)
     harness.submit("first", prompt(4), max_tokens=60)
     harness.step()
     harness.submit("second", prompt(3000, 9))

@@ -45,7 +45,7 @@ def test_expanded_lines_are_absorbed_ones(device: torch.device) -> None:
     absorbed = latent_write(
         q, entry, kv_up, 0 * nowhere, nowhere, table, inputs["cache"], torch.ones(32, device=device), len(q)
     )
-    whole = latent_attention(workspace(), **{**inputs, "absorbed": absorbed, "max_entries": 0})
+    whole = latent_attention(workspace(), **{**inputs, "absorbed": absorbed, "max_total_context": 0})
     assert_close("expanded", latent_attention(workspace(), **inputs), whole, TOLERANCES[torch.float32])
 
 

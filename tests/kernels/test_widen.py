@@ -22,10 +22,10 @@ def test_attention_over_what_is_written_out_is_attention_over_the_cache(block_si
     made = case("", torch.float32, LINES, 6, 2, 80, block_size=block_size, strided=True, dirty=True, scales=(0.1, 0.3))
     given = made.make(device, seeded(device))
     batch = given["batch"]
-    assert batch.max_entries == 136
+    assert batch.max_total_context == 136
     read = (given["k_cache"], given["v_cache"], given["block_table"], batch.context_len)
     with poisoned():
-        wide = widen(workspace(), *read, torch.float32, batch.num_single, batch.max_entries)
+        wide = widen(workspace(), *read, torch.float32, batch.num_single, batch.max_total_context)
     assert len(wide.k) == -(-136 // block_size) + 4
     want = paged_attention(**given)
     # lines of one query keep to the cache: theirs are no rows of the table

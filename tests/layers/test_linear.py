@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, NormConfig
@@ -17,7 +17,7 @@ CONFIG = ModelConfig("test", 8, 12, (), NormConfig(eps=1e-5, offset=1.0), 64, ti
 
 
 def made(bias: bool = False, deterministic: bool = False) -> tuple[Linear, RmsNorm]:
-    build = Build(select(Workspace(CPU)), CONFIG, torch.float32, CPU, 64, deterministic)
+    build = BuildContext(select(Workspace(CPU)), CONFIG, torch.float32, CPU, 64, deterministic)
     linear, norm = Linear(20, 12, build, bias), RmsNorm(12, build)
     for layer in (linear, norm):
         layer.to_empty(device=CPU)
@@ -30,7 +30,7 @@ def made(bias: bool = False, deterministic: bool = False) -> tuple[Linear, RmsNo
 def test_many_rows_come_with_their_norm(bias: bool) -> None:
     linear, norm = made(bias)
     x, residual = torch.randn(NORMED_ROWS + 1, 20), torch.randn(NORMED_ROWS + 1, 12)
-    y, normed = linear.then(x, residual.clone(), norm)
+    y, normed = linear.forward_with_next_norm(x, residual.clone(), norm)
     torch.testing.assert_close(y, linear(x, residual=residual))
     torch.testing.assert_close(normed, norm(y))
 
@@ -42,8 +42,8 @@ def test_a_norm_is_left_to_what_reads_it(rows: int) -> None:
     x, residual = torch.randn(rows, 20), torch.randn(rows, 12)
     for given, deterministic in ((None, False), (residual, True), (residual, rows > NORMED_ROWS)):
         linear, norm = made(deterministic=deterministic)
-        y, normed = linear.then(x, None if given is None else given.clone(), norm)
+        y, normed = linear.forward_with_next_norm(x, None if given is None else given.clone(), norm)
         assert normed is None
         torch.testing.assert_close(y, linear(x, residual=None if given is None else given.clone()))
     linear, _ = made()
-    assert linear.then(x, residual, None)[1] is None
+    assert linear.forward_with_next_norm(x, residual, None)[1] is None

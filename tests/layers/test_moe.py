@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.moe import Moe
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, MoeConfig, NormConfig
@@ -19,7 +19,7 @@ EXPERTS = MoeConfig(num_experts=4, top_k=2, intermediate=8, num_shared=2, activa
 
 def test_shared_experts_apart_give_what_those_in_the_table_do() -> None:
     torch.manual_seed(1)
-    build = Build(select(Workspace(CPU)), CONFIG, torch.float32, CPU, 64)
+    build = BuildContext(select(Workspace(CPU)), CONFIG, torch.float32, CPU, 64)
     together, apart, norm = Moe(EXPERTS, build), Moe(replace(EXPERTS, apart=True), build), RmsNorm(12, build)
     for layer in (together, apart, norm):
         layer.to_empty(device=CPU)

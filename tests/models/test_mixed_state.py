@@ -34,12 +34,12 @@ def test_a_long_request_keeps_whole_groups_windows_and_one_state(name: str) -> N
     kv = KVManager(PoolSpec(groups, counts, size, 2 if states else 0), prefix_cache=False)
     tokens = list(range(LENGTH))
     table = kv.new_table()
-    reach = kv.admit(table, 0, tokens, kv.match(table, tokens), CHUNK, 0)
-    while reach < LENGTH:
-        kv.commit(table, tokens, reach)
+    covered_tokens = kv.admit(table, 0, tokens, kv.match(table, tokens), CHUNK, 0)
+    while covered_tokens < LENGTH:
+        kv.commit(table, tokens, covered_tokens)
         kv.check_integrity()
-        reach = kv.extend(table, reach, reach + CHUNK)
-    kv.commit(table, tokens, reach)
+        covered_tokens = kv.extend(table, covered_tokens, covered_tokens + CHUNK)
+    kv.commit(table, tokens, covered_tokens)
     kv.check_integrity()
 
     paged = [group.spec for group in groups if not isinstance(group.spec, Recurrent)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.cache.spec import Recurrent, group_layers, window_of
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.models import registry
 from engine.models.common import with_shared_apart
 from engine.models.config import (
@@ -48,7 +48,7 @@ def parse(name: str, **changes: Any) -> ModelConfig:
 def decoder(config: ModelConfig) -> Decoder:
     """Without memory: parameters are shapes."""
     cpu = torch.device("cpu")
-    return Decoder(Build(select(Workspace(cpu)), config, torch.bfloat16, cpu, max_model_len=8))
+    return Decoder(BuildContext(select(Workspace(cpu)), config, torch.bfloat16, cpu, max_model_len=8))
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.layers.build import Build
+from engine.layers.build_context import BuildContext
 from engine.layers.moe import Moe
 from engine.models import registry
 from engine.models.common import with_shared_apart
@@ -36,7 +36,7 @@ EXPERTS, HIDDEN, INNER = 384, 7168, 2048
 
 def made(config: ModelConfig) -> Decoder:
     cpu = torch.device("cpu")
-    return Decoder(Build(select(Workspace(cpu)), config, torch.bfloat16, cpu, max_model_len=8))
+    return Decoder(BuildContext(select(Workspace(cpu)), config, torch.bfloat16, cpu, max_model_len=8))
 
 
 def kimi_tensors(prefix: str) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:

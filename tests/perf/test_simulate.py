@@ -101,8 +101,11 @@ def test_a_command_line_prints_a_line_for_each_setting(tmp_path: Path, capsys: p
     ]
     file = tmp_path / "costs.jsonl"
     file.write_text("".join(json.dumps({**asdict(cost), "model": "m"}) + "\n" for cost in costs))
-    arguments = [str(file), "c=2:n=4:in=64:out=4", "--mixed", "32", "--pace", "16:1:0:48"]
+    arguments = [str(file), "c=2:n=4:in=64:out=4", "--mixed", "32", "--prefill-policy", "16:1:0:48"]
     simulate.main(arguments)
     lines = capsys.readouterr().out.splitlines()
-    assert [("mixed 32" in line, "pace 16:1:0:48" in line) for line in lines] == [(True, False), (False, True)]
+    assert [("mixed 32" in line, "prefill policy 16:1:0:48" in line) for line in lines] == [
+        (True, False),
+        (False, True),
+    ]
     assert all("tok/s" in line for line in lines)

@@ -34,9 +34,9 @@ class Heard:
 
 
 def request(draw: random.Random, name: str) -> RequestInput:
-    """A prompt of any length and any wishes."""
+    """A prompt of any length and any extras."""
     asked: dict[str, Any] = {"max_tokens": draw.randint(1, 20), "temperature": draw.choice((0.0, 0.8))}
-    wishes = {
+    extras = {
         "repetition_penalty": draw.uniform(1.01, 1.8),
         "presence_penalty": draw.uniform(-2, 2),
         "logit_bias": {draw.randrange(VOCAB): draw.uniform(-100, 100)},
@@ -47,7 +47,7 @@ def request(draw: random.Random, name: str) -> RequestInput:
         "prompt_logprobs": draw.randint(0, 3),
         "ignore_eos": True,
     }
-    asked |= {wish: value for wish, value in wishes.items() if draw.random() < 0.15}
+    asked |= {name: value for name, value in extras.items() if draw.random() < 0.15}
     words = [[draw.randrange(VOCAB)] for _ in range(3)] if "bad_words" in asked else []
     prompt = [draw.randrange(VOCAB) for _ in range(draw.choice((1, draw.randint(1, 40), draw.randint(1, 150))))]
     params = SamplingParams(seed=draw.randint(0, 999), **asked)
@@ -83,4 +83,4 @@ def test_padded_steps_give_the_same_answers(checkpoint: Path, seed: int) -> None
     recorder = Recorder()
     assert play(checkpoint, seed, recorder) == play(checkpoint, seed, None)
     assert len(recorder.replayed) > 15
-    assert any(0 < shape.num_single < shape.lines for shape in recorder.captured)
+    assert any(0 < shape.num_single < shape.entries for shape in recorder.captured)

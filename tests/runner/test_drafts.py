@@ -92,9 +92,9 @@ class Oracle:
 
 
 def request(draw: random.Random, name: str, shared: list[int]) -> RequestInput:
-    """A prompt of any length that repeats itself in parts, and any wishes."""
+    """A prompt of any length that repeats itself in parts, and any extras."""
     asked: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "temperature": draw.choice((0.0, 0.0, 0.3, 0.9))}
-    wishes = {
+    extras = {
         "top_k": draw.randint(1, 20),
         "top_p": draw.uniform(0.3, 1.0),
         "min_p": draw.uniform(0.0, 0.2),
@@ -110,7 +110,7 @@ def request(draw: random.Random, name: str, shared: list[int]) -> RequestInput:
         "prompt_logprobs": draw.randint(0, 3),
         "ignore_eos": True,
     }
-    asked |= {wish: value for wish, value in wishes.items() if draw.random() < 0.2}
+    asked |= {name: value for name, value in extras.items() if draw.random() < 0.2}
     words = [[draw.randrange(VOCAB)] for _ in range(3)] if "bad_words" in asked else []
     own = [draw.randrange(8, 24) for _ in range(draw.choice((1, 5, 40, 90)))]
     prompt = (shared if draw.random() < 0.4 else []) + own * draw.choice((1, 2))
@@ -210,12 +210,12 @@ def test_drafts_change_no_token_of_padded_steps(folders: dict[str, Path], family
             same(got, want)
             accepted += stats.accepted_tokens
     drafted = [shape for shape in recorder.captured if shape.drafts]
-    assert len({shape.drafts for shape in drafted}) > 1, "a line that drafts less has a shape of fewer tokens"
+    assert len({shape.drafts for shape in drafted}) > 1, "an entry that drafts less has a shape of fewer tokens"
     assert any(shape.num_single for shape in drafted)
     assert accepted > 100
 
 
-def test_a_plan_with_drafts_is_padded_by_dummy_lines() -> None:
+def test_a_plan_with_drafts_is_padded_by_dummy_entries() -> None:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256, max_drafts=5)
 
     def plan(*counts: int) -> StepPlan:
@@ -231,20 +231,20 @@ def test_a_plan_with_drafts_is_padded_by_dummy_lines() -> None:
     few = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 16, 256, max_drafts=5)
     assert few.fit(plan(*[6] * 3)) is None, "more tokens than are staged"
     for shape in graphs._drafting:
-        assert shape.lines - shape.num_single == 2 * (shape.tokens - shape.num_single) / (1 + shape.drafts)
+        assert shape.entries - shape.num_single == 2 * (shape.tokens - shape.num_single) / (1 + shape.drafts)
 
 
 def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
     made = StepGraphs(lambda shape: (torch.zeros(1), Drawn(torch.zeros(1)), None), Recorder(), 4, 64, 256, max_drafts=3)
-    assert {shape for shape in made.first if shape.drafts} == {made.drafted(0, lines, 3) for lines in (1, 2, 4)}
+    assert {shape for shape in made.first if shape.drafts} == {made.drafted(0, entries, 3) for entries in (1, 2, 4)}
     while (shape := made.missing) is not None:
         made.run(shape)
     for singles in range(4):
-        for lines in range(1, 5 - singles):
+        for entries in range(1, 5 - singles):
             for depth in (1, 2, 3):
-                counts = [1] * singles + [1 + depth] * lines
-                drafts = {singles + i: Draft(depth, 5, [0]) for i in range(lines)}
-                rows = singles + lines
+                counts = [1] * singles + [1 + depth] * entries
+                drafts = {singles + i: Draft(depth, 5, [0]) for i in range(entries)}
+                rows = singles + entries
                 fit = made.fit(StepPlan(0, [*range(rows)], [4] * rows, counts, [True] * rows, drafts=drafts))
                 assert fit in made._replays
 

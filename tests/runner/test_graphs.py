@@ -17,7 +17,16 @@ from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerCon
 from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
 from engine.runner import graphs as graphs_of
-from engine.runner.graphs import PAST, Capture, Compute, Outcome, Replay, StepGraphs, even_tokens, mixed_shapes
+from engine.runner.graphs import (
+    PAST,
+    Capture,
+    Compute,
+    Outcome,
+    Replay,
+    StepGraphs,
+    find_wave_aligned_tokens,
+    mixed_shapes,
+)
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
@@ -124,9 +133,9 @@ def prompts(count: int, generator: torch.Generator) -> list[list[int]]:
     return [torch.randint(0, 320, (n,), generator=generator).tolist() for n in lengths]
 
 
-@pytest.mark.parametrize(("lines", "shape"), [(9, 16), (5, 8), (3, 4), (8, 8), (1, 1)])
-def test_padded_steps_draw_the_same_tokens(checkpoint: Path, lines: int, shape: int) -> None:
-    given = prompts(lines, torch.Generator().manual_seed(lines))
+@pytest.mark.parametrize(("entries", "shape"), [(9, 16), (5, 8), (3, 4), (8, 8), (1, 1)])
+def test_padded_steps_draw_the_same_tokens(checkpoint: Path, entries: int, shape: int) -> None:
+    given = prompts(entries, torch.Generator().manual_seed(entries))
     recorder = Recorder()
     padded = greedy(make_runner(checkpoint, recorder), given, steps=6)
     assert padded == greedy(make_runner(checkpoint, None), given, steps=6)
@@ -135,7 +144,7 @@ def test_padded_steps_draw_the_same_tokens(checkpoint: Path, lines: int, shape: 
     assert len(set(recorder.captured)) == len(recorder.captured)
 
 
-def test_a_line_that_outgrows_its_graph_draws_the_same_tokens(
+def test_an_entry_that_outgrows_its_graph_draws_the_same_tokens(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = prompts(1, torch.Generator().manual_seed(1))
@@ -148,9 +157,9 @@ def test_a_line_that_outgrows_its_graph_draws_the_same_tokens(
     assert [shape.max_context for shape in recorder.replayed] == [length + 3] * 2 + [256] * 2
 
 
-@pytest.mark.parametrize("lines", [1, 5, 9, 16])
-def test_padded_steps_say_the_same_of_their_tokens(checkpoint: Path, lines: int) -> None:
-    given = (prompts(10, torch.Generator().manual_seed(lines)) * 2)[:lines]
+@pytest.mark.parametrize("entries", [1, 5, 9, 16])
+def test_padded_steps_say_the_same_of_their_tokens(checkpoint: Path, entries: int) -> None:
+    given = (prompts(10, torch.Generator().manual_seed(entries)) * 2)[:entries]
     recorder = Recorder()
     padded: list[TokenLogprobs] = []
     eager: list[TokenLogprobs] = []
@@ -163,10 +172,10 @@ def test_padded_steps_say_the_same_of_their_tokens(checkpoint: Path, lines: int)
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
-def test_a_prompt_is_padded_by_a_dummy_line(checkpoint: Path) -> None:
+def test_a_prompt_is_padded_by_a_dummy_entry(checkpoint: Path) -> None:
     recorder = Recorder()
     greedy(make_runner(checkpoint, recorder), prompts(5, torch.Generator().manual_seed(0)), steps=0)
-    assert [(s.lines, s.tokens, s.num_single) for s in recorder.captured] == [
+    assert [(s.entries, s.tokens, s.num_single) for s in recorder.captured] == [
         (2, 16, 0),
         (2, 32, 0),
         (2, 64, 0),
@@ -174,7 +183,7 @@ def test_a_prompt_is_padded_by_a_dummy_line(checkpoint: Path) -> None:
     ]
 
 
-def test_steps_with_more_lines_or_tokens_than_the_largest_shape_run_eagerly(checkpoint: Path) -> None:
+def test_steps_with_more_entries_or_tokens_than_the_largest_shape_run_eagerly(checkpoint: Path) -> None:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256)
     assert graphs.fit(StepPlan(0, list(range(12)), [5] * 12, [1] * 12, [True] * 12)) == graphs.decode(12)
     assert graphs.fit(StepPlan(0, [0, 1], [0, 0], [7, 9], [True, True])) == graphs.mixed(8, 128)
@@ -187,24 +196,24 @@ def test_steps_with_more_lines_or_tokens_than_the_largest_shape_run_eagerly(chec
     assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
 
 
-def test_one_line_of_a_short_context_has_a_graph_of_its_own() -> None:
+def test_one_entry_of_a_short_context_has_a_graph_of_its_own() -> None:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 8192)
 
-    def bound(lines: int, cached: int) -> int:
-        shape = graphs.fit(StepPlan(0, list(range(lines)), [cached] * lines, [1] * lines, [True] * lines))
+    def bound(entries: int, cached: int) -> int:
+        shape = graphs.fit(StepPlan(0, list(range(entries)), [cached] * entries, [1] * entries, [True] * entries))
         assert shape is not None
         assert shape.max_context > cached
         return shape.max_context
 
     assert bound(1, 0) == bound(1, SHORT_CONTEXT - 1) == SHORT_CONTEXT
     assert bound(1, SHORT_CONTEXT) == bound(1, 8191) == bound(2, 0) == 8192
-    assert {graphs.decode(1, 1), graphs.decode(1)} < set(graphs.first), "a line does not wait for one as it grows"
+    assert {graphs.decode(1, 1), graphs.decode(1)} < set(graphs.first), "an entry does not wait for one as it grows"
     short = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, SHORT_CONTEXT - 1)
     assert short.decode(1, 1) == short.decode(1)
     assert len(short.first) == len(set(short.first))
 
 
-def test_a_bound_on_entries_holds_all_that_longer_lines_have() -> None:
+def test_a_bound_on_the_total_context_holds_all_that_longer_entries_have() -> None:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 8192, bounded=True)
     for first, count, held in ((0, 100, 100), (PAST, 100, PAST + 100), (PAST + 1, 100, 0)):
         alone = graphs.fit(StepPlan(0, [0], [first], [count], [True]))
@@ -212,9 +221,9 @@ def test_a_bound_on_entries_holds_all_that_longer_lines_have() -> None:
         assert alone is not None
         assert beside is not None
         for shape in (alone, beside):
-            # dummy lines hold what fills the step up
+            # dummy entries hold what fills the step up
             dummies = shape.tokens - shape.num_single - count
-            assert shape.max_entries >= held + dummies if held else shape.max_entries == 0
+            assert shape.max_total_context >= held + dummies if held else shape.max_total_context == 0
     assert graphs.fit(StepPlan(0, [0], [9], [1], [True])) == graphs.decode(1, 10)
 
 
@@ -226,7 +235,7 @@ def test_any_number_of_decoding_rows_has_a_shape_beside_prompts(rows: int, large
     assert all(shapes.fit(decoding, 300, 1) for decoding in range(1, min(rows, largest)))
 
 
-WISHES = {
+EXTRAS = {
     "bias": {"logit_bias": {7: 100.0}},
     "banned at first": {"min_tokens": 3, "stop_token_ids": tuple(range(0, 256, 2))},
     "allowed": {"allowed_token_ids": (11, 12, 13)},
@@ -237,12 +246,12 @@ WISHES = {
 }
 
 
-def wishful(runner: DeviceRunner, wishes: list[dict[str, Any]], steps: int) -> list[list[int]]:
-    """The tokens of each step by row: rows that wish something each, of which the last joins in the second step."""
-    given = prompts(len(wishes), torch.Generator().manual_seed(7))
+def with_extras(runner: DeviceRunner, extras: list[dict[str, Any]], steps: int) -> list[list[int]]:
+    """The tokens of each step by row: rows with sampling extras each, of which the last joins in the second step."""
+    given = prompts(len(extras), torch.Generator().manual_seed(7))
     starts = [
-        RowStart(row, prompt, len(prompt), SamplingParams(**{"temperature": 0.0, "max_tokens": 64, **wish}))
-        for row, (prompt, wish) in enumerate(zip(given, wishes, strict=True))
+        RowStart(row, prompt, len(prompt), SamplingParams(**{"temperature": 0.0, "max_tokens": 64, **extra}))
+        for row, (prompt, extra) in enumerate(zip(given, extras, strict=True))
     ]
     writes = [own_blocks(row) for row in range(len(given))]
     held = [0] * len(given)
@@ -260,7 +269,7 @@ def wishful(runner: DeviceRunner, wishes: list[dict[str, Any]], steps: int) -> l
     return told
 
 
-def test_a_step_is_drawn_once_more_only_while_a_line_wishes_something(checkpoint: Path) -> None:
+def test_a_step_is_drawn_once_more_only_while_an_entry_has_extras(checkpoint: Path) -> None:
     runner = make_runner(checkpoint, Recorder())
     assert runner.graphs is not None
     run, draw = runner.graphs.run, runner._draw
@@ -277,25 +286,25 @@ def test_a_step_is_drawn_once_more_only_while_a_line_wishes_something(checkpoint
         return draw(*arguments)
 
     runner.graphs.run, runner._draw = running, counted  # type: ignore[method-assign,assignment]
-    wishful(runner, [{"min_tokens": 2, "stop_token_ids": (5,)}, {}], steps=6)
+    with_extras(runner, [{"min_tokens": 2, "stop_token_ids": (5,)}, {}], steps=6)
     assert sum(behind) == 2
 
 
-@pytest.mark.parametrize("name", WISHES)
-def test_replayed_steps_grant_what_their_lines_wish(checkpoint: Path, name: str) -> None:
-    wishes = [WISHES[name], {}, {}, WISHES[name], {}, {}]
+@pytest.mark.parametrize("name", EXTRAS)
+def test_replayed_steps_apply_their_entries_extras(checkpoint: Path, name: str) -> None:
+    extras = [EXTRAS[name], {}, {}, EXTRAS[name], {}, {}]
     recorder = Recorder()
-    padded = wishful(make_runner(checkpoint, recorder), wishes, steps=6)
-    assert padded == wishful(make_runner(checkpoint, None), wishes, steps=6)
+    padded = with_extras(make_runner(checkpoint, recorder), extras, steps=6)
+    assert padded == with_extras(make_runner(checkpoint, None), extras, steps=6)
     assert len(recorder.replayed) >= 3
-    plain = wishful(make_runner(checkpoint, None), [{}] * 6, steps=6)
+    plain = with_extras(make_runner(checkpoint, None), [{}] * 6, steps=6)
     assert (padded == plain) == (name == "nothing")
 
 
-def test_lines_of_one_step_each_get_their_own_wish(checkpoint: Path) -> None:
-    wishes = list(WISHES.values())
-    padded = wishful(make_runner(checkpoint, Recorder()), wishes, steps=6)
-    assert padded == wishful(make_runner(checkpoint, None), wishes, steps=6)
+def test_entries_of_one_step_each_get_their_own_extras(checkpoint: Path) -> None:
+    extras = list(EXTRAS.values())
+    padded = with_extras(make_runner(checkpoint, Recorder()), extras, steps=6)
+    assert padded == with_extras(make_runner(checkpoint, None), extras, steps=6)
     assert {step[0] for step in padded} == {7}
     assert {step[2] for step in padded} <= {11, 12, 13}
 
@@ -308,12 +317,13 @@ def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
     assert runner.graphs is not None
     assert len(recorder.captured) == len(set(recorder.captured))
     assert set(runner.graphs.first) <= set(recorder.captured)
-    assert {s.lines for s in recorder.captured if s.lines == s.num_single} == {1, 2, 4, 8, 16}
-    assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.lines} == {8, 16}
+    assert {s.entries for s in recorder.captured if s.entries == s.num_single} == {1, 2, 4, 8, 16}
+    assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.entries} == {8, 16}
 
 
 def test_steps_of_a_full_server_are_made_first() -> None:
-    """A row that decodes, then prompts beside rows as the pace fills steps, then prompts alone, then all others."""
+    """A row that decodes, then prompts beside rows as the prefill policy fills steps, then prompts alone, then all
+    others."""
 
     def capture(compute: Compute, shape: StepShape) -> Replay:
         return lambda: compute(shape)
@@ -325,8 +335,8 @@ def test_steps_of_a_full_server_are_made_first() -> None:
         made.append(shape)
         graphs.run(shape)
     assert len(made) == len(set(made))
-    decoding = [shape for shape in made if shape.lines == shape.num_single]
-    filled = graphs.mixed_shapes.even
+    decoding = [shape for shape in made if shape.entries == shape.num_single]
+    filled = graphs.mixed_shapes.wave_aligned_tokens
     assert made[: len(decoding)] == decoding
     assert made[len(decoding) : len(decoding) + 4] == [graphs.mixed(n, filled) for n in (8, 16, 32, 64)]
     alone = made.index(graphs.prompt(1024))
@@ -336,8 +346,8 @@ def test_steps_of_a_full_server_are_made_first() -> None:
 @pytest.mark.parametrize(("widest", "tokens"), [(14336, 1024), (9728, 1536), (12288, 1024), (9216, 1152), (0, 1536)])
 def test_a_pace_fills_the_step_whose_tiles_come_out_even(widest: int, tokens: int) -> None:
     """Of Llama-3.1-8B, Qwen3-4B, Qwen3-8B, Qwen3.5-4B and of experts, on 132 multiprocessors."""
-    assert even_tokens(widest, 132) == tokens
-    assert mixed_shapes(64, 8192, even_tokens(widest, 132)).even == tokens
+    assert find_wave_aligned_tokens(widest, 132) == tokens
+    assert mixed_shapes(64, 8192, find_wave_aligned_tokens(widest, 132)).wave_aligned_tokens == tokens
 
 
 @pytest.mark.parametrize("lengths", [[2, 3], [40, 17, 5], [30] * 7])
@@ -368,10 +378,10 @@ def start_plan(step: int, given: list[list[int]]) -> StepPlan:
     )
 
 
-@pytest.mark.parametrize(("decoding", "lines"), [(1, 8), (5, 8), (8, 8), (10, 16)])
+@pytest.mark.parametrize(("decoding", "entries"), [(1, 8), (5, 8), (8, 8), (10, 16)])
 @pytest.mark.parametrize("tokens", [2, 40, 100])
-def test_a_prompt_beside_decode_lines_draws_the_same_tokens(
-    checkpoint: Path, decoding: int, lines: int, tokens: int
+def test_a_prompt_beside_decode_entries_draws_the_same_tokens(
+    checkpoint: Path, decoding: int, entries: int, tokens: int
 ) -> None:
     given = prompts(decoding, torch.Generator().manual_seed(decoding))
     late = torch.randint(0, 320, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist()
@@ -397,7 +407,7 @@ def test_a_prompt_beside_decode_lines_draws_the_same_tokens(
         )
         drawn.append((tokens_so_far, both, runner.launch(after).wait().tokens))
     assert drawn[0] == drawn[1]
-    assert lines in {shape.num_single for shape in recorder.captured if shape.num_single < shape.lines}
+    assert entries in {shape.num_single for shape in recorder.captured if shape.num_single < shape.entries}
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -93,5 +93,5 @@ def test_the_step_that_memory_is_measured_by_asks_for_all_that_a_request_can(tmp
     plan = largest_step(FEW, 256)
     assert (plan.num_tokens, plan.samples) == (FEW.token_budget, [True] * FEW.max_rows)
     result = runner.launch(plan).wait()
-    given = [result.logprobs[line] for line in range(FEW.max_rows)]
+    given = [result.logprobs[entry] for entry in range(FEW.max_rows)]
     assert [[len(token.ids) for token in tokens] for tokens in given] == [[MAX_LOGPROBS + 1]] * FEW.max_rows

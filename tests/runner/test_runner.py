@@ -105,7 +105,7 @@ def test_logprobs_are_of_what_the_model_says_before_any_edit(runner: DeviceRunne
     assert edited.logprobs[0][0].ranks[1:] == [1, 2, 3, 4, 5]
 
 
-def test_each_line_gets_as_many_logprobs_as_it_asked_for(runner: DeviceRunner) -> None:
+def test_each_entry_gets_as_many_logprobs_as_it_asked_for(runner: DeviceRunner) -> None:
     wanted = (0, 3, None, 2)
     given = [prompt(8, seed=i) for i in range(4)]
     result = step(
@@ -113,20 +113,20 @@ def test_each_line_gets_as_many_logprobs_as_it_asked_for(runner: DeviceRunner) -
         [(i, 0, 8) for i in range(4)],
         [start(i, given[i], replace(GREEDY, logprobs=k)) for i, k in enumerate(wanted)],
     )
-    assert {line: len(entry.ids) for line, (entry,) in result.logprobs.items()} == {0: 1, 1: 4, 3: 3}
+    assert {i: len(logprobs.ids) for i, (logprobs,) in result.logprobs.items()} == {0: 1, 1: 4, 3: 3}
 
 
 def test_the_last_layer_computes_no_token_that_nobody_asks_for(tmp_path: Path) -> None:
-    """Each line's last token alone, unless log-probabilities of the prompt are wanted; what is drawn is the same."""
-    runner = make(tmp_path, runtime=RuntimeConfig(graphs=False))  # which pad lines
+    """Each entry's last token alone, unless log-probabilities of the prompt are wanted; what is drawn is the same."""
+    runner = make(tmp_path, runtime=RuntimeConfig(graphs=False))  # which pad entries
     given = [prompt(n, seed=n) for n in (20, 33)]
     computed: list[int] = []
     runner._decoder.layers[-1].ffn.register_forward_pre_hook(lambda _, args: computed.append(len(args[0])))
-    lines = [(0, 0, 20), (1, 0, 33)]
-    trimmed = step(runner, lines, [start(i, ids, SAMPLED) for i, ids in enumerate(given)])
+    entries = [(0, 0, 20), (1, 0, 33)]
+    trimmed = step(runner, entries, [start(i, ids, SAMPLED) for i, ids in enumerate(given)])
     asks = [replace(SAMPLED, prompt_logprobs=1), SAMPLED]
     whole = step(
-        runner, lines, [start(i, ids, params) for i, (ids, params) in enumerate(zip(given, asks, strict=True))]
+        runner, entries, [start(i, ids, params) for i, (ids, params) in enumerate(zip(given, asks, strict=True))]
     )
     step(runner, [(0, 20, 1), (1, 33, 1)])
     assert computed == [2, 53, 2]

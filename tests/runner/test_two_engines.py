@@ -73,12 +73,12 @@ def test_engines_of_different_settings_give_equal_tokens_step_by_step(
     assert others.products is None
     want = generate(one, PROMPT, TOKENS)
     assert own._counters, "kernels with counters ran"
-    line, starts = (0, 0, len(PROMPT)), [start(0, PROMPT)]
+    entry, starts = (0, 0, len(PROMPT)), [start(0, PROMPT)]
     for n, token in enumerate(want):
         for runner, beside in ((one, others), (other, own)):
             with under_way(beside):
-                assert step(runner, [line], starts if n == 0 else None).tokens == [token]
-        line = (0, len(PROMPT) + n, 1)
+                assert step(runner, [entry], starts if n == 0 else None).tokens == [token]
+        entry = (0, len(PROMPT) + n, 1)
 
 
 def test_an_engine_that_compiles_ahead_leaves_the_launches_of_another_alone(

@@ -60,9 +60,9 @@ def blocks(row: int) -> BlockWrite:
     return BlockWrite(0, row, 0, list(range(1 + 15 * row, 16 + 15 * row)))
 
 
-def step(runner: DeviceRunner, lines: list[tuple[int, int, int]], starts: list[RowStart] | None = None) -> StepResult:
-    """Run lines (row, first, count), all of which sample; started rows get their blocks."""
-    rows, first, count = (list(part) for part in zip(*lines, strict=True))
+def step(runner: DeviceRunner, entries: list[tuple[int, int, int]], starts: list[RowStart] | None = None) -> StepResult:
+    """Run entries (row, first, count), all of which sample; started rows get their blocks."""
+    rows, first, count = (list(part) for part in zip(*entries, strict=True))
     writes = [blocks(s.row) for s in starts or ()]
     return runner.launch(StepPlan(0, rows, first, count, [True] * len(rows), starts or [], writes)).wait()
 

@@ -2,7 +2,7 @@
 
     python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic] [drafts]
 
-Prints, as JSON, how many variants the rehearsal compiles and those that STEPS random steps need besides: none, or
+Prints, as JSON, how many variants the warm-up compiles and those that STEPS random steps need besides: none, or
 serving would stop to compile them. It must have a process of its own, whose Triton is not the interpreter.
 """
 
@@ -26,8 +26,8 @@ from engine.core.plan import Draft, RowStart, StepPlan
 from engine.runner import build
 from engine.runner.graphs import Compute, Outcome, Replay
 from engine.runner.inputs import StepShape
-from engine.runner.rehearsal import rehearsals
 from engine.runner.runner import DeviceRunner
+from engine.runner.warmup import warmup_steps
 from engine.types import SamplingParams
 from kernels import Workspace
 from kernels.compiles import Zeroed
@@ -99,8 +99,8 @@ def make(folder: str, deterministic: bool = False, drafts: int = 0) -> DeviceRun
 
 
 def plan(draw: random.Random, step: int, keeps_state: bool, most: int = 0) -> StepPlan:
-    """Random lines of random rows: their content does not matter. In half the steps longer lines draft, `most` tokens
-    at most."""
+    """Random entries of random rows: their content does not matter. In half the steps longer entries draft, `most`
+    tokens at most."""
     singles = draw.choice((0, 0, 1, 2, 5, 30, draw.randint(0, ROWS - 30)))
     longer = (
         draw.choice((0, 0, 1, 1, 2, draw.randint(1, 30))) if singles else draw.choice((1, 1, 2, draw.randint(1, 30)))
@@ -143,8 +143,8 @@ def main() -> None:
     drafts = DRAFTS if "drafts" in sys.argv[4:] else 0
     runner = make(folder, "deterministic" in sys.argv[4:], drafts)
     with Unmultiplied():
-        for rehearsal in rehearsals(ROWS, BUDGET, CONTEXT, drafts):
-            runner.rehearse(rehearsal)
+        for warmup_step in warmup_steps(ROWS, BUDGET, CONTEXT, drafts):
+            runner.run_warmup_step(warmup_step)
         ahead = set(recorder.seen)
 
         def capture(compute: Compute, shape: StepShape) -> Replay:
@@ -166,7 +166,7 @@ def main() -> None:
         for step in range(steps):
             made = plan(draw, step, keeps_state, drafts)
             runner.launch(made)
-            what = f"counts {sorted(set(made.count))} of {len(made.rows)} lines, deepest {max(made.first)}"
+            what = f"counts {sorted(set(made.count))} of {len(made.rows)} entries, deepest {max(made.first)}"
             late |= {key: what for key in recorder.seen if key not in ahead and key not in late}
     names = sorted({name for name, _ in ahead})
     counts = {name: sum(1 for key in ahead if key[0] == name) for name in names}

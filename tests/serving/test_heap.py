@@ -18,7 +18,7 @@ def resident():
 held = [bytes(1000) for _ in range(60_000)]
 held, last = [], held[-1]  # the last one keeps what lies before it from going back by itself
 before = resident()
-heap.give_back()
+heap.trim_malloc()
 print(before - resident())
 """
 

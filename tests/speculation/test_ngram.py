@@ -8,8 +8,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.speculation.backoff import MAX_BACKOFF
 from engine.speculation.ngram import MANY, MOST_ENTRIES, SIZES, NgramDrafter, Ngrams
-from engine.speculation.patience import LONGEST_REST
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=200)
 
@@ -89,4 +89,4 @@ def test_a_drafter_that_is_right_goes_on() -> None:
 def test_a_drafter_that_is_always_wrong_rests_longer_and_longer() -> None:
     few, many = calls_with_proposals(False, 400), calls_with_proposals(False, 800)
     assert few < 60
-    assert many - few <= 2 + 400 * 3 / LONGEST_REST
+    assert many - few <= 2 + 400 * 3 / MAX_BACKOFF

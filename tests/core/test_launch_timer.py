@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.cadence import AHEAD_S, MOST_AHEAD_S, PART, Cadence
+from engine.core.launch_timer import LAUNCH_MARGIN_S, MAX_LAUNCH_MARGIN_S, PART, LaunchTimer
 from engine.core.loop import LOOK_S
 from engine.core.plan import StepPlan
 from tests.core.harness import Harness, make_config
@@ -23,121 +23,121 @@ class Clock:
 
 def plan(rows: int, prompt: int = 0) -> StepPlan:
     count = [1] * rows + [prompt] * (prompt > 0)
-    lines = len(count)
-    return StepPlan(1, list(range(lines)), [0] * lines, count, [True] * lines)
+    entries = len(count)
+    return StepPlan(1, list(range(entries)), [0] * entries, count, [True] * entries)
 
 
-def run(cadence: Cadence, clock: Clock, step: StepPlan, *took: float) -> None:
+def run(timer: LaunchTimer, clock: Clock, step: StepPlan, *took: float) -> None:
     for seconds in took:
-        cadence.launched(step, clock.now)
+        timer.launched(step, clock.now)
         clock.now += seconds
-        cadence.ended(seen=True)
+        timer.ended(seen=True)
 
 
 def test_a_launch_begins_shortly_before_the_step_under_way_has_taken_what_its_kind_takes() -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(8), 0.01, 0.01)
-    cadence.launched(plan(7), clock.now)
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(8), 0.01, 0.01)
+    timer.launched(plan(7), clock.now)
     clock.now += 0.003
-    assert cadence.left() == pytest.approx(PART * 0.01 - 0.003 - AHEAD_S)
+    assert timer.seconds_left() == pytest.approx(PART * 0.01 - 0.003 - LAUNCH_MARGIN_S)
     clock.now += 0.02
-    assert cadence.left() < 0
+    assert timer.seconds_left() < 0
 
 
 @pytest.mark.parametrize("other", [plan(9), plan(8, 128), plan(0, 1000)], ids=["rows", "mixed", "prompt"])
 def test_behind_a_step_of_a_kind_that_was_never_seen_it_begins_at_once(other: StepPlan) -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(8), 0.01, 0.01)
-    cadence.launched(other, clock.now)
-    assert cadence.left() <= 0
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(8), 0.01, 0.01)
+    timer.launched(other, clock.now)
+    assert timer.seconds_left() <= 0
 
 
 def test_of_the_last_steps_of_a_kind_the_shortest_counts() -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(8), 0.002, 0.02, 0.013, 0.012, 0.5)
-    cadence.launched(plan(8), clock.now)
-    assert cadence.left() == pytest.approx(PART * 0.012 - AHEAD_S)
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(8), 0.002, 0.02, 0.013, 0.012, 0.5)
+    timer.launched(plan(8), clock.now)
+    assert timer.seconds_left() == pytest.approx(PART * 0.012 - LAUNCH_MARGIN_S)
 
 
 def test_a_step_that_was_launched_behind_another_begins_when_that_one_ends() -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(1), 0.01, 0.01)
-    cadence.launched(plan(1), clock.now)
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(1), 0.01, 0.01)
+    timer.launched(plan(1), clock.now)
     clock.now += 0.009
-    cadence.launched(plan(1), clock.now)
+    timer.launched(plan(1), clock.now)
     clock.now += 0.001
-    cadence.ended(seen=True)
-    assert cadence.left() == pytest.approx(PART * 0.01 - AHEAD_S)
+    timer.ended(seen=True)
+    assert timer.seconds_left() == pytest.approx(PART * 0.01 - LAUNCH_MARGIN_S)
 
 
 def test_a_launch_that_takes_long_begins_so_much_sooner() -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(0, 8192), 0.1, 0.1)
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(0, 8192), 0.1, 0.1)
     began = clock.now
     clock.now += 0.03
-    cadence.launched(plan(0, 8192), began)
-    assert cadence.left() == pytest.approx(PART * 0.1 - 0.03 - 0.03 - AHEAD_S)
+    timer.launched(plan(0, 8192), began)
+    assert timer.seconds_left() == pytest.approx(PART * 0.1 - 0.03 - 0.03 - LAUNCH_MARGIN_S)
 
 
 def test_an_end_that_nobody_saw_counts_as_the_earliest_possible_and_teaches_nothing() -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(1), 0.01, 0.01)
-    cadence.launched(plan(1), clock.now)
-    cadence.launched(plan(1), clock.now)
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(1), 0.01, 0.01)
+    timer.launched(plan(1), clock.now)
+    timer.launched(plan(1), clock.now)
     clock.now += 0.018
-    cadence.ended(seen=False)  # it began 18 ms ago and took 10 or more
-    assert cadence.left() == pytest.approx(2 * PART * 0.01 - 0.018 - AHEAD_S)
+    timer.ended(seen=False)  # it began 18 ms ago and took 10 or more
+    assert timer.seconds_left() == pytest.approx(2 * PART * 0.01 - 0.018 - LAUNCH_MARGIN_S)
     clock.now += 0.1
-    cadence.ended(seen=True)  # when this one began is not known, so not how long it took either
-    cadence.launched(plan(1), clock.now)
-    assert cadence.left() == pytest.approx(PART * 0.01 - AHEAD_S)
+    timer.ended(seen=True)  # when this one began is not known, so not how long it took either
+    timer.launched(plan(1), clock.now)
+    assert timer.seconds_left() == pytest.approx(PART * 0.01 - LAUNCH_MARGIN_S)
 
 
 def test_one_step_that_took_long_holds_nothing_back() -> None:
     """The first of its kind makes a graph, which takes ten times what the step takes."""
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(8), 0.1)
-    cadence.launched(plan(8), clock.now)
-    assert cadence.left() <= 0
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(8), 0.1)
+    timer.launched(plan(8), clock.now)
+    assert timer.seconds_left() <= 0
     clock.now += 0.01
-    cadence.ended(seen=True)
-    cadence.launched(plan(8), clock.now)
-    assert cadence.left() == pytest.approx(PART * 0.01 - AHEAD_S)
+    timer.ended(seen=True)
+    timer.launched(plan(8), clock.now)
+    assert timer.seconds_left() == pytest.approx(PART * 0.01 - LAUNCH_MARGIN_S)
 
 
 def test_what_was_known_of_steps_behind_which_the_device_ran_dry_is_forgotten() -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    run(cadence, clock, plan(8), 0.1, 0.1)
-    run(cadence, clock, plan(80), 0.1, 0.1)
-    cadence.launched(plan(8), clock.now)
-    assert cadence.left() > 0
-    cadence.held(ran_dry=True)
-    assert cadence.left() <= 0
-    cadence.ended(seen=False)
-    cadence.launched(plan(80), clock.now)
-    assert cadence.left() > 0
+    timer = LaunchTimer(clock)
+    run(timer, clock, plan(8), 0.1, 0.1)
+    run(timer, clock, plan(80), 0.1, 0.1)
+    timer.launched(plan(8), clock.now)
+    assert timer.seconds_left() > 0
+    timer.delayed(ran_dry=True)
+    assert timer.seconds_left() <= 0
+    timer.ended(seen=False)
+    timer.launched(plan(80), clock.now)
+    assert timer.seconds_left() > 0
 
 
 def test_a_device_that_ran_dry_is_given_its_next_step_sooner_for_a_while() -> None:
     clock = Clock()
-    cadence = Cadence(clock)
-    cadence.launched(plan(8), clock.now)
-    cadence.held(ran_dry=True)
-    assert cadence.ahead == 2 * AHEAD_S
+    timer = LaunchTimer(clock)
+    timer.launched(plan(8), clock.now)
+    timer.delayed(ran_dry=True)
+    assert timer.launch_margin_s == 2 * LAUNCH_MARGIN_S
     for _ in range(10):
-        cadence.held(ran_dry=True)
-    assert cadence.ahead == MOST_AHEAD_S
+        timer.delayed(ran_dry=True)
+    assert timer.launch_margin_s == MAX_LAUNCH_MARGIN_S
     for _ in range(150):
-        cadence.held(ran_dry=False)
-    assert cadence.ahead == AHEAD_S
+        timer.delayed(ran_dry=False)
+    assert timer.launch_margin_s == LAUNCH_MARGIN_S
 
 
 def arrival(late_launch: bool, max_rows: int = 8) -> Harness:

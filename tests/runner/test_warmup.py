@@ -1,4 +1,4 @@
-"""What the runner compiles before it is ready is all that its steps can need, of any shape and with any wish."""
+"""What the runner compiles before it is ready is all that its steps can need, of any shape and with any extras."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from engine.runner.inputs import LONGER
-from engine.runner.rehearsal import LOGPROBS, logprobs_bucket, rehearsals
+from engine.runner.warmup import LOGPROBS, logprobs_bucket, warmup_steps
 from kernels.compiles import CompileWatch
 from tests.compiled import environment
 from tests.runner.test_graphs import TINY
 
-# Heads of Qwen3-30B-A3B: which kernel decode lines take depends on them.
+# Heads of Qwen3-30B-A3B: which kernel decode entries take depends on them.
 DENSE = {**TINY, "hidden_size": 256, "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4}
 
 
@@ -53,7 +53,7 @@ LATENT_EXPERTS = {
     [(DENSE, 100, ()), (LATENT_EXPERTS, 100, ()), (DENSE, 30, ("deterministic",)), (DENSE, 60, ("drafts",))],
     ids=["dense", "latents and experts", "dense, deterministic", "dense, drafts"],
 )
-def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(
+def test_random_steps_need_no_kernel_that_the_warmup_did_not(
     tmp_path: Path, config: dict[str, Any], steps: int, mode: tuple[str, ...]
 ) -> None:
     config = {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 8192}
@@ -65,12 +65,12 @@ def test_random_steps_need_no_kernel_that_the_rehearsal_did_not(
     assert sum(found["ahead"].values()) > 20
     assert found["graphs"] > 20
     late = Counter(f"{name}, first in {what}" for name, _, what in found["late"])
-    assert not late, f"steps need kernels that nobody rehearsed: {dict(late)}"
+    assert not late, f"steps need kernels that the warm-up did not compile: {dict(late)}"
 
 
-def test_rehearsals_stay_within_the_limits_of_the_engine() -> None:
+def test_warmup_steps_stay_within_the_limits_of_the_engine() -> None:
     for rows, budget, context in ((1, 16, 16), (4, 64, 33), (256, 8192, 20480)):
-        steps = rehearsals(rows, budget, context)
+        steps = warmup_steps(rows, budget, context)
         assert steps
         for step in steps:
             assert 1 <= step.singles + step.longer <= rows + LONGER
@@ -78,7 +78,7 @@ def test_rehearsals_stay_within_the_limits_of_the_engine() -> None:
             assert step.first + max(step.count, 1) <= context
 
 
-def test_every_number_of_logprobs_has_a_kernel_that_was_rehearsed() -> None:
+def test_every_number_of_logprobs_has_a_kernel_that_the_warmup_compiles() -> None:
     for count in range(LOGPROBS[-1] + 1):
         assert count <= logprobs_bucket(count) in LOGPROBS
 

@@ -16,11 +16,11 @@ from kernels.cache_scales import UNSCALED, CacheScales
 
 
 @dataclass(frozen=True)
-class Build:
+class BuildContext:
     """ops run every layer. Parameters have `dtype`; tables cover positions 0 … max_model_len − 1 on `device`.
 
     router_dtype is that of the routers of experts; None: float32. deterministic asks every op for batch-invariant
-    arithmetic. fused_attention lets attention rotate and write the keys of decode lines itself.
+    arithmetic. fused_attention lets attention rotate and write the keys of decode entries itself.
     cache_scales are those of each layer where caches hold 8-bit floats, else none; layer is the one that is built.
     communicator adds up what ranks make of their parts of a product.
     """
@@ -57,7 +57,7 @@ class Build:
         """Of the layer's cache."""
         return self.cache_scales[self.layer] if self.cache_scales else UNSCALED
 
-    def at(self, layer: int) -> Build:
+    def at(self, layer: int) -> BuildContext:
         """For that layer. Tables stay shared."""
         return replace(self, layer=layer)
 

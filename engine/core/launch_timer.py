@@ -12,8 +12,8 @@ from collections.abc import Callable
 from engine.core.plan import StepPlan
 
 # How long before a step's end the next one is prepared, besides what its launch takes of the host.
-AHEAD_S = 0.0015
-MOST_AHEAD_S = 0.02
+LAUNCH_MARGIN_S = 0.0015
+MAX_LAUNCH_MARGIN_S = 0.02
 # Steps count as of one kind within so many rows and so many prompt tokens; of the last ones the shortest counts, less a
 # part for what a clock at its power limit makes of a step. One alone may have made a graph or waited for the host.
 ROWS, TOKENS, LAST, ENOUGH, PART = 8, 128, 4, 2, 0.98
@@ -21,16 +21,16 @@ ROWS, TOKENS, LAST, ENOUGH, PART = 8, 128, 4, 2, 0.98
 Kind = tuple[int, int]
 
 
-class Cadence:
+class LaunchTimer:
     """Times steps that run one after another, each launched before the one in front of it ends. Not thread-safe: the
     loop owns it.
 
-    ahead: seconds before a step's end at which the next one's launch should be through. It doubles when the device ran
-    dry, up to MOST_AHEAD_S, and comes back to AHEAD_S over a hundred steps.
+    launch_margin_s: seconds before a step's end at which the next one's launch should be through. It doubles when the
+    device ran dry, up to MAX_LAUNCH_MARGIN_S, and comes back to LAUNCH_MARGIN_S over a hundred steps.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.ahead = AHEAD_S
+        self.launch_margin_s = LAUNCH_MARGIN_S
         self._clock = clock
         self._took: dict[Kind, deque[float]] = {}
         self._under_way: deque[tuple[Kind, float]] = deque()  # kind and launch of the steps that have not ended
@@ -60,19 +60,23 @@ class Cadence:
         self._exact = seen
         return took
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until the launch behind the one step under way should begin; 0 or less when it should at once, as it
         should behind a step of a kind that is hardly known. The launch is taken to last as long as the one before."""
         kind, launch = self._under_way[0]
         end = max(launch, self._free_at) + self._least(kind)
-        return end - self.ahead - self._launch_s - self._clock()
+        return end - self.launch_margin_s - self._launch_s - self._clock()
 
-    def held(self, ran_dry: bool) -> None:
-        """A launch was held back as `left` said; `ran_dry` when the device had ended its step before. What was known of
-        such steps is forgotten then: it was too long, or the host is slow."""
+    def delayed(self, ran_dry: bool) -> None:
+        """A launch was delayed as `seconds_left` said; `ran_dry` when the device had ended its step before. What was
+        known of such steps is forgotten then: it was too long, or the host is slow."""
         if ran_dry:
             self._took.pop(self._under_way[0][0], None)
-        self.ahead = min(2 * self.ahead, MOST_AHEAD_S) if ran_dry else max(0.98 * self.ahead, AHEAD_S)
+        self.launch_margin_s = (
+            min(2 * self.launch_margin_s, MAX_LAUNCH_MARGIN_S)
+            if ran_dry
+            else max(0.98 * self.launch_margin_s, LAUNCH_MARGIN_S)
+        )
 
     def _least(self, kind: Kind) -> float:
         took = self._took.get(kind, ())

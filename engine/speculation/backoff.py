@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Sequence
 
 # Wrong proposals in a row, and the most tokens, after which another is tried.
-PATIENCE, LONGEST_REST = 3, 64
+MAX_WRONG, MAX_BACKOFF = 3, 64
 
 
-class Patience:
-    """Lets one request propose while its proposals are right: after PATIENCE wrong ones in a row it waits for more and
-    more tokens between two, up to LONGEST_REST."""
+class Backoff:
+    """Lets one request propose while its proposals are right: after MAX_WRONG wrong ones in a row it waits for more and
+    more tokens between two, up to MAX_BACKOFF."""
 
     __slots__ = ("_guess", "_resumes", "_wrong")
 
@@ -27,8 +27,8 @@ class Patience:
             position, token = self._guess
             self._guess = None
             self._wrong = 0 if tokens[position] == token else self._wrong + 1
-            if self._wrong >= PATIENCE:
-                self._resumes = length + min(1 << self._wrong, LONGEST_REST)
+            if self._wrong >= MAX_WRONG:
+                self._resumes = length + min(1 << self._wrong, MAX_BACKOFF)
         return length < self._resumes
 
     def proposed(self, tokens: array[int], following: Sequence[int]) -> None:
