@@ -1,23 +1,10 @@
-"""Who goes first, and how many prompt tokens ride with decoding rows.
-
-The waiting queue and the running list are both in the order of `rank`; who is last gives way.
-"""
+"""How many prompt tokens ride with decoding rows."""
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from engine.core.plan import MixedShapes
-from engine.core.request import Request
-
-
-def rank(request: Request) -> tuple[int, int]:
-    """Lower priority value first, then earlier arrival. A preempted request keeps its place; the last of those who run
-    is preempted first, since it has lost least when it starts again."""
-    return request.order
-
 
 # Tokens that a shape must leave prompts for each of its rows: with less, larger steps without a shape are cheaper.
 MIN_TOKENS_PER_ROW = 10
@@ -33,8 +20,8 @@ class PrefillPolicy:
 
     A step takes what fills the largest shape of at most `wave_aligned_tokens` tokens beside its rows; where the runner
     has none, or rows leave less than `MIN_TOKENS_PER_ROW` tokens each of it, `min_tokens` tokens, or `tokens_per_row`
-    for each row. A backlog above the threshold goes at once, as far as the budget allows: the threshold is
-    `backlog_threshold` tokens and `backlog_threshold_per_row` for each row; 0 in both for no threshold.
+    for each row. A backlog at or above the threshold goes at once, as far as the budget allows: the threshold is
+    `backlog_threshold` tokens and `backlog_threshold_per_row` for each row, and there is none when both are 0.
     """
 
     min_tokens: int
@@ -81,27 +68,3 @@ def choose_prefill_policy(preference: str, active: float, wave_aligned_tokens: i
         backlog_threshold=1024,
         backlog_threshold_per_row=1024,
     )
-
-
-class WaitingQueue:
-    """Requests that wait for a row, in the order of `rank`."""
-
-    def __init__(self) -> None:
-        self._requests: list[Request] = []
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def add(self, request: Request) -> None:
-        insort(self._requests, request, key=rank)
-
-    def remove(self, request: Request) -> None:
-        self._requests.remove(request)
-
-    def take(self, admitted: Iterable[Request]) -> None:
-        """Remove all of `admitted` at once."""
-        gone = {id(request) for request in admitted}
-        self._requests = [request for request in self._requests if id(request) not in gone]

@@ -27,8 +27,9 @@ from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
 from engine.core.depth import Depth
 from engine.core.plan import NO_SHAPES, STEP_TOKENS_BUCKETS, Draft, MixedShapes, RowStart, StepPlan
-from engine.core.prefill_policy import PrefillPolicy, WaitingQueue, rank
+from engine.core.prefill_policy import PrefillPolicy
 from engine.core.request import Request, Status
+from engine.core.waiting_queue import WaitingQueue, rank
 
 # A request waits for another that is computing its prefix when that saves at least this share of its own work.
 WAIT_SHARE = 0.25

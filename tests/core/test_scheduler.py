@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from engine.config import CacheConfig, SchedulerConfig
-from engine.core import prefill_policy
 from engine.core.plan import MixedShapes, StepPlan
-from engine.core.prefill_policy import PrefillPolicy
+from engine.core.prefill_policy import PrefillPolicy, choose_prefill_policy
 from tests.core.harness import Harness, make_config
 from tests.core.scripted_runner import ScriptedRunner, pool
 
@@ -99,19 +98,14 @@ def test_above_the_backlog_threshold_a_step_uses_the_whole_budget() -> None:
 
 def test_a_model_with_experts_has_a_lower_backlog_threshold() -> None:
     dense, experts, calm = (
-        prefill_policy.choose_prefill_policy(*of, 1024)
-        for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1))
+        choose_prefill_policy(*of, 1024) for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1))
     )
     backlog = 8 * 1024
     assert dense.prefill_tokens(56, backlog, MixedShapes()) == 1792
     assert experts.prefill_tokens(56, backlog, MixedShapes()) is None
     assert calm.prefill_tokens(56, backlog, MixedShapes()) == 512
     assert [of.prefill_tokens(4, 40 * 1024, MixedShapes()) for of in (dense, experts, calm)] == [None] * 3
-    assert (
-        prefill_policy.choose_prefill_policy("throughput", 1.0, 1024)
-        == prefill_policy.choose_prefill_policy("throughput", 0.1, 1024)
-        == experts
-    )
+    assert choose_prefill_policy("throughput", 1.0, 1024) == choose_prefill_policy("throughput", 0.1, 1024) == experts
     assert (dense.wave_aligned_tokens, experts.wave_aligned_tokens, calm.wave_aligned_tokens) == (1024, 1024, 0)
 
 
