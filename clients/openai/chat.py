@@ -268,10 +268,11 @@ class ChatCall(Generic[C]):
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         check_length(self._info, field, request.limit)
         chat_constraint(request, self._forms, "before")  # what is refused is refused before anything is done
-        self.source = await chat_source(shim.router, self._info, request, self._forms.tools)
+        self.source = await chat_source(shim.router, self._info, request, self._forms)
         begins = self._forms.begins(request, self.source.end)
         self.choices += [
-            self._choice(request, reader_of(request, self._forms, begins)) for _ in range(request.num_choices)
+            self._choice(request, reader_of(request, self._forms, begins, self.source.end))
+            for _ in range(request.num_choices)
         ]
         self._constraint = chat_constraint(request, self._forms, begins)
         if self._forms.keeps_special(request) and request.skip_special_tokens is None:

@@ -46,14 +46,16 @@ class Flags:
         str,
         typer.Option(
             help="How models write tool calls: auto, as each one's chat template shows; hermes, qwen3-coder, llama3, "
-            "pythonic, mistral, deepseek-v3, deepseek-v3.1, kimi-k2 or none."
+            "pythonic, mistral, deepseek-v3, deepseek-v3.1, deepseek-v3.2 (V4 too), kimi-k2, gemma4, functiongemma, "
+            "gpt-oss or none."
         ),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
         typer.Option(
-            help="auto: as each model's chat template shows; think: <think>, opened by the prompt or the answer; "
-            "think-open: answers begin within it; mistral: [THINK]; kimi: ◁think▷; none."
+            help="auto: as each model's chat template shows; think: <think>, opened by prompt or answer; "
+            "think-open: answers begin within it; mistral: [THINK]; kimi: ◁think▷; gemma4: its channel; gpt-oss: "
+            "harmony's channels; none."
         ),
     ] = "auto"
     affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True

@@ -9,9 +9,22 @@ import msgspec
 from msgspec import Meta
 
 ToolParser = Literal[
-    "auto", "hermes", "qwen3-coder", "llama3", "pythonic", "mistral", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "none"
+    "auto",
+    "hermes",
+    "qwen3-coder",
+    "llama3",
+    "pythonic",
+    "mistral",
+    "deepseek-v3",
+    "deepseek-v3.1",
+    "deepseek-v3.2",
+    "kimi-k2",
+    "gemma4",
+    "functiongemma",
+    "gpt-oss",
+    "none",
 ]
-ReasoningParser = Literal["auto", "think", "think-open", "mistral", "kimi", "none"]
+ReasoningParser = Literal["auto", "think", "think-open", "mistral", "kimi", "gemma4", "gpt-oss", "none"]
 
 _ADDRESS = re.compile(r"^(?P<dns>dns:)?(?P<host>\[[0-9a-fA-F:]+\]|[^:\s]+):(?P<grpc>\d+)(?::(?P<metrics>\d+))?$")
 

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 _TOOLS, _THINKING = "hermes", "think"  # of a model whose template does not say
 _LLAMA = {"<|start_header_id|>", "<|header_start|>", "<|python_tag|>"}
+_CHANNELS = "gpt-oss"
 _SWITCHES = ("enable_thinking", "thinking")  # variables with which templates turn thinking off
 
 
 @dataclass(frozen=True, slots=True)
 class ModelForms:
-    """tools: a name of FORMS, or `none`; reasoning: a name of TAGS, or `none`.
+    """tools: a name of FORMS, or `none`; reasoning: a name of TAGS, `gpt-oss` where that is the form of calls too, or
+    `none`.
 
     opened: each answer begins within its thinking, unless the prompt shows otherwise.
     """
@@ -36,7 +38,15 @@ class ModelForms:
         tools, reasoning = config.tool_parser, config.reasoning_parser
         opened = reasoning == "think-open"
         given = own.reasoning if reasoning == "auto" else "think" if opened else reasoning
-        return cls(own.tools if tools == "auto" else tools, given, opened)
+        calls = own.tools if tools == "auto" else tools
+        if _CHANNELS in (given, calls):  # they mark everything, or nothing
+            calls, given = calls if calls == "none" else _CHANNELS, _CHANNELS
+        return cls(calls, given, opened)
+
+    @property
+    def channels(self) -> bool:
+        """An answer is messages on channels, thinking and calls among them."""
+        return self.reasoning == _CHANNELS
 
     def begins(self, request: ChatRequest, prompt: str) -> Begins:
         """Where the answer begins. prompt: the rendered conversation, or the end of it."""
@@ -54,23 +64,29 @@ class ModelForms:
         return "inside" if self.opened else "before"
 
     def may_think(self, request: ChatRequest) -> bool:
-        return self.reasoning in TAGS and request.forced_tool is None
+        return self.reasoning != "none" and request.forced_tool is None
 
     def keeps_special(self, request: ChatRequest) -> bool:
         """Markers of this answer may be special tokens, which the engine must leave in its text."""
         calls = bool(request.active_tools) and FORMS[self.tools].special
-        return calls or (self.may_think(request) and TAGS[self.reasoning].special)
+        return calls or self.channels or (self.may_think(request) and TAGS[self.reasoning].special)
 
 
 def _calls(template: TemplateMarks) -> str:
     """A name of FORMS."""
     marks = set(template.calls)
+    if "<|channel|>" in marks:
+        return _CHANNELS
     if "<｜tool▁calls▁begin｜>" in marks:
         return "deepseek-v3" if "```json" in marks else "deepseek-v3.1"
     if "<|tool_calls_section_begin|>" in marks:
         return "kimi-k2"
     if "[TOOL_CALLS]" in marks:
         return "mistral"
+    named = {"｜DSML｜": "deepseek-v3.2", "<|tool_call>": "gemma4", "<start_function_call>": "functiongemma"}
+    for mark, form in named.items():
+        if mark in marks:
+            return form
     if {"<function=", "<parameter="} <= marks:
         return "qwen3-coder"
     if "<tool_call>" in marks:
@@ -81,6 +97,6 @@ def _calls(template: TemplateMarks) -> str:
 
 
 def _thinking(template: TemplateMarks) -> str:
-    """A name of TAGS."""
-    marks = {"[THINK]": "mistral", "◁think▷": "kimi"}
+    """A name of TAGS, or `gpt-oss`."""
+    marks = {"<|channel|>": _CHANNELS, "[THINK]": "mistral", "◁think▷": "kimi", "<|channel>": "gemma4"}
     return next((form for mark, form in marks.items() if mark in template.thinking), _THINKING)

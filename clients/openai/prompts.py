@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.openai.calls.forms import FORMS
+from clients.openai.constraints import constraint_of
 from clients.openai.errors import ApiError, invalid, unsupported
+from clients.openai.model_forms import ModelForms
 from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, Message, TokenizeRequest, Tool
 from clients.openai.wire import ModelInfo, Prompt
@@ -76,16 +78,21 @@ async def _first_token(router: Router, info: ModelInfo, request: CompletionReque
     return await decode_ids(router, info, ids[:1], False) if request.echo_logprobs else ""
 
 
-async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, tool_form: str) -> Source:
+async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, forms: ModelForms) -> Source:
     """The conversation through the model's chat template, in ids."""
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "a chat template writes the special tokens itself.")
     messages = template_messages(request.messages)
     continued = bool(request.continue_final_message)
     forced = request.forced_tool
-    if forced is not None and tool_form in FORMS and FORMS[tool_form].opening:
-        messages.append({"role": "assistant", "content": FORMS[tool_form].prefix(forced)})
+    if forced is not None and forms.tools in FORMS and FORMS[forms.tools].opening:
+        messages.append({"role": "assistant", "content": FORMS[forms.tools].prefix(forced)})
         continued = True
+    if forms.channels:
+        _name_thinking(messages)
+        if not continued and constraint_of(request) is not None:
+            messages.append({"role": "assistant", "content": ""})  # the channel of text: no format has others
+            continued = True
     parameters = template_parameters(
         request.active_tools, request.add_generation_prompt, continued, request.template_variables
     )
@@ -94,6 +101,13 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, too
     echo = str(messages[-1].get("content") or "") if request.echo else ""
     ids = list(_last(ids, request.truncate_prompt_tokens))
     return Source(Prompt(ids=tuple(ids), affinity=request.prompt_cache_key), echo, end=text[-_END:])
+
+
+def _name_thinking(messages: list[dict[str, Any]]) -> None:
+    """As gpt-oss's template has it, which refuses thinking beside both text and calls."""
+    for message in messages:
+        if "reasoning_content" in message and not (message.get("tool_calls") and message["content"]):
+            message["thinking"] = message["reasoning_content"]
 
 
 async def tokenize_source(router: Router, info: ModelInfo, request: TokenizeRequest) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clients.openai.calls.forms import FORMS
+from clients.openai.calls.harmony import HarmonyReader
 from clients.openai.reasoning import TAGS, Begins, ReasoningSplitter
 from clients.openai.tools import Delta, ForcedParser, PlainParser, ReasoningDelta, ToolParser
 
@@ -35,8 +36,10 @@ class AnswerReader:
         return deltas + self._tools.feed(content) if content else deltas
 
 
-def reader_of(request: ChatRequest, forms: ModelForms, begins: Begins) -> ToolParser:
-    """For one answer. begins: where it does."""
+def reader_of(request: ChatRequest, forms: ModelForms, begins: Begins, prompt: str) -> ToolParser:
+    """For one answer. begins: where it does; prompt: the end of the rendered conversation."""
+    if forms.channels:
+        return HarmonyReader([tool.function.name for tool in request.active_tools], prompt)
     splitter = ReasoningSplitter(TAGS.get(forms.reasoning), begins)
     return AnswerReader(splitter, _tool_parser(request, forms))
 

@@ -34,6 +34,7 @@ TAGS = {
     "think": Tags("<think>", "</think>"),
     "mistral": Tags("[THINK]", "[/THINK]", special=True),
     "kimi": Tags("◁think▷", "◁/think▷"),
+    "gemma4": Tags("<|channel>thought\n", "<channel|>", special=True),
 }
 
 

@@ -11,6 +11,10 @@ _MARKS = (
     "```json",
     "<|tool_calls_section_begin|>",
     "[TOOL_CALLS]",
+    "｜DSML｜",
+    "<|tool_call>",
+    "<start_function_call>",
+    "<|channel|>",
     "<tool_call>",
     "<function=",
     "<parameter=",
@@ -23,6 +27,7 @@ _MARKS = (
     "</think>",
     "[THINK]",
     "◁think▷",
+    "<|channel>",
 )
 
 

@@ -1,76 +1,117 @@
-"""Calls that are read once they are complete: Qwen3-Coder's XML and Llama 4's Python calls."""
+"""Calls between two markers, read once the closing one is there: Qwen3-Coder's XML, DeepSeek's DSML, Gemma's."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import uuid
-from collections.abc import Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clients.openai.calls import gemma
 from clients.openai.tools import CallArguments, CallStart, ContentDelta, Delta, partial_suffix
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]+)>(.*?)</parameter>", re.DOTALL)
-_LONGEST_PYTHON = 1 << 16  # characters of an answer that is read as Python
-_NAMES = {"true": True, "false": False, "null": None}
+_DSML = "｜DSML｜"
+_INVOKE = re.compile(rf'<{_DSML}invoke name="([^"]*)">(.*?)</{_DSML}invoke>', re.DOTALL)
+_DSML_PARAMETER = re.compile(
+    rf'<{_DSML}parameter name="([^"]*)"(?: string="(true|false)")?>(.*?)</{_DSML}parameter>', re.DOTALL
+)
+
+Call = tuple[str, Mapping[str, Any]]
 
 
-class _Whole:
+class WholeCalls:
     """Numbers calls that come whole."""
 
     def __init__(self) -> None:
         self.calls_done = 0
 
-    def _made(self, name: str, arguments: dict[str, Any]) -> list[Delta]:
-        index = self.calls_done
-        self.calls_done += 1
-        text = json.dumps(arguments, ensure_ascii=False)
-        return [CallStart(index, f"call_{uuid.uuid4().hex[:24]}", name), CallArguments(index, text)]
+    def made(self, calls: Sequence[Call]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for name, arguments in calls:
+            index = self.calls_done
+            self.calls_done += 1
+            text = json.dumps(arguments, ensure_ascii=False)
+            deltas += [CallStart(index, f"call_{uuid.uuid4().hex[:24]}", name), CallArguments(index, text)]
+        return deltas
 
 
-class XmlParser(_Whole):
-    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
+class BlockParser(WholeCalls, ABC):
+    """Text outside of blocks is content, white space before one is not. A block without a call that can be read is
+    content as well.
 
-    schemas: each tool's parameters; a value is text where its schema says so, and JSON where it is that otherwise.
+    opening: what a block begins with; closing: what it may end with.
     """
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    opening: str
+    closing: tuple[str, ...]
+
+    def __init__(self) -> None:
         super().__init__()
-        self._schemas = schemas
         self._held = ""
         self._inside = False
+        self._block: list[str] = []
+
+    @abstractmethod
+    def read(self, block: str) -> list[Call]:
+        """The calls between two markers."""
 
     def feed(self, text: str) -> list[Delta]:
         deltas: list[Delta] = []
         text, self._held = self._held + text, ""
         while text:
-            tag = _CLOSE if self._inside else _OPEN
-            before, found, after = text.partition(tag)
-            if self._inside and not found:
-                self._held = text
-                break
-            if self._inside:
-                deltas += self._read(before) or _content(_OPEN + before + _CLOSE)
-            elif found:
-                deltas += _content(before.rstrip())
-            else:
-                keep = before[: len(before) - partial_suffix(before, _OPEN)].rstrip()
-                self._held = before[len(keep) :]
-                deltas += _content(keep)
-            self._inside = bool(found) and not self._inside
-            text = after
+            text = self._in_block(text, deltas) if self._inside else self._outside(text, deltas)
         return deltas
 
     def finish(self) -> list[Delta]:
         held, self._held = self._held, ""
         if self._inside:
-            return self._read(held) or _content(_OPEN + held)
+            block, self._inside = "".join([*self._block, held]), False
+            return self.made(self.read(block)) or _content(self.opening + block)
         return [] if self.calls_done and not held.strip() else _content(held)
 
-    def _read(self, block: str) -> list[Delta]:
+    def _outside(self, text: str, deltas: list[Delta]) -> str:
+        before, found, after = text.partition(self.opening)
+        if found:
+            deltas += _content(before.rstrip())
+            self._inside = True
+            return after
+        keep = before[: len(before) - partial_suffix(before, self.opening)].rstrip()
+        self._held = before[len(keep) :]
+        deltas += _content(keep)
+        return ""
+
+    def _in_block(self, text: str, deltas: list[Delta]) -> str:
+        found = [(at, tag) for tag in self.closing if (at := text.find(tag)) >= 0]
+        if not found:
+            # Only what may be the beginning of a marker is looked at again: a block is read in time that grows with it.
+            keep = len(text) - max(partial_suffix(text, tag) for tag in self.closing)
+            self._block.append(text[:keep])
+            self._held = text[keep:]
+            return ""
+        at, tag = min(found)
+        block = "".join([*self._block, text[:at]])
+        self._block, self._inside = [], False
+        deltas += self.made(self.read(block)) or _content(self.opening + block + tag)
+        return text[at + len(tag) :]
+
+
+class XmlParser(BlockParser):
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
+
+    schemas: each tool's parameters; a value is text where its schema says so, and JSON where it is that otherwise.
+    """
+
+    opening, closing = "<tool_call>", ("</tool_call>",)
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__()
+        self._schemas = schemas
+
+    def read(self, block: str) -> list[Call]:
         match = _FUNCTION.fullmatch(block)
         if match is None:
             return []
@@ -78,36 +119,42 @@ class XmlParser(_Whole):
         properties = schema.get("properties")
         known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         pairs = _PARAMETER.findall(match[2])
-        return self._made(match[1], {key: _value(text, known.get(key)) for key, text in pairs})
+        return [(match[1], {key: _value(text, known.get(key)) for key, text in pairs})]
 
 
-class PythonParser(_Whole):
-    """`[name(key=value, ...), ...]` is the whole answer; any other answer is content."""
+class DsmlParser(BlockParser):
+    """`<｜DSML｜function_calls>` (V3.2) or `<｜DSML｜tool_calls>` (V4) around `<｜DSML｜invoke name="NAME">` with
+    `<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>`; what is no string is JSON."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__()
-        self._names = names
-        self._held: list[str] = []
-        self._length = 0
-        self._plain = False
+    opening, closing = f"<{_DSML}", (f"</{_DSML}function_calls>", f"</{_DSML}tool_calls>")
 
-    def feed(self, text: str) -> list[Delta]:
-        if self._plain:
-            return _content(text)
-        self._held.append(text)
-        self._length += len(text)
-        head = "".join(self._held).lstrip()[:1] if self._length < 64 else "["
-        if head in ("", "[", "<") and self._length <= _LONGEST_PYTHON:
-            return []
-        self._plain = True
-        return _content("".join(self._held))
+    def read(self, block: str) -> list[Call]:
+        return [
+            (
+                name,
+                {key: text if string == "true" else _json(text) for key, string, text in _DSML_PARAMETER.findall(body)},
+            )
+            for name, body in _INVOKE.findall(block)
+            if name
+        ]
 
-    def finish(self) -> list[Delta]:
-        if self._plain:
-            return []
-        text = "".join(self._held)
-        calls = _python(text, self._names)
-        return [delta for name, arguments in calls for delta in self._made(name, arguments)] or _content(text)
+
+class GemmaParser(BlockParser):
+    """Gemma 4: `<|tool_call>call:NAME{KEY:<|"|>TEXT<|"|>,KEY:5}<tool_call|>`."""
+
+    opening, closing = "<|tool_call>", ("<tool_call|>",)
+    quote = '<|"|>'
+
+    def read(self, block: str) -> list[Call]:
+        call = gemma.call(block, self.quote)
+        return [] if call is None else [call]
+
+
+class FunctionGemmaParser(GemmaParser):
+    """FunctionGemma: `<start_function_call>call:NAME{KEY:<escape>TEXT<escape>}<end_function_call>`."""
+
+    opening, closing = "<start_function_call>", ("<end_function_call>",)
+    quote = "<escape>"
 
 
 def _content(text: str) -> list[Delta]:
@@ -116,48 +163,15 @@ def _content(text: str) -> list[Delta]:
 
 def _value(text: str, schema: object) -> Any:
     text = text.removeprefix("\n").removesuffix("\n")
-    if isinstance(schema, Mapping) and schema.get("type") == "string":
-        return text
+    return text if isinstance(schema, Mapping) and schema.get("type") == "string" else _json(text)
+
+
+def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return text
 
 
-def _python(text: str, names: Collection[str]) -> list[tuple[str, dict[str, Any]]]:
-    body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
-    try:
-        tree = ast.parse(body, mode="eval").body
-        if not isinstance(tree, ast.List):
-            return []
-        return [_python_call(call, names) for call in tree.elts]
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        return []
-
-
-def _python_call(call: ast.expr, names: Collection[str]) -> tuple[str, dict[str, Any]]:
-    """Raises ValueError for what is no call of a tool by keywords with literal values."""
-    if not isinstance(call, ast.Call) or call.args:
-        raise ValueError("not a call by keywords")
-    name = ast.unparse(call.func)
-    if name not in names or any(keyword.arg is None for keyword in call.keywords):
-        raise ValueError("not a call of a tool")
-    arguments = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
-    json.dumps(arguments, allow_nan=False)  # sets and bytes are no JSON
-    return name, arguments
-
-
-def _literal(node: ast.expr) -> Any:
-    if isinstance(node, ast.Name) and node.id in _NAMES:
-        return _NAMES[node.id]
-    if isinstance(node, ast.List):
-        return [_literal(each) for each in node.elts]
-    if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
-        return {str(_literal(k)): _literal(v) for k, v in zip(node.keys, node.values, strict=True) if k is not None}
-    try:
-        value = ast.literal_eval(node)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    if isinstance(value, (complex, bytes, set, frozenset, type(...))):
-        raise ValueError("not a value of JSON")
-    return value
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

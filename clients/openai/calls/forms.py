@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clients.openai.calls import sections
-from clients.openai.calls.blocks import PythonParser, XmlParser
+from clients.openai.calls.blocks import DsmlParser, FunctionGemmaParser, GemmaParser, XmlParser
+from clients.openai.calls.harmony import HarmonyReader
+from clients.openai.calls.pythonic import PythonParser
 from clients.openai.calls.sections import SectionParser
 from clients.openai.tools import HERMES_OPEN, HermesParser, LlamaParser, ToolParser
 
@@ -103,6 +105,10 @@ FORMS: dict[str, Form] = {
     "deepseek-v3.1": _section(
         sections.DEEPSEEK_V31, f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
     ),
+    "deepseek-v3.2": Form(parser=lambda tools: DsmlParser(), special=True, constrained=False),
+    "gemma4": Form(parser=lambda tools: GemmaParser(), special=True, constrained=False),
+    "functiongemma": Form(parser=lambda tools: FunctionGemmaParser(), special=True, constrained=False),
+    "gpt-oss": Form(parser=lambda tools: HarmonyReader(_names(tools)), special=True, constrained=False),
     "kimi-k2": _section(
         sections.KIMI_K2,
         f"<|tool_call_begin|>functions.{_NAME}:{_NUMBER}<|tool_call_argument_begin|>",

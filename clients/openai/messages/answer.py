@@ -50,7 +50,7 @@ async def count_tokens(shim: Shim, http: Request, request: CountRequest) -> Resp
     info = shim.router.model(chat.model)
     deadline = Deadline.of(None, shim.config.request_timeout_s)
     async with connected(http.receive):
-        source = await deadline.kept(chat_source(shim.router, info, chat, ModelForms.of(shim.config, info).tools))
+        source = await deadline.kept(chat_source(shim.router, info, chat, ModelForms.of(shim.config, info)))
     return json_response({"input_tokens": len(source.prompt.ids or ())})
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from clients.openai.config import ShimConfig
+from clients.openai.constraints import chat_constraint
+from clients.openai.errors import ApiError
 from clients.openai.model_forms import ModelForms
 from clients.openai.schema import ChatRequest
 from clients.openai.wire import ModelInfo
@@ -25,6 +27,17 @@ def test_each_model_has_its_own_forms_and_a_flag_stands_above_them() -> None:
     assert ModelForms.of(ShimConfig(tool_parser="none"), kimi) == ModelForms("none", "kimi")
     assert ModelForms.of(ShimConfig(reasoning_parser="none"), kimi) == ModelForms("kimi-k2", "none")
     assert ModelForms.of(ShimConfig(reasoning_parser="think-open"), kimi) == ModelForms("kimi-k2", "think", opened=True)
+
+
+def test_channels_mark_everything_or_nothing() -> None:
+    both = ModelForms("gpt-oss", "gpt-oss")
+    for flags in ({"tool_parser": "gpt-oss"}, {"reasoning_parser": "gpt-oss"}):
+        assert ModelForms.of(ShimConfig(**flags), ModelInfo("m")) == both  # type: ignore[arg-type]
+    assert both.channels
+    assert both.keeps_special(request())
+    assert not ModelForms().channels
+    with pytest.raises(ApiError, match="cannot be held to a grammar"):
+        chat_constraint(request(tools=[TOOL], tool_choice=TOOL), both, "before")
 
 
 def test_a_model_whose_template_does_not_say_has_the_usual_ones() -> None:

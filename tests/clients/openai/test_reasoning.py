@@ -16,6 +16,8 @@ CASES = [
     ("none", "\n<think>a</think>", "", "\n<think>a</think>"),
     ("mistral", "[THINK]abc[/THINK]hi", "abc", "hi"),
     ("mistral", "<think>x</think>", "", "<think>x</think>"),
+    ("gemma4", "<|channel>thought\nabc\n<channel|>hi", "abc", "hi"),
+    ("gemma4", "<|channel>thought\n<channel|>hi", "", "hi"),
     ("kimi", "◁think▷abc◁/think▷hi", "abc", "hi"),
 ]
 

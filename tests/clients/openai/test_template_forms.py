@@ -47,6 +47,10 @@ CALLS = [
         "deepseek-v3.1",
     ),
     ("Kimi K2", "<|tool_calls_section_begin|>{%- for call in calls %}<|tool_call_begin|>", "kimi-k2"),
+    ("DeepSeek V3.2", "{%- set dsml_token = '｜DSML｜' %}<{{ dsml_token }}function_calls>", "deepseek-v3.2"),
+    ("Gemma 4", "{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
+    ("FunctionGemma", "{{- '<start_function_call>call:' + name + '{' -}}", "functiongemma"),
+    ("gpt-oss", "{{- '<|channel|>commentary json<|message|>' }}", "gpt-oss"),
     ("no tools", "{{ message.content }}", "hermes"),
 ]
 # What the published templates end with: Qwen/QwQ-32B, Qwen3-8B, Qwen3.5; deepseek-ai/DeepSeek-V3.1, whose prompt ends
@@ -74,6 +78,7 @@ V32 = (
 )
 KIMI_VL = "{{ '◁think▷' if never }}" + PROMPT
 MAGISTRAL = "{{- '[THINK]your thoughts[/THINK]' if never }}"
+GEMMA = "{{- '<|turn>model\\n' }}{%- if not enable_thinking %}{{- '<|channel>thought\\n<channel|>' }}{%- endif %}"
 OFF, ON = {"enable_thinking": False}, {"thinking": True}
 # (family, its template's end, variables, the name of the thinking's tags, where an answer begins)
 THINKING: list[tuple[str, str, dict[str, Any], str, str]] = [
@@ -91,6 +96,9 @@ THINKING: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("DeepSeek V3.2, not asked to", V32, {}, "think", "after"),
     ("Kimi K2 Thinking", "{{ '<think></think>' if never }}" + PROMPT, {}, "think", "before"),
     ("Kimi-VL-Thinking", KIMI_VL, {}, "kimi", "before"),
+    ("Gemma 4", GEMMA, {"enable_thinking": True}, "gemma4", "before"),
+    ("Gemma 4, not asked to", GEMMA, {}, "gemma4", "after"),
+    ("gpt-oss", "{{ '<|channel|>analysis' if never }}{{ '<|start|>assistant' }}", {}, "gpt-oss", "after"),
     ("Magistral", MAGISTRAL, {}, "mistral", "before"),
     ("no thinking", PROMPT, {}, "think", "before"),
 ]

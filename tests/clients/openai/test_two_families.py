@@ -1,4 +1,4 @@
-"""One shim before two models of a real server, each of which writes calls and thinking in its own form."""
+"""One shim before three models of a real server, each of which writes calls and thinking in its own form."""
 
 from __future__ import annotations
 
@@ -18,20 +18,36 @@ pytestmark = pytest.mark.xdist_group("openai")
 OTHER = "{% if never %}{{ '<|start_header_id|>' + '\"parameters\": ' }}{% endif %}"
 OPENED = "{% if enable_thinking is not defined %}{{ '<think>' }}{% endif %}"
 SCRIPTS = {">": scripted_checkpoint.SCRIPTS["o"], "l": scripted_checkpoint.SCRIPTS["l"]}
+CHANNELS = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for message in messages %}"
+    "{% if message.role == 'assistant' %}{{ '<|start|>assistant<|channel|>final<|message|>' }}{% endif %}"
+    "{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+ON_CHANNELS: dict[str, list[str | bytes]] = {
+    "t": [
+        "<|chan", "nel|>analysis<|message|>I look", " it up.<|en", "d|><|start|>assis",
+        "tant<|channel|>commentary to=func", "tions.get_time <|constrain|>json<|mess",
+        'age|>{"zone": "U', 'TC"}<|call|>',
+    ],
+    ">": ['{"n"', ": 5}"],
+}  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "get_time"}}
 
 
 def test_each_models_answers_are_read_in_its_own_form(tmp_path: Path) -> None:
     models = tmp_path / "models"
-    for name, before, behind, scripts in (
-        ("usual", "", "", scripted_checkpoint.SCRIPTS),
-        ("other", OTHER, OPENED, SCRIPTS),
+    usual = "{scripted}"
+    for name, template, scripts in (
+        ("usual", usual, scripted_checkpoint.SCRIPTS),
+        ("other", OTHER + usual + OPENED, SCRIPTS),
+        ("channels", CHANNELS, ON_CHANNELS),
     ):
         folder = tmp_path / name
         scripted_checkpoint.make(folder, scripts)
         file = folder / "tokenizer_config.json"
         config = json.loads(file.read_text())
-        file.write_text(json.dumps({**config, "chat_template": before + config["chat_template"] + behind}))
+        config["chat_template"] = template.replace(usual, config["chat_template"])
+        file.write_text(json.dumps(config))
         repository.add(folder, name, models, settings={}, tokenizer=True, ensemble=False, frontends=1)
     with LocalServer(models) as server:
         shim = Shim(tmp_path, "--triton", f"{server.grpc}:{server.metrics.rsplit(':', 1)[1]}")
@@ -51,5 +67,11 @@ def test_each_models_answers_are_read_in_its_own_form(tmp_path: Path) -> None:
             (call,) = answer("other", "l", **off).tool_calls
             assert (call.function.name, call.function.arguments) == ("get_time", '{"zone": "UTC"}')
             assert answer("usual", "l", **off).tool_calls is None
+            said = answer("channels", "x", tools=[TOOL])
+            assert (said.reasoning_content, said.content) == ("I look it up.", None)
+            (call,) = said.tool_calls
+            assert (call.function.name, call.function.arguments) == ("get_time", '{"zone": "UTC"}')
+            bound = answer("channels", "x", response_format={"type": "json_object"})
+            assert (bound.content, hasattr(bound, "reasoning_content")) == ('{"n": 5}', False)
         finally:
             shim.stop()
