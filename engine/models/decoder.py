@@ -131,9 +131,14 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
 
     def materialize(self, device: torch.device) -> None:
-        """Give every parameter uninitialised memory on `device`."""
+        """Give every parameter memory on `device`, uninitialised but for integers, which are zeros: some are places of
+        inputs, and steps that compile kernels run before the weights are read."""
         # Not to_empty(), whose empty_like() of a tensor without memory imports sympy: 0.4 s and 40 MB.
-        self._apply(lambda held: torch.empty(held.shape, dtype=held.dtype, device=device))
+        self._apply(
+            lambda held: (torch.empty if held.is_floating_point() else torch.zeros)(
+                held.shape, dtype=held.dtype, device=device
+            )
+        )
         self.tie()
 
     @property

@@ -120,6 +120,10 @@ class Inputs:
             self._sent[self._turn].record()
         return shape
 
+    def clear(self) -> None:
+        """Leave zeros where steps are staged."""
+        self._words.zero_()
+
     def _host(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int32, pin_memory=self._cuda)
 

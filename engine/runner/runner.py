@@ -229,6 +229,10 @@ class DeviceRunner:
         counts = [1] * step.singles + [step.count] * step.longer
         drafts = {entry: Draft(step.count - 1, 0, ()) for entry in range(step.singles, entries)} if step.drafts else {}
         plan = StepPlan(0, [dummy] * entries, [step.first] * entries, counts, [False] * entries, drafts=drafts)
+        # Where kernels are compiled and not run, nothing is staged and no length is written. torch's operations run all
+        # the same, and what they would take for indices must not be left from a step of another shape.
+        self._inputs.clear()
+        self._tables.lengths.zero_()
         shape = self._inputs.stage(plan)
         extras = step.extras
         if step.masked:

@@ -56,6 +56,7 @@ def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.
         packed = tl.reshape(tl.join(packed & 15, packed >> 4), (BN, BK))
     q = packed.to(tl.int32)
     own = n.to(tl.int64) * G
+    # In one chain: the compiler goes on behind a return that stands within an if, where PARTS may be 0.
     if FLOAT:
         each = group_scales(scale, own, live, at, G, GROUP, BK)
         # Twice the magnitude is whole: the last bit alone, or behind a leading one, moved up by the exponent less one.
@@ -63,27 +64,30 @@ def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.
         wide = tl.reshape(tl.where((q & 8) != 0, -twice, twice).to(tl.float32), (BN, BK // GROUP, GROUP))
         w = tl.reshape(wide * (0.5 * each)[:, :, None], (BN, BK)).to(DTYPE)
         if ZERO:
-            return w, tl.load(zero + n.to(tl.int64), mask=live, other=0.0)
-        return w, tl.full((BN,), 1.0, tl.float32)
-    if GROUP == 0 or GROUP >= BK:
+            left = tl.load(zero + n.to(tl.int64), mask=live, other=0.0)
+        else:
+            left = tl.full((BN,), 1.0, tl.float32)
+    elif GROUP == 0 or GROUP >= BK:
         group = 0 if GROUP == 0 else at // GROUP
         left = tl.load(scale + own + group, mask=live, other=0.0).to(tl.float32)
         if ZERO:
             q -= tl.load(zero + own + group, mask=live, other=0).to(tl.int32)[:, None]
         else:
             q -= 1 << (BITS - 1)
-        return q.to(tl.float32).to(DTYPE), left
-    PARTS: tl.constexpr = BK // GROUP
-    group = at // GROUP + tl.arange(0, PARTS)
-    there = live[:, None] & (group < G)[None, :]
-    q = tl.reshape(q, (BN, PARTS, GROUP))
-    if ZERO:
-        q -= tl.load(zero + own[:, None] + group[None, :], mask=there, other=0).to(tl.int32)[:, :, None]
+        w = q.to(tl.float32).to(DTYPE)
     else:
-        q -= 1 << (BITS - 1)
-    each = tl.load(scale + own[:, None] + group[None, :], mask=there, other=0.0).to(tl.float32)
-    w = tl.reshape(q.to(tl.float32) * each[:, :, None], (BN, BK)).to(DTYPE)
-    return w, tl.full((BN,), 1.0, tl.float32)
+        PARTS: tl.constexpr = BK // GROUP
+        group = at // GROUP + tl.arange(0, PARTS)
+        there = live[:, None] & (group < G)[None, :]
+        q = tl.reshape(q, (BN, PARTS, GROUP))
+        if ZERO:
+            q -= tl.load(zero + own[:, None] + group[None, :], mask=there, other=0).to(tl.int32)[:, :, None]
+        else:
+            q -= 1 << (BITS - 1)
+        each = tl.load(scale + own[:, None] + group[None, :], mask=there, other=0.0).to(tl.float32)
+        w = tl.reshape(q.to(tl.float32) * each[:, :, None], (BN, BK)).to(DTYPE)
+        left = tl.full((BN,), 1.0, tl.float32)
+    return w, left
 
 
 @triton.jit(do_not_specialize=["M"])

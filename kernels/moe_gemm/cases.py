@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 from kernels.linear.cases import QUANTIZED, fp4, packed_int
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
-from kernels.weight import Dense, Fp8, Int8
+from kernels.weight import Dense, Fp8, Int8, Weight
 from kernels.weight.inputs import Inputs
+
+# gate_up and down by name
+Weights = dict[str, Weight]
 
 
 def case(
@@ -25,14 +29,20 @@ def case(
     small: bool = True,
     absent: int = 0,
     residual: bool = False,
+    weights: Callable[[torch.device, torch.Generator], Weights] | None = None,
     **options: Any,
 ) -> Case:
+    """weights: draws gate_up and down; None draws dense ones."""
+
+    def dense(device: torch.device, g: torch.Generator) -> Weights:
+        up = Dense(randn(g, device, dtype, e, 2 * inter, hidden, scale=hidden**-0.5))
+        return {"gate_up": up, "down": Dense(randn(g, device, dtype, e, hidden, inter, scale=inter**-0.5))}
+
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         experts = torch.rand(t, e + absent, generator=g, device=g.device).argsort(dim=-1)[:, :k].int()
         return {
             "x": randn(g, device, dtype, t, hidden),
-            "gate_up": Dense(randn(g, device, dtype, e, 2 * inter, hidden, scale=hidden**-0.5)),
-            "down": Dense(randn(g, device, dtype, e, hidden, inter, scale=inter**-0.5)),
+            **(weights or dense)(device, g),
             "weights": torch.rand(t, k, generator=g, device=g.device).to(device),
             "experts": experts.to(device),
             "residual": randn(g, device, dtype, t, hidden) if residual else None,
@@ -59,16 +69,14 @@ def packed_case(
     **options: Any,
 ) -> Case:
     """Experts of packed integers."""
-    plain = case(name, dtype, t, hidden, inter, e, k, **options)
 
-    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+    def weights(device: torch.device, g: torch.Generator) -> Weights:
         up = packed_int(g, device, (e, 2 * inter, hidden), bits, group, zeros, ordered)
-        down = packed_int(g, device, (e, hidden, inter), bits, group, zeros, ordered)
-        return {**plain.make(device, g), "gate_up": up, "down": down}
+        return {"gate_up": up, "down": packed_int(g, device, (e, hidden, inter), bits, group, zeros, ordered)}
 
     hit = min(e, t * k)
     moved = hit * 3 * hidden * inter * bits // 8 + dtype.itemsize * 2 * t * hidden + t * k * 8
-    return replace(plain, make=make, bytes=moved)
+    return replace(case(name, dtype, t, hidden, inter, e, k, weights=weights, **options), bytes=moved)
 
 
 def fp4_case(
@@ -84,15 +92,14 @@ def fp4_case(
     **options: Any,
 ) -> Case:
     """Experts of 4-bit floats."""
-    plain = case(name, dtype, t, hidden, inter, e, k, **options)
 
-    def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
+    def weights(device: torch.device, g: torch.Generator) -> Weights:
         up = fp4(g, device, (e, 2 * inter, hidden), group, factors)
-        return {**plain.make(device, g), "gate_up": up, "down": fp4(g, device, (e, hidden, inter), group, factors)}
+        return {"gate_up": up, "down": fp4(g, device, (e, hidden, inter), group, factors)}
 
     numbers = min(e, t * k) * 3 * hidden * inter
     moved = numbers // 2 + numbers // group + dtype.itemsize * 2 * t * hidden + t * k * 8
-    return replace(plain, make=make, bytes=moved)
+    return replace(case(name, dtype, t, hidden, inter, e, k, weights=weights, **options), bytes=moved)
 
 
 def fp4_cases() -> list[Case]:

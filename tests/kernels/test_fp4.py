@@ -67,12 +67,17 @@ def weight(scale: torch.Tensor, factor: float | None, group: int) -> Fp4:
     return Fp4(packed(CODES, 4), scale, None if factor is None else torch.tensor([factor]), group, CODES.shape[-1])
 
 
+def on(held: Fp4, device: torch.device) -> Fp4:
+    factor = None if held.factor is None else held.factor.to(device)
+    return Fp4(held.data.to(device), held.scale.to(device), factor, held.group, held.inputs)
+
+
 @pytest.mark.parametrize("byte", [1, 100, 127, 150, 240])
-def test_a_byte_is_an_exponent_and_not_a_number(byte: int) -> None:
+def test_a_byte_is_an_exponent_and_not_a_number(byte: int, device: torch.device) -> None:
     held = weight(torch.tensor([[byte]], dtype=torch.uint8), None, 32)
     wanted = torch.tensor([[value * 2.0 ** (byte - 127) for value in VALUES * 2]])
     assert torch.equal(held.dense(torch.float32), wanted)
-    assert torch.equal(unpacked(Workspace(torch.device("cpu")), held, torch.float32), wanted)
+    assert torch.equal(unpacked(Workspace(device), on(held, device), torch.float32).cpu(), wanted)
 
 
 def test_exponents_at_both_ends() -> None:
@@ -81,10 +86,10 @@ def test_exponents_at_both_ends() -> None:
     assert all(map(math.isnan, weight(torch.tensor([[255]], dtype=torch.uint8), None, 32).dense(torch.float32)[0]))
 
 
-def test_a_group_of_16_has_a_scale_and_a_row_a_factor() -> None:
+def test_a_group_of_16_has_a_scale_and_a_row_a_factor(device: torch.device) -> None:
     scale = torch.tensor([[0.25, 448.0]]).to(torch.float8_e4m3fn)
     held = weight(scale, 0.125, 16)
     wanted = torch.tensor([[value * by * 0.125 for by in (0.25, 448.0) for value in VALUES]])
     assert torch.equal(held.dense(torch.float32), wanted)
     assert torch.equal(held.rows(torch.tensor([0, 0]), torch.float32), wanted.expand(2, -1))
-    assert torch.equal(unpacked(Workspace(torch.device("cpu")), held, torch.float32), wanted)
+    assert torch.equal(unpacked(Workspace(device), on(held, device), torch.float32).cpu(), wanted)

@@ -24,8 +24,14 @@ def _cases(op: Op) -> list[Case]:
     return [case for case in op.cases() if case.small or ON_GPU]
 
 
+# Real sizes come one after the other: several at once would not fit a GPU.
 PAIRS = [
-    pytest.param(op, case, id=f"{op.name}: {case.name} {str(case.dtype).removeprefix('torch.')}")
+    pytest.param(
+        op,
+        case,
+        id=f"{op.name}: {case.name} {str(case.dtype).removeprefix('torch.')}",
+        marks=[] if case.small else [pytest.mark.xdist_group("large")],
+    )
     for op in OPS
     for case in _cases(op)
 ]
