@@ -8,7 +8,8 @@ from kernels.weight.base import Weight
 from kernels.weight.dense import Dense
 from kernels.weight.fp4 import Fp4
 from kernels.weight.fp8 import Fp8
+from kernels.weight.gguf import GgufBlocks
 from kernels.weight.int8 import Int8
 from kernels.weight.packed import PackedInt
 
-__all__ = ["Dense", "Fp4", "Fp8", "Int8", "PackedInt", "Weight"]
+__all__ = ["Dense", "Fp4", "Fp8", "GgufBlocks", "Int8", "PackedInt", "Weight"]
