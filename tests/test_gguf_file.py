@@ -66,11 +66,11 @@ def test_metadata_and_bytes_are_those_written(tmp_path: Path, split: int) -> Non
     assert opened.tensors["blk.0.attn_q.weight"].format.name == "Q8_0"
 
 
-def test_add_says_what_a_file_holds_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_served_is_refused_and_nothing_written(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     for file, why in (
-        ("m.gguf", r"architecture llama, 3 tensors \(1 \w+, 1 \w+, 1 \w+\); GGUF weights are not served"),
+        ("m.gguf", "tokenizer.ggml.model is missing; gpt2 and llama"),
         ("broken.gguf", "cut short"),
         ("absent.gguf", "cannot be read"),
     ):

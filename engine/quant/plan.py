@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from engine.quant.format import Kind
-from engine.quant.formats import fp4, fp8, int8, packed, rounded
+from engine.quant.formats import fp4, fp8, gguf, int8, packed, rounded
 from engine.quant.formats.dense import Dense
 from engine.quant.method import Method
-from engine.quant.scheme import Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
+from engine.quant.scheme import Fp4Scheme, Fp8Scheme, GgufScheme, Int8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
@@ -19,7 +19,13 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # What speaks tokens keeps its numbers.
 OUTER = ("embed.weight", "head.weight")
 # scheme → the module of its format
-KINDS: dict[type, Kind] = {Fp4Scheme: fp4, Fp8Scheme: fp8, Int8Scheme: int8, PackedScheme: packed}
+KINDS: dict[type, Kind] = {
+    Fp4Scheme: fp4,
+    Fp8Scheme: fp8,
+    GgufScheme: gguf,
+    Int8Scheme: int8,
+    PackedScheme: packed,
+}
 
 
 def plan(
@@ -100,6 +106,9 @@ def _filled(
 ) -> list[Rule]:
     modules = [source.removesuffix(".weight") for source in rule.sources]
     schemes = [_scheme(module, entries, method) for module in modules]
+    if GgufScheme() in schemes:
+        # A file chooses a format for each tensor, and numbers as they are may be one of them.
+        schemes = [GgufScheme() if other is None else other for other in schemes]
     scheme = schemes[0]
     if any(other != scheme for other in schemes[1:]):
         odd = [module for module, other in zip(modules, schemes, strict=True) if other != scheme]
@@ -128,6 +137,8 @@ def _scheme(module: str, entries: Mapping[str, Entry] | None, method: Method | N
     weight = entries[f"{module}.{end}"]
     if end == "weight" and weight.dtype in FLOATS:
         return None
+    if weight.blocks is not None:
+        return GgufScheme()
     # The config speaks of the name that the checkpoint has, which a family may have changed.
     said = None if method is None else method.scheme(weight.name.removesuffix(f".{end}"))
     if said is None:

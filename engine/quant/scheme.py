@@ -54,4 +54,9 @@ class Fp4Scheme:
     quantized_inputs: bool = False
 
 
-Scheme = Fp4Scheme | Fp8Scheme | Int8Scheme | PackedScheme
+@dataclass(frozen=True, slots=True)
+class GgufScheme:
+    """Blocks of a GGUF file. Each tensor says of which format."""
+
+
+Scheme = Fp4Scheme | Fp8Scheme | GgufScheme | Int8Scheme | PackedScheme

@@ -19,6 +19,7 @@ from engine.models import registry
 from engine.models.common import with_shared_apart
 from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.gguf.names import open_folder
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
 from engine.parallel.share import Share, narrowed
@@ -67,16 +68,6 @@ def build_runner(
     communicator = communicator or Communicator()
     check_parallel(config, communicator)
     quantize = config.weights.quantize
-    if quantize is not None and method is not None:
-        raise ConfigError(
-            f"weights.quantize = {quantize!r} is for 16-bit checkpoints, and this one is quantized: leave it out, or "
-            "serve the checkpoint that it was made of"
-        )
-    if config.runtime.deterministic and (method is not None or quantize is not None) and device.type == "cuda":
-        raise ConfigError(
-            "runtime.deterministic has no batch-invariant products of quantized weights on a GPU, and this checkpoint "
-            "or weights.quantize asks for them: leave it off, or serve the 16-bit checkpoint as it is"
-        )
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
     workspace = Workspace(device, runtime.dependent_launch, runtime.chosen_products)
@@ -84,7 +75,8 @@ def build_runner(
     length = _max_model_len(config, model)
     checkpoint = None
     if config.load_format != "dummy":
-        checkpoint = Checkpoint.open(config.model).renamed(registry.rename(family))
+        checkpoint = open_folder(config.model).renamed(registry.rename(family))
+    _check_quantized(config, method is not None, checkpoint, device, communicator)
     dtype = _dtype(config, model, checkpoint)
     rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
     if quant.shared_apart(rules, checkpoint, method, quantize):
@@ -147,6 +139,34 @@ def build_runner(
     if watch is not None:
         watch.arm()
     return runner
+
+
+def _check_quantized(
+    config: EngineConfig, said: bool, checkpoint: Checkpoint | None, device: torch.device, communicator: Communicator
+) -> None:
+    """Raises ConfigError for settings that do not go with a quantized checkpoint. said: by its config.json."""
+    blocks = checkpoint is not None and any(entry.blocks for entry in checkpoint.entries.values())
+    quantize = config.weights.quantize
+    if quantize is not None and (said or blocks):
+        raise ConfigError(
+            f"weights.quantize = {quantize!r} is for 16-bit checkpoints, and this one is quantized: leave it out, or "
+            "serve the checkpoint that it was made of"
+        )
+    if config.runtime.deterministic and (said or blocks or quantize is not None) and device.type == "cuda":
+        raise ConfigError(
+            "runtime.deterministic has no batch-invariant products of quantized weights on a GPU, and this checkpoint "
+            "or weights.quantize asks for them: leave it off, or serve the 16-bit checkpoint as it is"
+        )
+    if blocks and communicator.size > 1:
+        raise ConfigError(
+            f"a GGUF file with quantized weights is served by one rank, and parallel.tensor is {communicator.size}: "
+            "set it to 1"
+        )
+    if blocks and device.type == "cuda" and config.runtime.kernels != "reference":
+        raise ConfigError(
+            "quantized weights of a GGUF file have no GPU kernels yet: set runtime.device=cpu, or serve the model's "
+            "checkpoint in Hugging Face layout"
+        )
 
 
 def _on_gpu(

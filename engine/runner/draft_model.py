@@ -16,6 +16,7 @@ from engine.cache.tensors import LayerCache
 from engine.layers.build_context import BuildContext
 from engine.models import registry
 from engine.models.decoder import Decoder
+from engine.models.gguf.names import open_folder
 from engine.models.reader import ConfigError
 from engine.quant import cache_scales
 from engine.quant import plan as quant
@@ -24,7 +25,6 @@ from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import PLAIN, Sampler
 from engine.weights import dummy, loader
-from engine.weights.checkpoint import Checkpoint
 from kernels import Ops
 
 MAX_BYTES = 256 << 20  # of a tokenizer.json
@@ -88,7 +88,7 @@ def prepare(folder: str, target: str, build: BuildContext, load_format: str) -> 
             f"speculation.model {folder} has {model.max_position} positions and requests may have "
             f"{build.max_model_len}: lower max_model_len, or take another draft model"
         )
-    checkpoint = None if load_format == "dummy" else Checkpoint.open(folder).renamed(registry.rename(family))
+    checkpoint = None if load_format == "dummy" else open_folder(folder).renamed(registry.rename(family))
     method, rules = registry.quantization(folder), family.rules(model)
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {build.dtype}
     routers = build.dtype if narrow else torch.float32

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from engine import env
 from engine.serving import doctor as checks
-from engine.serving import gpus, hub, launcher, renderer, repository, serve_loop
+from engine.serving import gguf_folder, gpus, hub, launcher, renderer, repository, serve_loop
 from engine.types import RequestError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
@@ -128,13 +128,14 @@ def add(
             tensorrt_llm_names=tensorrt_llm_names,
             decoupled=decoupled,
         )
-        if not renderer.has_template(folder):
+        held = repository.held(folder, written[0])
+        if not renderer.has_template(held):
             console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")
     except (repository.AddError, RequestError) as error:
         raise _failure(str(error)) from None
     for entry in written:
         console.print(f"wrote {entry}")
-    note = gpus.advice(folder, settings, gpus.present())
+    note = gpus.advice(held, settings, gpus.present())
     if note is not None:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
     console.print(f"serve it with: nereid serve --model-repository {model_repository}")
@@ -169,7 +170,8 @@ def _folder(checkpoint: str, revision: str | None) -> Path:
 
 
 def _last_part(checkpoint: str) -> str:
-    return Path(checkpoint).absolute().name
+    path = Path(checkpoint).absolute()
+    return gguf_folder.model_name(path) if gguf_folder.is_gguf(path) else path.name
 
 
 def _own_repository(

@@ -67,7 +67,7 @@ def room(memory: int) -> int:
 
 def weights(checkpoint: Path) -> int:
     """Bytes of a checkpoint's weights on disk."""
-    return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    return sum(file.stat().st_size for ending in ("safetensors", "gguf") for file in checkpoint.glob(f"*.{ending}"))
 
 
 def advice(checkpoint: Path, settings: Mapping[str, str], here: list[Gpu]) -> str | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from engine.gguf_file import GgufError, open_gguf
+from engine import env
+from engine.gguf_file import GgufError
 from engine.models import registry
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError
-from engine.serving import catalog, protocol, tensorrt_llm
+from engine.serving import catalog, gguf_folder, protocol, tensorrt_llm
 from engine.serving.protocol import Tensor
 from engine.serving.renderer import Renderer
 from engine.serving.settings import SettingsError, parse
@@ -148,7 +150,8 @@ def add(
     tensorrt_llm_names: bool = False,
     decoupled: bool = True,
 ) -> list[Path]:
-    """Write the entries NAME, NAME_tokenizer and NAME_ensemble for a checkpoint folder; returns their folders.
+    """Write the entries NAME, NAME_tokenizer and NAME_ensemble for a checkpoint folder, or for a GGUF file; returns
+    their folders.
 
     tensorrt_llm_names: also entries with the names of TensorRT-LLM's, over the same engine process. decoupled: false
     for a model with one response a request, which unary calls reach.
@@ -161,11 +164,12 @@ def add(
         raise AddError(
             f"the name {shown(name)!r} cannot be a model's: use up to {MAX_NAME} letters, digits, '_', '-' and '.'"
         )
-    folder = checkpoint.resolve()
-    if checkpoint.suffix == ".gguf" and not folder.is_dir():
-        raise AddError(_no_gguf(checkpoint))
-    if not (folder / "config.json").is_file():
-        raise AddError(f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout")
+    own = gguf_folder.is_gguf(checkpoint)
+    if not own and not (checkpoint / "config.json").is_file():
+        raise AddError(
+            f"{checkpoint} has no config.json: give a checkpoint folder in Hugging Face layout, or a GGUF file"
+        )
+    folder = held(checkpoint, repository / name)
     tokenizer_name, ensemble_name = f"{name}_tokenizer", f"{name}_ensemble"
     names = [name, *([tokenizer_name] if tokenizer else []), *([ensemble_name] if ensemble else [])]
     if tensorrt_llm_names:
@@ -175,36 +179,41 @@ def add(
     for entry in names:
         if (repository / entry).exists():
             raise AddError(f"{repository / entry} exists already: remove it or choose another --name")
-    try:
-        model, _ = registry.load(folder)
-        parameters = {"model": str(folder), **_needed(model), **settings}
-        parse(parameters, repository / name)
-        Tokenizer.from_folder(folder)
-        Renderer(folder).close()
-    except (ConfigError, SettingsError, RequestError) as error:
-        raise AddError(str(error)) from None
-    try:
-        write_llm(repository, name, parameters, frontends, decoupled)
-        if tokenizer:
-            write_tokenizer(repository, tokenizer_name, {"model": str(folder)})
-        if ensemble:
-            write_ensemble(repository, ensemble_name, tokenizer_name, name)
-        if tensorrt_llm_names:
-            write_tensorrt_llm(repository, name, {"model": str(folder)}, parameters, decoupled)
-    except OSError as error:
-        for entry in names:
-            shutil.rmtree(repository / entry, ignore_errors=True)
-        raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
+    with tempfile.TemporaryDirectory(prefix="nereid-add-", dir=env.temporary_folder()) as made:
+        read = folder
+        try:
+            if own:
+                read = Path(made) / "checkpoint"
+                read.mkdir()
+                gguf_folder.write(checkpoint, read)
+            model, _ = registry.load(read)
+            chosen = {**_needed(model), **settings}
+            parse({"model": str(read), **chosen}, repository / name)
+            parameters = {"model": str(folder), **chosen}
+            Tokenizer.from_folder(read)
+            Renderer(read).close()
+        except (ConfigError, SettingsError, RequestError, GgufError) as error:
+            raise AddError(str(error)) from None
+        try:
+            write_llm(repository, name, parameters, frontends, decoupled)
+            if own:
+                shutil.copytree(read, folder, symlinks=True)
+            if tokenizer:
+                write_tokenizer(repository, tokenizer_name, {"model": str(folder)})
+            if ensemble:
+                write_ensemble(repository, ensemble_name, tokenizer_name, name)
+            if tensorrt_llm_names:
+                write_tensorrt_llm(repository, name, {"model": str(folder)}, parameters, decoupled)
+        except OSError as error:
+            for entry in names:
+                shutil.rmtree(repository / entry, ignore_errors=True)
+            raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
     return [repository / entry for entry in names]
 
 
-def _no_gguf(file: Path) -> str:
-    """Why a GGUF file is not added: what is wrong with it, or that its weights are not served."""
-    try:
-        found = open_gguf(file).recognised()
-    except GgufError as error:
-        return str(error)
-    return f"{file} is {found}; GGUF weights are not served: give the model's checkpoint folder in Hugging Face layout"
+def held(checkpoint: Path, entry: Path) -> Path:
+    """The folder that an entry for `checkpoint` reads: of a GGUF file, one inside the entry."""
+    return entry.resolve() / "1" / "checkpoint" if gguf_folder.is_gguf(checkpoint) else checkpoint.resolve()
 
 
 def _needed(model: ModelConfig) -> dict[str, str]:

@@ -53,7 +53,12 @@ class WeightsError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A tensor on disk: its bytes are [start, start + num_bytes) of `file`, or with a `pitch` the first `row_bytes` of
-    every `pitch` from `start` on: a matrix's columns that one rank takes."""
+    every `pitch` from `start` on: a matrix's columns that one rank takes.
+
+    blocks: the name of a GGUF file's format, of which dtype and shape are those of bytes. paired: rows of a head whose
+    halves stand pair by pair in the file, 0 where they stand as they are. offset: what the file has too much in each
+    number.
+    """
 
     name: str
     file: Path
@@ -61,6 +66,9 @@ class Entry:
     dtype: torch.dtype
     shape: Shape
     pitch: int | None = None
+    blocks: str | None = None
+    paired: int = 0
+    offset: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -89,10 +97,12 @@ class Entry:
 
     def tensor(self, raw: torch.Tensor) -> torch.Tensor:
         """The tensor in `raw`, its `span` bytes."""
-        if self.pitch is None:
-            return raw.view(self.dtype).view(self.shape)
-        rows = raw.as_strided((self.shape[0], self.row_bytes), (self.pitch, 1))
-        return rows.contiguous().view(self.dtype).view(self.shape)
+        if self.pitch is not None:
+            raw = raw.as_strided((self.shape[0], self.row_bytes), (self.pitch, 1)).contiguous()
+        held = raw.view(self.dtype).view(self.shape)
+        if self.paired:
+            held = held.unflatten(0, (-1, self.paired // 2, 2)).transpose(1, 2).flatten(0, 2)
+        return held - self.offset if self.offset else held
 
 
 class Checkpoint:

@@ -297,7 +297,8 @@ def _chunks(piece: Piece | Made) -> Iterable[Piece | Made]:
     if entry.span <= BUFFER_BYTES or view.dim() == 0:
         yield piece
         return
-    rows = max(1, BUFFER_BYTES // (entry.pitch or entry.row_bytes))
+    rows, least = BUFFER_BYTES // (entry.pitch or entry.row_bytes), entry.paired or 1
+    rows = max(least, rows // least * least)
     for at in range(0, entry.shape[0], rows):
         end = min(at + rows, entry.shape[0])
         yield Piece(entry.rows(at, end), view[at:end])

@@ -23,7 +23,7 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`num_bytes` for every `num_values` along a row; numbers takes blocks [n, num_bytes] to [n, num_values] float32."""
+    """`num_bytes` for every `num_values` along a row; numbers: blocks [n, num_bytes] → [n, num_values] float32."""
 
     num_values: int
     num_bytes: int

@@ -1,0 +1,65 @@
+"""The tensors of each architecture of GGUF files: their names are those of ggml's gguf-py (`constants.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.gguf_file import GgufError, GgufFile, open_gguf
+from engine.weights.checkpoint import Checkpoint, WeightsError
+from engine.weights.gguf import Layout, entries, first_file
+
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# A sandwich layer has norms before and behind each part.
+SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+
+
+def _paired(held: GgufFile) -> Layout:
+    """Rows of queries and keys stand as an interleaved rotary embedding takes them: the converter turns them."""
+    heads, groups = (
+        held.metadata.get(f"{held.architecture}.attention.{key}") for key in ("head_count", "head_count_kv")
+    )
+    counts = {"attn_q": heads, "attn_k": heads if groups is None else groups}
+    if not all(type(count) is int for count in counts.values()):
+        raise WeightsError(f"{held.architecture}.attention.head_count and head_count_kv must be whole numbers")
+    return Layout(OUTER, LAYER, {}, counts)  # type: ignore[arg-type]
+
+
+def _plain(held: GgufFile) -> Layout:
+    return Layout(OUTER, {**LAYER, **HEAD_NORMS}, {}, {})
+
+
+LAYOUTS: dict[str, Callable[[GgufFile], Layout]] = {"llama": _paired, "qwen3": _plain}
+
+
+def open_folder(folder: str | Path) -> Checkpoint:
+    """The checkpoint in a folder: of safetensors files, or of a GGUF file where there are none. Raises WeightsError."""
+    folder = Path(folder)
+    file = None if any(folder.glob("*.safetensors")) else first_file(folder)
+    if file is None:
+        return Checkpoint.open(folder)
+    try:
+        held = open_gguf(file)
+    except GgufError as error:
+        raise WeightsError(str(error)) from None
+    made = LAYOUTS.get(held.architecture)
+    if made is None:
+        raise WeightsError(f"{file} is {held.recognised()}; of that architecture no tensors are read from GGUF files")
+    return Checkpoint(entries(held, made(held)))

@@ -1,0 +1,300 @@
+"""From the metadata of a GGUF file to the tokenizer files of a checkpoint folder.
+
+Two kinds of vocabulary are read: byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and sentencepiece
+with scores ("llama"). Keys are those of ggml's docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.gguf_file import Value
+from engine.types import ErrorCode, RequestError, shown
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+SPACE = "\u2581"
+# Control tokens that end a turn, whatever the file calls its end of text, as ggml takes them.
+ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+# Keys that are read here; whatever ends in `_token_id` names a token, which by itself changes no text.
+KNOWN = ("model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges")
+SWITCHES = ("add_bos_token", "add_eos_token", "add_space_prefix")
+# Keys with the one value that is implemented.
+ONLY = {
+    "add_sep_token": False,
+    "remove_extra_whitespaces": False,
+    "escape_whitespaces": True,
+    "treat_whitespace_as_suffix": False,
+}
+# The longest token of a sentencepiece vocabulary that merges are looked for in.
+LONGEST = 256
+
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pre:
+    """A pre-tokenizer: the pattern of words, None for GPT-2's own; whether digits stand alone before it; whether a word
+    that is a token is taken as it is; the normalization; whether texts begin with a token unless the file says."""
+
+    pattern: str | None
+    digits: bool = False
+    whole_words: bool = False
+    normal: str | None = None
+    begins: bool = False
+
+
+PRE = {
+    "gpt-2": Pre(None),
+    "smollm": Pre(None, digits=True),
+    "llama-bpe": Pre(_LETTERS + r"\p{N}{1,3}" + _REST, whole_words=True, begins=True),
+    "qwen2": Pre(_LETTERS + r"\p{N}" + _REST, normal="NFC"),
+    "tekken": Pre(_CASED + _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1), whole_words=True),
+}
+PRE["deepseek-r1-qwen"] = replace(PRE["qwen2"], normal=None)
+
+
+def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
+    """The contents of tokenizer.json and tokenizer_config.json. Raises RequestError for what is not implemented."""
+    reader = _Reader(metadata)
+    made = _bpe(reader) if reader.kind == "gpt2" else _sentencepiece(reader)
+    return {"tokenizer.json": made, "tokenizer_config.json": _settings(reader)}
+
+
+def end_ids(metadata: Mapping[str, Value]) -> list[int]:
+    """Tokens that end a text or a turn. Raises RequestError as `tokenizer_files` does."""
+    reader = _Reader(metadata)
+    named = [reader.token_id(part) for part in ("eos", "eot", "eom")]
+    spoken = [i for i, token in enumerate(reader.tokens) if reader.types[i] == CONTROL and token in ENDS]
+    return list(dict.fromkeys(i for i in (*named, *spoken) if i is not None))
+
+
+class _Reader:
+    """The metadata's `tokenizer.ggml` keys, checked."""
+
+    def __init__(self, metadata: Mapping[str, Value]) -> None:
+        self._metadata = metadata
+        self.kind = self.read("model", str, "")
+        if self.kind not in ("gpt2", "llama"):
+            raise _refused(f"tokenizer.ggml.model is {shown(self.kind) or 'missing'}; gpt2 and llama are implemented")
+        self.tokens: tuple[str, ...] = self._array("tokens", str)
+        self.types: tuple[int, ...] = self._array("token_type", int) or (NORMAL,) * len(self.tokens)
+        if not self.tokens or len(self.types) != len(self.tokens):
+            raise _refused("tokenizer.ggml.tokens and token_type must have as many items, at least one")
+        if len(set(self.tokens)) < len(self.tokens):
+            raise _refused("tokenizer.ggml.tokens names a token twice")
+        for name, value in metadata.items():
+            key = name.removeprefix("tokenizer.ggml.")
+            if (
+                key == name
+                or key in (*KNOWN, *SWITCHES)
+                or key.endswith("_token_id")
+                or (key in ONLY and value is ONLY[key])
+            ):
+                continue
+            raise _refused(f"{name} = {shown(str(value))} is not implemented")
+
+    def read(self, key: str, kind: type, default: Any) -> Any:
+        value = self._metadata.get(f"tokenizer.ggml.{key}", default)
+        if value is not default and type(value) is not kind:
+            raise _refused(f"tokenizer.ggml.{key} must be of type {kind.__name__}")
+        return value
+
+    def _array(self, key: str, *kinds: type) -> tuple[Any, ...]:
+        value = self._metadata.get(f"tokenizer.ggml.{key}", ())
+        if not isinstance(value, tuple) or not all(type(item) in kinds for item in value):
+            raise _refused(f"tokenizer.ggml.{key} must be an array of {kinds[0].__name__}")
+        return value
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        scores = self._array("scores", float)
+        if len(scores) != len(self.tokens):
+            raise _refused("tokenizer.ggml.scores must have a score for each token")
+        return scores
+
+    @property
+    def merges(self) -> list[list[str]]:
+        merges = [merge.split(" ") for merge in self._array("merges", str)]
+        if not merges or any(len(pair) != 2 for pair in merges):
+            raise _refused("tokenizer.ggml.merges must be an array of two tokens each, with a space between")
+        known = set(self.tokens)
+        if any(left not in known or right not in known or left + right not in known for left, right in merges):
+            raise _refused("tokenizer.ggml.merges names tokens that are not in tokenizer.ggml.tokens")
+        return merges
+
+    def template(self, key: str) -> str | None:
+        value = self._metadata.get(f"tokenizer.{key}")
+        if value is not None and not isinstance(value, str):
+            raise _refused(f"tokenizer.{key} must be a string")
+        return value
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Names of templates beside the default one."""
+        names = self._metadata.get("tokenizer.chat_templates", ())
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise _refused("tokenizer.chat_templates must be an array of strings")
+        return tuple(name for name in names if f"tokenizer.chat_template.{name}" in self._metadata)  # type: ignore[misc]
+
+    def token_id(self, part: str) -> int | None:
+        """Of a special token. Raises RequestError for an id without a token."""
+        found: int | None = self.read(f"{part}_token_id", int, None)
+        if found is not None and not 0 <= found < len(self.tokens):
+            raise _refused(f"tokenizer.ggml.{part}_token_id = {found} is no token of {len(self.tokens)}")
+        return found
+
+    def token(self, part: str) -> str | None:
+        found = self.token_id(part)
+        return None if found is None else self.tokens[found]
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Ids by token. Rows of the embedding that llama.cpp's converter found no token for have none here."""
+        return {
+            token: i
+            for i, token in enumerate(self.tokens)
+            if not (self.types[i] == UNUSED and re.fullmatch(r"\[PAD\d+\]", token))
+        }
+
+    def added(self) -> list[dict[str, Any]]:
+        """Tokens that are looked for before anything else."""
+        return [
+            {
+                "id": i,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": self.types[i] != USER_DEFINED,
+            }
+            for i, token in enumerate(self.tokens)
+            if token and self.types[i] in (CONTROL, UNKNOWN, USER_DEFINED)
+        ]
+
+    def around(self, begins: bool) -> dict[str, Any] | None:
+        """The template of a text: the tokens that stand before and behind it."""
+        before = self.token("bos") if self.read("add_bos_token", bool, begins) else None
+        behind = self.token("eos") if self.read("add_eos_token", bool, False) else None
+        ids = {token: self.tokens.index(token) for token in (before, behind) if token is not None}
+        if not ids:
+            return None
+        one = [{"Sequence": {"id": "A", "type_id": 0}}]
+        two = [*one, {"Sequence": {"id": "B", "type_id": 0}}]
+        first, last = (
+            [] if token is None else [{"SpecialToken": {"id": token, "type_id": 0}}] for token in (before, behind)
+        )
+        special = {token: {"id": token, "ids": [i], "tokens": [token]} for token, i in ids.items()}
+        return {
+            "type": "TemplateProcessing",
+            "single": [*first, *one, *last],
+            "pair": [*first, *two, *last],
+            "special_tokens": special,
+        }
+
+
+def _bpe(reader: _Reader) -> dict[str, Any]:
+    named = reader.read("pre", str, "default")
+    pre = PRE.get(named)
+    if pre is None:
+        raise _refused(f"tokenizer.ggml.pre is {shown(named)}, which is not implemented; implemented: {', '.join(PRE)}")
+    steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}] if pre.digits else []
+    if pre.pattern is not None:
+        pattern = {"Regex": pre.pattern}
+        steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
+    steps.append(_byte_level(use_regex=pre.pattern is None))
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": reader.added(),
+        "normalizer": None if pre.normal is None else {"type": pre.normal},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": reader.around(pre.begins),
+        "decoder": _byte_level(use_regex=True),
+        "model": _model(reader.vocabulary, reader.merges, ignore_merges=pre.whole_words),
+    }
+
+
+def _sentencepiece(reader: _Reader) -> dict[str, Any]:
+    prefix = reader.read("add_space_prefix", bool, True)
+    vocabulary, scores = reader.vocabulary, reader.scores
+    plain = [i for i, kind in enumerate(reader.types) if kind in (NORMAL, USER_DEFINED, UNUSED)]
+    merges = _merges({reader.tokens[i]: scores[i] for i in plain if len(reader.tokens[i]) <= LONGEST}, vocabulary)
+    replaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepends = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
+    restores: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    unknown = reader.token("unknown")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": reader.added(),
+        "normalizer": {"type": "Sequence", "normalizers": [*prepends, replaces]},
+        "pre_tokenizer": None,
+        "post_processor": reader.around(True),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [*restores, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else [])],
+        },
+        "model": _model(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
+    }
+
+
+def _merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[list[str]]:
+    """Pairs of tokens that are a token together, in the order that sentencepiece merges them: by the score of what they
+    become, the best first."""
+    found = []
+    for token, score in scores.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in scores and right in scores:
+                found.append((-score, ids[left], ids[right], left, right))
+    found.sort()
+    return [[left, right] for *_, left, right in found]
+
+
+def _settings(reader: _Reader) -> dict[str, Any]:
+    special = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    made: dict[str, Any] = {f"{ours}_token": reader.token(theirs) for ours, theirs in special.items()}
+    template = reader.template("chat_template")
+    named = [{"name": name, "template": reader.template(f"chat_template.{name}")} for name in reader.templates]
+    if named:
+        made["chat_template"] = [*([] if template is None else [{"name": "default", "template": template}]), *named]
+    elif template is not None:
+        made["chat_template"] = template
+    return {key: value for key, value in made.items() if value is not None}
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _model(vocabulary: dict[str, int], merges: list[list[str]], **own: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocabulary,
+        "merges": merges,
+        **own,
+    }
+
+
+def _refused(sentence: str) -> RequestError:
+    return RequestError(f"the GGUF file's {sentence}", ErrorCode.UNSUPPORTED)

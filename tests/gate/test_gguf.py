@@ -1,0 +1,165 @@
+"""The gate of GGUF files: every format, and files that mix them, in float32 against transformers' model of the numbers
+that the gguf package reads them as; and that the gate would see a file that is misread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.api import Engine
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.runner.build import build_runner
+from engine.serving import gguf_folder
+from engine.weights import gguf as weights
+from kernels.weight import GgufBlocks
+from tests import gguf_files
+from tests.gate.oracle import FORCED, Golden, Sequence, golden
+from tests.gate.player import EnginePlayer
+from tests.gate.shapes import COMMON, Shape
+from tests.gate.verdict import Verdict, judge
+
+SMALL = {**COMMON, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA = Shape(
+    "gguf-llama",
+    "Llama",
+    {**SMALL, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3, "tie_word_embeddings": False},
+    long_prompt=300,
+    sequences=8,
+)
+QWEN3 = Shape(
+    "gguf-qwen3",
+    "Qwen3",
+    {
+        **SMALL,
+        "head_dim": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "tie_word_embeddings": True,
+    },
+    long_prompt=300,
+    sequences=8,
+)
+# By a word in a tensor's name, as files of these kinds have them.
+Q4_K_M = {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed": "Q4_K", "lm_head": "Q6_K", "": "Q4_K"}
+ODD = {"k_proj": "F16", "v_proj": "Q5_K", "up_proj": "Q3_K", "embed": "Q8_0", "lm_head": "BF16", "": "Q2_K"}
+FOURS = {"q_proj": "IQ4_NL", "gate_proj": "IQ4_XS", "embed": "Q4_0", "": "IQ4_XS"}
+CASES: list[tuple[Shape, str, Mapping[str, str]]] = [
+    (LLAMA, "f32", {"": "F32"}),
+    (LLAMA, "q8_0", {"": "Q8_0"}),
+    (LLAMA, "q4_k_m", Q4_K_M),
+    (LLAMA, "odd", ODD),
+    (QWEN3, "bf16", {"": "BF16"}),
+    (QWEN3, "q4_0", {"embed": "F16", "": "Q4_0"}),
+    (QWEN3, "q4_k_m", {**Q4_K_M, "embed": "Q6_K"}),
+    (QWEN3, "fours", FOURS),
+]
+
+
+def truth_of(shape: Shape, name: str, formats: Mapping[str, str], root: Path) -> Golden:
+    """A folder for a GGUF file, and what transformers says of its numbers. Made once and kept, as `golden` is."""
+    cache = root / ".cache" / "gate"
+    base = golden(shape, cache)
+    code = b"".join(Path(str(module.__file__)).read_bytes() for module in (gguf_files, gguf_folder))
+    source = json.dumps([shape.config, dict(formats)], sort_keys=True).encode() + code + Path(__file__).read_bytes()
+    folder = cache / f"{shape.name}-{name}-{hashlib.sha256(source).hexdigest()[:12]}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as made:
+            _make(base, formats, Path(made))
+            Path(made).rename(folder)
+    served = folder / "served"
+    if not served.exists():
+        served.mkdir()
+        gguf_folder.write(folder / "m.gguf", served)
+    with np.load(folder / "logprobs.npz") as file:
+        kept = [
+            Sequence(sequence.prompt, sequence.forced, {"float32": file[str(i)]})
+            for i, sequence in enumerate(base.sequences)
+        ]
+    return Golden(served, kept, kept[-1])
+
+
+def _make(base: Golden, formats: Mapping[str, str], folder: Path) -> None:
+    import transformers
+
+    config = gguf_files.plain_config(base.folder)
+    tensors = load_file(base.folder / "model.safetensors")
+    written = gguf_files.write(
+        folder / "m.gguf", config, tensors, lambda name: next(kind for word, kind in formats.items() if word in name)
+    )
+    with tempfile.TemporaryDirectory() as plain:
+        save_file(written.numbers, Path(plain) / "model.safetensors", metadata={"format": "pt"})
+        (Path(plain) / "config.json").write_text(json.dumps(config))
+        architecture = getattr(transformers, config["architectures"][0])
+        model = architecture.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager").eval()
+    logprobs = {}
+    for i, sequence in enumerate(base.sequences):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*sequence.prompt, *sequence.forced]]), logits_to_keep=FORCED + 1).logits[0]
+        logprobs[str(i)] = logits.log_softmax(-1).numpy()
+    np.savez_compressed(folder / "logprobs.npz", **logprobs)
+
+
+def play(truth: Golden) -> Verdict:
+    config = EngineConfig(
+        model=str(truth.folder),
+        max_model_len=320,
+        scheduler=SchedulerConfig(max_rows=12, token_budget=1024),
+        cache=CacheConfig(block_size=16, num_blocks=256),
+        runtime=RuntimeConfig(dtype="float32"),
+    )
+    engine = Engine(build_runner(config), config).start()
+    try:
+        return judge(truth.sequences, EnginePlayer(engine).play(truth.sequences), "float32")
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("shape", "name", "formats"), CASES, ids=[f"{s.name}-{name}" for s, name, _ in CASES])
+def test_a_file_is_the_numbers_that_it_stands_for(
+    shape: Shape, name: str, formats: Mapping[str, str], pytestconfig: pytest.Config
+) -> None:
+    verdict = play(truth_of(shape, name, formats, Path(pytestconfig.rootpath)))
+    assert verdict.passes("float32"), verdict
+
+
+def unpaired(*given: Any, made: Any = weights._named) -> Any:
+    return [replace(entry, paired=0) for entry in made(*given)]
+
+
+def turned(self: GgufBlocks, *given: Any, product: Any = GgufBlocks.product) -> torch.Tensor:
+    formats = self.formats[::-1] if len(self.formats) == 1 else self.formats
+    same = GgufBlocks(tuple(part.roll(1, -2) for part in self.parts), formats, self.inputs)
+    made: torch.Tensor = product(same, *given)
+    return made
+
+
+BROKEN = {
+    "rows of queries and keys left in pairs": (weights, "_named", unpaired),
+    "rows of a part one off": (GgufBlocks, "product", turned),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
+def test_a_file_that_is_misread_fails(
+    change: tuple[object, str, object], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = truth_of(LLAMA, "q8_0", {"": "Q8_0"}, Path(pytestconfig.rootpath))
+    monkeypatch.setattr(*change)
+    assert not play(truth).passes("float32")
