@@ -13,7 +13,9 @@ MOST_DRAFTS = 16
 # The same where their number is chosen from step to step.
 AUTO_DRAFTS = 8
 # What speculation.method may be.
-METHODS = ("none", "ngram", "suffix", "draft")
+METHODS = ("none", "ngram", "suffix", "draft", "eagle3")
+# Those that take speculation.model, and what it is.
+DRAFT_FOLDERS = {"draft": "the model that drafts", "eagle3": "the head that drafts"}
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,8 +137,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Tokens proposed ahead of the model, which changes no token of an answer, only how many come in a step.
 
     method: "ngram" proposes what followed the last tokens before, in the prompt and what the request gave; "suffix"
-    that, or what followed most often in what all requests gave; "draft" what a smaller model draws; "none".
-    model: the checkpoint folder of that model.
+    that, or what followed most often in what all requests gave; "draft" what a smaller model draws; "eagle3" what a
+    head draws that reads the model's hidden states; "none".
+    model: the checkpoint folder of that model, or head.
     tokens: most tokens proposed for a request in a step; None takes 4. "auto" takes up to 8, as many as pay by what
     steps took and what the request's drafts came to.
     """
@@ -153,14 +156,15 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 f"speculation.tokens is {self.tokens}, but speculation.method is none, so nothing is drafted: set the "
                 "method, or leave tokens out"
             )
-
-        if self.method == "draft" and not self.model:
+        if self.method in DRAFT_FOLDERS and not self.model:
             raise ValueError(
-                "speculation.method draft needs speculation.model, the checkpoint folder of the model that drafts"
+                f"speculation.method {self.method} needs speculation.model, the checkpoint folder of "
+                f"{DRAFT_FOLDERS[self.method]}"
             )
-        if self.method != "draft" and self.model is not None:
+        if self.method not in DRAFT_FOLDERS and self.model is not None:
             raise ValueError(
-                f"speculation.model is for the method draft, and speculation.method is {self.method}: leave one out"
+                f"speculation.model is for the methods {' and '.join(DRAFT_FOLDERS)}, and speculation.method is "
+                f"{self.method}: leave one out"
             )
 
     @property

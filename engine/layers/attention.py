@@ -19,13 +19,14 @@ from kernels.rope import Rope
 class Attention(nn.Module):
     """residual + out(attend(norm(x))): one projection to q, k and v, then one op for all up to the projection out."""
 
-    def __init__(self, config: AttentionConfig, build: BuildContext) -> None:
+    def __init__(self, config: AttentionConfig, build: BuildContext, inputs: int | None = None) -> None:
+        """inputs: width of x; None takes the model's."""
         super().__init__()
         self.config = config
         hidden, d = build.config.hidden, config.head_dim
         # The gate stands behind q, k and v.
         self._sizes = ((config.num_heads + 2 * config.num_kv_heads) * d, config.num_heads * d if config.gated else 0)
-        self.qkv = Linear(hidden, sum(self._sizes), build, config.bias)
+        self.qkv = Linear(inputs or hidden, sum(self._sizes), build, config.bias)
         self.out = Linear(config.num_heads * d, hidden, build, config.output_bias, partial=True)
         self.q_norm = build.empty(d) if config.qk_norm else None
         self.k_norm = build.empty(d) if config.qk_norm else None

@@ -31,6 +31,7 @@ from engine.models.config import (
     MoeConfig,
     SparseAttentionConfig,
 )
+from engine.models.loaded import Loaded
 from engine.quant.weight import Weight
 from engine.runner.batch import DeviceBatch, LastTokens, select_last
 
@@ -108,7 +109,7 @@ class HyperDecoderLayer(DecoderLayer):
         return self.ffn_hyper.merge(self.ffn(inner, self.ffn_norm, token_ids, residual=None), x, post, comb)
 
 
-class Decoder(nn.Module):
+class Decoder(Loaded):
     """Built without memory; `materialize` gives it some, then the loader fills it."""
 
     def __init__(self, build: BuildContext) -> None:
@@ -131,42 +132,13 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
 
     def materialize(self, device: torch.device) -> None:
-        """Give every parameter memory on `device`, uninitialised but for integers, which are zeros: some are places of
-        inputs, and steps that compile kernels run before the weights are read."""
-        # Not to_empty(), whose empty_like() of a tensor without memory imports sympy: 0.4 s and 40 MB.
-        self._apply(
-            lambda held: (torch.empty if held.is_floating_point() else torch.zeros)(
-                held.shape, dtype=held.dtype, device=device
-            )
-        )
+        super().materialize(device)
         self.tie()
-
-    @property
-    def weights(self) -> dict[str, Weight]:
-        """Weights of projections by name; a head that is the embedding goes by the embedding's."""
-        return {name: module for name, module in self.named_modules() if isinstance(module, Weight)}
-
-    @property
-    def others(self) -> dict[str, nn.Parameter]:
-        """Parameters that belong to no weight: norms, biases, routers, tables."""
-        held = {id(parameter) for weight in self.weights.values() for parameter in weight.parameters()}
-        return {name: parameter for name, parameter in self.named_parameters() if id(parameter) not in held}
-
-    @property
-    def bounds(self) -> dict[str, int]:
-        """Parameters that hold ids, by name, and what these are below."""
-        experts = {name: module for name, module in self.named_modules() if isinstance(module, Moe)}
-        return {f"{name}.{part}": below for name, moe in experts.items() for part, below in moe.bounds.items()}
 
     @property
     def specs(self) -> list[tuple[LayerSpec, ...]]:
         """What each layer keeps between steps."""
         return [layer.specs for layer in self.layers]  # type: ignore[misc]
-
-    @property
-    def num_bytes(self) -> int:
-        """What the weights take."""
-        return sum(parameter.nbytes for parameter in self.parameters())
 
     @property
     def active(self) -> float:
@@ -201,17 +173,38 @@ class Decoder(nn.Module):
 
         only: the layers to run, for a warm-up; all when None.
         """
+        return self.tapped(batch, caches, (), only, last_tokens)[0]
+
+    def tapped(
+        self,
+        batch: DeviceBatch,
+        caches: tuple[tuple[LayerCache, ...], ...],
+        taps: Sequence[int],
+        only: Sequence[int] | None = None,
+        last_tokens: LastTokens | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`, and the residual stream in front of the layers `taps` side by side, [T, taps · hidden]. Their
+        number as a tap stands for the stream behind the last, which is whole without `last_tokens` alone."""
         x = self.embed(batch.token_ids)
         if self.config.hyper is not None:
             x = x[:, None].expand(-1, self.config.hyper.streams, -1)
-        *before, last = range(len(self.layers)) if only is None else only
-        for i in before:
-            x = self.layers[i](x, batch, caches[i])
-        x = self.layers[last](x, batch, caches[last], last_tokens)
-        return x if self.hyper_head is None else self.hyper_head(x)
+        # Copies, since a sum may stand in its residual's place.
+        seen = x.new_zeros(len(x), len(taps), self.config.hidden)
+        ran = range(len(self.layers)) if only is None else only
+        for place, i in enumerate(ran):
+            _copy_taps(seen, taps, i, x)
+            x = self.layers[i](x, batch, caches[i], last_tokens if place == len(ran) - 1 else None)
+        _copy_taps(seen, taps, len(self.layers), x)
+        return (x if self.hyper_head is None else self.hyper_head(x)), seen.flatten(1)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Rows of the residual stream [N, hidden] → [N, vocab_size]."""
         y = self._vocabulary.whole(self.head(x, norm=self.norm))
         cap = self.config.logit_softcap
         return y if cap is None else cap * torch.tanh(y / cap)
+
+
+def _copy_taps(seen: torch.Tensor, taps: Sequence[int], layer: int, x: torch.Tensor) -> None:
+    for place, tap in enumerate(taps):
+        if tap == layer:
+            seen[:, place] = x

@@ -101,7 +101,7 @@ def parse(values: dict[str, Any]) -> ModelConfig:
 def quantization(folder: str | Path) -> Method | None:
     """How config.json, or modelopt's own file where that is silent, says that weights are quantized. Raises ConfigError
     as `load` does."""
-    said = quant.read(_json(Path(folder) / "config.json"))
+    said = quant.read(values(folder))
     modelopt = Path(folder) / "hf_quant_config.json"
     inner = _json(modelopt).get("quantization") if said is None and modelopt.exists() else None
     if not isinstance(inner, dict):
@@ -112,7 +112,12 @@ def quantization(folder: str | Path) -> Method | None:
 def cache_is_eight(folder: str | Path) -> bool:
     """Whether the checkpoint says that its cache holds 8-bit floats. Raises ConfigError for a cache of another kind."""
     modelopt = Path(folder) / "hf_quant_config.json"
-    return cache.declared(_json(Path(folder) / "config.json"), _json(modelopt) if modelopt.exists() else {})
+    return cache.declared(values(folder), _json(modelopt) if modelopt.exists() else {})
+
+
+def values(folder: str | Path) -> dict[str, Any]:
+    """The content of config.json. Raises ConfigError as `load` does."""
+    return _json(Path(folder) / "config.json")
 
 
 def load(folder: str | Path) -> tuple[ModelConfig, Family]:
@@ -120,23 +125,23 @@ def load(folder: str | Path) -> tuple[ModelConfig, Family]:
 
     Raises ConfigError when the folder is no checkpoint, or needs something that is not implemented.
     """
-    values = _json(Path(folder) / "config.json")
-    config = parse(values)
+    said = values(folder)
+    config = parse(said)
     generation = Path(folder) / "generation_config.json"
     if generation.exists():
         reader = Reader(_json(generation), generation.name)
         more = reader.token_ids("eos_token_id", config.vocab_size)
         config = replace(config, eos_ids=tuple(dict.fromkeys(config.eos_ids + more)))
-    return config, family_of(values)
+    return config, family_of(said)
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(files.read(path, MAX_BYTES).decode("utf-8"))
+        held = json.loads(files.read(path, MAX_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: a model is a folder with config.json and *.safetensors") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not {type(values).__name__}")
-    return values
+    if not isinstance(held, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(held).__name__}")
+    return held

@@ -19,6 +19,7 @@ from engine.models import registry
 from engine.models.common import with_shared_apart
 from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.draft_heads import DraftHead
 from engine.models.gguf.names import open_folder
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
@@ -28,7 +29,7 @@ from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache as cached
 from engine.quant import cache_scales
 from engine.quant import plan as quant
-from engine.runner import draft_model
+from engine.runner import draft_build
 from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
 from engine.runner.runner import DeviceRunner
@@ -107,9 +108,8 @@ def build_runner(
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
     decoder.materialize(device)
-    named = config.speculation.model
-    draft = None if named is None else draft_model.prepare(named, config.model, build, config.load_format)
-    drafter = None if draft is None else draft.decoder
+    draft = draft_build.prepare(config, build)
+    drafter = None if draft is None else draft.module
 
     def fill() -> None:
         if draft is not None:
@@ -174,7 +174,7 @@ def _on_gpu(
     build: BuildContext,
     workspace: Workspace,
     decoder: Decoder,
-    drafter: Decoder | None,
+    drafter: Decoder | DraftHead | None,
     fill: Callable[[], None],
     watch: CompileWatch | None,
     progress: Progress | None,
@@ -226,7 +226,7 @@ def _runner(
     config: EngineConfig,
     build: BuildContext,
     decoder: Decoder,
-    drafter: Decoder | None,
+    drafter: Decoder | DraftHead | None,
     pool: PoolSpec,
     capture: Capture | None = None,
     watch: CompileWatch | None = None,
@@ -250,8 +250,8 @@ def _runner(
     )
 
 
-def _specs(decoder: Decoder, drafter: Decoder | None) -> list[tuple[LayerSpec, ...]]:
-    """What the layers keep, those of the draft model behind the others."""
+def _specs(decoder: Decoder, drafter: Decoder | DraftHead | None) -> list[tuple[LayerSpec, ...]]:
+    """What the layers keep, those of what drafts behind the others."""
     return decoder.specs + ([] if drafter is None else drafter.specs)
 
 

@@ -3,39 +3,15 @@ more. Its keys and values lie in the same pool, in blocks that are given, shared
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
 import torch
 
-from engine import files
-from engine.cache.spec import CompressedKV, Recurrent
 from engine.cache.tensors import LayerCache
-from engine.layers.build_context import BuildContext
-from engine.models import registry
 from engine.models.decoder import Decoder
-from engine.models.gguf.names import open_folder
-from engine.models.reader import ConfigError
-from engine.quant import cache_scales
-from engine.quant import plan as quant
 from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import PLAIN, Sampler
-from engine.weights import dummy, loader
 from kernels import Ops
-
-MAX_BYTES = 256 << 20  # of a tokenizer.json
-
-
-@dataclass(frozen=True)
-class DraftWeights:
-    """A decoder without memory, and what gives it its weights."""
-
-    decoder: Decoder
-    fill: Callable[[], None]
 
 
 class DraftModel:
@@ -72,75 +48,3 @@ class DraftModel:
             logits = self._decoder.logits(x)
             drawn = self._sampler.draw(logits, tables.params, rows, held, tables.tokens, PLAIN)
             self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, held)
-
-
-def prepare(folder: str, target: str, build: BuildContext, load_format: str) -> DraftWeights:
-    """The draft model in `folder`, for a target that was built so. Raises ConfigError, each with a sentence for the
-    user, and WeightsError."""
-    model, family = registry.load(folder)
-    if model.vocab_size != build.config.vocab_size or not same_vocabulary(Path(folder), Path(target)):
-        raise ConfigError(
-            f"speculation.model {folder} has another vocabulary ({model.vocab_size} tokens) than the model that it "
-            f"drafts for ({build.config.vocab_size} tokens): take a draft model of the same tokenizer"
-        )
-    if model.max_position < build.max_model_len:
-        raise ConfigError(
-            f"speculation.model {folder} has {model.max_position} positions and requests may have "
-            f"{build.max_model_len}: lower max_model_len, or take another draft model"
-        )
-    checkpoint = None if load_format == "dummy" else open_folder(folder).renamed(registry.rename(family))
-    method, rules = registry.quantization(folder), family.rules(model)
-    narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {build.dtype}
-    routers = build.dtype if narrow else torch.float32
-    scales = cache_scales.found(checkpoint, model.prefix, bool(build.cache_scales))
-    own = BuildContext(
-        build.ops,
-        model,
-        build.dtype,
-        build.device,
-        build.max_model_len,
-        build.deterministic,
-        build.fused_attention,
-        routers,
-        scales.of(len(model.layers)) if build.cache_scales else (),
-    )
-    decoder = Decoder(own)
-    if any(isinstance(spec, Recurrent | CompressedKV) for specs in decoder.specs for spec in specs):
-        raise ConfigError(
-            f"speculation.model {folder} has layers with a running state, from which drafts that do not stand cannot "
-            "be taken back: take another draft model"
-        )
-    spare = quant.spare_biases(rules, checkpoint)
-    copies, unused = registry.copies(model), (*registry.unused(family, model), *scales.names)
-    rules = quant.plan(decoder.weights, rules, checkpoint, method, "auto", None)
-    if checkpoint is not None:
-        loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
-    decoder.materialize(build.device)
-
-    def fill() -> None:
-        if checkpoint is None:
-            dummy.fill(decoder.others, decoder.weights, decoder.bounds, model.hidden, model.norm.offset)
-            return
-        parameters = dict(decoder.named_parameters())
-        loader.load(parameters, checkpoint, rules, unused, copies, None, decoder.bounds, spare)
-        for name, weight in decoder.weights.items():
-            weight.check(name)
-
-    return DraftWeights(decoder, fill)
-
-
-def same_vocabulary(one: Path, other: Path) -> bool:
-    """Whether the tokenizers of two checkpoints have the same tokens; where one has no tokenizer.json that is not
-    known, and taken to be so."""
-    held = [_tokens(folder / "tokenizer.json") for folder in (one, other)]
-    return None in held or held[0] == held[1]
-
-
-def _tokens(file: Path) -> object:
-    if not file.exists():
-        return None
-    try:
-        said = msgspec.json.decode(files.read(file, MAX_BYTES))
-        return said["model"]["vocab"]
-    except (KeyError, TypeError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from engine.core.plan import StepPlan
+from engine.runner.batch import DeviceBatch
 from engine.runner.inputs import Inputs, SampledEntries, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import Drawn
@@ -33,6 +34,14 @@ def put_proposals(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
     drafted = within < count[:, None]
     row = torch.where(drafted, entries.rows[singles:, None], tables.dummy)
     tables.tokens[row, torch.where(drafted, at, 0)] = tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of a computed step what a head that drafts goes on with: its tokens, and what `Decoder.tapped` saw of them."""
+
+    batch: DeviceBatch
+    hidden: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

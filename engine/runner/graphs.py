@@ -21,13 +21,13 @@ import contextlib
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.config import MOST_DRAFTS
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
-from engine.runner.drafting import Verify
+from engine.runner.drafting import Seen, Verify
 from engine.runner.inputs import LONGER, StepShape
 from engine.sampling.sampler import Drawn
 from kernels.borders import SHORT_CONTEXT
@@ -60,7 +60,18 @@ DEPTHS = (1, 2, 4, 8, MOST_DRAFTS)
 FIRST_ENTRIES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
 
-Outcome = tuple[torch.Tensor, Drawn, Verify | None]
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A computed step: the residual stream of what draws [E, hidden], what was drawn, what drafts were verified by, and
+    what a head that drafts goes on with."""
+
+    x: torch.Tensor
+    drawn: Drawn
+    verify: Verify | None = None
+    seen: Seen | None = None
+
+
 Compute = Callable[[StepShape], Outcome]
 Replay = Callable[[], Outcome]
 Capture = Callable[[Compute, StepShape], Replay]

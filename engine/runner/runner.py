@@ -17,9 +17,11 @@ from engine.cache.spec import LatentKV
 from engine.cache.tensors import CacheTensors
 from engine.core.plan import Draft, Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
+from engine.models.draft_heads import DraftHead
 from engine.runner.batch import select_last
+from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
-from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
+from engine.runner.drafting import Seen, Verify, draw_places, first_draws, put_proposals
 from engine.runner.graphs import Capture, Outcome, StepGraphs, find_wave_aligned_tokens
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, MaskedStep, PendingStep, PromptLogprobs
@@ -44,7 +46,7 @@ class DeviceRunner:
 
     capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
     trim_last_layer lets the last layer give each entry's last token alone. drafts: tokens that an entry
-    of a plan may draft. draft_model: draws them; its caches are behind the decoder's.
+    of a plan may draft. drafter: draws them, a small model or a head; its caches are behind the decoder's.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class DeviceRunner:
         watch: CompileWatch | None = None,
         trim_last_layer: bool = True,
         drafts: int = 0,
-        draft_model: Decoder | None = None,
+        drafter: Decoder | DraftHead | None = None,
     ) -> None:
         self._watch = watch
         self._trims = trim_last_layer
@@ -74,9 +76,12 @@ class DeviceRunner:
         self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
         self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops, drafts > 0)
         self._draft_model: DraftModel | None = None
-        if draft_model is not None:
-            own = caches.layers[len(decoder.layers) :]
-            self._draft_model = DraftModel(draft_model, own, ops, self._inputs, self._tables)
+        self._draft_head: HeadDrafter | None = None
+        own = (caches.layers[len(decoder.layers) :], ops, self._inputs, self._tables)
+        if isinstance(drafter, DraftHead):
+            self._draft_head = HeadDrafter(drafter, decoder.embed, *own)
+        elif drafter is not None:
+            self._draft_model = DraftModel(drafter, *own)
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
@@ -148,53 +153,55 @@ class DeviceRunner:
         """The staged step from token ids to new token ids, on the device alone when `extras` is plain. `only`: the
         layers to run.
 
-        Returns the residual stream of the entries' last tokens [B, hidden], or of all [T, hidden] in a step with
-        drafts, what was drawn, and what drafts were verified by; drawn tokens are in the token table already.
+        Of x there are the entries' last tokens, or all of them in a step with drafts; drawn tokens are in the token
+        table already.
         """
-        _, last, verify = self._decode(shape, only, False)
-        return last, self._draw(last, shape, verify, extras), verify
+        _, last, verify, seen = self._decode(shape, only, False)
+        return Outcome(last, self._draw(last, shape, verify, seen, extras), verify, seen)
 
     def _decode(
         self, shape: StepShape, only: Sequence[int] | None, whole: bool, behind: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, Verify | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, Verify | None, Seen | None]:
         """The residual stream of the staged step, `whole` or of the entries' last tokens, and of those that draw:
         behind the entries' last tokens, or in a step with drafts behind the tokens at the places `behind`, all when
         None."""
-        model = self._draft_model
+        model, head = self._draft_model, self._draft_head
         if self._drafts:
             self._inputs.begin_at_true_ends(shape)
-        if shape.drafts and model is None:
-            put_proposals(self._inputs, shape, self._tables)
-        elif model is not None and shape.drafts:
+        if shape.drafts and head is not None:
+            head.propose(shape)
+        elif shape.drafts and model is not None:
             model.propose(shape, only is not None)
+        elif shape.drafts:
+            put_proposals(self._inputs, shape, self._tables)
         batch = self._inputs.batch(shape)
-        if shape.drafts:
-            verify = Verify.of(self._inputs, shape, batch.token_ids, behind)
-            x = self._decoder(batch, self._caches.layers, only)
-            if model is not None:
-                model.follow(batch, None, only is not None)
-            return x, verify.select_drawing(x), verify
-        last_tokens = self._inputs.last_tokens(shape)
-        trimmed = self._trims and not whole
-        x = self._decoder(batch, self._caches.layers, only, last_tokens if trimmed else None)
+        taps = () if head is None else head.taps
+        last_tokens = None if shape.drafts else self._inputs.last_tokens(shape)
+        trimmed = self._trims and not whole and not shape.drafts and len(self._decoder.layers) not in taps
+        x, hidden = self._decoder.tapped(batch, self._caches.layers, taps, only, last_tokens if trimmed else None)
         if model is not None:
             model.follow(batch, last_tokens if self._trims else None, only is not None)
+        seen = None if head is None else Seen(batch, hidden)
+        if shape.drafts:
+            verify = Verify.of(self._inputs, shape, batch.token_ids, behind)
+            return x, verify.select_drawing(x), verify, seen
         last = x if trimmed else select_last(x, last_tokens)
-        return (x if whole else last), last, None
+        return (x if whole else last), last, None, seen
 
     def _eager(self, shape: StepShape, whole: bool, behind: torch.Tensor | None) -> tuple[torch.Tensor, Draw]:
-        x, last, verify = self._decode(shape, None, whole, behind)
-        return x, lambda extras: self._draw(last, shape, verify, extras)
+        x, last, verify, seen = self._decode(shape, None, whole, behind)
+        return x, lambda extras: self._draw(last, shape, verify, seen, extras)
 
     def _replay(self, graphs: StepGraphs, shape: StepShape) -> tuple[torch.Tensor, Draw]:
-        x, plain, verify = graphs.run(shape)
+        outcome = graphs.run(shape)
+        x, plain, verify = outcome.x, outcome.drawn, outcome.verify
 
         def draw(extras: SamplingExtras) -> Drawn:
             # A graph that kept its logits would hold memory for every shape: the last product is done again.
             if not extras.plain:
                 if verify is not None:
                     verify.put_back(self._tables)
-                return self._draw(x, shape, verify, extras)
+                return self._draw(x, shape, verify, outcome.seen, extras)
             if extras.num_logprobs is not None:
                 return self._sampler.explain(self._decoder.logits(x), plain, extras.num_logprobs)
             return plain
@@ -253,7 +260,8 @@ class DeviceRunner:
         """Free the device memory. The runner cannot be used afterwards."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        for name in ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs", "_draft_model"):
+        held = ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs")
+        for name in (*held, "_draft_model", "_draft_head"):
             delattr(self, name)
         gc.collect()
         if self._device.type == "cuda":
@@ -275,7 +283,9 @@ class DeviceRunner:
         if params.prompt_logprobs is not None:
             self._rows_with_prompt_logprobs.add(row)
 
-    def _draw(self, x: torch.Tensor, shape: StepShape, verify: Verify | None, extras: SamplingExtras) -> Drawn:
+    def _draw(
+        self, x: torch.Tensor, shape: StepShape, verify: Verify | None, seen: Seen | None, extras: SamplingExtras
+    ) -> Drawn:
         """Tokens behind rows x [E, hidden] of the residual stream of a staged step, which go into the token table."""
         logits, tables = self._decoder.logits(x), self._tables
         entries = self._inputs.entries(shape) if verify is None else verify.draws
@@ -283,9 +293,11 @@ class DeviceRunner:
         tokens = self._ops.keep_tokens(drawn.tokens, tables.tokens, entries.out_rows, entries.lengths)
         drawn = replace(drawn, tokens=tokens)
         if verify is not None:
-            return verify.accept(drawn, tables)
-        if self._drafts:
+            drawn = verify.accept(drawn, tables)
+        elif self._drafts:
             tables.lengths[entries.out_rows] = entries.lengths + 1
+        if self._draft_head is not None and seen is not None:
+            self._draft_head.follow(seen, shape, verify, drawn, self._trims)
         return drawn
 
     def _sampling_extras(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[SamplingExtras, dict[int, int]]:

@@ -39,7 +39,12 @@ def _device() -> Callable[[], Drafter]:
     return DeviceDrafter
 
 
-MAKERS: dict[str, Callable[[], Callable[[], Drafter]]] = {"ngram": _ngram, "suffix": _suffix, "draft": _device}
+MAKERS: dict[str, Callable[[], Callable[[], Drafter]]] = {
+    "ngram": _ngram,
+    "suffix": _suffix,
+    "draft": _device,
+    "eagle3": _device,
+}
 
 
 def maker(config: SpeculationConfig) -> Callable[[], Drafter] | None:

@@ -87,7 +87,7 @@ def test_broken_checkpoint_does_not_load(
         ("cache.dtype", "fp8_e5m2", "cache.dtype 'fp8_e5m2' is not there: it is auto, fp8 (fp8_e4m3) or 16bit"),
         ("runtime.device", "abacus", "device"),
         ("max_model_len", "100000", "100000"),
-        ("speculation.method", "eagle3", "'eagle3' is not there: it is none, ngram, suffix, draft"),
+        ("speculation.method", "medusa", "'medusa' is not there: it is none, ngram, suffix, draft"),
         ("stream_interval", "0", "stream_interval"),
     ],
 )

@@ -23,7 +23,7 @@ from engine.core.plan import Draft, StepPlan
 from engine.core.request import Drafter
 from engine.models.reader import ConfigError
 from engine.runner.build import build_runner, largest_step
-from engine.runner.graphs import Capture, StepGraphs
+from engine.runner.graphs import Capture, Outcome, StepGraphs
 from engine.runner.inputs import StepShape
 from engine.sampling.sampler import Drawn
 from engine.serving.settings import SettingsError, parse
@@ -235,7 +235,8 @@ def test_a_plan_with_drafts_is_padded_by_dummy_entries() -> None:
 
 
 def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
-    made = StepGraphs(lambda shape: (torch.zeros(1), Drawn(torch.zeros(1)), None), Recorder(), 4, 64, 256, max_drafts=3)
+    outcome = Outcome(torch.zeros(1), Drawn(torch.zeros(1)))
+    made = StepGraphs(lambda shape: outcome, Recorder(), 4, 64, 256, max_drafts=3)
     assert {shape for shape in made.first if shape.drafts} == {made.drafted(0, entries, 3) for entries in (1, 2, 4)}
     while (shape := made.missing) is not None:
         made.run(shape)
@@ -362,12 +363,13 @@ def test_the_step_that_memory_is_measured_by_draws_behind_every_draft(folders: d
 
 def test_settings_that_cannot_be_honoured_are_refused_with_a_sentence(tmp_path: Path) -> None:
     for settings, sentence in (
-        ({"speculation.method": "eagle3"}, "it is none, ngram, suffix, draft"),
+        ({"speculation.method": "medusa"}, "it is none, ngram, suffix, draft, eagle3"),
         ({"speculation.tokens": "3"}, "speculation.method is none"),
         ({"speculation.method": "ngram", "speculation.tokens": "some"}, "tokens"),
         ({"speculation.method": "ngram", "speculation.tokens": "17"}, "<= 16"),
         ({"speculation.method": "draft"}, "needs speculation.model"),
-        ({"speculation.method": "ngram", "speculation.model": "."}, "is for the method draft"),
+        ({"speculation.method": "eagle3"}, "needs speculation.model"),
+        ({"speculation.method": "ngram", "speculation.model": "."}, "is for the methods draft and eagle3"),
         ({"speculation.method": "draft", "speculation.model": "nowhere"}, "no checkpoint folder"),
     ):
         with pytest.raises(SettingsError, match=sentence):

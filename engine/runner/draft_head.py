@@ -1,0 +1,97 @@
+"""A head that drafts from the model's hidden states, in the same steps and graphs. Its keys and values lie in the same
+pool, in blocks that are given, shared and taken back with the model's.
+
+At the end of a step it computes the step's tokens once more, each with the one drawn or known behind it. What it made
+of a row's last is select_last on the device, and the next step's drafts begin with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from engine.cache.tensors import LayerCache
+from engine.layers.embedding import Embedding
+from engine.models.draft_heads import DraftHead
+from engine.runner.batch import DeviceBatch, LastTokens
+from engine.runner.drafting import Seen, Verify
+from engine.runner.inputs import Inputs, StepShape
+from engine.runner.tables import RowTables
+from engine.sampling.sampler import PLAIN, Drawn, Sampler
+from kernels import Ops
+
+
+class HeadDrafter:
+    """Draws drafts as the model draws tokens, by the same noise. caches are those of the head's layers.
+
+    _states [rows, hidden]: what the head made of each row's last token but one and the last.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        embed: Embedding,
+        caches: tuple[tuple[LayerCache, ...], ...],
+        ops: Ops,
+        inputs: Inputs,
+        tables: RowTables,
+    ) -> None:
+        self._head = head
+        self._embed = embed if head.embed is None else head.embed
+        self._caches = caches
+        self._ops = ops
+        self._sampler = Sampler(ops)
+        self._inputs = inputs
+        self._tables = tables
+        self._states = torch.zeros(tables.dummy + 1, head.width, dtype=head.dtype, device=tables.arena.device)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._head.taps
+
+    def follow(self, seen: Seen, shape: StepShape, verify: Verify | None, drawn: Drawn, trims: bool) -> None:
+        """Compute the tokens of a step whose draws are in the token table. trims: let the last layer give each
+        entry's last token alone."""
+        inputs, entries = self._inputs, self._inputs.entries(shape)
+        last_tokens = inputs.last_tokens(shape)
+        hidden = self._head.combine(seen.hidden)
+        tokens = inputs.tokens(shape)
+        within = last_tokens if trims and verify is None else None
+        x = self._compute(tokens.rows, tokens.lengths, hidden, seen.batch, within)
+        if verify is not None:
+            assert drawn.given is not None
+            x = x.index_select(0, verify.last - verify.count + drawn.given - 1)
+        elif within is None and last_tokens is not None:
+            x = x.index_select(0, last_tokens.places)
+        self._states[entries.out_rows] = x
+
+    def propose(self, shape: StepShape) -> None:
+        """Put drafts for the staged step into the token table, whose entries begin at their true ends. An entry that
+        wants no more of them computes a dummy token."""
+        tables, first, end = self._tables, shape.num_single, shape.num_single + shape.drafting
+        count, entries = self._inputs.proposals(shape).count[first:end], self._inputs.entries(shape)
+        last, own = entries.lengths[first:end] - count - 1, entries.rows[first:end]
+        x = self._states.index_select(0, own)
+        for drafted in range(shape.drafts):
+            wanted = count > drafted
+            rows = torch.where(wanted, own, tables.dummy)
+            if drafted:
+                at = torch.where(wanted, last + drafted - 1, 0)
+                x = self._compute(rows, at + 1, x, self._inputs.single_tokens(rows, at, shape.max_context))
+            held = torch.where(wanted, last + 1 + drafted, 1)
+            logits = self._head.logits(x)
+            drawn = self._sampler.draw(logits, tables.params, rows, held, tables.tokens, PLAIN)
+            self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, held)
+
+    def _compute(
+        self,
+        rows: torch.Tensor,
+        behind: torch.Tensor,
+        hidden: torch.Tensor,
+        batch: DeviceBatch,
+        last_tokens: LastTokens | None = None,
+    ) -> torch.Tensor:
+        """What the head makes of the batch's tokens, each with the one at the place `behind` in its row."""
+        ids = self._tables.tokens[rows, behind]
+        return self._head(self._embed(ids), hidden, replace(batch, token_ids=ids), self._caches, last_tokens)
