@@ -276,7 +276,7 @@ class Engine:
         request = Request(
             input,
             sink,
-            self._kv.new_table(),
+            self._kv.new_table((params.cache_salt or "").encode()),
             arrival=arrival,
             limit=stopping.length_limit(len(input.prompt_ids), params, self.context),
             stop_ids=stopping.stop_ids(params, self.info.eos_ids),
@@ -375,6 +375,16 @@ class Engine:
             group.abort()
         else:
             self._loop.abort(request_id)
+
+    def reset_prefix_cache(self, done: Callable[[], None] = lambda: None) -> None:
+        """Requests that are submitted once `done` was called, on the loop's thread, find nothing of what was computed
+        before."""
+
+        def reset() -> None:
+            self._kv.forget_prefixes()
+            done()
+
+        self._loop.call(reset)
 
     def stats(self) -> EngineStats:
         counts = self._scheduler.stats

@@ -30,6 +30,7 @@ MAX_BIAS = 1e6  # a hundredfold of it, over the coldest temperature, is a finite
 MAX_ALLOWED_IDS = 1024
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128  # n and best_of
+MAX_SALT = 256  # characters
 MAX_BEAMS = 16
 MAX_CONSTRAINT_BYTES = 256 << 10  # a schema, a regular expression, a grammar or choices
 SEED_BITS = 63
@@ -118,6 +119,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     so that it can be replayed.
     `beam_width` above 1 searches for the likeliest answers instead of drawing one; `length_penalty` and
     `early_stopping` are transformers'. `speculation` {"method": "none"}: no tokens are drafted for this request.
+    `cache_salt`: only requests with the same one share what is in the prefix cache.
     """
 
     max_tokens: Annotated[int, Meta(ge=1)] = 16
@@ -147,6 +149,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length_penalty: Annotated[float, Meta(ge=-10.0, le=10.0)] = 1.0
     early_stopping: bool = False
     speculation: RequestSpeculation | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT)] | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):

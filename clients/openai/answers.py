@@ -98,6 +98,7 @@ class Words(Answer):
 _WHY = {
     400: "The request is refused; the message says why",
     401: "No API key, or a wrong one",
+    403: "The path needs an admin key, and the shim was started without one",
     404: "No such model or path",
     413: "The request body is too large",
     429: "Too many open requests for this key",

@@ -205,6 +205,15 @@ def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
     async def load() -> Response:
         return json_response({"server_load": sum(replica.open_requests for replica in shim.router.replicas)})
 
+    @app.post("/reset_prefix_cache", responses=ERRORS, tags=["service"], summary="Empty the prefix caches; admin key")
+    async def reset_prefix_cache(model: str | None = None) -> Response:
+        name = None if model is None else shim.config.aliases.get(model, model)
+        said = await shim.router.reset_prefix_caches(name)
+        wrong = [f"{r}, {m}: {why}" for r, models in said.items() for m, why in models.items() if why != "ok"]
+        if wrong:
+            raise ApiError(503, f"Not every prefix cache was emptied. {'; '.join(wrong)}", code="reset_failed")
+        return json_response({"status": "ok", "replicas": said})
+
     @app.get("/health/generate", responses=ERRORS, tags=["service"], summary="One real token from every model")
     async def health_generate() -> Response:
         results = await probe.run()

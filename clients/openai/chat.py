@@ -13,7 +13,7 @@ from clients.openai.constraints import chat_constraint
 from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.errors import unsupported
-from clients.openai.logprobs import chat_logprobs
+from clients.openai.logprobs import Entry, chat_logprobs
 from clients.openai.model_forms import ModelForms
 from clients.openai.params import check_length, sampling_fields
 from clients.openai.prompts import Source, chat_source
@@ -192,7 +192,7 @@ class ChatCall(Generic[C]):
             if self.source.echo:
                 body["message"]["content"] = self.source.echo + (body["message"]["content"] or "")
             if request.logprobs:
-                body["logprobs"] = chat_logprobs(entries[index], token_ids[index], request.top_logprobs or 0)
+                body["logprobs"] = self._logprobs(entries[index], token_ids[index])
             body["finish_reason"] = choice.finish_reason
             if request.return_token_ids:
                 body["token_ids"] = token_ids[index]
@@ -223,9 +223,7 @@ class ChatCall(Generic[C]):
                     if place == len(deltas) - 1:
                         choice["finish_reason"] = finish
                         if request.logprobs and piece.logprobs:
-                            choice["logprobs"] = chat_logprobs(
-                                piece.logprobs, piece.token_ids, request.top_logprobs or 0
-                            )
+                            choice["logprobs"] = self._logprobs(piece.logprobs, piece.token_ids)
                         if request.return_token_ids:
                             choice["token_ids"] = list(piece.token_ids)
                     body = self._chunk([choice])
@@ -236,6 +234,10 @@ class ChatCall(Generic[C]):
                     yield b"".join(chunks)
         if request.include_usage:
             yield event(self._chunk([]) | {"usage": self.usage.body()})
+
+    def _logprobs(self, entries: Sequence[Entry], token_ids: Sequence[int]) -> dict[str, Any]:
+        request = self.request
+        return chat_logprobs(entries, token_ids, request.top_logprobs or 0, bool(request.return_tokens_as_token_ids))
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         body = self.label.body(choices, "chat.completion.chunk")

@@ -30,6 +30,9 @@ class Flags:
     ] = None
     api_key: Annotated[list[str] | None, typer.Option(help="A key clients must send; give it once a key.")] = None
     api_key_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None
+    admin_key: Annotated[
+        list[str] | None, typer.Option(help="A key for POST /reset_prefix_cache, which needs one; give it once a key.")
+    ] = None
     cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None
     max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20
     max_header_bytes: Annotated[int, typer.Option(help="Longer request headers get 431.")] = 64 << 10
@@ -83,6 +86,7 @@ def _serve_with(flags: Flags) -> None:
             workers=flags.workers,
             replicas=tuple(Replica.parse(text) for text in flags.triton or ["localhost:8001"]),
             api_keys=(*(flags.api_key or ()), *_keys_in(flags.api_key_file)),
+            admin_keys=tuple(flags.admin_key or ()),
             cors_origins=tuple(flags.cors_origin or ()),
             max_body_bytes=flags.max_body_bytes,
             max_header_bytes=flags.max_header_bytes,

@@ -49,6 +49,10 @@ class _Answer:
         self._usage = trace.usage = Usage(request.num_candidates)
         self._sources: Sequence[Source] = ()
 
+    @property
+    def _as_ids(self) -> bool:
+        return bool(self._request.return_tokens_as_token_ids)
+
     async def whole(self) -> dict[str, Any]:
         request = self._request
         generations = await self._deadline.kept(self._generations(stream=False))
@@ -81,7 +85,7 @@ class _Answer:
                         choice["prompt_token_ids"] = list(source.prompt.ids or ())
                 if request.logprobs is not None and piece.logprobs:
                     choice["logprobs"] = completion_logprobs(
-                        piece.logprobs, piece.token_ids, request.logprobs, told[index]
+                        piece.logprobs, piece.token_ids, request.logprobs, told[index], as_ids=self._as_ids
                     )
                     told[index] += num_characters(piece.logprobs, piece.token_ids)
                 if request.return_token_ids:
@@ -164,7 +168,7 @@ class _Answer:
         if count is None:
             return None
         if not self._request.echo_logprobs:
-            return completion_logprobs(one.logprobs, one.token_ids, count, 0)
+            return completion_logprobs(one.logprobs, one.token_ids, count, 0, as_ids=self._as_ids)
         entries = [*(one.prompt_logprobs or ()), *one.logprobs]
         token_ids = [*(source.prompt.ids or ()), *one.token_ids]
-        return completion_logprobs(entries, token_ids, count, 0, source.first_token)
+        return completion_logprobs(entries, token_ids, count, 0, source.first_token, self._as_ids)

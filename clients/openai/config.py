@@ -64,6 +64,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     replicas: tritonservers that hold the same models; a request goes to one of them.
     api_keys: accepted bearer keys; empty lets everyone in.
+    admin_keys: keys of POST /reset_prefix_cache, which is refused without one.
     cors_origins: origins a browser may call from; empty sends no CORS header.
     max_body_bytes: a larger request body gets 413.
     max_header_bytes: a longer request target and headers together get 431.
@@ -86,6 +87,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     replicas: tuple[Replica, ...] = (Replica.parse("localhost:8001"),)
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
     max_header_bytes: Annotated[int, Meta(ge=1024)] = 64 << 10
@@ -113,5 +115,5 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("TLS needs both --tls-certificate and --tls-key")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
-        if any(not key.strip() for key in self.api_keys):
+        if any(not key.strip() for key in (*self.api_keys, *self.admin_keys)):
             raise ValueError("an API key is empty")

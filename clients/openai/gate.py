@@ -33,6 +33,7 @@ _BODY_S = 60
 OPEN_PATHS = frozenset(
     {"/", "/health", "/health/generate", "/ping", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
 )
+_ADMIN_PATHS = frozenset({"/reset_prefix_cache"})
 _PLAIN_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 
 
@@ -64,6 +65,7 @@ class Gate:
         self._config = config
         self._metrics = metrics
         self._keys = Keys(config.api_keys)
+        self._admin_keys = Keys(config.admin_keys)
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,19 +105,24 @@ class Gate:
             self._finish(method, scope, trace, CLIENT_CLOSED if trace.gone else answer.status)
 
     def _caller(self, scope: Scope, headers: Headers) -> str:
-        """Who asks: the number of its key, or its address. Raises ApiError 401."""
+        """Who asks: the number of its key, or its address. Raises ApiError 401, 403."""
         address = scope["client"][0] if scope.get("client") else "-"
-        if not self._keys or scope["path"] in OPEN_PATHS or scope["path"].startswith("/web/"):
+        admin = scope["path"] in _ADMIN_PATHS
+        keys = self._admin_keys if admin else self._keys
+        if admin and not keys:
+            sentence = f"{scope['path']} needs an admin key: start the shim with --admin-key KEY."
+            raise ApiError(403, sentence, code="no_admin_key")
+        if not keys or scope["path"] in OPEN_PATHS or scope["path"].startswith("/web/"):
             return str(address)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             key = headers.get("x-api-key", "")  # as clients of the Messages API send it
         if not key:
             raise ApiError(401, "An API key is needed: send `Authorization: Bearer KEY`.", code="missing_api_key")
-        number = self._keys.find(key.strip(" ").encode("latin-1"))  # the bytes that were sent
+        number = keys.find(key.strip(" ").encode("latin-1"))  # the bytes that were sent
         if number is None:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
-        return f"key{number}"
+        return f"admin{number}" if admin else f"key{number}"
 
     def _counts(self, scope: Scope) -> bool:
         return scope["method"] == "POST" and self._config.max_concurrency_per_key > 0

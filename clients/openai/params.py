@@ -28,6 +28,7 @@ _SAME_NAME = (
     "priority",
     "speculation",
     "prompt_logprobs",
+    "cache_salt",
 )
 _OF_BEAMS = ("length_penalty", "early_stopping")
 

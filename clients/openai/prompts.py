@@ -59,19 +59,23 @@ async def _text_source(router: Router, info: ModelInfo, request: CompletionReque
         or request.echo_logprobs
     )
     if not needs_ids:
-        return Source(Prompt(text=text), text if request.echo else "")
+        return Source(Prompt(text=text, salt=request.cache_salt), text if request.echo else "")
     ids = await encode_text(router, info, text, request.add_special_tokens is not False)
     if not ids:
         raise invalid("prompt", "the prompt has no tokens: send some text.")
     if request.truncate_prompt_tokens is not None and len(ids) > request.truncate_prompt_tokens:
         return await _ids_source(router, info, request, ids)
-    return Source(Prompt(ids=tuple(ids)), text if request.echo else "", await _first_token(router, info, request, ids))
+    return Source(
+        Prompt(ids=tuple(ids), salt=request.cache_salt),
+        text if request.echo else "",
+        await _first_token(router, info, request, ids),
+    )
 
 
 async def _ids_source(router: Router, info: ModelInfo, request: CompletionRequest, ids: Sequence[int]) -> Source:
     ids = _last(ids, request.truncate_prompt_tokens)
     echo = await decode_ids(router, info, ids, request.skip_special_tokens is not False) if request.echo else ""
-    return Source(Prompt(ids=tuple(ids)), echo, await _first_token(router, info, request, ids))
+    return Source(Prompt(ids=tuple(ids), salt=request.cache_salt), echo, await _first_token(router, info, request, ids))
 
 
 async def _first_token(router: Router, info: ModelInfo, request: CompletionRequest, ids: Sequence[int]) -> str:
@@ -100,7 +104,8 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, for
     ids, text = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
     echo = str(messages[-1].get("content") or "") if request.echo else ""
     ids = list(_last(ids, request.truncate_prompt_tokens))
-    return Source(Prompt(ids=tuple(ids), affinity=request.prompt_cache_key), echo, end=text[-_END:])
+    prompt = Prompt(ids=tuple(ids), affinity=request.prompt_cache_key, salt=request.cache_salt)
+    return Source(prompt, echo, end=text[-_END:])
 
 
 def _name_thinking(messages: list[dict[str, Any]]) -> None:

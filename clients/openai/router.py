@@ -63,6 +63,10 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._owners)
 
+    def clear(self) -> None:
+        """Every cache is empty."""
+        self._owners.clear()
+
     def _digests(self, key: bytes) -> Iterable[bytes]:
         # A short key (a prompt_cache_key) is one chunk; of a long one, only whole chunks count.
         digest = b""
@@ -200,6 +204,32 @@ class Router:
                 tried.append(replica.name)
                 if not self._goes_on(model, tried, error, attempts):
                     raise
+
+    async def reset_prefix_caches(self, model: str | None) -> dict[str, dict[str, str]]:
+        """Empty the prefix cache of a model, or of all models, on every replica. Returns what each replica said of each
+        model: "ok", or why not. Raises ApiError when nobody has the model."""
+        if model is not None or not self.models:
+            self.model(model or "")
+
+        async def one(server: TritonReplica, info: ModelInfo) -> str:
+            if not info.resets:
+                return "its entry in the model repository is older than this: write it again with `nereid add`"
+            try:
+                await server.reset_prefix_cache(info.name)
+            except BackendError as error:
+                return error.message
+            return "ok"
+
+        said: dict[str, dict[str, str]] = {}
+        for replica in self.replicas:
+            if not replica.healthy:
+                said[replica.name] = {"*": replica.problem or "it is going away"}
+                continue
+            infos = [info for name, info in replica.models.items() if model in (None, name)]
+            results = await asyncio.gather(*(one(replica.server, info) for info in infos))
+            said[replica.name] = {info.name: result for info, result in zip(infos, results, strict=True)}
+        self._prefixes.clear()
+        return said
 
     def _able(self, model: str, without: Collection[str]) -> list[ReplicaState]:
         """Replicas that serve the model now, but for those of these names."""

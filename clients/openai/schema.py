@@ -15,6 +15,7 @@ from engine.types import (
     MAX_BAD_WORD_BYTES,
     MAX_BAD_WORDS,
     MAX_BIASES,
+    MAX_SALT,
     MAX_STOP_BYTES,
     MAX_STOP_IDS,
     MAX_STOP_STRINGS,
@@ -53,10 +54,8 @@ _ELSEWHERE: dict[str, tuple[Any, str]] = {
     "kv_transfer_params": ({}, "blocks are not moved between servers."),
     "vllm_xargs": ({}, "no extensions of vLLM's are here."),
     "logits_processors": ([], "use `logit_bias` or `allowed_token_ids`."),
-    "return_tokens_as_token_ids": (False, "`return_token_ids` gives the ids."),
     "truncation_side": ("left", "`truncate_prompt_tokens` keeps the last tokens."),
     "store": (False, "nothing is stored here."),
-    "cache_salt": (None, "the prefix cache is one for all callers."),
     "chat_template": (None, "the checkpoint's own template is used."),
     "prompt_embeds": (None, "send text or token ids."),
     "thinking_token_budget": (None, "thinking ends where the model ends it."),
@@ -132,6 +131,10 @@ class Sampling(Strict):
         None, description="Keep only the last so many tokens of the prompt."
     )
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(None, description="Tokens of log-probabilities as `token_id:ID`.")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
+        None, description="Only requests with the same salt share what is in the prefix cache."
+    )
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description="Lower goes first.")
     timeout: Annotated[float, Field(gt=0.0)] | None = Field(None, description="Deadline in seconds.")

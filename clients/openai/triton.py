@@ -20,6 +20,7 @@ from clients.openai.errors import BackendError
 from clients.openai.wire import Generation, ModelInfo, Piece
 
 _DESCRIBE_S = 2.0
+_RESET_S = 30.0  # it happens between two steps
 _LATE_S = 0.6  # a frontend ends what is 0.3 s past its time; a server that still says nothing is given up
 _LEAST_S = 1e-3
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -113,6 +114,16 @@ class TritonReplica:
         wire.add_ids(request, "token_ids", ids)
         wire.add_flag(request, "skip_special_tokens", skip_special_tokens)
         return wire.first_string((await self._infer(request))["text_output"])
+
+    async def reset_prefix_cache(self, model: str) -> None:
+        """Raises BackendError."""
+        try:
+            async for message in self._generate(wire.reset_request(model), timeout=_RESET_S):
+                failure = wire.reset_failure(message)
+                if failure is not None:
+                    raise failure
+        except grpc.RpcError as error:
+            raise _failure(error) from error
 
     async def _described(self, info: ModelInfo) -> ModelInfo:
         """With nothing more for a model that was added before it could say, or that does not answer now."""

@@ -37,17 +37,22 @@ _ENCODE = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to continue: text that the model tokenizes, or ids. `key` is what prefix affinity compares."""
+    """What to continue: text that the model tokenizes, or ids. `key` is what prefix affinity compares.
+
+    salt: of the prefix cache.
+    """
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
     affinity: str | None = None
+    salt: str | None = None
 
     @property
     def key(self) -> bytes:
+        salt = b"" if self.salt is None else b"\0" + self.salt.encode() + b"\0"
         if self.affinity is not None:
-            return b"\0" + self.affinity.encode()
-        return np.asarray(self.ids, np.int32).tobytes() if self.ids is not None else (self.text or "").encode()
+            return salt + b"\0" + self.affinity.encode()
+        return salt + (np.asarray(self.ids, np.int32).tobytes() if self.ids is not None else (self.text or "").encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ class Piece(msgspec.Struct, frozen=True):
 class ModelInfo:
     """An LLM model of a repository and the model that tokenizes for it (None: text cannot be templated).
 
-    describes: it can be asked for what follows; None: not known.
+    describes: it can be asked for what follows; None: not known. resets: its prefix cache can be emptied.
     max_model_len: tokens that a request may hold, prompt and answer.
     template: what its chat template shows of the answers.
     """
@@ -105,6 +110,7 @@ class ModelInfo:
     max_model_len: int | None = None
     describes: bool = False
     template: TemplateMarks | None = None
+    resets: bool = False
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -157,6 +163,20 @@ def describe_request(model: str) -> Any:
     add_flag(request, "describe", True)
     request.outputs.add(name="description")
     return request
+
+
+def reset_request(model: str) -> Any:
+    """The message that has an LLM model empty its prefix cache."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    add_flag(request, "reset_prefix_cache", True)
+    request.outputs.add(name="description")
+    return request
+
+
+def reset_failure(message: bytes) -> BackendError | None:
+    """Why a prefix cache was not emptied, in the server's words."""
+    error = _parse(message).error_message
+    return from_status("INTERNAL", error) if error else None
 
 
 def read_description(message: bytes) -> Description | None:
@@ -353,5 +373,8 @@ def discover(configs: Sequence[Any]) -> dict[str, ModelInfo]:
         named = f"{config.name}_tokenizer"
         only = tokenizers[0] if len(tokenizers) == 1 else None
         tokenizer = before.get(config.name, named if named in tokenizers else only)
-        found[config.name] = ModelInfo(config.name, tokenizer, describes="describe" in inputs[config.name])
+        has = inputs[config.name]
+        found[config.name] = ModelInfo(
+            config.name, tokenizer, describes="describe" in has, resets="reset_prefix_cache" in has
+        )
     return found

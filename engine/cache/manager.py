@@ -72,6 +72,7 @@ class KVManager:
         self._computing: dict[bytes, KVTable] = {}  # by the keys of blocks that were announced
         self._unannounced: dict[int, KVTable] = {}  # those whose keys nobody has needed yet
         self._tables: dict[int, KVTable] = {}
+        self._generation = 0  # of prefixes: tables of different ones share nothing
         self.num_releases = 0  # grows whenever room may have been made
         for g in self._windowed:
             window, held = self._windows[g] or 0, self._pools[g].capacity
@@ -104,8 +105,17 @@ class KVManager:
         return GroupUse(slots.capacity - slots.num_free - slots.num_checkpoints, slots.num_checkpoints, slots.capacity)
 
     def new_table(self, salt: bytes = b"") -> KVTable:
-        """An empty table. Requests with different salts never share blocks."""
+        """An empty table. Requests with different salts never share blocks. Safe to call from any thread."""
+        generation = self._generation
+        salt = b"%d:" % generation + salt if generation or salt else b""
         return KVTable(self._tree.prefix(salt), len(self._pools))
+
+    def forget_prefixes(self) -> None:
+        """Tables that are made from now on meet nothing of what was computed for those before. What no request holds is
+        free at once, the rest when it is evicted."""
+        self._generation += 1
+        self._discard(self._tree.evict(self._tree.num_nodes))
+        self.num_releases += 1
 
     # Admission
 

@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Drives one runner. `enter`, `abort`, `stop` and `wait_idle` are for any thread; the rest runs on the thread that
-    calls `run` (or `iterate`). `live` holds every request that entered and has not ended.
+    """Drives one runner. `enter`, `abort`, `call`, `stop` and `wait_idle` are for any thread; the rest runs on the
+    thread that calls `run` (or `iterate`). `live` holds every request that entered and has not ended.
 
     on_failure is called, on the loop's thread, after the runner failed and every request was given its error.
     masks gives, of each matcher, the tokens that it lets through, as `MaskedPending.draw` takes them.
@@ -78,6 +78,7 @@ class EngineLoop:
         self._submitted: deque[Request] = deque()
         self._aborted: deque[Request] = deque()
         self._opened: deque[tuple[Request, Matcher | RequestError]] = deque()
+        self._called: deque[Callable[[], None]] = deque()
         self._gated: list[Request] = []
         self._masks = masks
         self._num_matched = 0  # requests with a matcher that have not ended
@@ -113,6 +114,12 @@ class EngineLoop:
             if request is not None:
                 self._aborted.append(request)
                 self._wake.notify_all()
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Do something between two steps, on the loop's thread. From any thread; never done once the loop has ended."""
+        with self._wake:
+            self._called.append(what)
+            self._wake.notify_all()
 
     def wait_idle(self, timeout: float | None) -> bool:
         """Wait until no request is alive and every event is delivered; False after `timeout` seconds."""
@@ -154,7 +161,7 @@ class EngineLoop:
             put_off = self._runner.idle()
 
     def _has_news(self) -> bool:
-        return bool(self._submitted or self._opened or self._aborted or self._stopping)
+        return bool(self._submitted or self._opened or self._aborted or self._called or self._stopping)
 
     def fail(self, failure: BaseException) -> None:
         """Mark the engine dead and give every request an error. Blocks are not accounted for any more: what failed may
@@ -243,6 +250,8 @@ class EngineLoop:
             request = self._aborted.popleft()
             if request.status is not Status.FINISHED:
                 self._end(request, FinishReason.CANCELLED, None, ErrorCode.CANCELLED)
+        while self._called:
+            self._called.popleft()()
         deadlines = self._deadlines
         if deadlines:
             now = self._clock()

@@ -162,11 +162,20 @@ def wants_error(request: Any) -> bool:
 
 def wants_description(tensors: Mapping[str, Array]) -> bool:
     """Whether a request asks what the model can hold. Raises RequestError when it asks for anything else besides."""
-    if not _flag(tensors, protocol.DESCRIBE):
+    return _alone(tensors, protocol.DESCRIBE)
+
+
+def wants_reset(tensors: Mapping[str, Array]) -> bool:
+    """Whether a request is for an empty prefix cache. Raises RequestError when it asks for anything else besides."""
+    return _alone(tensors, protocol.RESET_PREFIX_CACHE)
+
+
+def _alone(tensors: Mapping[str, Array], name: str) -> bool:
+    if not _flag(tensors, name):
         return False
-    others = sorted(set(tensors) - {protocol.DESCRIBE, protocol.RETURN_ERROR})
+    others = sorted(set(tensors) - {name, protocol.RETURN_ERROR})
     if others:
-        raise RequestError(f"describe stands alone: leave {', '.join(others)} out, or send describe false")
+        raise RequestError(f"{name} stands alone: leave {', '.join(others)} out, or send {name} false")
     return True
 
 

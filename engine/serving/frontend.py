@@ -27,6 +27,7 @@ from engine.serving.link import Link
 from engine.serving.messages import Stats
 from engine.serving.metrics import Metrics
 from engine.serving.quarantine import NOBODY
+from engine.serving.resets import MAX_OPEN, Resets
 from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
@@ -80,6 +81,7 @@ class Frontend:
         self._decoupled = decoupled
         self._batched = batched
         self._marks = marks or TemplateMarks()
+        self._resets = Resets(lambda sender: responses.send_description(sender, {"prefix_cache": "empty"}))
         self._link: Link | None = None
         self._up = False
         self._alone: str | None = NOBODY
@@ -138,6 +140,7 @@ class Frontend:
     def close(self, sentence: str) -> None:
         """End what is left with UNAVAILABLE and stop the threads. The link is closed by its owner, before."""
         self._end_all(sentence)
+        self._resets.all_done()
         self._closing.set()
         self._busy.set()
         for _ in range(_INTAKES):
@@ -185,6 +188,9 @@ class Frontend:
     def on_stats(self, stats: Stats) -> None:
         self._metrics.engine(stats, self._leading())
 
+    def on_reset(self, number: int) -> None:
+        self._resets.done(number)
+
     def on_alone(self, request_id: str | None) -> None:
         with self._lock:
             self._alone = request_id
@@ -203,6 +209,7 @@ class Frontend:
             self._up = False
             self.ready.clear()
             count = len(self._streams)
+        self._resets.all_done()
         logger.warning("%s: the engine process died; %d requests wait for the next one", self._name, count)
 
     def on_failed(self, sentence: str) -> None:
@@ -222,6 +229,9 @@ class Frontend:
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if decode.wants_description(tensors):
             self._responses.send_description(sender, {"max_model_len": self._context, "template": asdict(self._marks)})
+            return None
+        if decode.wants_reset(tensors):
+            self._reset(sender)
             return None
         outputs = frozenset(request.requested_output_names())
         if self._batched:
@@ -247,6 +257,19 @@ class Frontend:
             self._streams.update({stream.request_id: stream for row in rows for stream in row})
         self._busy.set()
         return rows[0][0]
+
+    def _reset(self, sender: Any) -> None:
+        """Have the engine empty its prefix cache; one that is not there has none. Raises RequestError."""
+        assert self._link is not None
+        with self._lock:
+            number = self._resets.add(sender)
+            if number is None:
+                raise RequestError(f"{MAX_OPEN} resets of the prefix cache are open already", ErrorCode.UNAVAILABLE)
+            up = self._up
+            if up:
+                self._link.reset_prefix_cache(number)
+        if not up:
+            self._resets.done(number)
 
     def _answers(self, asked: decode.LlmRequest, at: int, sender: Any, arrived: float) -> list[Stream]:
         """The streams of the answers to prompt number `at` of a request."""

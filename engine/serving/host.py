@@ -30,7 +30,21 @@ import msgspec
 from engine import env
 from engine.config import EngineConfig
 from engine.serving import heap, messages
-from engine.serving.messages import Abort, Alone, Bye, Events, Hello, Progress, Ready, Sent, Stats, Submit, ToFrontend
+from engine.serving.messages import (
+    Abort,
+    Alone,
+    Bye,
+    Events,
+    Hello,
+    Progress,
+    Ready,
+    Reset,
+    Sent,
+    Stats,
+    Submit,
+    ToFrontend,
+    WasReset,
+)
 from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
 from engine.serving.quarantine import NOBODY, Quarantine
@@ -256,6 +270,8 @@ class Host:
             if self._engine is not None:
                 for request_id in message.request_ids:
                     self._engine.abort(request_id)
+        elif isinstance(message, Reset):
+            self._reset(message)
         elif isinstance(message, Sent):
             self._quarantine.sent(message.frontend)
         elif isinstance(message, Hello):
@@ -281,6 +297,12 @@ class Host:
         request = message.whole()
         frontend.live.add(request.request_id)
         self._quarantine.take(request.request_id, (frontend, request), message.suspect)
+
+    def _reset(self, message: Reset) -> None:
+        frontend = self._frontends.get(message.frontend)
+        if frontend is not None and self._engine is not None:
+            told = WasReset(message.number)
+            self._engine.reset_prefix_cache(lambda: frontend.send(told))
 
     def _run_request(self, item: tuple[FrontendConnection, RequestInput]) -> None:
         assert self._engine is not None

@@ -11,7 +11,20 @@ import time
 from typing import Protocol
 
 from engine.serving import messages
-from engine.serving.messages import Abort, Alone, Bye, Events, Hello, Ready, Sent, Stats, Submit, ToEngine
+from engine.serving.messages import (
+    Abort,
+    Alone,
+    Bye,
+    Events,
+    Hello,
+    Ready,
+    Reset,
+    Sent,
+    Stats,
+    Submit,
+    ToEngine,
+    WasReset,
+)
 from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
 from engine.serving.run_folder import EngineState, RunFolder
@@ -39,6 +52,10 @@ class Receiver(Protocol):
 
     def on_alone(self, request_id: str | None) -> None:
         """Which request alone the engine runs from now on (`Quarantine.alone`)."""
+        ...
+
+    def on_reset(self, number: int) -> None:
+        """The engine's prefix cache is empty, as was asked with `number`."""
         ...
 
     def on_down(self) -> None:
@@ -89,6 +106,9 @@ class Link:
 
     def abort(self, request_ids: list[str]) -> None:
         self._send(Abort(request_ids))
+
+    def reset_prefix_cache(self, number: int) -> None:
+        self._send(Reset(self._name, number))
 
     def close(self) -> None:
         """Say goodbye and end the thread."""
@@ -180,6 +200,8 @@ class Link:
             self._receiver.on_stats(message)
         elif isinstance(message, Alone):
             self._receiver.on_alone(message.request_id)
+        elif isinstance(message, WasReset):
+            self._receiver.on_reset(message.number)
         elif isinstance(message, Ready):
             self._up.set()
             self._receiver.on_ready(message.context)

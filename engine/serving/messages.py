@@ -51,7 +51,14 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
     frontend: str
 
 
-ToEngine = Hello | Submit | Sent | Abort | Bye
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Empty the prefix cache, and say so. number: the frontend's own for what it asks."""
+
+    frontend: str
+    number: int
+
+
+ToEngine = Hello | Submit | Sent | Abort | Bye | Reset
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -97,7 +104,13 @@ class Alone(msgspec.Struct, frozen=True, tag="alone"):
     request_id: str | None
 
 
-ToFrontend = Ready | Events | Stats | Alone
+class WasReset(msgspec.Struct, frozen=True, tag="was_reset"):
+    """Requests that are submitted from now on find nothing of what was in the prefix cache."""
+
+    number: int
+
+
+ToFrontend = Ready | Events | Stats | Alone | WasReset
 
 
 LOADED = "loaded"  # the stage of the last progress report of a start, whether it succeeded or not

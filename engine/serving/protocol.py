@@ -30,6 +30,7 @@ SAMPLING_PARAMETERS = "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
 RETURN_LOG_PROBS = "return_log_probs"
 DESCRIBE = "describe"  # in place of a prompt: what the model can hold, without a token generated
+RESET_PREFIX_CACHE = "reset_prefix_cache"  # in place of a prompt: later requests find nothing of earlier ones
 
 TEXT_OUTPUT = "text_output"
 FINISH_REASON = "finish_reason"
@@ -166,6 +167,7 @@ LLM_INPUTS = (
     Tensor(EXCLUDE_INPUT, "BOOL"),
     *(Tensor(flag, "BOOL") for flag in RETURN_FLAGS),
     Tensor(DESCRIBE, "BOOL"),
+    Tensor(RESET_PREFIX_CACHE, "BOOL"),
     *_TRTLLM_SAMPLING,
     *_TRTLLM_IDS,
 )

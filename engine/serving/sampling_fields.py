@@ -30,6 +30,7 @@ _ANSWERS = ("n", "best_of")
 _BY_BEAMS = "use_beam_search"
 _FIELDS = frozenset(field.name for field in msgspec.structs.fields(SamplingParams))
 _TEXTS = ("stop", "bad_words")
+_WORDS = (*_TEXTS, "cache_salt")  # in which "none" is a word like any other
 _IDS = ("stop_token_ids", "allowed_token_ids")
 MAX_BYTES = 2 << 20  # of one request's fields: all strings and ids that are allowed, written at their longest
 _OFF = {"top_k": -1, "seed": -1}  # vLLM's and TensorRT-LLM's ways to say "not set"
@@ -68,7 +69,7 @@ def build(fields: Mapping[str, Any]) -> SamplingParams:
         if given in renamed:
             continue
         name = field_of(given)
-        if value is None or (name not in _TEXTS and _word(value) in ("none", "null")):
+        if value is None or (name not in _WORDS and _word(value) in ("none", "null")):
             continue
         if name in _ANSWERS or name == _BY_BEAMS:
             continue

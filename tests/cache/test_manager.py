@@ -87,6 +87,23 @@ def test_salts_share_nothing() -> None:
     assert found(kv, TOKENS, b"tenant a") == 16
 
 
+def test_prefixes_are_forgotten_though_requests_hold_them() -> None:
+    kv = KVManager(pool(block_size=4))
+    held, _ = hold(kv, TOKENS)
+    done, _ = hold(kv, TOKENS[::-1], row=1)
+    kv.release(done)
+    kv.forget_prefixes()
+    kv.check_integrity()
+    assert found(kv, TOKENS) == found(kv, TOKENS[::-1]) == 0
+    assert kv.use()[0].cached == 0
+    again, hit = hold(kv, TOKENS, row=1)
+    assert hit == 0
+    kv.release(held)
+    kv.release(again)
+    kv.check_integrity()
+    assert found(kv, TOKENS) == 16
+
+
 def test_colliding_keys_never_mix_contents() -> None:
     kv = KVManager(pool(block_size=4), hash=lambda data: b"same")
     hold(kv, TOKENS)
@@ -397,6 +414,10 @@ class ManagerMachine(RuleBasedStateMachine):
             self.kv.truncate(table, length)
             assert length <= table.covered_tokens < length + 2
             self.lengths[id(table)] = (tokens, min(computed, length))
+
+    @rule()
+    def forget(self) -> None:
+        self.kv.forget_prefixes()
 
     @rule(table=consumes(tables))
     def release(self, table: KVTable) -> None:

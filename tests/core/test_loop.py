@@ -196,6 +196,25 @@ def test_the_first_event_says_what_the_prefix_cache_gave() -> None:
     assert harness.tokens("warm") == harness.tokens("cold")
 
 
+def test_salts_share_no_prefix_and_a_reset_empties_the_cache() -> None:
+    harness = Harness(ScriptedRunner(pool(block_size=4)))
+    prompt = list(range(2, 15))
+
+    def cached(name: str, salt: str | None = None) -> int:
+        harness.submit(name, prompt, cache_salt=salt)
+        harness.run()
+        return harness.events[name][0].num_cached
+
+    salts = ("a", "b", "a", None, None)
+    assert [cached(str(number), salt) for number, salt in enumerate(salts)] == [0, 0, 12, 0, 12]
+    told: list[str] = []
+    harness.engine.reset_prefix_cache(lambda: told.append("done"))
+    harness.step()
+    assert told == ["done"]
+    assert [cached(name, "a") for name in ("x", "y")] == [0, 12]
+    assert cached("z") == 0
+
+
 def test_logprobs_come_with_each_token_and_add_up() -> None:
     harness = Harness(ScriptedRunner(pool()))
     harness.submit("a", PROMPT, max_tokens=3, logprobs=0)

@@ -293,6 +293,24 @@ def test_the_model_says_what_it_can_hold(rig: Callable[..., Rig]) -> None:
     assert "text_input" in str(outcome(mixed))
 
 
+def test_the_prefix_cache_is_empty_once_the_engine_says_so(rig: Callable[..., Rig]) -> None:
+    model = rig()
+
+    def reset() -> object:
+        request = Request(reset_prefix_cache=True)
+        model.frontend.submit(request)
+        (response,) = request.all()
+        return json.loads(response.tensors["description"][0])
+
+    assert tokens_of(model.submit().all()) == tokens_of(model.submit().all())
+    assert reset() == reset() == {"prefix_cache": "empty"}
+    model.kill()
+    assert reset() == {"prefix_cache": "empty"}  # of the engine that was killed or of the next
+    mixed = Request(reset_prefix_cache=True, text_input=b"a")
+    model.frontend.submit(mixed)
+    assert "reset_prefix_cache stands alone" in str(outcome(mixed))
+
+
 def outcome(request: Request) -> int | str:
     """How many tokens came, or the error."""
     try:

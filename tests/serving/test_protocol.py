@@ -54,6 +54,7 @@ def test_every_tensor_of_the_llm_is_read_somewhere() -> None:
         protocol.RETURN_LOG_PROBS,
         protocol.END_ID,
         protocol.DESCRIBE,
+        protocol.RESET_PREFIX_CACHE,
         protocol.BIAS_WORDS,
         protocol.BIAS_WEIGHTS,
         protocol.INPUT_LENGTHS,

@@ -203,6 +203,24 @@ def test_usage_can_come_with_every_chunk(shim: Shim) -> None:
     assert all("usage" not in chunk for chunk in chunks(shim))
 
 
+def test_tokens_of_logprobs_are_named_by_their_ids_on_request(shim: Shim) -> None:
+    fields = {"logprobs": 2, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    (choice,) = complete(shim, **fields)["choices"]
+    ids = choice["token_ids"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{i}" for i in ids]
+    for i, top in zip(ids, choice["logprobs"]["top_logprobs"], strict=True):
+        assert f"token_id:{i}" in top
+        assert all(name.startswith("token_id:") for name in top)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
+    body |= {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    (said,) = httpx.post(f"{shim.url}/v1/chat/completions", json=body).json()["choices"]
+    entries = said["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{i}" for i in said["token_ids"]]
+    assert all(top["token"].startswith("token_id:") for entry in entries for top in entry["top_logprobs"])
+    plain = httpx.post(f"{shim.url}/v1/chat/completions", json=body | {"return_tokens_as_token_ids": False}).json()
+    assert [e["bytes"] for e in plain["choices"][0]["logprobs"]["content"]] == [e["bytes"] for e in entries]
+
+
 def test_a_prompt_seen_before_comes_from_the_cache(shim: Shim) -> None:
     prompt = "once and once more " * 20
     complete(shim, prompt=prompt)

@@ -38,6 +38,15 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return dict(body["error"])
 
 
+def test_what_needs_an_admin_key_is_refused_without_one() -> None:
+    refused = asker(api_keys=("k",))("POST", "/reset_prefix_cache", headers={"Authorization": "Bearer k"})
+    assert (refused.status_code, error_of(refused)["code"]) == (403, "no_admin_key")
+    ask = asker(admin_keys=("boss",))
+    assert ask("POST", "/reset_prefix_cache").status_code == 401
+    assert ask("POST", "/reset_prefix_cache", headers={"Authorization": "Bearer boss"}).status_code == 503
+    assert ask("POST", "/v1/completions", json=BODY).status_code == 503  # no tritonserver: it needs no key
+
+
 def test_keys_are_asked_for_where_work_is_done() -> None:
     ask = asker(api_keys=("first", "second", "schlüssel"))
     for headers in (

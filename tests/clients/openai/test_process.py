@@ -91,6 +91,34 @@ def test_other_forms_of_calls_and_of_thinking_are_chosen_by_flags(triton: str, t
         shim.stop()
 
 
+def test_salts_part_the_prefix_cache_and_the_admin_key_empties_it(triton: str, tmp_path: Path) -> None:
+    shim = Shim(tmp_path, "--triton", triton, "--api-key", "k", "--admin-key", "boss")
+    prompt = "Salt and pepper. " * 20
+    try:
+        client = openai.OpenAI(base_url=f"{shim.url}/v1", api_key="k", max_retries=0)
+
+        def cached(salt: str | None) -> int:
+            fields = {"extra_body": {"cache_salt": salt}}
+            made = client.completions.create(model="demo", prompt=prompt, max_tokens=1, **fields)
+            return made.usage.prompt_tokens_details.cached_tokens
+
+        first, other, again, plain = (cached(salt) for salt in ("a", "b", "a", None))
+        assert (first, other, plain) == (0, 0, 0)
+        assert again > 0
+        with pytest.raises(openai.BadRequestError, match="cache_salt"):
+            cached("")
+        ask = functools.partial(httpx.post, f"{shim.url}/reset_prefix_cache")
+        assert [ask(headers={"Authorization": f"Bearer {key}"}).status_code for key in ("k", "x")] == [401, 401]
+        answer = ask(headers={"Authorization": "Bearer boss"}, params={"model": "demo"})
+        assert answer.json() == {"status": "ok", "replicas": {triton.rpartition(":")[0]: {"demo": "ok"}}}
+        assert cached("a") == 0
+        everything = ask(headers={"Authorization": "Bearer boss"})
+        assert set(everything.json()["replicas"][triton.rpartition(":")[0]]) == {"demo", "scripted"}
+        assert ask(headers={"Authorization": "Bearer boss"}, params={"model": "none"}).status_code == 404
+    finally:
+        shim.stop()
+
+
 def test_a_form_with_markers_around_calls_is_asked_for_and_read(triton: str, tmp_path: Path) -> None:
     shim = Shim(tmp_path, "--triton", triton, "--tool-parser", "kimi-k2")
     parameters = {"type": "object", "properties": {"zone": {"const": "UTC"}}, "required": ["zone"]}
