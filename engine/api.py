@@ -392,7 +392,7 @@ class Engine:
             running=self._scheduler.num_running,
             waiting=self._loop.num_waiting,
             groups=self._kv.use(),
-            cache_dtype="fp8" if self.info.pool.eight else "auto",
+            cache_dtype="fp8" if self.info.pool.is_fp8 else "auto",
             state_slots=self._kv.slot_use(),
             preemptions=counts.preemptions,
             prompt_tokens=counts.prompt_tokens,

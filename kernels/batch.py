@@ -1,4 +1,4 @@
-"""The lines of a step, as every op sees them that goes line by line."""
+"""The sequences of a step (a plan's entries), as every op sees them that goes sequence by sequence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """B lines of T tokens; lines with one token come first.
+    """B sequences of T tokens; sequences with one token come first.
 
-    query_start  [B+1] int32  line i's tokens are query_start[i] … query_start[i+1]
-    context_len  [B] int32    tokens of the line in the cache once the step has written its own; 0: padding
-    num_single   lines of one token
-    max_total_context  host bound on the tokens that lines past num_single have in the cache together; 0 when none is
-                       known
-    max_query, max_context    host bounds: no line computes or reads more. Kernels read the true lengths from the
+    query_start  [B+1] int32  sequence i's tokens are query_start[i] … query_start[i+1]
+    context_len  [B] int32    tokens of the sequence in the cache once the step has written its own; 0: padding
+    num_single   sequences of one token
+    max_total_context  host bound on the tokens that sequences past num_single have in the cache together; 0 when none
+                       is known
+    max_query, max_context    host bounds: no sequence computes or reads more. Kernels read the true lengths from the
                               device, so a captured graph serves any within the bounds.
     """
 

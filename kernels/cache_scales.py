@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-EIGHT = torch.float8_e4m3fn
+FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 
 
@@ -25,18 +25,18 @@ UNSCALED = CacheScales()
 
 def stored(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """x as a cache of `dtype` keeps it. What is beyond the largest 8-bit float becomes that; a NaN stays one."""
-    if dtype != EIGHT:
+    if dtype != FP8:
         return x.to(dtype)
-    return (x.float() * (1.0 / scale)).clamp(-LARGEST, LARGEST).to(EIGHT)
+    return (x.float() * (1.0 / scale)).clamp(-LARGEST, LARGEST).to(FP8)
 
 
 def plain(cache: torch.Tensor) -> torch.Tensor:
     """The cache, as bytes where it holds 8-bit floats, which torch cannot gather and scatter on every device."""
-    return cache.view(torch.uint8) if cache.dtype == EIGHT else cache
+    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
 
 
 @dataclass(frozen=True, slots=True)
-class LatentParts:
+class LatentViews:
     """A cache of latents [N, block_size, L], over `scale` where they are 8-bit floats, and its rotated keys
     [N, block_size, P]."""
 
@@ -45,8 +45,8 @@ class LatentParts:
     scale: float
 
 
-def latent_parts(cache: torch.Tensor, keys: torch.Tensor | None, latent: int, scale: float) -> LatentParts:
+def latent_views(cache: torch.Tensor, keys: torch.Tensor | None, latent: int, scale: float) -> LatentViews:
     """Of a cache of `latent` numbers and the rotated keys beside it, or of one that holds both side by side."""
     if keys is None:
-        return LatentParts(cache[..., :latent], cache[..., latent:], scale)
-    return LatentParts(cache, keys, scale)
+        return LatentViews(cache[..., :latent], cache[..., latent:], scale)
+    return LatentViews(cache, keys, scale)

@@ -1,4 +1,4 @@
-"""Inputs that cases of stateful ops share: a mixed batch of lines over a pool of blocks."""
+"""Inputs that cases of stateful ops share: a mixed batch of sequences over a pool of blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kernels.batch import AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Lines with counts[i] new tokens after contexts[i] − counts[i] known ones; lines of one token come first."""
+    """Sequences with counts[i] new tokens after contexts[i] − counts[i] known ones; sequences of one token come
+    first."""
 
     counts: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -42,19 +43,19 @@ class Mixed:
 
 
 def mixed(
-    device: torch.device, generator: torch.Generator, lines: Sequence[tuple[int, int]], block_size: int = 16
+    device: torch.device, generator: torch.Generator, seqs: Sequence[tuple[int, int]], block_size: int = 16
 ) -> Mixed:
-    """lines are (new tokens, tokens in all). Blocks are dealt out in random order and block 0 to nobody."""
-    counts, contexts = tuple(count for count, _ in lines), tuple(length for _, length in lines)
+    """sequences are (new tokens, tokens in all). Blocks are dealt out in random order and block 0 to nobody."""
+    counts, contexts = tuple(count for count, _ in seqs), tuple(length for _, length in seqs)
     needed = [-(-length // block_size) for length in contexts]
     order = torch.randperm(sum(needed), generator=generator, device=generator.device).cpu() + 1
-    table = torch.zeros(len(lines), max(needed), dtype=torch.int32)
+    table = torch.zeros(len(seqs), max(needed), dtype=torch.int32)
     for i, blocks in enumerate(order.split(needed)):
         table[i, : len(blocks)] = blocks.int()
     starts = torch.tensor([0, *counts]).cumsum(0)
-    positions = torch.cat([torch.arange(length - count, length) for count, length in lines])
-    line_of = torch.repeat_interleave(torch.arange(len(lines)), torch.tensor(counts))
-    slots = table[line_of, positions // block_size].long() * block_size + positions % block_size
+    positions = torch.cat([torch.arange(length - count, length) for count, length in seqs])
+    seq_of = torch.repeat_interleave(torch.arange(len(seqs)), torch.tensor(counts))
+    slots = table[seq_of, positions // block_size].long() * block_size + positions % block_size
     return Mixed(
         counts,
         contexts,
@@ -83,11 +84,11 @@ def kept(
     dim: int,
     known: Sequence[int],
 ) -> torch.Tensor:
-    """A cache [blocks, entries a block, dim] with the first known[i] entries of each line; NaN everywhere else."""
+    """A cache [blocks, entries a block, dim] with the first known[i] entries of each sequence; NaN everywhere else."""
     cache = torch.full((batch.num_blocks, entries, dim), float("nan"), dtype=dtype, device=device)
-    for line, count in enumerate(known):
+    for seq, count in enumerate(known):
         drawn = torch.randn(count, dim, generator=generator, device=generator.device).to(device=device, dtype=dtype)
         for first in range(0, count, entries):
             part = drawn[first : first + entries]
-            cache[int(batch.block_table[line, first // entries]), : len(part)] = part
+            cache[int(batch.block_table[seq, first // entries]), : len(part)] = part
     return cache

@@ -63,13 +63,14 @@ def randint(
     return drawn.to(device=device, dtype=dtype)
 
 
-def rows_of(lines: int, device: torch.device) -> torch.Tensor:
-    """Rows of a table that lines stand in, [lines] int32: another than the line's own number, and never the first."""
-    return torch.arange(lines, 0, -1, dtype=torch.int32, device=device)
+def rows_of(seqs: int, device: torch.device) -> torch.Tensor:
+    """Rows of a table that sequences stand in, [sequences] int32: another than the sequence's own number, and never the
+    first."""
+    return torch.arange(seqs, 0, -1, dtype=torch.int32, device=device)
 
 
 def row_table(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Lines' values in the rows of `rows_of`, between two that belong to no line: [lines + 2]."""
+    """Sequences' values in the rows of `rows_of`, between two that belong to no sequence: [sequences + 2]."""
     return torch.tensor((values[-1], *reversed(values), values[0]), dtype=dtype, device=device)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernels import hardware
-from kernels.linear.chosen import Products
+from kernels.linear.tuned_gemms import Products
 
 # Takes a launch in the place of the kernel: (kernel, grid, *arguments, **constants and options).
 Launcher = Callable[..., Any]

@@ -1,10 +1,10 @@
 """Times attention between the products around it, as a decoder's layers chain them: python -m perf.chain [LINES …]
 
-LINES is a step's lines as QUERIESxCONTEXT, comma-separated, several as COUNT*QUERIESxCONTEXT: 64*1x1088,768x768. Each
-figure is microseconds of qkv product, rope, KV write, attention and out product, over the weights and caches of some
-layers in turn, in a CUDA graph with the bound on contexts that an engine has. Beside it stand the same with two ops for
-lines of one token (`fused` off), with one op for all of those, with prompts and decode lines in one order instead of
-side by side, and the two products alone.
+LINES is a step's sequences as QUERIESxCONTEXT, comma-separated, several as COUNT*QUERIESxCONTEXT: 64*1x1088,768x768.
+Each figure is microseconds of qkv product, rope, KV write, attention and out product, over the weights and caches of
+some layers in turn, in a CUDA graph with the bound on contexts that an engine has. Beside it stand the same with two
+ops for sequences of one token (`fused` off), with one op for all of those, with prompts and decode sequences in one
+order instead of side by side, and the two products alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from kernels.linear.dense import linear
 from kernels.paged_attention import kernel as paged
-from kernels.paged_attention.cases import Line
+from kernels.paged_attention.cases import SeqShape
 from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
@@ -47,8 +47,8 @@ POINTS = (
 )
 
 
-def lines(text: str) -> list[Line]:
-    made: list[Line] = []
+def lines(text: str) -> list[SeqShape]:
+    made: list[SeqShape] = []
     for part in text.split(","):
         count, _, line = part.rpartition("*")
         queries, context = line.split("x")

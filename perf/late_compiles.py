@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-# One stream, few, many, and prompts that arrive beside decoding rows; contexts on both sides of every border.
+# One stream, few, many, and prompts that arrive beside decoding rows; contexts on both sides of every threshold.
 LOADS = (
     "c=1:n=4:in=3-900:out=24",
     "c=7:n=21:in=1-60:out=40",

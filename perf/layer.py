@@ -25,8 +25,8 @@ import torch
 
 from kernels.linear import dense as products_of
 from kernels.linear.dense import linear
-from kernels.linear.fed import FedTile
 from kernels.linear.stream import StreamTile
+from kernels.linear.warp_specialized import WarpSpecializedTile
 from kernels.paged_attention import kernel as paged
 from kernels.paged_attention.kernel import Tile
 from kernels.rope_attention import kernel as fused
@@ -49,7 +49,7 @@ Choices = dict[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """A step of `rows` lines of one token, each with `context` tokens."""
+    """A step of `rows` sequences of one token, each with `context` tokens."""
 
     shape: str
     rows: int
@@ -73,7 +73,7 @@ class Point:
             ]
         if slot == "single":
             cuts = ((128, 1, 4, 3, 128), (128, 2, 4, 3, 256), (128, 2, 8, 3, 256), (256, 1, 8, 2, 256))
-            return [fused.LineTile(8, keys, w, s, 1, least, ahead=ahead) for keys, ahead, w, s, least in cuts]
+            return [fused.FusedDecodeTile(8, keys, w, s, 1, least, ahead=ahead) for keys, ahead, w, s, least in cuts]
         product = next(p for p in self.products if p.name == slot)
         return [tile for tile in choices(self.rows, product) if tile is not None]
 
@@ -119,7 +119,11 @@ class Chain:
 @contextlib.contextmanager
 def holding(point: Point, held: Choices) -> Iterator[None]:
     """Launchers choose what `held` says, and as ever where it says nothing."""
-    vector, stream, fed = products_of.vector_tile, products_of.stream_tile, products_of.fed_tile
+    vector, stream, warp_specialized = (
+        products_of.vector_tile,
+        products_of.stream_tile,
+        products_of.warp_specialized_tile,
+    )
     parts = point.products
 
     def vector_tile(n: int, k: int, norm: bool, activation: bool) -> Any:
@@ -133,19 +137,19 @@ def holding(point: Point, held: Choices) -> Iterator[None]:
         tile = held.get(slot_of(n, k, activation))
         return tile if isinstance(tile, StreamTile) else stream(rows, n, k, activation, multiprocessors)
 
-    def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> Any:
-        tile = held.get(slot_of(n, k, activation), fed(rows, n, k, activation, multiprocessors))
-        return tile if isinstance(tile, FedTile) else None
+    def warp_specialized_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> Any:
+        tile = held.get(slot_of(n, k, activation), warp_specialized(rows, n, k, activation, multiprocessors))
+        return tile if isinstance(tile, WarpSpecializedTile) else None
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(products_of, "vector_tile", vector_tile))
         stack.enter_context(mock.patch.object(products_of, "stream_tile", stream_tile))
-        stack.enter_context(mock.patch.object(products_of, "fed_tile", fed_tile))
+        stack.enter_context(mock.patch.object(products_of, "warp_specialized_tile", warp_specialized_tile))
         if "paged" in held:
             stack.enter_context(mock.patch.object(paged, "streamed", return_value=False))
         for slot, module, target in (
-            ("paged", paged, "tile_for"),
-            ("single", fused, "tile_for"),
+            ("paged", paged, "attention_tile"),
+            ("single", fused, "fused_decode_tile"),
             ("fuses", fused, "fuses"),
         ):
             if slot in held:

@@ -41,7 +41,7 @@ def tiles(case: Case) -> Iterator[Tile]:
 
 def holding(tile: Tile) -> AbstractContextManager[Any]:
     """Within, the Triton kernel runs with this tile, and nothing runs in its place."""
-    return mock.patch.multiple(kernel, tile_for=lambda *_: tile, streamed=lambda *_: False)
+    return mock.patch.multiple(kernel, attention_tile=lambda *_: tile, streamed=lambda *_: False)
 
 
 def _measure(index: int) -> list[tuple[float, Tile]]:

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from kernels.linear.blas import Algorithm, Blas, Plan, Product, Refused
-from kernels.linear.chosen import TABLE
 from kernels.linear.dense import linear
+from kernels.linear.tuned_gemms import TABLE
 from kernels.weight import Dense
 from kernels.workspace import Workspace
 from perf.provenance import provenance
@@ -249,7 +249,7 @@ def said(algorithm: Algorithm) -> str:
 
 
 def write_table(path: Path, gpu: str, version: int, records: list[dict[str, Any]]) -> None:
-    """The algorithms that were worth it, and null where torch's own was as fast, for `kernels.linear.chosen`."""
+    """The algorithms that were worth it, and null where torch's own was as fast, for `kernels.linear.tuned_gemms`."""
     made: dict[str, dict[int, list[int] | None]] = {}
     for record in sorted(records, key=lambda r: (r["outputs"], r["inputs"], r["rows"])):
         worth = record["torch_us"] > WORTH * record["best_us"]

@@ -22,17 +22,17 @@ from functools import partial
 import torch
 
 from kernels.gated_activation.kernel import gated_activation
-from kernels.linear.broad import BroadTile, broad_linear
-from kernels.linear.dense import STREAM_ROWS, broad_tile, fed_tile, stream_tile, vector_tile
-from kernels.linear.fed import FedTile, fed_linear
+from kernels.linear.dense import STREAM_ROWS, gated_persistent_tile, stream_tile, vector_tile, warp_specialized_tile
+from kernels.linear.gated_persistent import GatedPersistentTile, gated_persistent_linear
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear
+from kernels.linear.warp_specialized import WarpSpecializedTile, warp_specialized_linear
 from kernels.rms_norm.kernel import rms_norm
 from kernels.workspace import Workspace
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
 
-Choice = Tile | VectorTile | StreamTile | FedTile | BroadTile | None
+Choice = Tile | VectorTile | StreamTile | WarpSpecializedTile | GatedPersistentTile | None
 CHAIN_BYTES = 6e8
 MOST_LAYERS = 16
 
@@ -120,8 +120,8 @@ def stream_tiles(rows: int, product: Product) -> list[StreamTile]:
     return tiles
 
 
-def broad_tiles(product: Product) -> list[BroadTile]:
-    return [BroadTile(band=band) for band in (8, 16, 32)] if product.activation else []
+def gated_persistent_tiles(product: Product) -> list[GatedPersistentTile]:
+    return [GatedPersistentTile(band=band) for band in (8, 16, 32)] if product.activation else []
 
 
 def chosen(rows: int, product: Product) -> Choice:
@@ -129,15 +129,15 @@ def chosen(rows: int, product: Product) -> Choice:
     if rows == 1:
         return vector_tile(product.n, product.k, product.norm, product.activation is not None)
     if rows > STREAM_ROWS:
-        return broad_tile(rows, product.n, product.k, 132) if product.activation else None
+        return gated_persistent_tile(rows, product.n, product.k, 132) if product.activation else None
     size = (rows, product.n, product.k, product.activation is not None, 132)
-    return fed_tile(*size) or stream_tile(*size)
+    return warp_specialized_tile(*size) or stream_tile(*size)
 
 
 def choices(rows: int, product: Product) -> list[Choice]:
     tried: list[Choice] = [*vector_tiles()]
     if rows > 1:
-        tried = [*stream_tiles(rows, product)] if rows <= STREAM_ROWS else [*broad_tiles(product)]
+        tried = [*stream_tiles(rows, product)] if rows <= STREAM_ROWS else [*gated_persistent_tiles(product)]
     return [None, *dict.fromkeys([chosen(rows, product), *tried])]
 
 
@@ -152,11 +152,13 @@ def call(product: Product, tile: Choice, workspace: Workspace) -> Callable[..., 
             x, _ = rms_norm(workspace, x, g, 1e-6)
         if isinstance(tile, StreamTile):
             return stream_linear(workspace, x, w, None, residual, product.activation, tile, counters(workspace))
-        if isinstance(tile, FedTile):
-            return fed_linear(workspace, x, w, None, residual, product.activation, tile, counters(workspace))
-        if isinstance(tile, BroadTile):
+        if isinstance(tile, WarpSpecializedTile):
+            return warp_specialized_linear(
+                workspace, x, w, None, residual, product.activation, tile, counters(workspace)
+            )
+        if isinstance(tile, GatedPersistentTile):
             assert product.activation, "it is the activation that it is for"
-            return broad_linear(workspace, x, w, product.activation, tile)
+            return gated_persistent_linear(workspace, x, w, product.activation, tile)
         if tile is not None:
             return tile_linear(workspace, x, w, None, None, 1e-6, 0.0, residual, product.activation, tile)
         if residual is not None:

@@ -25,7 +25,7 @@ import triton
 from kernels.moe_gemm import dense, reference
 from kernels.moe_gemm.grouped import PAIRS, grouped_moe
 from kernels.moe_gemm.order import ordered, placed
-from kernels.moe_gemm.rows import RowTile, rows_moe
+from kernels.moe_gemm.rows import RowTile, rows_moe_gemm
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.moe_route.kernel import moe_route
 from kernels.routing import Routing
@@ -60,7 +60,7 @@ class Variant:
             tiles = placed(workspace(), experts, gate_up.shape[0], PAIRS)
             return grouped_moe(workspace(), x, gate_up, down, weights, experts, x, False, None, tiles)
         if isinstance(self.up, RowTile) and isinstance(self.down, RowTile):
-            return rows_moe(
+            return rows_moe_gemm(
                 workspace(), x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down
             )
         assert isinstance(self.up, PairTile)

@@ -29,13 +29,13 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
-def box(*shape: int, eight: bool = False) -> str:
+def box(*shape: int, fp8: bool = False) -> str:
     """The type of a descriptor that reads boxes of bfloat16, or of 8-bit floats."""
     from triton.experimental.gluon import language as gl
 
-    kind = gl.float8e4nv if eight else gl.bfloat16
+    kind = gl.float8e4nv if fp8 else gl.bfloat16
     layout = gl.NVMMASharedLayout.get_default_for(list(shape), kind)
-    return f"tensordesc<{kind.name.replace('float8', 'fp8') if eight else 'bf16'}{list(shape)},{layout!r}>"
+    return f"tensordesc<{kind.name.replace('float8', 'fp8') if fp8 else 'bf16'}{list(shape)},{layout!r}>"
 
 
 def for_hopper(

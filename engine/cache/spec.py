@@ -129,7 +129,7 @@ class PoolSpec:
     num_state_slots: int = 0
 
     @property
-    def eight(self) -> bool:
+    def is_fp8(self) -> bool:
         """Whether any group holds 8-bit floats."""
         kept = [group.spec for group in self.groups]
         paged = any(isinstance(spec, PagedKV) and spec.dtype_bytes == 1 for spec in kept)

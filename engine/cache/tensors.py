@@ -15,7 +15,7 @@ from engine.cache.spec import CompressedKV, Group, LatentKV, PagedKV, PoolSpec, 
 from engine.cache.writes import StateCopy
 
 # Numbers of one byte are 8-bit floats, wider ones of the model's dtype.
-_EIGHT = torch.float8_e4m3fn
+_FP8 = torch.float8_e4m3fn
 _BY_BYTES = {4: torch.float32, 2: torch.bfloat16}
 
 
@@ -81,7 +81,7 @@ def _allocate(
     kept = group.spec
     if isinstance(kept, PagedKV):
         keys, values = kept.num_kv_heads * size * kept.head_dim, kept.num_kv_heads * size * kept.value_dim
-        held = _EIGHT if kept.dtype_bytes == 1 else dtype
+        held = _FP8 if kept.dtype_bytes == 1 else dtype
         pool = torch.zeros(blocks, layers, keys + values, dtype=held, device=device)
         k = pool[:, :, :keys].unflatten(2, (kept.num_kv_heads, size, kept.head_dim))
         v = pool[:, :, keys:].unflatten(2, (kept.num_kv_heads, size, kept.value_dim))
@@ -90,7 +90,7 @@ def _allocate(
         # All latents of a block stand before its rotated keys, so that both are whole rows.
         latents = size * kept.latent_dim
         pool = torch.zeros(blocks, layers, int(kept.bytes_per_token) * size, dtype=torch.uint8, device=device)
-        entries = pool[:, :, :latents].view(_EIGHT).unflatten(2, (size, kept.latent_dim))
+        entries = pool[:, :, :latents].view(_FP8).unflatten(2, (size, kept.latent_dim))
         turned = pool[:, :, latents:].view(dtype).unflatten(2, (size, kept.rope_dim))
         return (pool,), [LatentCache(index, entries[:, i], turned[:, i]) for i in range(layers)]
     if isinstance(kept, LatentKV | CompressedKV):

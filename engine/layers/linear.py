@@ -8,7 +8,7 @@ from torch import nn
 from engine.layers.build_context import BuildContext
 from engine.layers.norm import RmsNorm, taken_in
 from engine.parallel.communicator import ALONE
-from kernels.borders import NORMED_ROWS
+from kernels.thresholds import NORMED_ROWS
 
 
 class Linear(nn.Module):

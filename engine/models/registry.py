@@ -109,7 +109,7 @@ def quantization(folder: str | Path) -> Method | None:
     return quant.read({"quantization": {**inner, "quant_method": "modelopt"}}, modelopt.name)
 
 
-def cache_is_eight(folder: str | Path) -> bool:
+def cache_is_fp8(folder: str | Path) -> bool:
     """Whether the checkpoint says that its cache holds 8-bit floats. Raises ConfigError for a cache of another kind."""
     modelopt = Path(folder) / "hf_quant_config.json"
     return cache.declared(values(folder), _json(modelopt) if modelopt.exists() else {})

@@ -62,10 +62,10 @@ def _check(scheme: Any, where: str) -> None:
         raise ConfigError(f"{error}: {WAY_OUT}") from None
 
 
-def holds_eight(setting: str, says: bool) -> bool:
+def holds_fp8(setting: str, says: bool) -> bool:
     """Whether caches hold 8-bit floats, by cache.dtype and by what the checkpoint says. `auto` follows the checkpoint,
     as vLLM does."""
-    eight = setting == "fp8" or (setting == "auto" and says)
-    if eight and setting == "auto":
+    fp8 = setting == "fp8" or (setting == "auto" and says)
+    if fp8 and setting == "auto":
         log.info("the checkpoint says that its cache holds 8-bit floats (cache.dtype = 16bit leaves it unquantized)")
-    return eight
+    return fp8

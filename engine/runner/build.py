@@ -94,10 +94,10 @@ def build_runner(
     # ones do.
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {dtype}
     routers = dtype if narrow else torch.float32
-    eight = _holds_eight(config, model, device)
-    scales = cache_scales.found(checkpoint, model.prefix, eight)
+    fp8 = _holds_fp8(config, model, device)
+    scales = cache_scales.found(checkpoint, model.prefix, fp8)
     switches = (runtime.deterministic, runtime.fused_attention)
-    own_scales = scales.of(len(model.layers)) if eight else ()
+    own_scales = scales.of(len(model.layers)) if fp8 else ()
     build = BuildContext(ops, model, dtype, device, length, *switches, routers, own_scales, communicator=communicator)
     decoder = Decoder(build)
     check_speculation(config, decoder)
@@ -292,11 +292,11 @@ def check_speculation(config: EngineConfig, decoder: Decoder) -> None:
         )
 
 
-def _holds_eight(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
+def _holds_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
     """Whether caches hold 8-bit floats. Raises ConfigError where they cannot."""
     asked = config.cache.kept_as
-    eight = asked != "16bit" and cached.holds_eight(asked, registry.cache_is_eight(config.model))
-    if not eight:
+    fp8 = asked != "16bit" and cached.holds_fp8(asked, registry.cache_is_fp8(config.model))
+    if not fp8:
         return False
     cache_scales.check_device(device)
     if not any(isinstance(layer.mixer, AttentionConfig | LatentAttentionConfig) for layer in model.layers):

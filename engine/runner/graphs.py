@@ -30,8 +30,8 @@ from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
 from engine.runner.drafting import Seen, Verify
 from engine.runner.inputs import LONGER, StepShape
 from engine.sampling.sampler import Drawn
-from kernels.borders import SHORT_CONTEXT
 from kernels.linear.waves import filled
+from kernels.thresholds import SHORT_CONTEXT
 
 log = logging.getLogger(__name__)
 

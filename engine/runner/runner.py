@@ -211,7 +211,7 @@ class DeviceRunner:
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
         pool = self._info.pool
-        bounded = pool.eight or any(isinstance(group.spec, LatentKV) for group in pool.groups)
+        bounded = pool.is_fp8 or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest, multiprocessors(self._device))
         self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts)
         self._info = replace(self._info, mixed=self._graphs.mixed_shapes)

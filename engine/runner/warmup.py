@@ -1,7 +1,7 @@
 """Steps of dummy entries that go ahead of serving, so that no step is the first to need a kernel.
 
 Launchers choose tiles and splits by what the host knows of a step: entries of one token, longer entries, tokens, the
-longest context. The steps here pass every border of those choices; a test plays random steps against them.
+longest context. The steps here pass every threshold of those choices; a test plays random steps against them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def warmup_steps(max_rows: int, token_budget: int, max_model_len: int, max_draft
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))
     made += [WarmupStep(0, 1, first, count) for count in counts for first in contexts]
     made += [WarmupStep(8, 1, 0, count) for count in counts]
-    # The last border lies behind 4,096 tokens.
+    # The last threshold lies behind 4,096 tokens.
     longer = -(-4097 // max_model_len)
     made.append(WarmupStep(0, longer, 0, -(-4097 // longer)))
     # many entries of a few tokens: the rest of prompts whose beginning was cached

@@ -12,22 +12,22 @@ from kernels.testing import TOLERANCES, deterministic, randn
 
 
 def case(
-    name: str, dtype: torch.dtype, lines: list[tuple[int, int]], channels: int, width: int = 4, small: bool = True
+    name: str, dtype: torch.dtype, seqs: list[tuple[int, int]], channels: int, width: int = 4, small: bool = True
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        batch = mixed(device, g, lines)
-        slots = torch.randperm(len(lines) + 1, generator=g, device=g.device)[: len(lines)] + 1
+        batch = mixed(device, g, seqs)
+        slots = torch.randperm(len(seqs) + 1, generator=g, device=g.device)[: len(seqs)] + 1
         return {
             # Inputs stand beside other columns of a projection.
             "x": randn(g, device, dtype, batch.num_tokens, channels + 8)[:, :channels],
             "weight": randn(g, device, dtype, channels, width),
-            "state": randn(g, device, dtype, len(lines) + 2, width, channels),
+            "state": randn(g, device, dtype, len(seqs) + 2, width, channels),
             "state_slots": slots.to(device),
             "batch": batch.attention,
         }
 
-    tokens = sum(count for count, _ in lines)
-    moved = dtype.itemsize * channels * (2 * tokens + width + 2 * len(lines) * (width - 1))
+    tokens = sum(count for count, _ in seqs)
+    moved = dtype.itemsize * channels * (2 * tokens + width + 2 * len(seqs) * (width - 1))
     return Case(
         name, dtype, make, TOLERANCES[dtype], moved, 2 * tokens * channels * width, mutated=("state",), small=small
     )

@@ -1,5 +1,5 @@
-"""Depthwise causal convolution: a program takes some tokens of a line and some channels; the one with a line's first
-tokens brings its state up too, since no other reads it."""
+"""Depthwise causal convolution: a program takes some tokens of a sequence and some channels; the one with a sequence's
+first tokens brings its state up too, since no other reads it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tap(filters, w, BLOCK_W: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["first_line"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
+    do_not_specialize=["first_seq"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
 )
 def _conv(
     x,
@@ -41,7 +41,7 @@ def _conv(
     query_start,
     context_len,
     out,
-    first_line,
+    first_seq,
     channels,
     x_stride,
     slot_stride,
@@ -53,16 +53,16 @@ def _conv(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = first_line + tl.program_id(2)
-    lo = tl.load(query_start + line).to(tl.int64)
-    count = tl.load(query_start + line + 1) - lo
+    seq = first_seq + tl.program_id(2)
+    lo = tl.load(query_start + seq).to(tl.int64)
+    count = tl.load(query_start + seq + 1) - lo
     begin = tl.program_id(1) * QUERIES
     if begin >= count:
         return
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     live = c < channels
-    first = tl.load(context_len + line) - count
-    slot = state + tl.load(state_slots + line) * slot_stride
+    first = tl.load(context_len + seq) - count
+    slot = state + tl.load(state_slots + seq) * slot_stride
     row = x + lo * x_stride
     q = begin + tl.arange(0, QUERIES)
     inside = (q < count)[:, None] & live[None]
@@ -91,7 +91,7 @@ def _conv(
     tl.store(out + (lo + q)[:, None] * channels + c[None], y.to(out.dtype.element_ty), mask=inside)
 
 
-def conv_lines(
+def conv_seqs(
     workspace: Workspace,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -105,7 +105,7 @@ def conv_lines(
     longest: int,
     deterministic: bool = False,
 ) -> None:
-    """Lines first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
+    """Sequences first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
     channels, width = weight.shape
     queries = 1 if longest == 1 and not deterministic else max(QUERIES, next_power_of_2(width - 1))
     pdl = workspace.pdl
@@ -142,11 +142,11 @@ def causal_conv(
 ) -> torch.Tensor:
     """See the reference. The channels of x and the places of a slot are dense."""
     num_single = batch.num_single
-    lines = batch.context_len.shape[0]
+    seqs = batch.context_len.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     alone = 0 if deterministic else num_single
-    for first, stop, longest in ((0, alone, 1), (alone, lines, batch.max_query)):
+    for first, stop, longest in ((0, alone, 1), (alone, seqs, batch.max_query)):
         if stop > first:
             given = (x, weight, state, state_slots, batch.query_start, batch.context_len, out)
-            conv_lines(workspace, *given, first, stop, longest, deterministic)
+            conv_seqs(workspace, *given, first, stop, longest, deterministic)
     return out

@@ -16,10 +16,10 @@ def causal_conv(
     batch: AttentionBatch,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a line; state keeps its last W inputs.
+    """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a sequence; state keeps its last W inputs.
 
-    Inputs before the line's tokens come from state[state_slots[i]], where the input of position p stands in place
-    p % W; those before a request's first token are zeros. Lines of state slot 0 are padding.
+    Inputs before the sequence's tokens come from state[state_slots[i]], where the input of position p stands in place
+    p % W; those before a request's first token are zeros. Sequences of state slot 0 are padding.
 
     x [T, C]; weight [C, W]; state [S, W, C], written in place; state_slots [B] int64; query_start [B+1],
     context_len [B] int32 → [T, C] in x's dtype, computed in float32.
@@ -35,11 +35,11 @@ def causal_conv(
         first = lens[i] - (hi - lo)
         before = torch.arange(first - (width - 1), first, device=x.device)
         past = torch.where((before >= 0)[:, None], state[slot, before % width], 0)
-        line = torch.cat((past.to(x.dtype), x[lo:hi]))
+        seq = torch.cat((past.to(x.dtype), x[lo:hi]))
         if deterministic:
-            y = sum((weight[:, j].float() * line[j : j + hi - lo].float() for j in range(width)), torch.zeros(()))
+            y = sum((weight[:, j].float() * seq[j : j + hi - lo].float() for j in range(width)), torch.zeros(()))
         else:
-            y = F.conv1d(line.float().T[None], weight.float()[:, None], groups=x.shape[1])[0].T
+            y = F.conv1d(seq.float().T[None], weight.float()[:, None], groups=x.shape[1])[0].T
         out[lo:hi] = F.silu(y).to(x.dtype)
         kept = min(width, hi - lo)
         state[slot, torch.arange(lens[i] - kept, lens[i], device=x.device) % width] = x[hi - kept : hi].to(state.dtype)

@@ -14,7 +14,7 @@ from kernels.testing import TOLERANCES, deterministic, randn
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[tuple[int, int]],
+    seqs: list[tuple[int, int]],
     dim: int,
     ratio: int,
     overlap: bool,
@@ -25,8 +25,8 @@ def case(
     windows = 2 if overlap else 1
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        batch = mixed(device, g, lines, block_size)
-        slots = torch.randperm(len(lines) + 1, generator=g, device=g.device)[: len(lines)] + 1
+        batch = mixed(device, g, seqs, block_size)
+        slots = torch.randperm(len(seqs) + 1, generator=g, device=g.device)[: len(seqs)] + 1
         channels = windows * dim
         both = randn(g, device, dtype, batch.num_tokens, 2 * channels)
         return {
@@ -37,14 +37,14 @@ def case(
             "cos_sin": cos_sin(device, max(batch.contexts), rope),
             "slots": batch.slots,
             "cache": torch.zeros(batch.num_blocks, block_size // ratio, dim, dtype=dtype, device=device),
-            "state": randn(g, device, dtype, len(lines) + 2, windows * ratio, 2, channels),
+            "state": randn(g, device, dtype, len(seqs) + 2, windows * ratio, 2, channels),
             "state_slots": slots.to(device),
             "batch": batch.attention,
             "ratio": ratio,
         }
 
-    tokens = sum(count for count, _ in lines)
-    made = sum(length // ratio - (length - count) // ratio for count, length in lines)
+    tokens = sum(count for count, _ in seqs)
+    made = sum(length // ratio - (length - count) // ratio for count, length in seqs)
     moved = dtype.itemsize * (4 * tokens * windows * dim + made * dim)
     flops = 8 * made * windows * ratio * dim
     return Case(name, dtype, make, TOLERANCES[dtype], moved, flops, mutated=("cache", "state"), small=small)
@@ -52,10 +52,10 @@ def case(
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
-    lines = [(1, 1), (1, 4), (1, 12), (2, 9), (3, 3), (9, 9), (11, 30)]
+    seqs = [(1, 1), (1, 4), (1, 12), (2, 9), (3, 3), (9, 9), (11, 30)]
     made = [
-        case("windows that overlap", f32, lines, 24, 4, True, 16, 8),
-        case("windows that do not", f32, lines, 24, 8, False, 16, 8),
+        case("windows that overlap", f32, seqs, 24, 4, True, 16, 8),
+        case("windows that do not", f32, seqs, 24, 8, False, 16, 8),
         case("one window a block, bfloat16", bf16, [(1, 16), (40, 50)], 32, 16, False, 16, 16),
         case("64 lines, ratio 4", bf16, [(1, 1024)] * 64, 512, 4, True, 128, 64, small=False),
         case("one chunk of 4096, ratio 4", bf16, [(4096, 4096)], 512, 4, True, 128, 64, small=False),

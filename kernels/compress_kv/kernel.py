@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Compressed key-value entries: one program a window that the step completes, by tiles of its tokens; then each line's
-state is brought up, in the same launch where a line has one token."""
+"""Compressed key-value entries: one program a window that the step completes, by tiles of its tokens; then each
+sequence's state is brought up, in the same launch where a sequence has one token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _tile(
 
 
 @triton.jit(
-    do_not_specialize=["first_line"],
+    do_not_specialize=["first_seq"],
     do_not_specialize_on_alignment=["slots", "state_slots", "query_start", "context_len"],
 )
 def _compress(
@@ -42,7 +42,7 @@ def _compress(
     state_slots,
     query_start,
     context_len,
-    first_line,
+    first_seq,
     eps,
     kv_stride,
     gate_stride,
@@ -63,17 +63,17 @@ def _compress(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = first_line + tl.program_id(0)
-    lo = tl.load(query_start + line).to(tl.int64)
-    count = tl.load(query_start + line + 1) - lo
-    length = tl.load(context_len + line).to(tl.int64)
+    seq = first_seq + tl.program_id(0)
+    lo = tl.load(query_start + seq).to(tl.int64)
+    count = tl.load(query_start + seq + 1) - lo
+    length = tl.load(context_len + seq).to(tl.int64)
     first = length - count
     w = first // RATIO + tl.program_id(1)
-    slot = state + tl.load(state_slots + line) * slot_stride
+    slot = state + tl.load(state_slots + seq) * slot_stride
     if PDL:
         gdc_wait()
     if KEEP:
-        # The place of a line's one token is read by no one: the windows that it closes take the token itself.
+        # The place of a sequence's one token is read by no one: the windows that it closes take the token itself.
         c = tl.arange(0, BLOCK_C)
         place = slot + first % SIZE * 2 * CHANNELS + c
         value = tl.load(kv + lo * kv_stride + c, mask=c < CHANNELS, other=0.0)
@@ -129,7 +129,7 @@ def _compress(
 
 
 @triton.jit(
-    do_not_specialize=["first_line"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
+    do_not_specialize=["first_seq"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
 )
 def _keep(
     kv,
@@ -138,7 +138,7 @@ def _keep(
     state_slots,
     query_start,
     context_len,
-    first_line,
+    first_seq,
     kv_stride,
     gate_stride,
     slot_stride,
@@ -149,10 +149,10 @@ def _keep(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = first_line + tl.program_id(0)
-    lo = tl.load(query_start + line).to(tl.int64)
-    count = tl.load(query_start + line + 1) - lo
-    length = tl.load(context_len + line).to(tl.int64)
+    seq = first_seq + tl.program_id(0)
+    lo = tl.load(query_start + seq).to(tl.int64)
+    count = tl.load(query_start + seq + 1) - lo
+    length = tl.load(context_len + seq).to(tl.int64)
     # The latest position that this place of the ring holds.
     p = length - 1 - (length - 1 - tl.program_id(1) + SIZE) % SIZE
     first = length - count
@@ -162,7 +162,7 @@ def _keep(
         return
     i = tl.arange(0, BLOCK)
     token = lo + p - first
-    place = state + tl.load(state_slots + line) * slot_stride + tl.program_id(1) * 2 * CHANNELS + i
+    place = state + tl.load(state_slots + seq) * slot_stride + tl.program_id(1) * 2 * CHANNELS + i
     value = tl.load(kv + token * kv_stride + i, mask=i < CHANNELS, other=0.0)
     tl.store(place, value.to(state.dtype.element_ty), mask=i < CHANNELS)
     value = tl.load(gate + token * gate_stride + i, mask=i < CHANNELS, other=0.0)
@@ -188,11 +188,11 @@ def compress_kv(
     """See the reference. A slot of the state and the last axis of every tensor are dense."""
     num_single = batch.num_single
     channels, dim = kv.shape[1], norm.shape[0]
-    lines, size = batch.context_len.shape[0], state.shape[1]
+    seqs, size = batch.context_len.shape[0], state.shape[1]
     pdl = workspace.pdl
     strides = (kv.stride(0), gate.stride(0), state.stride(0))
     alone = 0 if deterministic else num_single
-    for first, count, longest, single in ((0, alone, 1, True), (alone, lines - alone, batch.max_query, False)):
+    for first, count, longest, single in ((0, alone, 1, True), (alone, seqs - alone, batch.max_query, False)):
         if not count:
             continue
         workspace.launch(_compress, (count, 1 if single else cdiv(longest + ratio - 1, ratio)))(

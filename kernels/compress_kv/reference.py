@@ -23,7 +23,7 @@ def compress_kv(
     eps: float = 1e-6,
     deterministic: bool = False,
 ) -> None:
-    """For each window w of `ratio` tokens of a line that this step completes, the cache takes the entry
+    """For each window w of `ratio` tokens of a sequence that this step completes, the cache takes the entry
         turned(rms_norm(Σⱼ softmaxⱼ(gateⱼ + biasⱼ) ∘ kvⱼ) ∘ norm),  at the angle of position w · ratio.
 
     j runs over the window's tokens. With C = 2D it also runs over those of window w − 1: these give the first D
@@ -32,7 +32,7 @@ def compress_kv(
     kv, gate [T, C]; bias [ratio, C]; norm [D]; cos_sin [*, R] float32; slots [T] int64 (block · block_size + offset,
     negative writes nothing); cache [N, block_size / ratio, D], written in place at block and offset // ratio;
     state [S, C / D · ratio, 2, C]: kv and gate of the token at position p in place p % (C / D · ratio), read for
-    tokens before the line's, and written; state_slots [B] int64; query_start [B+1], context_len [B] int32.
+    tokens before the sequence's, and written; state_slots [B] int64; query_start [B+1], context_len [B] int32.
     Computed in float32, rounded once.
     deterministic: an entry has the same bits however the tokens of its windows came.
     """
@@ -48,13 +48,13 @@ def compress_kv(
         raw = torch.stack((kv[lo:hi], gate[lo:hi]), dim=1)
         known = min(size, first)
         past = state[row, torch.arange(first - known, first, device=kv.device) % size].to(raw.dtype)
-        line = torch.cat((past, raw)).float()
+        seq = torch.cat((past, raw)).float()
         origin = first - known
         for w in range(first // ratio, lens[i] // ratio):
-            own = line[w * ratio - origin : (w + 1) * ratio - origin]
+            own = seq[w * ratio - origin : (w + 1) * ratio - origin]
             values, gates = own[:, 0, c - d :], own[:, 1, c - d :] + bias[:, c - d :].float()
             if c > d and w > 0:
-                before = line[(w - 1) * ratio - origin : w * ratio - origin]
+                before = seq[(w - 1) * ratio - origin : w * ratio - origin]
                 values = torch.cat((before[:, 0, :d], values))
                 gates = torch.cat((before[:, 1, :d] + bias[:, :d].float(), gates))
             entry = (torch.softmax(gates, dim=0) * values).sum(dim=0)

@@ -17,7 +17,7 @@ WIDTH = 4
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[tuple[int, int]],
+    seqs: list[tuple[int, int]],
     key_heads: int,
     heads: int,
     dk: int,
@@ -27,8 +27,8 @@ def case(
     channels, values = 2 * key_heads * dk + heads * dv, heads * dv
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        batch = mixed(device, g, lines)
-        slots = torch.randperm(len(lines) + 1, generator=g, device=g.device)[: len(lines)] + 1
+        batch = mixed(device, g, seqs)
+        slots = torch.randperm(len(seqs) + 1, generator=g, device=g.device)[: len(seqs)] + 1
         both = randn(g, device, dtype, batch.num_tokens, channels + values + 2 * heads)
         x, z, b, a = both.split((channels, values, heads, heads), dim=-1)
         return {
@@ -37,10 +37,10 @@ def case(
             "a": a,
             "b": b,
             "conv_weight": randn(g, device, dtype, channels, WIDTH, scale=0.5),
-            "conv_state": randn(g, device, dtype, len(lines) + 2, WIDTH, channels),
+            "conv_state": randn(g, device, dtype, len(seqs) + 2, WIDTH, channels),
             "a_log": randn(g, device, torch.float32, heads),
             "dt_bias": randn(g, device, torch.float32, heads),
-            "state": randn(g, device, torch.float32, len(lines) + 2, heads, dk, dv),
+            "state": randn(g, device, torch.float32, len(seqs) + 2, heads, dk, dv),
             "norm_weight": randn(g, device, dtype, dv),
             "eps": 1e-6,
             "state_slots": slots.to(device),
@@ -48,8 +48,8 @@ def case(
             "num_key_heads": key_heads,
         }
 
-    tokens = sum(count for count, _ in lines)
-    states = len(lines) * (8 * heads * dk * dv + WIDTH * channels * dtype.itemsize)
+    tokens = sum(count for count, _ in seqs)
+    states = len(seqs) * (8 * heads * dk * dv + WIDTH * channels * dtype.itemsize)
     moved = states + dtype.itemsize * (tokens * (channels + 2 * values + 2 * heads) + WIDTH * channels)
     flops = 6 * tokens * heads * dk * dv + 2 * WIDTH * tokens * channels
     tolerance = FLOAT32 if dtype == torch.float32 else TOLERANCES[dtype]

@@ -17,7 +17,7 @@ FLOAT32 = Tolerance(max_rel=3e-5, rms=1e-5)
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[tuple[int, int]],
+    seqs: list[tuple[int, int]],
     key_heads: int,
     heads: int,
     dk: int,
@@ -25,23 +25,23 @@ def case(
     small: bool = True,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        batch = mixed(device, g, lines)
+        batch = mixed(device, g, seqs)
         t = batch.num_tokens
-        slots = torch.randperm(len(lines) + 1, generator=g, device=g.device)[: len(lines)] + 1
+        slots = torch.randperm(len(seqs) + 1, generator=g, device=g.device)[: len(seqs)] + 1
         return {
             "qkv": randn(g, device, dtype, t, 2 * key_heads * dk + heads * dv),
             "a": randn(g, device, dtype, t, heads + 3)[:, :heads],
             "b": randn(g, device, dtype, t, heads + 3)[:, 3:],
             "a_log": randn(g, device, torch.float32, heads),
             "dt_bias": randn(g, device, torch.float32, heads),
-            "state": randn(g, device, torch.float32, len(lines) + 2, heads, dk, dv),
+            "state": randn(g, device, torch.float32, len(seqs) + 2, heads, dk, dv),
             "state_slots": slots.to(device),
             "batch": batch.attention,
             "num_key_heads": key_heads,
         }
 
-    tokens = sum(count for count, _ in lines)
-    states = 8 * len(lines) * heads * dk * dv
+    tokens = sum(count for count, _ in seqs)
+    states = 8 * len(seqs) * heads * dk * dv
     moved = states + dtype.itemsize * tokens * (2 * key_heads * dk + 2 * heads * dv + 2 * heads)
     tolerance = FLOAT32 if dtype == torch.float32 else TOLERANCES[dtype]
     return Case(name, dtype, make, tolerance, moved, 6 * tokens * heads * dk * dv, mutated=("state",), small=small)

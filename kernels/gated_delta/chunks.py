@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Many tokens a line through the gated delta rule, in chunks (Yang et al. 2024, arXiv:2412.06464, §3.3).
+"""Many tokens a sequence through the gated delta rule, in chunks (Yang et al. 2024, arXiv:2412.06464, §3.3).
 
 `_prepare` takes every chunk of every head at once: with A the strictly lower part of βᵢ e^{Gᵢ−Gⱼ} kᵢ·kⱼ it inverts
 1 + A and gives u = (1 + A)⁻¹ βv, w = (1 + A)⁻¹ β e^G k and the scores of the chunk's own tokens. `_carry` then walks
-each line with a slice of the state: fresh = u − wS, o = e^G qS + scores · fresh, S ← e^{G_C} S + (e^{G_C−G} k)ᵀ fresh.
+each sequence with a slice of the state: fresh = u − wS, o = e^G qS + scores · fresh, S ← e^{G_C} S + (e^{G_C−G} k)ᵀ
+fresh.
 
 Queries and keys enter the products as they are stored, so that these round nothing; their lengths, the decays and β are
 factors on rows and columns, in float32.
@@ -56,7 +57,7 @@ def _inverse(system, transposed, CHUNK: tl.constexpr, CORNER: tl.constexpr, PREC
     return wide + tl.dot(n2 - n - tl.dot(n2, n, input_precision=PRECISION), wide, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["first_line", "tokens"], do_not_specialize_on_alignment=["query_start"])
+@triton.jit(do_not_specialize=["first_seq", "tokens"], do_not_specialize_on_alignment=["query_start"])
 def _prepare(
     qkv,
     a,
@@ -68,7 +69,7 @@ def _prepare(
     w_out,
     u_out,
     factors,
-    first_line,
+    first_seq,
     tokens,
     qkv_stride,
     a_stride,
@@ -86,10 +87,10 @@ def _prepare(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = first_line + tl.program_id(2)
+    seq = first_seq + tl.program_id(2)
     head = tl.program_id(1)
-    lo = tl.load(query_start + line).to(tl.int64)
-    count = tl.load(query_start + line + 1) - lo
+    lo = tl.load(query_start + seq).to(tl.int64)
+    count = tl.load(query_start + seq + 1) - lo
     first = tl.program_id(0) * CHUNK
     if first >= count:
         return
@@ -150,7 +151,7 @@ def _prepare(
 
 
 @triton.jit(
-    do_not_specialize=["first_line", "tokens"],
+    do_not_specialize=["first_seq", "tokens"],
     do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"],
 )
 def _carry(
@@ -164,7 +165,7 @@ def _carry(
     query_start,
     context_len,
     out,
-    first_line,
+    first_seq,
     tokens,
     qkv_stride,
     slot_stride,
@@ -181,10 +182,10 @@ def _carry(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = first_line + tl.program_id(2)
+    seq = first_seq + tl.program_id(2)
     head = tl.program_id(1)
-    lo = tl.load(query_start + line).to(tl.int64)
-    count = (tl.load(query_start + line + 1) - lo).to(tl.int32)
+    lo = tl.load(query_start + seq).to(tl.int64)
+    count = (tl.load(query_start + seq + 1) - lo).to(tl.int32)
     if count <= 0:
         return
     c = tl.arange(0, CHUNK)
@@ -192,9 +193,9 @@ def _carry(
     v_i = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     m_k = (k_i < DK)[None]
     m_v = (v_i < DV)[None]
-    p_state = state + tl.load(state_slots + line) * slot_stride + head * DK * DV + k_i[:, None] * DV + v_i[None]
+    p_state = state + tl.load(state_slots + seq) * slot_stride + head * DK * DV + k_i[:, None] * DV + v_i[None]
     inside = (k_i < DK)[:, None] & m_v
-    known = tl.where(tl.load(context_len + line) > count, DK, 0)
+    known = tl.where(tl.load(context_len + seq) > count, DK, 0)
     s = tl.load(p_state, mask=(k_i < known)[:, None] & m_v, other=0.0)
     p_q = qkv + (lo + c)[:, None] * qkv_stride + (head // (HEADS // KEY_HEADS)) * DK + k_i[None]
     row = (lo + c)[:, None] * HEADS + head
@@ -235,7 +236,7 @@ def _carry(
     tl.store(p_state, s, mask=inside)
 
 
-def chunk_lines(
+def chunk_seqs(
     workspace: Workspace,
     qkv: torch.Tensor,
     a: torch.Tensor,
@@ -252,10 +253,10 @@ def chunk_lines(
     longest: int,
     out: torch.Tensor,
 ) -> None:
-    """Lines first … stop − 1, each of at most `longest` tokens, into their rows of `out` [T, H·Dv]."""
+    """Sequences first … stop − 1, each of at most `longest` tokens, into their rows of `out` [T, H·Dv]."""
     tokens = qkv.shape[0]
     _, heads, dk, dv = state.shape
-    lines = stop - first
+    seqs = stop - first
     pdl = workspace.pdl
     scores = torch.empty(tokens, heads, CHUNK, dtype=qkv.dtype, device=qkv.device)
     w = torch.empty(tokens, heads, dk, dtype=qkv.dtype, device=qkv.device)
@@ -271,7 +272,7 @@ def chunk_lines(
         "launch_pdl": pdl,
     }
     wide = max(16, next_power_of_2(dv))
-    workspace.launch(_prepare, (cdiv(longest, CHUNK), heads, lines))(
+    workspace.launch(_prepare, (cdiv(longest, CHUNK), heads, seqs))(
         qkv,
         a,
         b,
@@ -294,8 +295,8 @@ def chunk_lines(
         num_warps=PREPARE_WARPS,
     )
     # Slices of the state that fill the machine; wider ones read keys and queries less often.
-    narrow = min(wide, 32 if lines * heads * cdiv(dv, 64) < multiprocessors(qkv.device) else 64)
-    workspace.launch(_carry, (cdiv(dv, narrow), heads, lines))(
+    narrow = min(wide, 32 if seqs * heads * cdiv(dv, 64) < multiprocessors(qkv.device) else 64)
+    workspace.launch(_carry, (cdiv(dv, narrow), heads, seqs))(
         qkv,
         scores,
         w,

@@ -1,13 +1,13 @@
-"""Gated delta rule: lines of one token by a kernel of their own, the others in chunks on the tensor cores."""
+"""Gated delta rule: sequences of one token by a kernel of their own, the others in chunks on the tensor cores."""
 
 from __future__ import annotations
 
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.gated_delta.chunks import chunk_lines
-from kernels.gated_delta.step import step_lines
-from kernels.gated_delta.walk import walk_lines
+from kernels.gated_delta.chunks import chunk_seqs
+from kernels.gated_delta.step import step_seqs
+from kernels.gated_delta.walk import walk_seqs
 from kernels.workspace import Workspace
 
 
@@ -27,14 +27,14 @@ def gated_delta(
     """See the reference. The last axes of qkv, a and b, and a slot of the state, are dense."""
     num_single = batch.num_single
     _, heads, _, dv = state.shape
-    lines = batch.context_len.shape[0]
+    seqs = batch.context_len.shape[0]
     out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
     values = (qkv, a, b, a_log, dt_bias, state, state_slots, batch.query_start, batch.context_len, num_key_heads)
     if deterministic:
-        walk_lines(workspace, *values, out)
+        walk_seqs(workspace, *values, out)
         return out
     if num_single:
-        step_lines(workspace, *values, num_single, out)
-    if lines > num_single:
-        chunk_lines(workspace, *values, num_single, lines, batch.max_query, out)
+        step_seqs(workspace, *values, num_single, out)
+    if seqs > num_single:
+        chunk_seqs(workspace, *values, num_single, seqs, batch.max_query, out)
     return out

@@ -22,13 +22,13 @@ def gated_delta(
     num_key_heads: int,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """For each token of a line, a head's state S [Dk, Dv] becomes
+    """For each token of a sequence, a head's state S [Dk, Dv] becomes
         S ← eᵍ S,   S ← S + k ⊗ β (v − kᵀS),   o = qᵀS / √Dk,
     with g = −e^a_log · softplus(a + dt_bias), β = sigmoid(b), and q and k divided by their length √(Σx² + 1e-6).
 
-    A line whose first token is its request's first starts from S = 0, another from state[state_slots[i]]; both leave
-    S there. Key head i serves the value heads i·H/Hk … (i+1)·H/Hk − 1. Many tokens are taken in chunks: within one,
-    the updates solve a unit triangular system.
+    A sequence whose first token is its request's first starts from S = 0, another from state[state_slots[i]]; both
+    leave S there. Key head i serves the value heads i·H/Hk … (i+1)·H/Hk − 1. Many tokens are taken in chunks: within
+    one, the updates solve a unit triangular system.
 
     qkv [T, 2·Hk·Dk + H·Dv] (queries, keys, values); a, b [T, H]; a_log, dt_bias [H]; state [S, H, Dk, Dv] float32,
     written in place; state_slots [B] int64; query_start [B+1], context_len [B] int32 → [T, H, Dv] in qkv's dtype.

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
-"""One token a line through the gated delta rule, behind its convolution when asked for.
+"""One token a sequence through the gated delta rule, behind its convolution when asked for.
 
-A program holds a slice of one head's state of one line in registers. The state, the taps and the kept inputs were
+A program holds a slice of one head's state of one sequence in registers. The state, the taps and the kept inputs were
 written by an earlier step, so they are on their way before the kernel ahead of this one has finished.
 """
 
@@ -68,11 +68,11 @@ def _step(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = tl.program_id(0)
+    seq = tl.program_id(0)
     head = tl.program_id(1)
-    token = tl.load(query_start + line).to(tl.int64)
-    length = tl.load(context_len + line)
-    slot = tl.load(state_slots + line)
+    token = tl.load(query_start + seq).to(tl.int64)
+    length = tl.load(context_len + seq)
+    slot = tl.load(state_slots + seq)
     k_i = tl.arange(0, BLOCK_K)
     v_i = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     m_k = k_i < DK
@@ -132,7 +132,7 @@ def _step(
     tl.store(out + (token * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
 
 
-def step_lines(
+def step_seqs(
     workspace: Workspace,
     x: torch.Tensor,
     a: torch.Tensor,
@@ -148,7 +148,7 @@ def step_lines(
     out: torch.Tensor,
     conv: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """The first `count` lines, of one token each, into their rows of `out` [T, H·Dv].
+    """The first `count` sequences, of one token each, into their rows of `out` [T, H·Dv].
 
     conv is the weight [C, W] and the kept inputs [S, W, C] of a convolution that comes before; x is its input then.
     """

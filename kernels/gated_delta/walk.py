@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The gated delta rule a token at a time, however many a line has: what a token gives does not hang on where chunks of
-its line begin, nor on what stands beside it.
+"""The gated delta rule a token at a time, however many a sequence has: what a token gives does not hang on where chunks
+of its sequence begin, nor on what stands beside it.
 
-A program holds a slice of one head's state of one line in registers and walks the line's tokens.
+A program holds a slice of one head's state of one sequence in registers and walks the sequence's tokens.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def _walk(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = tl.program_id(0)
+    seq = tl.program_id(0)
     head = tl.program_id(1)
-    lo = tl.load(query_start + line).to(tl.int64)
-    count = (tl.load(query_start + line + 1) - lo).to(tl.int32)
-    length = tl.load(context_len + line)
+    lo = tl.load(query_start + seq).to(tl.int64)
+    count = (tl.load(query_start + seq + 1) - lo).to(tl.int32)
+    length = tl.load(context_len + seq)
     k_i = tl.arange(0, BLOCK_K)
     v_i = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     m_k = k_i < DK
@@ -58,7 +58,7 @@ def _walk(
     p_q = x + lo * x_stride + head // (HEADS // KEY_HEADS) * DK + k_i
     p_k = p_q + KEY_HEADS * DK
     p_v = x + lo * x_stride + 2 * KEY_HEADS * DK + head * DV + v_i
-    p_state = state + tl.load(state_slots + line) * slot_stride + head * DK * DV + k_i[:, None] * DV + v_i[None]
+    p_state = state + tl.load(state_slots + seq) * slot_stride + head * DK * DV + k_i[:, None] * DV + v_i[None]
     inside = m_k[:, None] & m_v[None]
     known = tl.where(length > count, DK, 0)
     rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
@@ -97,7 +97,7 @@ def _walk(
     tl.store(p_state, s, mask=inside)
 
 
-def walk_lines(
+def walk_seqs(
     workspace: Workspace,
     x: torch.Tensor,
     a: torch.Tensor,
@@ -111,7 +111,7 @@ def walk_lines(
     num_key_heads: int,
     out: torch.Tensor,
 ) -> None:
-    """All lines of `gated_delta` into `out` [T, H, Dv]."""
+    """All sequences of `gated_delta` into `out` [T, H, Dv]."""
     _, heads, dk, dv = state.shape
     block_v = min(SLICE, next_power_of_2(dv))
     pdl = workspace.pdl

@@ -28,7 +28,7 @@ def _sigmoid(x):
 def _products(
     streams,
     fn,
-    parts,
+    partials,
     tokens,
     width,
     reach,
@@ -39,7 +39,7 @@ def _products(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts[slice, t] holds a slice's products with the rows of fn, then its sum of squares."""
+    """partials[slice, t] holds a slice's products with the rows of fn, then its sum of squares."""
     if PDL:
         gdc_launch_dependents()
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -62,7 +62,7 @@ def _products(
         acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
         ahead = first + SLICE + i
         w = tl.load(fn + o[:, None] * width + ahead[None], mask=m_o & (ahead < end)[None], other=0.0)
-    place = parts + (tl.program_id(1).to(tl.int64) * tokens + t) * (OUTPUTS + 1)
+    place = partials + (tl.program_id(1).to(tl.int64) * tokens + t) * (OUTPUTS + 1)
     tl.store(place[:, None] + o[None], acc, mask=m_t & (o < OUTPUTS)[None])
     tl.store(place + OUTPUTS, squares, mask=t < tokens)
 
@@ -70,7 +70,7 @@ def _products(
 @triton.jit(do_not_specialize=["tokens"])
 def _mix(
     streams,
-    parts,
+    partials,
     base,
     scale,
     out,
@@ -98,7 +98,7 @@ def _mix(
     base_pre = tl.load(base + n, mask=small, other=0.0)
     scale_pre = tl.load(scale)
     j = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    slices = parts + (s.to(tl.int64) * tokens + t) * (outputs + 1)
+    slices = partials + (s.to(tl.int64) * tokens + t) * (outputs + 1)
     there = s < SLICES
     if PDL:
         gdc_wait()
@@ -161,12 +161,12 @@ def hyper_mix(
         slices = min(INVARIANT_SLICES, cdiv(width, SLICE))
     reach = cdiv(cdiv(width, slices), SLICE) * SLICE
     slices = cdiv(width, reach)
-    parts = torch.empty(slices, t, outputs + 1, dtype=torch.float32, device=streams.device)
+    partials = torch.empty(slices, t, outputs + 1, dtype=torch.float32, device=streams.device)
     pdl = workspace.pdl
     workspace.launch(_products, (cdiv(t, ROWS), slices))(
         streams,
         fn,
-        parts,
+        partials,
         t,
         width,
         reach,
@@ -182,7 +182,7 @@ def hyper_mix(
     block_e = min(1024, next_power_of_2(hidden))
     workspace.launch(_mix, (t, cdiv(hidden, block_e)))(
         streams,
-        parts,
+        partials,
         base,
         scale,
         out,

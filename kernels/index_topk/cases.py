@@ -14,7 +14,7 @@ from kernels.testing import EXACT, deterministic, randn
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[tuple[int, int]],
+    seqs: list[tuple[int, int]],
     heads: int,
     dim: int,
     ratio: int,
@@ -26,7 +26,7 @@ def case(
     """`whole` draws whole numbers, whose scores are exact however they are summed; many are equal."""
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        batch = mixed(device, g, lines, block_size)
+        batch = mixed(device, g, seqs, block_size)
         known = [length // ratio for length in batch.contexts]
         made = {
             "q": randn(g, device, dtype, batch.num_tokens, heads, dim),
@@ -44,9 +44,9 @@ def case(
             )
         return made
 
-    tokens = sum(count for count, _ in lines)
-    pairs = sum(count * length // ratio for count, length in lines)
-    entries = sum(length // ratio for _, length in lines)
+    tokens = sum(count for count, _ in seqs)
+    pairs = sum(count * length // ratio for count, length in seqs)
+    entries = sum(length // ratio for _, length in seqs)
     moved = dtype.itemsize * (tokens * heads * (dim + 1) + entries * dim) + 4 * tokens * top_k
     return Case(name, dtype, make, EXACT, moved, 2 * pairs * heads * (dim + 1), small=small)
 

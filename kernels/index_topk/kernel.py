@@ -20,7 +20,7 @@ LOOK, DIGIT = 2048, 8
 
 
 @triton.jit(
-    do_not_specialize=["first_line", "first_token", "last_token", "width"],
+    do_not_specialize=["first_seq", "first_token", "last_token", "width"],
     do_not_specialize_on_alignment=["query_start", "context_len", "block_table"],
 )
 def _score(
@@ -32,7 +32,7 @@ def _score(
     context_len,
     scores,
     scale,
-    first_line,
+    first_seq,
     first_token,
     last_token,
     width,
@@ -54,14 +54,14 @@ def _score(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    line = first_line + tl.program_id(0)
-    lo = tl.load(query_start + line)
-    count = tl.load(query_start + line + 1) - lo
+    seq = first_seq + tl.program_id(0)
+    lo = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - lo
     which = tl.program_id(1)
     token = (lo + which).to(tl.int64)
     if (which >= count) | (token < first_token) | (token >= last_token):
         return
-    ready = (tl.load(context_len + line) - count + which + 1) // RATIO
+    ready = (tl.load(context_len + seq) - count + which + 1) // RATIO
     begin = tl.program_id(2) * BLOCK_N
     if (ready <= TOP_K) | (begin >= ready):
         return
@@ -69,7 +69,7 @@ def _score(
     live = e < ready
     h = tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
-    block = tl.load(block_table + line.to(tl.int64) * table_stride + e // PER_BLOCK, mask=live, other=0)
+    block = tl.load(block_table + seq.to(tl.int64) * table_stride + e // PER_BLOCK, mask=live, other=0)
     entry = cache + block.to(tl.int64) * block_stride + e % PER_BLOCK * entry_stride
     k = tl.load(entry[None] + d[:, None], mask=live[None] & (d < DIM)[:, None], other=0.0)
     head = (token * HEADS + h)[:, None] * DIM + d[None]
@@ -90,7 +90,7 @@ def _ordinals(scores, i, ready):
 
 
 @triton.jit(
-    do_not_specialize=["first_line", "first_token", "last_token", "width"],
+    do_not_specialize=["first_seq", "first_token", "last_token", "width"],
     do_not_specialize_on_alignment=["query_start", "context_len"],
 )
 def _select(
@@ -98,7 +98,7 @@ def _select(
     query_start,
     context_len,
     out,
-    first_line,
+    first_seq,
     first_token,
     last_token,
     width,
@@ -112,14 +112,14 @@ def _select(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    line = first_line + tl.program_id(0)
-    lo = tl.load(query_start + line)
-    count = tl.load(query_start + line + 1) - lo
+    seq = first_seq + tl.program_id(0)
+    lo = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - lo
     which = tl.program_id(1)
     token = (lo + which).to(tl.int64)
     if (which >= count) | (token < first_token) | (token >= last_token):
         return
-    ready = (tl.load(context_len + line) - count + which + 1) // RATIO
+    ready = (tl.load(context_len + seq) - count + which + 1) // RATIO
     k = tl.arange(0, BLOCK_K)
     mine = out + token * TOP_K
     if ready <= TOP_K:
@@ -173,7 +173,7 @@ def index_topk(
     scores are always those of a program of its own."""
     num_single = batch.num_single
     t, heads, dim = q.shape
-    lines = batch.context_len.shape[0]
+    seqs = batch.context_len.shape[0]
     width = batch.max_context // ratio
     out = torch.empty((t, top_k), dtype=torch.int32, device=q.device)
     if not t:
@@ -185,7 +185,7 @@ def index_topk(
     scores = torch.empty((piece, width) if scored else (1,), dtype=torch.float32, device=q.device)
     for begin in range(0, t, piece):
         end = min(t, begin + piece)
-        for first, count, longest in ((0, num_single, 1), (num_single, lines - num_single, batch.max_query)):
+        for first, count, longest in ((0, num_single, 1), (num_single, seqs - num_single, batch.max_query)):
             if not count:
                 continue
             if scored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.lines import own_lines
+from kernels.sequences import own_sequences
 
 
 def index_topk(
@@ -19,7 +19,7 @@ def index_topk(
     scale: float,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """A query at position p scores the entries e < ⌊(p + 1) / ratio⌋ of its line by
+    """A query at position p scores the entries e < ⌊(p + 1) / ratio⌋ of its sequence by
         score(e) = scale · Σₕ weightsₕ · max(0, qₕ · cache[e])
     and keeps the `top_k` best, of equal scores the earlier, in the order of entries; missing places come last, −1.
 
@@ -31,8 +31,8 @@ def index_topk(
     out = torch.full((q.shape[0], top_k), -1, dtype=torch.int32, device=q.device)
     per_block = cache.shape[1]
     if deterministic:
-        line, query_start, context_len = own_lines(query_start, context_len)
-        block_table = block_table[line]
+        seq, query_start, context_len = own_sequences(query_start, context_len)
+        block_table = block_table[seq]
     starts, lens = query_start.tolist(), context_len.tolist()
     for i, length in enumerate(lens):
         lo, hi = starts[i], starts[i + 1]

@@ -10,17 +10,17 @@ from kernels.registry import Case
 from kernels.testing import EXACT, randint
 
 
-def case(name: str, lines: int, longest: int = 63, small: bool = True) -> Case:
+def case(name: str, seqs: int, longest: int = 63, small: bool = True) -> Case:
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        rows = torch.randperm(lines + 3, generator=generator, device=generator.device)[:lines]
+        rows = torch.randperm(seqs + 3, generator=generator, device=generator.device)[:seqs]
         return {
-            "drawn": randint(generator, device, -1, 5, lines, dtype=torch.int64),
-            "tokens": randint(generator, device, 0, 1 << 20, lines + 3, longest),
+            "drawn": randint(generator, device, -1, 5, seqs, dtype=torch.int64),
+            "tokens": randint(generator, device, 0, 1 << 20, seqs + 3, longest),
             "rows": rows.int().to(device),
-            "lengths": randint(generator, device, 0, longest, lines),
+            "lengths": randint(generator, device, 0, longest, seqs),
         }
 
-    return Case(name, torch.int32, make, EXACT, bytes=24 * lines, flops=0, mutated=("tokens",), small=small)
+    return Case(name, torch.int32, make, EXACT, bytes=24 * seqs, flops=0, mutated=("tokens",), small=small)
 
 
 def cases() -> list[Case]:

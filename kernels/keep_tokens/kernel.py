@@ -21,13 +21,13 @@ def _keep(p_drawn, p_tokens, p_rows, p_lengths, p_out, B, stride, BLOCK: tl.cons
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    held = line < B
-    drawn = tl.load(p_drawn + line, mask=held, other=0).to(tl.int32)
-    row = tl.load(p_rows + line, mask=held, other=0).to(tl.int64)
-    length = tl.load(p_lengths + line, mask=held, other=0)
+    seq = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    held = seq < B
+    drawn = tl.load(p_drawn + seq, mask=held, other=0).to(tl.int32)
+    row = tl.load(p_rows + seq, mask=held, other=0).to(tl.int64)
+    length = tl.load(p_lengths + seq, mask=held, other=0)
     tl.store(p_tokens + row * stride + length, tl.maximum(drawn, 0), mask=held)
-    tl.store(p_out + line, drawn, mask=held)
+    tl.store(p_out + seq, drawn, mask=held)
 
 
 def keep_tokens(

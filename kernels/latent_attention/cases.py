@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.cache_scales import EIGHT, stored
+from kernels.cache_scales import FP8, stored
 from kernels.latent_write.reference import latent_write
 from kernels.mixed import kept, mixed
 from kernels.registry import Case, Tolerance
@@ -21,7 +21,7 @@ BF16 = Tolerance(max_rel=1.6e-2, rms=1.2e-2)
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[tuple[int, int]],
+    seqs: list[tuple[int, int]],
     heads: int,
     latent: int,
     rope: int,
@@ -29,16 +29,16 @@ def case(
     small: bool = True,
     block_size: int = 16,
     expanded: bool = False,
-    eight: float | None = None,
+    fp8_scale: float | None = None,
 ) -> Case:
-    """eight: the scale of latents in a cache of 8-bit floats. expanded: lines of several queries get no absorbed
-    queries, and a bound on their entries with room to spare."""
-    singles = sum(count == 1 for count, _ in lines)
-    tokens, entries = sum(count for count, _ in lines), sum(length for _, length in lines)
+    """fp8_scale: the scale of latents in a cache of 8-bit floats. expanded: sequences of several queries get no
+    absorbed queries, and a bound on their entries with room to spare."""
+    singles = sum(count == 1 for count, _ in seqs)
+    tokens, entries = sum(count for count, _ in seqs), sum(length for _, length in seqs)
     taken = singles if expanded else tokens
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        batch = mixed(device, g, lines, block_size)
+        batch = mixed(device, g, seqs, block_size)
         q = randn(g, device, dtype, tokens, heads * (nope + rope) + 16)[:, 16:].unflatten(1, (heads, nope + rope))
         kv_up = randn(g, device, dtype, heads, 2 * nope, latent, scale=latent**-0.5)
         # the other inputs of the write are of no account
@@ -49,22 +49,22 @@ def case(
         absorbed = latent_write(
             q, entry, kv_up, 0 * nothing, nothing, table, cache, torch.ones(latent, device=device), taken
         )
-        parts: dict[str, Any] = {"cache": cache}
-        if eight is not None:
+        views: dict[str, Any] = {"cache": cache}
+        if fp8_scale is not None:
             latents, keys = (cache[..., :latent] * 3).to(dtype), cache[..., latent:].contiguous()
-            parts = {"cache": stored(latents, eight, EIGHT), "keys": keys, "latent_scale": eight}
+            views = {"cache": stored(latents, fp8_scale, FP8), "keys": keys, "latent_scale": fp8_scale}
         return {
             "q": q,
             "absorbed": absorbed,
             "kv_up": kv_up,
-            **parts,
+            **views,
             "block_table": batch.block_table,
             "batch": batch.attention,
             "scale": (nope + rope) ** -0.5,
-            "max_total_context": sum(length for _, length in lines[singles:]) + 300 if expanded else 0,
+            "max_total_context": sum(length for _, length in seqs[singles:]) + 300 if expanded else 0,
         }
 
-    pairs = sum(count * (2 * length - count + 1) // 2 for count, length in lines)
+    pairs = sum(count * (2 * length - count + 1) // 2 for count, length in seqs)
     held = entries * (latent + rope) + heads * 2 * nope * latent + tokens * heads * nope
     if expanded:
         flops = 2 * heads * (pairs * (2 * nope + rope) + entries * 2 * nope * latent)
@@ -91,12 +91,16 @@ def cases() -> list[Case]:
         case("many heads", bf16, [(1, 20), (3, 18)], 80, 16, 16, 16),
         case("expanded", f32, [(5, 5), (70, 90)], 3, 32, 16, 16, expanded=True),
         case("expanded beside decode, bfloat16", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True),
-        case("8 bits, decode, odd sizes", f32, DECODE, 2, 24, 8, 12, eight=0.02),
-        case("8 bits, lines of very different length", bf16, [(1, 500), (1, 3), (1, 70)], 16, 32, 16, 16, eight=0.01),
-        case("8 bits, mixed lines", f32, [*DECODE, (5, 5), (7, 40)], 5, 32, 16, 16, eight=0.03),
-        case("8 bits, expanded", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True, eight=0.02),
-        case("8 bits, 64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, *lite, **big, eight=0.02),
-        case("8 bits, odd ones expanded", bf16, [(129, 1000), (700, 2777)], *lite, **big, expanded=True, eight=0.02),
+        case("8 bits, decode, odd sizes", f32, DECODE, 2, 24, 8, 12, fp8_scale=0.02),
+        case(
+            "8 bits, lines of very different length", bf16, [(1, 500), (1, 3), (1, 70)], 16, 32, 16, 16, fp8_scale=0.01
+        ),
+        case("8 bits, mixed lines", f32, [*DECODE, (5, 5), (7, 40)], 5, 32, 16, 16, fp8_scale=0.03),
+        case("8 bits, expanded", bf16, [*DECODE, (9, 140), (150, 150)], 2, 64, 16, 32, expanded=True, fp8_scale=0.02),
+        case("8 bits, 64 lines of 1024, 16 heads", bf16, [(1, 1024)] * 64, *lite, **big, fp8_scale=0.02),
+        case(
+            "8 bits, odd ones expanded", bf16, [(129, 1000), (700, 2777)], *lite, **big, expanded=True, fp8_scale=0.02
+        ),
         case("1 line of 384, 16 heads", bf16, [(1, 384)], *lite, **big),
         case("1 line of 4096, 16 heads", bf16, [(1, 4096)], *lite, **big),
         case("8 lines of 1024, 16 heads", bf16, [(1, 1024)] * 8, *lite, **big),

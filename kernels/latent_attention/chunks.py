@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Lines of several queries over the latents themselves: a program takes some queries and heads of a line and reads
-each entry once for all. For steps whose lengths the host does not know; see `expand` for the others."""
+"""Sequences of several queries over the latents themselves: a program takes some queries and heads of a sequence and
+reads each entry once for all. For steps whose lengths the host does not know; see `expand` for the others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.cache_scales import LatentParts
+from kernels.cache_scales import LatentViews
 from kernels.group_linear.kernel import group_linear
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
 
-@triton.jit(do_not_specialize=["first_line"], do_not_specialize_on_alignment=["query_start", "context_len"])
+@triton.jit(do_not_specialize=["first_seq"], do_not_specialize_on_alignment=["query_start", "context_len"])
 def _attend(
     q,
     cache,
@@ -25,7 +25,7 @@ def _attend(
     out,
     scale,
     latent_scale,
-    first_line,
+    first_seq,
     table_stride,
     block_stride,
     entry_stride,
@@ -42,12 +42,12 @@ def _attend(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    line = first_line + tl.program_id(0)
+    seq = first_seq + tl.program_id(0)
     head_tiles = tl.cdiv(HEADS, BLOCK_H)
     query = tl.program_id(1) // head_tiles * QUERIES
-    lo = tl.load(query_start + line)
-    count = tl.load(query_start + line + 1) - lo
-    length = tl.load(context_len + line)
+    lo = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - lo
+    length = tl.load(context_len + seq)
     if query >= count:
         return
     row = tl.arange(0, QUERIES * BLOCK_H)
@@ -69,7 +69,7 @@ def _attend(
 
     end = tl.minimum(length, length - count + query + QUERIES)
     n = tl.arange(0, BLOCK_N)
-    blocks = block_table + line.to(tl.int64) * table_stride
+    blocks = block_table + seq.to(tl.int64) * table_stride
     ahead = tl.load(blocks + n // BLOCK_SIZE, mask=n < end, other=0)
     for first in range(0, end, BLOCK_N):
         block = ahead.to(tl.int64)
@@ -105,24 +105,24 @@ def attend_chunks(
     workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
-    held: LatentParts,
+    held: LatentViews,
     block_table: torch.Tensor,
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    first_line: int,
+    first_seq: int,
     max_query: int,
     deterministic: bool = False,
 ) -> None:
-    """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`."""
+    """`latent_attention` of the sequences from `first_seq` on, whose tokens start there too, written into `out`."""
     t, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
     block_h = min(64, max(16, next_power_of_2(heads)))
     queries = max(1, 64 // block_h)
     o = torch.empty(t, heads, latent, dtype=out.dtype, device=out.device)
-    workspace.launch(_attend, (len(context_len) - first_line, cdiv(max_query, queries) * cdiv(heads, block_h)))(
-        absorbed, held.latents, held.keys, block_table, query_start, context_len, o, scale, held.scale, first_line,
+    workspace.launch(_attend, (len(context_len) - first_seq, cdiv(max_query, queries) * cdiv(heads, block_h)))(
+        absorbed, held.latents, held.keys, block_table, query_start, context_len, o, scale, held.scale, first_seq,
         block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], HEADS=heads, LATENT=latent,
         ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1],
         QUERIES=queries, BLOCK_H=block_h, BLOCK_L=max(16, next_power_of_2(latent)),
@@ -131,8 +131,6 @@ def attend_chunks(
     )  # fmt: skip
     v_up = kv_up[:, kv_up.shape[1] - value :]
     if deterministic:
-        out[first_line:] = group_linear(workspace, o[first_line:].flatten(1), v_up, deterministic).view(
-            -1, heads, value
-        )
+        out[first_seq:] = group_linear(workspace, o[first_seq:].flatten(1), v_up, deterministic).view(-1, heads, value)
         return
-    torch.bmm(o[first_line:].transpose(0, 1), v_up.transpose(1, 2), out=out[first_line:].transpose(0, 1))
+    torch.bmm(o[first_seq:].transpose(0, 1), v_up.transpose(1, 2), out=out[first_seq:].transpose(0, 1))

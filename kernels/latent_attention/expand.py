@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Lines of many queries: their latents are taken through the up-projection once, then each head attends to its own keys
-and values, which are a third as wide as the latents. The host has to know how many entries there are at most, no more,
-so that graphs hold it."""
+"""Sequences of many queries: their latents are taken through the up-projection once, then each head attends to its own
+keys and values, which are a third as wide as the latents. The host has to know how many entries there are at most, no
+more, so that graphs hold it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.cache_scales import LatentParts
+from kernels.cache_scales import LatentViews
 from kernels.latent_attention.prompt import attend_prompts
-from kernels.latent_attention.up import ENTRIES, LINES, expand
+from kernels.latent_attention.up import ENTRIES, SEQS, expand
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -33,7 +33,8 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class UpTile:
-    """How the up-projection is cut: entries of a line, outputs and latent channels a tile, pipeline depth, warps."""
+    """How the up-projection is cut: entries of a sequence, outputs and latent channels a tile, pipeline depth,
+    warps."""
 
     entries: int
     outputs: int
@@ -42,7 +43,7 @@ class UpTile:
     warps: int
 
 
-@triton.jit(do_not_specialize=["first_line", "num_lines"], do_not_specialize_on_alignment=["context_len"])
+@triton.jit(do_not_specialize=["first_seq", "num_seqs"], do_not_specialize_on_alignment=["context_len"])
 def _expand(
     cache,
     keys,
@@ -57,8 +58,8 @@ def _expand(
     entry_stride,
     key_block_stride,
     key_stride,
-    first_line,
-    num_lines,
+    first_seq,
+    num_seqs,
     OUTPUTS: tl.constexpr,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
@@ -70,21 +71,21 @@ def _expand(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """kv = latents · kv_upᵀ for ROWS entries of a line, whose rotated keys are copied beside. Lines stand one after
-    another, each filled up to whole tiles."""
+    """kv = latents · kv_upᵀ for ROWS entries of a sequence, whose rotated keys are copied beside. Sequences stand one
+    after another, each filled up to whole tiles."""
     tile = tl.program_id(1)
-    lines = tl.arange(0, BLOCK_B)
-    upto = tl.cumsum(tl.cdiv(tl.load(context_len + first_line + lines, mask=lines < num_lines, other=0), ROWS), 0)
-    before = (upto <= tile) & (lines < num_lines)
-    i_line = tl.sum(before.to(tl.int32), 0)
-    if i_line >= num_lines:
+    seqs = tl.arange(0, BLOCK_B)
+    upto = tl.cumsum(tl.cdiv(tl.load(context_len + first_seq + seqs, mask=seqs < num_seqs, other=0), ROWS), 0)
+    before = (upto <= tile) & (seqs < num_seqs)
+    i_seq = tl.sum(before.to(tl.int32), 0)
+    if i_seq >= num_seqs:
         return
-    line = (first_line + i_line).to(tl.int64)
-    length = tl.load(context_len + line)
+    seq = (first_seq + i_seq).to(tl.int64)
+    length = tl.load(context_len + seq)
     row = tl.arange(0, ROWS)
     j = (tile - tl.max(tl.where(before, upto, 0), 0)) * ROWS + row
     held = (j < length)[:, None]
-    block = tl.load(block_table + line * table_stride + j // BLOCK_SIZE, mask=j < length, other=0).to(tl.int64)
+    block = tl.load(block_table + seq * table_stride + j // BLOCK_SIZE, mask=j < length, other=0).to(tl.int64)
     entry = cache + (block * block_stride + j % BLOCK_SIZE * entry_stride)[:, None]
     c = tl.arange(0, BLOCK_C)[None, :]
     first_output = tl.program_id(0) * BLOCK_O
@@ -105,10 +106,10 @@ def _expand(
 
 
 @triton.jit
-def _rows_before(context_len, first_line, i_line, ROWS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Where the entries of line `i_line` begin among those that `_expand` wrote."""
-    line = tl.arange(0, BLOCK_B)
-    return tl.sum(tl.cdiv(tl.load(context_len + first_line + line, mask=line < i_line, other=0), ROWS), 0) * ROWS
+def _rows_before(context_len, first_seq, i_seq, ROWS: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Where the entries of sequence `i_seq` begin among those that `_expand` wrote."""
+    seq = tl.arange(0, BLOCK_B)
+    return tl.sum(tl.cdiv(tl.load(context_len + first_seq + seq, mask=seq < i_seq, other=0), ROWS), 0) * ROWS
 
 
 @triton.jit
@@ -150,7 +151,7 @@ def _fold(
 
 
 @triton.jit(
-    do_not_specialize=["first_line", "num_lines"],
+    do_not_specialize=["first_seq", "num_seqs"],
     do_not_specialize_on_alignment=["query_start", "context_len"],
 )
 def _attend(
@@ -164,8 +165,8 @@ def _attend(
     q_token_stride,
     q_head_stride,
     scale,
-    first_line,
-    num_lines,
+    first_seq,
+    num_seqs,
     HEADS: tl.constexpr,
     NOPE: tl.constexpr,
     ROPE: tl.constexpr,
@@ -176,21 +177,21 @@ def _attend(
     BLOCK_B: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of a line's queries, one head, over all keys that they see."""
+    """One tile of a sequence's queries, one head, over all keys that they see."""
     i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
-    origin = tl.load(query_start + first_line)
-    lines = tl.arange(0, BLOCK_B)
-    starts = tl.load(query_start + first_line + lines, mask=lines < num_lines, other=1 << 30)
-    begun = (starts - origin) // BLOCK_M + lines <= i_tile
-    i_line = tl.sum(begun.to(tl.int32), 0) - 1
-    line = first_line + i_line
-    query_first = tl.load(query_start + line)
-    count = tl.load(query_start + line + 1) - query_first
-    first_query = (i_tile - (query_first - origin) // BLOCK_M - i_line) * BLOCK_M
+    origin = tl.load(query_start + first_seq)
+    seqs = tl.arange(0, BLOCK_B)
+    starts = tl.load(query_start + first_seq + seqs, mask=seqs < num_seqs, other=1 << 30)
+    begun = (starts - origin) // BLOCK_M + seqs <= i_tile
+    i_seq = tl.sum(begun.to(tl.int32), 0) - 1
+    seq = first_seq + i_seq
+    query_first = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - query_first
+    first_query = (i_tile - (query_first - origin) // BLOCK_M - i_seq) * BLOCK_M
     if first_query >= count:
         return
-    length = tl.load(context_len + line)
+    length = tl.load(context_len + seq)
     past = length - count
     query = first_query + tl.arange(0, BLOCK_M)
     live = (query < count)[:, None]
@@ -203,7 +204,7 @@ def _attend(
     l = tl.zeros((BLOCK_M,), tl.float32)
     stop = tl.minimum(length, past + first_query + BLOCK_M)
     plain = tl.minimum((past + first_query + 1) // BLOCK_N * BLOCK_N, stop)
-    row = _rows_before(context_len, first_line, i_line, ROWS, BLOCK_B)
+    row = _rows_before(context_len, first_seq, i_seq, ROWS, BLOCK_B)
     column = head * (NOPE + VALUE)
     acc, m, l = _fold(
         acc, m, l, qn, qr, keys, values, rotated, row, column, past + query, 0, plain, scale, NOPE, BLOCK_N,
@@ -223,19 +224,19 @@ def attend_expanded(
     q: torch.Tensor,
     kv_up: torch.Tensor,
     cache: torch.Tensor,
-    held: LatentParts,
+    held: LatentViews,
     block_table: torch.Tensor,
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    first_line: int,
+    first_seq: int,
     max_query: int,
     max_total_context: int,
     up: UpTile | None,
     tile: Tile | None,
 ) -> None:
-    """`latent_attention` of the lines from `first_line` on, whose tokens start there too, written into `out`.
+    """`latent_attention` of the sequences from `first_seq` on, whose tokens start there too, written into `out`.
 
     They have at most `max_query` queries each and `max_total_context` tokens in the cache, of which `held` are the
     parts. The parts of a head are powers of two from 16 on; up.entries is a multiple of tile.keys. No cut: what Hopper
@@ -244,11 +245,11 @@ def attend_expanded(
     heads, own, latent = kv_up.shape
     rope, value = held.keys.shape[-1], out.shape[-1]
     nope = own - value
-    lines, tokens = len(context_len) - first_line, len(q) - first_line
-    block_b = max(LINES, next_power_of_2(lines))
+    seqs, tokens = len(context_len) - first_seq, len(q) - first_seq
+    block_b = max(SEQS, next_power_of_2(seqs))
     precision = "ieee" if q.dtype == torch.float32 else "tf32"
     padded = ENTRIES if up is None else up.entries
-    row_tiles = cdiv(max_total_context, padded) + lines
+    row_tiles = cdiv(max_total_context, padded) + seqs
     kv = torch.empty(row_tiles * padded, heads * own, dtype=q.dtype, device=cache.device)
     rotated = torch.empty(row_tiles * padded, rope, dtype=q.dtype, device=cache.device)
 
@@ -256,22 +257,22 @@ def attend_expanded(
         return TensorDescriptor(source, list(source.shape), list(source.stride()), list(box))
 
     if up is None:
-        expand(workspace, kv_up, cache, block_table, context_len, kv, rotated, first_line)
+        expand(workspace, kv_up, cache, block_table, context_len, kv, rotated, first_seq)
     else:
         channels = min(up.channels, next_power_of_2(latent))
         workspace.launch(_expand, (cdiv(heads * own, up.outputs), row_tiles))(
             held.latents, held.keys, boxes(kv_up.flatten(0, 1), up.outputs, channels), block_table, context_len, kv,
-            rotated, held.scale, block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], first_line,
-            lines, OUTPUTS=heads * own, LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded,
+            rotated, held.scale, block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], first_seq,
+            seqs, OUTPUTS=heads * own, LATENT=latent, ROPE=rope, BLOCK_SIZE=cache.shape[1], ROWS=padded,
             BLOCK_O=up.outputs, BLOCK_C=channels, BLOCK_B=block_b, STAGES=up.stages, PRECISION=precision,
             num_warps=up.warps,
         )  # fmt: skip
     if tile is None:
-        attend_prompts(workspace, q, kv, rotated, query_start, context_len, out, scale, first_line, max_query, padded)
+        attend_prompts(workspace, q, kv, rotated, query_start, context_len, out, scale, first_seq, max_query, padded)
         return
-    workspace.launch(_attend, (tokens // tile.queries + lines, heads))(
+    workspace.launch(_attend, (tokens // tile.queries + seqs, heads))(
         q, boxes(kv, tile.keys, nope), boxes(kv, tile.keys, value), boxes(rotated, tile.keys, rope), query_start,
-        context_len, out, q.stride(0), q.stride(1), scale, first_line, lines, HEADS=heads, NOPE=nope, ROPE=rope,
+        context_len, out, q.stride(0), q.stride(1), scale, first_seq, seqs, HEADS=heads, NOPE=nope, ROPE=rope,
         VALUE=value, ROWS=padded, BLOCK_M=tile.queries, BLOCK_N=tile.keys, BLOCK_B=block_b, PRECISION=precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, sync, view
-from kernels.latent_attention.up import LINES
+from kernels.latent_attention.up import SEQS
 from kernels.paged_attention.prompt import GROUPS, ROWS, fold, key_weights, query_tile, turn_place
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -32,31 +32,31 @@ KEYS, STAGES = 64, 3
 @gluon.jit
 def _read(
     q_desc, kv_desc, rotated_desc, p_query_start, p_context, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full,
-    q_empty, t_empty, k_full, v_full, done, first_line, lines, ranks,
+    q_empty, t_empty, k_full, v_full, done, first_seq, seqs, ranks,
     HEADS: gl.constexpr, NOPE: gl.constexpr, ROPE: gl.constexpr, VALUE: gl.constexpr, PADDED: gl.constexpr,
-    LINES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    SEQS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The reading warp. Keys past a line's context are zeros, which fill the line's last PADDED entries up."""
+    """The reading warp. Keys past a sequence's context are zeros, which fill the sequence's last PADDED entries up."""
     PLAIN: gl.constexpr = NOPE // 64
     HALVES: gl.constexpr = VALUE // 64
     q_boxes = view(q_ring, q_desc.dtype, [GROUPS * PLAIN, ROWS, 1, 64], q_desc.layout)
     turned_boxes = view(turned_ring, q_desc.dtype, [2 * GROUPS, ROWS, 1, 64], q_desc.layout)
     k_boxes = view(k_ring, kv_desc.dtype, [STAGES * PLAIN, BLOCK_N, 64], kv_desc.layout)
     v_boxes = view(v_ring, kv_desc.dtype, [STAGES * HALVES, BLOCK_N, 64], kv_desc.layout)
-    each = gl.arange(0, LINES, gl.BlockedLayout([LINES // 32], [32], [1], [0]))
+    each = gl.arange(0, SEQS, gl.BlockedLayout([SEQS // 32], [32], [1], [0]))
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     turn = program * 0
     asked = turn
     if PDL:
         gdc_wait()
-    for number in range((ranks * lines * HEADS + programs - 1) // programs):
+    for number in range((ranks * seqs * HEADS + programs - 1) // programs):
         place = turn_place(number, program, programs)
-        line, head, token, query, _, _, tiles = query_tile(
-            place, lines, first_line, p_query_start, p_context, HEADS, GROUPS * ROWS, BLOCK_N
+        seq, head, token, query, _, _, tiles = query_tile(
+            place, seqs, first_seq, p_query_start, p_context, HEADS, GROUPS * ROWS, BLOCK_N
         )
         if tiles > 0:
-            before = gl.load(p_context + first_line + each, mask=first_line + each < line, other=0)
+            before = gl.load(p_context + first_seq + each, mask=first_seq + each < seq, other=0)
             start = gl.sum((before + PADDED - 1) // PADDED, axis=0) * PADDED
             mbarrier.wait(q_empty, (asked & 1) ^ 1)
             mbarrier.wait(t_empty.index(asked % 2), ((asked // 2) & 1) ^ 1)
@@ -102,7 +102,7 @@ def _score(q, turned, k_ring, r_ring, k_full, turn, s_layout: gl.constexpr, BLOC
 @gluon.jit
 def _multiply(
     p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty, k_full,
-    v_full, done, scale, first_line, lines, ranks,
+    v_full, done, scale, first_seq, seqs, ranks,
     PART: gl.constexpr, HEADS: gl.constexpr, VALUE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -121,11 +121,11 @@ def _multiply(
         gdc_wait()
     # The next tile is looked up before the keys of this one.
     _, head, token, query, count, length, tiles = query_tile(
-        turn_place(0, program, programs), lines, first_line, p_query_start, p_context, HEADS, GROUPS * ROWS, BLOCK_N
+        turn_place(0, program, programs), seqs, first_seq, p_query_start, p_context, HEADS, GROUPS * ROWS, BLOCK_N
     )
-    for number in range((ranks * lines * HEADS + programs - 1) // programs):
+    for number in range((ranks * seqs * HEADS + programs - 1) // programs):
         _, next_head, next_token, next_query, next_count, next_length, next_tiles = query_tile(
-            turn_place(number + 1, program, programs), lines, first_line, p_query_start, p_context, HEADS,
+            turn_place(number + 1, program, programs), seqs, first_seq, p_query_start, p_context, HEADS,
             GROUPS * ROWS, BLOCK_N,
         )  # fmt: skip
         acc = gl.zeros([ROWS, VALUE], gl.float32, o_layout)
@@ -169,8 +169,8 @@ def _multiply(
             acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
         if query >= 0:
-            share = gl.convert_layout(1.0 / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
-            y = gl.convert_layout((acc * share[:, None]).to(dtype), flat)
+            norm = gl.convert_layout(1.0 / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
+            y = gl.convert_layout((acc * norm[:, None]).to(dtype), flat)
             mine = query + PART * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, flat))
             channel = gl.arange(0, VALUE, gl.SliceLayout(0, flat))
             place = ((token + mine).to(gl.int64) * HEADS + head) * VALUE
@@ -180,16 +180,16 @@ def _multiply(
 
 
 @gluon.jit(
-    do_not_specialize=["first_line", "lines", "ranks"],
+    do_not_specialize=["first_seq", "seqs", "ranks"],
     do_not_specialize_on_alignment=["p_query_start", "p_context"],
 )
 def attend_kernel(
-    q_desc, kv_desc, rotated_desc, p_query_start, p_context, p_out, scale, first_line, lines, ranks,
+    q_desc, kv_desc, rotated_desc, p_query_start, p_context, p_out, scale, first_seq, seqs, ranks,
     HEADS: gl.constexpr, NOPE: gl.constexpr, ROPE: gl.constexpr, VALUE: gl.constexpr, PADDED: gl.constexpr,
-    LINES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    SEQS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """A program's tiles of queries; `ranks` tiles at most a line. A line's keys begin where those of the lines before,
-    each filled up to a multiple of PADDED, end."""
+    """A program's tiles of queries; `ranks` tiles at most a sequence. A sequence's keys begin where those of the
+    sequences before, each filled up to a multiple of PADDED, end."""
     if PDL:
         gdc_launch_dependents()
     dtype: gl.constexpr = q_desc.dtype
@@ -222,18 +222,18 @@ def attend_kernel(
         [
             (_multiply, (
                 p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty,
-                k_full, v_full, done, scale, first_line, lines, ranks,
+                k_full, v_full, done, scale, first_seq, seqs, ranks,
                 0, HEADS, VALUE, BLOCK_N, STAGES, PDL,
             )),
             (_multiply, (
                 p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty,
-                k_full, v_full, done, scale, first_line, lines, ranks,
+                k_full, v_full, done, scale, first_seq, seqs, ranks,
                 1, HEADS, VALUE, BLOCK_N, STAGES, PDL,
             )),
             (_read, (
                 q_desc, kv_desc, rotated_desc, p_query_start, p_context, q_ring, turned_ring, k_ring, r_ring, v_ring,
-                q_full, q_empty, t_empty, k_full, v_full, done, first_line, lines, ranks,
-                HEADS, NOPE, ROPE, VALUE, PADDED, LINES, BLOCK_N, STAGES, PDL,
+                q_full, q_empty, t_empty, k_full, v_full, done, first_seq, seqs, ranks,
+                HEADS, NOPE, ROPE, VALUE, PADDED, SEQS, BLOCK_N, STAGES, PDL,
             )),
         ],
         [4, 1],
@@ -258,22 +258,22 @@ def attend_prompts(
     context_len: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    first_line: int,
+    first_seq: int,
     max_query: int,
     padded: int,
 ) -> None:
-    """Attention of the lines from `first_line` on, of up to `max_query` queries, written into `out`.
+    """Attention of the sequences from `first_seq` on, of up to `max_query` queries, written into `out`.
 
-    kv [rows, H · (nope + Dv)] and rotated [rows, rope] hold the lines' keys and values one line after another, each
-    filled up with zeros to a multiple of `padded` rows, whole tiles of keys. Takes what `suits` says.
+    kv [rows, H · (nope + Dv)] and rotated [rows, rope] hold the sequences' keys and values one sequence after another,
+    each filled up with zeros to a multiple of `padded` rows, whole tiles of keys. Takes what `suits` says.
     """
     _, heads, width = q.shape
     rope, value = rotated.shape[1], out.shape[-1]
-    lines = len(context_len) - first_line
+    seqs = len(context_len) - first_seq
     ranks = cdiv(max_query, GROUPS.value * ROWS.value)
-    workspace.launch(attend_kernel, (min(multiprocessors(q.device), ranks * lines * heads),))(
+    workspace.launch(attend_kernel, (min(multiprocessors(q.device), ranks * seqs * heads),))(
         boxes(q, ROWS.value, 1, 64), boxes(kv, KEYS, 64), boxes(rotated, KEYS, 64), query_start, context_len, out,
-        scale, first_line, lines, ranks, HEADS=heads, NOPE=width - rope, ROPE=rope, VALUE=value, PADDED=padded,
-        LINES=max(LINES, next_power_of_2(lines)), BLOCK_N=KEYS, STAGES=STAGES, PDL=workspace.pdl, num_warps=4,
+        scale, first_seq, seqs, ranks, HEADS=heads, NOPE=width - rope, ROPE=rope, VALUE=value, PADDED=padded,
+        SEQS=max(SEQS, next_power_of_2(seqs)), BLOCK_N=KEYS, STAGES=STAGES, PDL=workspace.pdl, num_warps=4,
         launch_pdl=workspace.pdl,
     )  # fmt: skip

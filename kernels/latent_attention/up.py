@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined,assignment"
 """Latents taken through the up-projection on Hopper, in Gluon: a warp reads, two groups of warps multiply.
 
-As the grouped product of experts does it (`kernels.moe_gemm.grouped`), with a line's entries in place of an expert's
-pairs: the bulk copy engine (TMA) brings them from where blocks hold them.
+As the grouped product of experts does it (`kernels.moe_gemm.grouped`), with a sequence's entries in place of an
+expert's pairs: the bulk copy engine (TMA) brings them from where blocks hold them.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from kernels.workspace import Workspace
 # Entries of a tile, outputs of a tile, channels of a slice. Slices that shared memory holds.
 ENTRIES, OUTPUTS, BOX = 128, 256, 64
 STAGES = 3
-# Lines that one compiled kernel serves; more of them take another.
-LINES = 128
+# Sequences that one compiled kernel serves; more of them take another.
+SEQS = 128
 
 
 @gluon.jit
-def _tiles(p_context, first_line, lines, ENTRIES: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr):
-    """Up to where tiles of each line and of those before it reach."""
-    each = gl.arange(0, LINES, gl.BlockedLayout([1], [32], [WARPS], [0]))
-    length = gl.load(p_context + first_line + each, mask=each < lines, other=0)
-    return gl.associative_scan((length + ENTRIES - 1) // ENTRIES, 0, plus), each < lines
+def _tiles(p_context, first_seq, seqs, ENTRIES: gl.constexpr, SEQS: gl.constexpr, WARPS: gl.constexpr):
+    """Up to where tiles of each sequence and of those before it reach."""
+    each = gl.arange(0, SEQS, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    length = gl.load(p_context + first_seq + each, mask=each < seqs, other=0)
+    return gl.associative_scan((length + ENTRIES - 1) // ENTRIES, 0, plus), each < seqs
 
 
 @gluon.jit
-def _entries(p_context, first_line, lines, tile, ENTRIES: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr):
-    """Line of a tile, its first entry there, and the line's length."""
-    upto, there = _tiles(p_context, first_line, lines, ENTRIES, LINES, WARPS)
+def _entries(p_context, first_seq, seqs, tile, ENTRIES: gl.constexpr, SEQS: gl.constexpr, WARPS: gl.constexpr):
+    """Sequence of a tile, its first entry there, and the sequence's length."""
+    upto, there = _tiles(p_context, first_seq, seqs, ENTRIES, SEQS, WARPS)
     before = (upto <= tile) & there
-    line = first_line + gl.sum(before.to(gl.int32), axis=0)
+    seq = first_seq + gl.sum(before.to(gl.int32), axis=0)
     first = (tile - gl.max(gl.where(before, upto, 0), axis=0)) * ENTRIES
-    return line, first, gl.load(p_context + line)
+    return seq, first, gl.load(p_context + seq)
 
 
 @gluon.jit
 def _feed(
     c_desc, w_desc, p_table, p_context, x_ring, w_ring, full, empty, works, columns, slices, table_stride, block_rows,
-    first_line, lines,
-    BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, ENTRIES: gl.constexpr, LINES: gl.constexpr, STAGES: gl.constexpr,
+    first_seq, seqs,
+    BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, ENTRIES: gl.constexpr, SEQS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fills the ring: a stage holds two boxes of entries and four of the matrix."""
     COPIES: gl.constexpr = ENTRIES // COPIED
@@ -58,8 +58,8 @@ def _feed(
     phase = stage + 1
     for work in range(program, works, gl.num_programs(0)):
         column = work % columns
-        line, first, length = _entries(p_context, first_line, lines, work // columns, ENTRIES, LINES, 1)
-        blocks = p_table + line.to(gl.int64) * table_stride
+        seq, first, length = _entries(p_context, first_seq, seqs, work // columns, ENTRIES, SEQS, 1)
+        blocks = p_table + seq.to(gl.int64) * table_stride
         rows = ()
         for copy in gl.static_range(COPIES):
             j = first + copy * COPIED
@@ -80,11 +80,11 @@ def _feed(
 @gluon.jit
 def _multiply(
     y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
-    table_stride, block_rows, first_line, lines,
-    LATENT: gl.constexpr, BLOCK_SIZE: gl.constexpr, ENTRIES: gl.constexpr, LINES: gl.constexpr, STAGES: gl.constexpr,
+    table_stride, block_rows, first_seq, seqs,
+    LATENT: gl.constexpr, BLOCK_SIZE: gl.constexpr, ENTRIES: gl.constexpr, SEQS: gl.constexpr, STAGES: gl.constexpr,
     TEAM: gl.constexpr,
 ):  # fmt: skip
-    """One group of warps: 64 entries of every tile of its program. Rows past a line's end are zeros."""
+    """One group of warps: 64 entries of every tile of its program. Rows past a sequence's end are zeros."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     program = gl.program_id(0)
@@ -93,7 +93,7 @@ def _multiply(
     for work in range(program, works, gl.num_programs(0)):
         tile = work // columns
         column = work % columns
-        line, first, length = _entries(p_context, first_line, lines, tile, ENTRIES, LINES, 4)
+        seq, first, length = _entries(p_context, first_seq, seqs, tile, ENTRIES, SEQS, 4)
         first += TEAM * 64
         acc = gl.zeros((64, 256), gl.float32, mma)
         acc, stage, phase = ring_product(acc, x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, False, STAGES)
@@ -108,7 +108,7 @@ def _multiply(
             row = gl.arange(0, 64, gl.SliceLayout(1, flat))
             channel = gl.arange(0, 64, gl.SliceLayout(0, flat))[None, :]
             j = first + row
-            block = gl.load(p_table + line.to(gl.int64) * table_stride + j // BLOCK_SIZE, mask=j < length, other=0)
+            block = gl.load(p_table + seq.to(gl.int64) * table_stride + j // BLOCK_SIZE, mask=j < length, other=0)
             source = (block * block_rows + j % BLOCK_SIZE).to(gl.int64) * (LATENT + 64) + LATENT
             key = gl.load(cache + source[:, None] + channel, mask=(j < length)[:, None], other=0.0)
             place = (tile * ENTRIES + TEAM * 64 + row).to(gl.int64) * 64
@@ -116,15 +116,15 @@ def _multiply(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["first_line", "lines"], do_not_specialize_on_alignment=["p_context"])
+@gluon.jit(do_not_specialize=["first_seq", "seqs"], do_not_specialize_on_alignment=["p_context"])
 def up_kernel(
-    c_desc, w_desc, y_desc, cache, p_table, p_context, p_rotated, table_stride, block_rows, first_line, lines, columns,
+    c_desc, w_desc, y_desc, cache, p_table, p_context, p_rotated, table_stride, block_rows, first_seq, seqs, columns,
     slices,
-    LATENT: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, ENTRIES: gl.constexpr, LINES: gl.constexpr,
+    LATENT: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, ENTRIES: gl.constexpr, SEQS: gl.constexpr,
     STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """kv = latents · kv_upᵀ for tiles of ENTRIES entries of a line, whose rotated keys are copied beside. Lines stand
-    one after another, each filled up to whole tiles."""
+    """kv = latents · kv_upᵀ for tiles of ENTRIES entries of a sequence, whose rotated keys are copied beside. Sequences
+    stand one after another, each filled up to whole tiles."""
     x_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 64, 64], w_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 256, 64], w_desc.layout)
     out = gl.allocate_shared_memory(y_desc.dtype, [8, 64, 64], y_desc.layout)
@@ -137,21 +137,21 @@ def up_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    upto, _ = _tiles(p_context, first_line, lines, ENTRIES, LINES, 4)
+    upto, _ = _tiles(p_context, first_seq, seqs, ENTRIES, SEQS, 4)
     works = gl.max(upto, axis=0) * columns
     gl.warp_specialize(
         [
             (_multiply, (
                 y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
-                table_stride, block_rows, first_line, lines, LATENT, BLOCK_SIZE, ENTRIES, LINES, STAGES, 0,
+                table_stride, block_rows, first_seq, seqs, LATENT, BLOCK_SIZE, ENTRIES, SEQS, STAGES, 0,
             )),
             (_multiply, (
                 y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
-                table_stride, block_rows, first_line, lines, LATENT, BLOCK_SIZE, ENTRIES, LINES, STAGES, 1,
+                table_stride, block_rows, first_seq, seqs, LATENT, BLOCK_SIZE, ENTRIES, SEQS, STAGES, 1,
             )),
             (_feed, (
                 c_desc, w_desc, p_table, p_context, x_ring, w_ring, full, empty, works, columns, slices, table_stride,
-                block_rows, first_line, lines, BLOCK_SIZE, COPIED, ENTRIES, LINES, STAGES,
+                block_rows, first_seq, seqs, BLOCK_SIZE, COPIED, ENTRIES, SEQS, STAGES,
             )),
         ],
         [4, 1],
@@ -177,19 +177,19 @@ def expand(
     context_len: torch.Tensor,
     kv: torch.Tensor,
     rotated: torch.Tensor,
-    first_line: int,
+    first_seq: int,
 ) -> None:
-    """Keys and values kv [rows, H · (nope + Dv)] and rotated keys [rows, rope] of the lines from `first_line` on, each
-    filled up with zeros to a multiple of ENTRIES rows. Takes what `suits` says."""
+    """Keys and values kv [rows, H · (nope + Dv)] and rotated keys [rows, rope] of the sequences from `first_seq` on,
+    each filled up with zeros to a multiple of ENTRIES rows. Takes what `suits` says."""
     latent, width = kv_up.shape[-1], cache.shape[-1]
     block_size, block_rows, rows = cache.shape[1], cache.stride(0) // width, rows_of(cache[:, None])
-    lines = len(context_len) - first_line
+    seqs = len(context_len) - first_seq
     copied = min(block_size, BOX)
     columns = kv.shape[1] // OUTPUTS
     workspace.launch(up_kernel, (min(multiprocessors(cache.device), kv.shape[0] // ENTRIES * columns),))(
         boxes(rows, copied, BOX), boxes(kv_up.flatten(0, 1), BOX, BOX), boxes(kv, BOX, BOX), cache, block_table,
-        context_len, rotated, block_table.stride(0), block_rows, first_line, lines, columns, latent // BOX,
+        context_len, rotated, block_table.stride(0), block_rows, first_seq, seqs, columns, latent // BOX,
         LATENT=latent, BLOCK_SIZE=block_size, COPIED=copied, ENTRIES=ENTRIES,
-        LINES=max(LINES, next_power_of_2(lines)), STAGES=STAGES, PDL=workspace.pdl, num_warps=4, maxnreg=REGISTERS,
+        SEQS=max(SEQS, next_power_of_2(seqs)), STAGES=STAGES, PDL=workspace.pdl, num_warps=4, maxnreg=REGISTERS,
         launch_pdl=workspace.pdl,
     )  # fmt: skip

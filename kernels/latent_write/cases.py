@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.cache_scales import EIGHT
+from kernels.cache_scales import FP8
 from kernels.mixed import cos_sin
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, deterministic, randint, randn
@@ -22,21 +22,21 @@ def case(
     nope: int,
     absorbed: int,
     small: bool = True,
-    eight: float | None = None,
+    fp8_scale: float | None = None,
     **options: Any,
 ) -> Case:
-    """eight: the scale of latents in a cache of 8-bit floats."""
+    """fp8_scale: the scale of latents in a cache of 8-bit floats."""
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         slots = torch.randperm(16 * (t + 2), generator=g, device=g.device)[:t].to(device)
         if t > 2:
             slots[1] = -1
         apart = {}
-        if eight is not None:
+        if fp8_scale is not None:
             apart = {
-                "cache": torch.zeros(t + 2, 16, latent, device=device).to(EIGHT),
+                "cache": torch.zeros(t + 2, 16, latent, device=device).to(FP8),
                 "keys": torch.zeros(t + 2, 16, rope, dtype=dtype, device=device),
-                "latent_scale": eight,
+                "latent_scale": fp8_scale,
             }
         return {
             # Queries and latents stand side by side, as one product gives them.
@@ -56,8 +56,8 @@ def case(
     size = t * (2 * heads * rope + 2 * (latent + rope))
     size += heads * nope * latent * (absorbed > 0) + absorbed * heads * (nope + latent + rope)
     flops = 2 * absorbed * heads * nope * latent + 8 * t * (heads * rope + latent)
-    moved = size * dtype.itemsize - (0 if eight is None else t * latent * (dtype.itemsize - 1))
-    written = ("cache",) if eight is None else ("cache", "keys")
+    moved = size * dtype.itemsize - (0 if fp8_scale is None else t * latent * (dtype.itemsize - 1))
+    written = ("cache",) if fp8_scale is None else ("cache", "keys")
     return Case(name, dtype, make, TOLERANCES[dtype], moved, flops, mutated=(*written, "q"), small=small)
 
 
@@ -71,11 +71,11 @@ def cases() -> list[Case]:
         case("some of many tokens absorbed", bf16, 70, 2, 160, 16, 32, 40),
         case("more tokens than one launch absorbs", f32, 70, 2, 32, 16, 16, 66),
         case("more tokens than have their own programs", f32, 259, 2, 16, 4, 16, 0),
-        case("8 bits, odd heads", f32, 5, 3, 24, 8, 12, 5, eight=0.013),
-        case("8 bits, beyond the largest", bf16, 4, 16, 64, 16, 32, 4, eight=1e-3),
-        case("8 bits, several tokens a program", f32, 259, 2, 16, 4, 16, 0, eight=0.5),
-        case("8 bits, 64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, eight=0.02, small=False),
-        case("8 bits, 8192 tokens, 16 heads", bf16, 8192, 16, 512, 64, 128, 0, eight=0.02, small=False),
+        case("8 bits, odd heads", f32, 5, 3, 24, 8, 12, 5, fp8_scale=0.013),
+        case("8 bits, beyond the largest", bf16, 4, 16, 64, 16, 32, 4, fp8_scale=1e-3),
+        case("8 bits, several tokens a program", f32, 259, 2, 16, 4, 16, 0, fp8_scale=0.5),
+        case("8 bits, 64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, fp8_scale=0.02, small=False),
+        case("8 bits, 8192 tokens, 16 heads", bf16, 8192, 16, 512, 64, 128, 0, fp8_scale=0.02, small=False),
         case("no tokens", f32, 0, 4, 32, 16, 16, 0),
         case("1 token, 16 heads, 512 + 64", bf16, 1, 16, 512, 64, 128, 1, small=False),
         case("64 tokens, 16 heads, 512 + 64", bf16, 64, 16, 512, 64, 128, 64, small=False),

@@ -14,16 +14,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cache_numbers import to_cache
-from kernels.cache_scales import latent_parts
+from kernels.cache_scales import latent_views
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
 # Tokens up to which the up-projection is part of the launch.
-FEW_TOKENS = 64
+FUSED_ABSORB_TOKENS = 64
 # Tokens up to which each has its own programs to write its entry and to turn its queries.
 OWN_TOKENS = 256
 # Tokens beside which queries are absorbed in a launch of their own.
-MANY_TOKENS = 2048
+SEPARATE_ABSORB_TOKENS = 2048
 
 
 @triton.jit
@@ -186,13 +186,13 @@ def tokens_each(tokens: int, absorbs: bool) -> int:
 
 def absorbs_within(absorbed: int) -> bool:
     """Whether the kernel absorbs so many queries itself; more are cuBLAS's."""
-    return 0 < absorbed <= FEW_TOKENS
+    return 0 < absorbed <= FUSED_ABSORB_TOKENS
 
 
 def absorbs_apart(tokens: int, absorbed: int) -> bool:
     """Whether it does so in a launch of its own: beside many tokens, most of whose programs do without the memory that
     products take."""
-    return absorbs_within(absorbed) and tokens > MANY_TOKENS
+    return absorbs_within(absorbed) and tokens > SEPARATE_ABSORB_TOKENS
 
 
 def latent_write(
@@ -220,7 +220,7 @@ def latent_write(
     if not t:
         return taken
     pdl = workspace.pdl
-    parts = latent_parts(cache, keys, latent, latent_scale)
+    views = latent_views(cache, keys, latent, latent_scale)
     within = deterministic or absorbs_within(absorbed)
     block_c = min(128, max(16, next_power_of_2(latent)))
     block_h = min(16, next_power_of_2(heads))
@@ -232,8 +232,8 @@ def latent_write(
         each = 1 if deterministic else tokens_each(t, absorbs)
         programs = cdiv(t, each) * (1 + cdiv(heads, block_h)) if writes else 0
         workspace.launch(_write, (absorb_programs + programs,))(
-            q, kv, kv_up, positions, slots, cos_sin, parts.latents, parts.keys, norm, taken, q.stride(0), q.stride(1),
-            kv.stride(0), kv_up.stride(0), *parts.latents.stride()[:2], *parts.keys.stride()[:2], cache.shape[1],
+            q, kv, kv_up, positions, slots, cos_sin, views.latents, views.keys, norm, taken, q.stride(0), q.stride(1),
+            kv.stride(0), kv_up.stride(0), *views.latents.stride()[:2], *views.keys.stride()[:2], cache.shape[1],
             eps, 1.0 / latent_scale, t, absorb_programs, absorbed,
             HEADS=heads, NOPE=nope, LATENT=latent, HALF=rope // 2, INTERLEAVED=interleaved, BLOCK_T=block_t,
             BLOCK_D=max(16, next_power_of_2(nope)), BLOCK_C=block_c, BLOCK_H=block_h,

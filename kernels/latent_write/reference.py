@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cache_scales import latent_parts, plain, stored
+from kernels.cache_scales import latent_views, plain, stored
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
@@ -54,10 +54,10 @@ def latent_write(
     key = rotate(kv[:, latent:].float(), cos, sin, interleaved)
     live = slots >= 0
     places = slots[live]
-    parts = latent_parts(cache, keys, latent, latent_scale)
+    views = latent_views(cache, keys, latent, latent_scale)
     at = (places // cache.shape[1], places % cache.shape[1])
-    plain(parts.latents)[at] = plain(stored(f[live].to(kv.dtype), latent_scale, cache.dtype))
-    parts.keys[at] = key[live].to(parts.keys.dtype)
+    plain(views.latents)[at] = plain(stored(f[live].to(kv.dtype), latent_scale, cache.dtype))
+    views.keys[at] = key[live].to(views.keys.dtype)
     q[..., nope:] = rotate(q[..., nope:].float(), cos[:, None], sin[:, None], interleaved).to(q.dtype)
     first = q[:absorbed]
     k_up = kv_up[:, :nope].float()

@@ -1,10 +1,10 @@
 """Matrix product with dense weights stored as [out, in], fused with its neighbours when there are few rows.
 
 One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gluon kernel that streams the weight
-through shared memory (`stream`, or `fed` with a warp that does nothing but ask for it), elsewhere Triton tiles
-(`skinny`). Many rows: cuBLAS, with norm and activation as kernels of their own, and with algorithms that were measured
-(`chosen`); on Hopper a Gluon kernel has the activation inside (`broad`) where its tiles fill the GPU. The borders and
-tiles were measured on an H200, most by `perf.tune_linear`.
+through shared memory (`stream`, or `warp_specialized` with a warp that does nothing but ask for it), elsewhere Triton
+tiles (`skinny`). Many rows: cuBLAS, with norm and activation as kernels of their own, and with algorithms that were
+measured (`tuned_gemms`); on Hopper a Gluon kernel has the activation inside (`gated_persistent`) where its tiles fill
+the GPU. The thresholds and tiles were measured on an H200, most by `perf.tune_linear`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 from kernels.gated_activation.kernel import gated_activation
 from kernels.hardware import group_products, multiprocessors
-from kernels.linear.broad import BroadTile, broad_fits, broad_linear
-from kernels.linear.fed import FedTile, fed_linear
+from kernels.linear.gated_persistent import GatedPersistentTile, gated_persistent_fits, gated_persistent_linear
 from kernels.linear.skinny import INTERPRETED, Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear, streams
+from kernels.linear.warp_specialized import WarpSpecializedTile, warp_specialized_linear
 from kernels.linear.waves import filled
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv
@@ -24,11 +24,11 @@ from kernels.weight import Dense
 from kernels.workspace import Workspace
 
 STREAM_ROWS = 64
-BROAD_ROWS, ALL_BROAD_ROWS = 512, 2048
+GATED_PERSISTENT_ROWS, ALL_GATED_PERSISTENT_ROWS = 512, 2048
 INVARIANT_ROWS = 256
 FEW_ROWS = 16
 TILE_ROWS = 32
-FED_ROWS = 32
+WARP_SPECIALIZED_ROWS = 32
 HEAD_OUTPUTS = 1 << 16
 FEW_INPUTS, MIDDLE_INPUTS, MANY_INPUTS = 2048, 4096, 12288
 
@@ -65,15 +65,24 @@ def linear(
         tile = invariant_tile(rows, n, activation, x.dtype)
         return tile_linear(workspace, x, data, bias, None, eps, offset, residual, activation, tile)
     if 1 < rows <= STREAM_ROWS and group_products(x.device) and streams(x, data):
-        fed = fed_tile(rows, n, data.shape[1], activation is not None, multiprocessors(x.device))
-        if fed is not None:
-            return fed_linear(workspace, x, data, bias, residual, activation, fed, counters(workspace))
+        warp_specialized = warp_specialized_tile(
+            rows, n, data.shape[1], activation is not None, multiprocessors(x.device)
+        )
+        if warp_specialized is not None:
+            return warp_specialized_linear(
+                workspace, x, data, bias, residual, activation, warp_specialized, counters(workspace)
+            )
         stream = stream_tile(rows, n, data.shape[1], activation is not None, multiprocessors(x.device))
         return stream_linear(workspace, x, data, bias, residual, activation, stream, counters(workspace))
-    if activation is not None and rows > STREAM_ROWS and group_products(x.device) and broad_fits(x, data, bias):
-        broad = broad_tile(rows, n, data.shape[1], multiprocessors(x.device))
-        if broad is not None:
-            return broad_linear(workspace, x, data, activation, broad)
+    if (
+        activation is not None
+        and rows > STREAM_ROWS
+        and group_products(x.device)
+        and gated_persistent_fits(x, data, bias)
+    ):
+        gated_persistent = gated_persistent_tile(rows, n, data.shape[1], multiprocessors(x.device))
+        if gated_persistent is not None:
+            return gated_persistent_linear(workspace, x, data, activation, gated_persistent)
     if not (narrow and fits):
         return _library(workspace, x, data, bias, residual, activation)
     if rows == 1:
@@ -99,7 +108,7 @@ def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: in
     """Tiles of 64 outputs, rings as deep as shared memory allows (half of that where two programs share it).
 
     Fewer tiles than multiprocessors are cut into slices, so that nearly all have one; more of them, and sizes at which
-    adding slices up costs little, are cut into equal stretches.
+    adding slices up costs little, are cut into equal ranges.
     """
     height = next(h for h in (8, 16, 32, STREAM_ROWS) if rows <= h)
     if activation:
@@ -121,32 +130,36 @@ def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: in
     return StreamTile(height, 64, 256, 2)
 
 
-def fed_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> FedTile | None:
-    """None where a warp that feeds did not gain at 40 to 64 rows, and for sizes that were not measured.
+def warp_specialized_tile(
+    rows: int, n: int, k: int, activation: bool, multiprocessors: int
+) -> WarpSpecializedTile | None:
+    """None where a warp of its own for loads did not gain at 40 to 64 rows, and for sizes that were not measured.
 
     Of few inputs a program takes whole tiles: adding parts up took longer than the multiprocessors left idle.
     """
-    if rows <= FED_ROWS:
+    if rows <= WARP_SPECIALIZED_ROWS:
         return None
     if activation:
-        return FedTile(2, 2) if k >= MIDDLE_INPUTS else None
+        return WarpSpecializedTile(2, 2) if k >= MIDDLE_INPUTS else None
     split = multiprocessors // cdiv(n, 64)
     if not 2 <= split <= 4:
         return None
     if k <= FEW_INPUTS:
-        return FedTile(9, 4)
+        return WarpSpecializedTile(9, 4)
     # all of a program's weights stand in its ring before the wait
-    return FedTile(8, 3, split) if k <= 1024 * split else None
+    return WarpSpecializedTile(8, 3, split) if k <= 1024 * split else None
 
 
-def broad_tile(rows: int, n: int, k: int, multiprocessors: int) -> BroadTile | None:
+def gated_persistent_tile(rows: int, n: int, k: int, multiprocessors: int) -> GatedPersistentTile | None:
     """None where the library is faster: it fills a GPU at any size, and pays 256/k of its time for the activation.
 
-    From ALL_BROAD_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a warm-up of
-    that many rows then knows the kernel.
+    From ALL_GATED_PERSISTENT_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a
+    warm-up of that many rows then knows the kernel.
     """
-    if rows >= ALL_BROAD_ROWS or (rows >= BROAD_ROWS and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1):
-        return BroadTile()
+    if rows >= ALL_GATED_PERSISTENT_ROWS or (
+        rows >= GATED_PERSISTENT_ROWS and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1
+    ):
+        return GatedPersistentTile()
     return None
 
 

@@ -18,7 +18,7 @@ from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
-FEW_ROWS, BROAD_ROWS = 64, 256
+FEW_ROWS, LIBRARY_ROWS = 64, 256
 # One for each multiprocessor of a Hopper GPU.
 PROGRAMS = 132
 
@@ -67,7 +67,7 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -
     if deterministic:
         return RowTile(FEW_ROWS, 64, 2 if n <= 1 << 13 and not activation else 1, 4)
     height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
-    if rows > BROAD_ROWS:
+    if rows > LIBRARY_ROWS:
         return RowTile(128, 64 if activation else 128, 1, 3, 8)
     if activation or n >= 1 << 16 or rows > FEW_ROWS:
         return RowTile(height, 128 if height == 16 else 64, 1, 4)

@@ -42,20 +42,20 @@ def _product(w, x, scales, sx, at, live, BK: tl.constexpr, BLOCKED: tl.constexpr
     if WIDE:
         if w.dtype == tl.int8:
             w = w.to(tl.float32)
-        part = tl.dot(w.to(x.dtype), tl.trans(x), input_precision=DOT)
+        partial = tl.dot(w.to(x.dtype), tl.trans(x), input_precision=DOT)
     else:
         # Of 128 products of 8-bit integers, which a float32 holds exactly.
-        part = tl.dot(w, tl.trans(x)).to(tl.float32)
+        partial = tl.dot(w, tl.trans(x)).to(tl.float32)
     if BLOCKED:
-        part *= tl.load(scales + at // BK, mask=live, other=0.0)[:, None]
+        partial *= tl.load(scales + at // BK, mask=live, other=0.0)[:, None]
     if GROUPED:
-        part *= sx[None, :]
-    return part
+        partial *= sx[None, :]
+    return partial
 
 
 @triton.jit(do_not_specialize=["M", "xs_row", "xs_group"])
 def fp8_kernel(
-    x_ptr, xs_ptr, w_ptr, ws_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    x_ptr, xs_ptr, w_ptr, ws_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, x_stride, xs_row, xs_group, y_stride, residual_stride, ws_stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
     BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
@@ -85,8 +85,8 @@ def fp8_kernel(
     x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     if PDL:
         gdc_launch_dependents()
-        lines = start + tl.arange(0, 4) * BK
-        prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.minimum(lines, K - 1)[None, :])
+        cache_lines = start + tl.arange(0, 4) * BK
+        prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.minimum(cache_lines, K - 1)[None, :])
         gdc_wait()
     acc = tl.zeros((BN, BM), tl.float32)
     acc_up = acc
@@ -108,7 +108,7 @@ def fp8_kernel(
     last = True
     if SPLIT > 1:
         counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
-        cells = part_ptr + spot * N + n[None, :]
+        cells = partial_ptr + spot * N + n[None, :]
         y, last = summed(y, cells, M.to(tl.int64) * N, counter, pid_k, stored, BM, BN, SPLIT)
     if last:
         if not BLOCKED:
@@ -139,10 +139,10 @@ def fp8_linear(
     (rows, n), k = y.shape, x.shape[1]
     exact = x.dtype == torch.float32
     grid = (cdiv(n, tile.outputs), cdiv(rows, tile.rows), tile.split)
-    parts = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
+    partials = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
     counts = counters(workspace) if tile.split > 1 else None
     workspace.launch(fp8_kernel, grid)(
-        x, scales, weight.data, weight.scale, bias, residual, y, parts, counts,
+        x, scales, weight.data, weight.scale, bias, residual, y, partials, counts,
         rows, n, k, x.stride(0), 0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1),
         y.stride(0), 0 if residual is None else residual.stride(0), weight.scale.shape[1],
         BM=tile.rows, BN=tile.outputs, BK=GROUP, SPLIT=tile.split, ROWS=weight.block[0],

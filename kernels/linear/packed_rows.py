@@ -92,7 +92,7 @@ def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.
 
 @triton.jit(do_not_specialize=["M"])
 def packed_kernel(
-    x_ptr, data_ptr, scale_ptr, zero_ptr, order_ptr, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    x_ptr, data_ptr, scale_ptr, zero_ptr, order_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, B, G, x_stride, y_stride, residual_stride,
     BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
@@ -138,7 +138,7 @@ def packed_kernel(
     last = True
     if SPLIT > 1:
         counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
-        cells = part_ptr + spot * N + n[None, :]
+        cells = partial_ptr + spot * N + n[None, :]
         y, last = summed(y, cells, M.to(tl.int64) * N, counter, pid_k, stored, BM, BN, SPLIT)
     if last:
         y = finished(y, y_up, bias_ptr, residual_ptr, spot * residual_stride + n[None, :], N, n, live, stored, ACT,
@@ -181,10 +181,10 @@ def packed_linear(
     (rows, n), k = y.shape, x.shape[1]
     exact = x.dtype == torch.float32
     grid = (cdiv(n, tile.outputs), cdiv(rows, tile.rows), tile.split)
-    parts = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
+    partials = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
     counts = counters(workspace) if tile.split > 1 else None
     workspace.launch(packed_kernel, grid)(
-        x, *held(weight), bias, residual, y, parts, counts,
+        x, *held(weight), bias, residual, y, partials, counts,
         rows, n, k, weight.data.shape[-1], weight.scale.shape[-1],
         x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
         **constants(weight),

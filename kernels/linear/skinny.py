@@ -56,10 +56,10 @@ def vector_kernel(
     if PDL:
         gdc_launch_dependents()
         if PREFETCH > 0:
-            lines = tl.arange(0, PREFETCH // 64) * 64
-            prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
+            cache_lines = tl.arange(0, PREFETCH // 64) * 64
+            prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + cache_lines[None, :])
             if ACT is not None:
-                prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
+                prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + cache_lines[None, :])
 
     acc = tl.zeros((BN, BK), tl.float32)
     acc_up = acc
@@ -130,7 +130,7 @@ def vector_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def tile_kernel(
-    x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, x_stride, y_stride, residual_stride, eps, offset,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, SERIAL: tl.constexpr, STAGES: tl.constexpr,
@@ -160,10 +160,10 @@ def tile_kernel(
     if PDL:
         gdc_launch_dependents()
         if PREFETCH > 0:
-            lines = start + tl.arange(0, PREFETCH // 64) * 64
-            prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + lines[None, :])
+            cache_lines = start + tl.arange(0, PREFETCH // 64) * 64
+            prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + cache_lines[None, :])
             if ACT is not None:
-                prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + lines[None, :])
+                prefetch(w_ptr + (tl.minimum(n, N - 1) + N).to(tl.int64)[:, None] * K + cache_lines[None, :])
         gdc_wait()
 
     total = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
@@ -215,14 +215,14 @@ def tile_kernel(
     if SPLIT > 1:
         cell = m.to(tl.int64)[:, None] * N + n[None, :]
         slice_size = M.to(tl.int64) * N
-        tl.store(part_ptr + pid_k * slice_size + cell, acc, mask=out_mask)
+        tl.store(partial_ptr + pid_k * slice_size + cell, acc, mask=out_mask)
         tl.debug_barrier()
         counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
         last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
         if last:
             acc = tl.zeros((BM, BN), tl.float32)
-            for part in range(SPLIT):
-                acc += tl.load(part_ptr + part * slice_size + cell, mask=out_mask, other=0.0, cache_modifier=".cg")
+            for split in range(SPLIT):
+                acc += tl.load(partial_ptr + split * slice_size + cell, mask=out_mask, other=0.0, cache_modifier=".cg")
             tl.store(counter, 0)
     if last:
         if NORM:
@@ -313,10 +313,10 @@ def tile_linear(
     assert tile.split == 1 or activation is None, "a slice keeps one sum, and a gated output has two"
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     grid = (cdiv(n, tile.outputs), cdiv(m, tile.rows), tile.split)
-    parts = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
+    partials = y if tile.split == 1 else torch.empty((tile.split, m, n), dtype=torch.float32, device=x.device)
     counts = y if tile.split == 1 else counters(workspace)
     workspace.launch(tile_kernel, grid)(
-        x, weight, bias, norm_weight, residual, y, parts, counts,
+        x, weight, bias, norm_weight, residual, y, partials, counts,
         m, n, k, x.stride(0), y.stride(0), residual.stride(0) if residual is not None else 0, eps, offset,
         BM=tile.rows, BN=tile.outputs, BK=tile.inputs, SPLIT=tile.split, SERIAL=tile.serial, STAGES=tile.stages,
         NORM=norm_weight is not None, ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,

@@ -18,8 +18,8 @@ def summed(y, cells, slice_size, counter, pid_k, stored, BM: tl.constexpr, BN: t
     last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLIT - 1
     if last:
         y = tl.zeros((BM, BN), tl.float32)
-        for part in range(SPLIT):
-            y += tl.load(cells + part * slice_size, mask=stored, other=0.0, cache_modifier=".cg")
+        for split in range(SPLIT):
+            y += tl.load(cells + split * slice_size, mask=stored, other=0.0, cache_modifier=".cg")
         tl.store(counter, 0)
     return y, last
 

@@ -5,8 +5,8 @@ Weight tiles are the long side of the matrix unit (64 outputs an instruction), t
 copy engine (TMA) fills a ring of tiles in shared memory; its first tiles are asked for before the kernel before has
 finished, so the memory never waits for a launch, a norm or the last sums of another product.
 
-Work is cut evenly whatever the shape: the tiles' slices of inputs stand in one line, and every program takes an equal
-stretch of it (stream-K, Osama et al. 2023, arXiv:2301.03598). A tile that several programs share is summed by the last
+Work is cut evenly whatever the shape: the tiles' slices of inputs stand in one row, and every program takes an equal
+range of it (stream-K, Osama et al. 2023, arXiv:2301.03598). A tile that several programs share is summed by the last
 of them to finish, in the order of the inputs, so the result does not depend on which one that is.
 """
 
@@ -33,13 +33,13 @@ from kernels.workspace import Workspace
 
 @gluon.jit
 def first_unit(program, units, programs):
-    """The first unit of a program's stretch."""
+    """The first unit of a program's range."""
     return program * units // programs
 
 
 @gluon.jit
 def unit_owner(unit, units, programs):
-    """The program whose stretch holds `unit`."""
+    """The program whose range holds `unit`."""
     return ((unit + 1) * programs - 1) // units
 
 
@@ -68,13 +68,13 @@ def _ask_weight(w_desc, bars, w_ring, stage, tile, slice_, up_row, live, BYTES: 
 
 @gluon.jit(do_not_specialize=["M"])
 def stream_kernel(
-    x_desc, w_desc, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+    x_desc, w_desc, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, y_stride, residual_stride,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
     ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """M ≤ BM rows. With ACT, N counts outputs and the weight has 2N rows. SHARED: whether programs share tiles; then
-    part_ptr has room for a partial tile (two with ACT) for the first and for the last tile of each program, and
+    partial_ptr has room for a partial tile (two with ACT) for the first and for the last tile of each program, and
     count_ptr a zero for each tile."""
     GATED: gl.constexpr = ACT is not None
     WIDE: gl.constexpr = 2 if GATED else 1
@@ -157,7 +157,7 @@ def stream_kernel(
                 + gl.arange(0, BM, gl.SliceLayout(0, mma))[None, :]
             )
             opens = (begin == tile * slices).to(gl.int32)
-            mine = part_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM)
+            mine = partial_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM)
             gl.store(mine + cell, acc)
             if GATED:
                 gl.store(mine + BN * BM + cell, acc_up)
@@ -172,7 +172,7 @@ def stream_kernel(
                     for place in gl.static_range(AT_ONCE):
                         sharer = some + place
                         opens = (first_unit(sharer, units, programs) <= tile * slices).to(gl.int32)
-                        theirs = part_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
+                        theirs = partial_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
                         held = (cell >= 0) & (sharer <= other)
                         acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")
                         if GATED:
@@ -223,18 +223,18 @@ def streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the programs of a launch write: `y` [M, n], and, where they share tiles of outputs, `parts` of these (else
-    `y` again)."""
+    """What the programs of a launch write: `y` [M, n], and, where they share tiles of outputs, `partials` of these
+    (else `y` again)."""
 
     programs: int
     shared: bool
     y: torch.Tensor
-    parts: torch.Tensor
+    partials: torch.Tensor
 
 
 def work_of(x: torch.Tensor, n: int, rows: int, outputs: int, inputs: int, wide: int, split: int, most: int) -> Work:
     """The work of x [M, k] and n outputs in tiles of `rows` by `outputs`, cut into slices of `inputs`: for `split`
-    programs a tile, or for up to `most` that take equal stretches of all slices. A program has a partial tile, or
+    programs a tile, or for up to `most` that take equal ranges of all slices. A program has a partial tile, or
     `wide` of them, for its first and for its last tile."""
     m, k = x.shape
     tiles, slices = cdiv(n, outputs), cdiv(k, inputs)
@@ -257,7 +257,7 @@ def stream_linear(
     work = work_of(x, n, tile.rows, tile.outputs, tile.inputs, wide, tile.split, most)
     workspace.launch(stream_kernel, (work.programs,))(
         boxes(x, tile.rows, tile.inputs), boxes(weight, tile.outputs, tile.inputs),
-        bias, residual, work.y, work.parts, counts,
+        bias, residual, work.y, work.partials, counts,
         m, n, k, work.y.stride(0), residual.stride(0) if residual is not None else 0,
         BM=tile.rows, BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages, SHARED=work.shared,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,

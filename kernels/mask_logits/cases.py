@@ -1,4 +1,4 @@
-"""Logits and masks of some of their lines."""
+"""Logits and masks of some of their sequences."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from kernels.registry import Case
 from kernels.testing import EXACT, randint, randn
 
 
-def case(name: str, dtype: torch.dtype, lines: int, masks: int, vocab: int, small: bool = True) -> Case:
+def case(name: str, dtype: torch.dtype, seqs: int, masks: int, vocab: int, small: bool = True) -> Case:
     words = -(-vocab // 32)
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        chosen = torch.randperm(lines, generator=generator, device=generator.device)[:masks]
+        chosen = torch.randperm(seqs, generator=generator, device=generator.device)[:masks]
         halves = [randint(generator, device, 0, 1 << 16, masks, words, dtype=torch.int64) for _ in range(2)]
         words_of = halves[0] << 16 | halves[1]
         return {
-            "logits": randn(generator, device, dtype, lines, vocab),
-            "lines": chosen.int().to(device),
+            "logits": randn(generator, device, dtype, seqs, vocab),
+            "seqs": chosen.int().to(device),
             "masks": torch.where(words_of >= 1 << 31, words_of - (1 << 32), words_of).int(),
         }
 

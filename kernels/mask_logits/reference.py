@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 
-def mask_logits(logits: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
-    """logits[lines[i], v] = −inf where bit v % 32 of masks[i, v // 32] is 0.
+def mask_logits(logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor) -> None:
+    """logits[sequences[i], v] = −inf where bit v % 32 of masks[i, v // 32] is 0.
 
-    logits [B, V], changed in place (rows may stand apart); lines [n] int32, no two the same; masks [n, W] int32 with
-    32 W ≥ V.
+    logits [B, V], changed in place (rows may stand apart); sequences [n] int32, no two the same; masks [n, W] int32
+    with 32 W ≥ V.
     """
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = ((masks[..., None] >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
-    rows = lines.long()
+    rows = seqs.long()
     logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))

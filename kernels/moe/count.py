@@ -17,14 +17,14 @@ from kernels.moe_route.choose import Choice, choose, summed
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
-# Tokens of a program, and integers from one counter to the next: counters that share a line of the cache are added to
-# in turn.
+# Tokens of a program, and integers from one counter to the next: counters that share a sequence of the cache are added
+# to in turn.
 _TOKENS, _APART = 4, 32
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def choose_and_count(
-    parts,
+    partials,
     bias,
     weights,
     experts,
@@ -43,7 +43,7 @@ def choose_and_count(
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [SPLITS, tokens, E] sum to the logits. counts, APART from one another, holds zeros before and after; its
+    """partials [SPLITS, tokens, E] sum to the logits. counts, APART from one another, holds zeros before and after; its
     entry behind all E + SHARED experts, BLOCK_C or fewer with it, counts programs. ROWS as in `moe_gemm.order`."""
     if PDL:
         gdc_launch_dependents()
@@ -53,7 +53,7 @@ def choose_and_count(
     width: tl.constexpr = K + SHARED
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     live = token < tokens
-    x = summed(parts, token, tokens, num_experts, SPLITS, HOW.block_e)
+    x = summed(partials, token, tokens, num_experts, SPLITS, HOW.block_e)
     picked = choose(x, token, live, bias, None, None, weights, experts, num_experts, scale, HOW, BLOCK_T)
     k = tl.arange(0, HOW.block_k)[None, :]
     routed = live[:, None] & (k < K)
@@ -70,12 +70,12 @@ def choose_and_count(
 
 
 def chosen_in_tiles(
-    workspace: Workspace, parts: torch.Tensor, bias: torch.Tensor | None, rows: int, scale: float, how: Choice
+    workspace: Workspace, partials: torch.Tensor, bias: torch.Tensor | None, rows: int, scale: float, how: Choice
 ) -> tuple[torch.Tensor, torch.Tensor, Places]:
-    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs in tiles of `rows`. The choice is
+    """Weights and experts [T, K + S] of `partials` [splits, T, E], and their pairs in tiles of `rows`. The choice is
     not by token id. Calls on a device share their counters: they must run in one stream order."""
-    splits, t, e = parts.shape
-    device, every, width = parts.device, e + how.shared, how.top_k + how.shared
+    splits, t, e = partials.shape
+    device, every, width = partials.device, e + how.shared, how.top_k + how.shared
 
     def integers(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
@@ -83,7 +83,7 @@ def chosen_in_tiles(
     weights = torch.empty(t, width, dtype=torch.float32, device=device)
     experts, rank, offsets, ends = integers(t, width), integers(t, width), integers(every + 1), integers(every)
     workspace.launch(choose_and_count, (cdiv(t, _TOKENS),))(
-        parts, bias, weights, experts, counters(workspace, every, _APART), rank, offsets, ends, t, e, scale,
+        partials, bias, weights, experts, counters(workspace, every, _APART), rank, offsets, ends, t, e, scale,
         SPLITS=splits, ROWS=rows, APART=_APART, BLOCK_T=_TOKENS, BLOCK_C=next_power_of_2(every + 1),
         HOW=how, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
     )  # fmt: skip

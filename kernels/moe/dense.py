@@ -6,17 +6,16 @@ import torch
 
 from kernels.moe.count import chosen_in_tiles
 from kernels.moe.lists import MOST_EXPERTS, chosen_in_lists
-from kernels.moe.rows import rows_moe
+from kernels.moe.rows import routed_rows_moe
 from kernels.moe.scores import scored
-from kernels.moe_gemm.ahead import lists_moe, ring_tiles
-from kernels.moe_gemm.dense import FEW_TOKENS as ROW_TOKENS
-from kernels.moe_gemm.dense import GROUPED_PAIRS, bulk_rows, moe_gemm, pair_tiles, row_tiles
+from kernels.moe_gemm.dense import GROUPED_PAIRS, ROW_TOKENS, bulk_rows, moe_gemm, pair_tiles, row_tiles
 from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
 from kernels.moe_gemm.order import CHUNK
 from kernels.moe_gemm.rows import RowTile
 from kernels.moe_gemm.tiles import tiles_moe
-from kernels.moe_route.kernel import FEW_TOKENS, choice, moe_route
-from kernels.moe_route.logits import MANY_TOKENS, logit_parts
+from kernels.moe_gemm.tma_ring import lists_moe, ring_tiles
+from kernels.moe_route.kernel import ONE_LAUNCH_TOKENS, choice, moe_route
+from kernels.moe_route.logits import BF16_THIRDS_TOKENS, logit_partials
 from kernels.rms_norm.kernel import rms_norm
 from kernels.routing import Routing
 from kernels.weight import Dense
@@ -39,13 +38,13 @@ def down_tile(tokens: int, inter: int) -> RowTile:
 
 def chooses_in_lists(tokens: int, pairs: int, experts: int) -> bool:
     """Whether the launch that chooses lists each expert's pairs as well, as it does for tiles of a decode step."""
-    return tokens > FEW_TOKENS and pairs <= min(CHUNK, GROUPED_PAIRS * experts)
+    return tokens > ONE_LAUNCH_TOKENS and pairs <= min(CHUNK, GROUPED_PAIRS * experts)
 
 
 def counts_in_choice(tokens: int, pairs: int, experts: int, by_token: bool) -> bool:
     """Whether the launch that chooses counts each expert's pairs as well, as it does for tiles of a prompt unless the
     choice is `by_token` ids, which may name an expert twice."""
-    return tokens >= MANY_TOKENS and pairs > GROUPED_PAIRS * experts and not by_token
+    return tokens >= BF16_THIRDS_TOKENS and pairs > GROUPED_PAIRS * experts and not by_token
 
 
 def moe(
@@ -73,7 +72,7 @@ def moe(
     bias, table, scale, num_shared = routing.bias, routing.table, routing.scale, routing.num_shared
     plain = routing.score == "softmax" and bias is None and table is None and routing.num_groups == 1 and not num_shared
     if not alone and chooses_in_products(tokens, inter, len(router), plain):
-        return rows_moe(
+        return routed_rows_moe(
             workspace, x, router, up, out, routing.top_k, norm_weight, eps, offset, routing.renormalize, scale,
             residual, gelu, limit, row_tiles(inter)[0], down_tile(tokens, inter),
         )  # fmt: skip
@@ -85,13 +84,13 @@ def moe(
         after = (residual, gelu, limit)
         if not listed:
             weights, experts, found = chosen_in_tiles(
-                workspace, logit_parts(workspace, h, router), bias, PAIRS, scale, constants
+                workspace, logit_partials(workspace, h, router), bias, PAIRS, scale, constants
             )
             return grouped_moe(workspace, h, up, out, weights, experts, *after, found)
         rows, up_cut, down_cut = pair_tiles(pairs, len(up), x.dtype, bulk_rows(x, inter))
-        parts, counts = scored(workspace, h, router, num_shared)
+        partials, counts = scored(workspace, h, router, num_shared)
         weights, experts, lists = chosen_in_lists(
-            workspace, parts, counts, bias, table, token_ids, rows, scale, constants
+            workspace, partials, counts, bias, table, token_ids, rows, scale, constants
         )
         rings = ring_tiles(h, inter, rows)
         if rings is not None:

@@ -62,7 +62,7 @@ def _highest(
 
 @triton.jit(do_not_specialize=["capacity", "tokens"])
 def choose_and_list(
-    parts,
+    partials,
     bias,
     table,
     token_ids,
@@ -79,7 +79,7 @@ def choose_and_list(
     ROUNDS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts [SPLITS, tokens, E] sum to the logits. counts [E + SHARED] holds zeros before; pairs [E + SHARED,
+    """partials [SPLITS, tokens, E] sum to the logits. counts [E + SHARED] holds zeros before; pairs [E + SHARED,
     capacity]."""
     if PDL:
         gdc_launch_dependents()
@@ -87,7 +87,7 @@ def choose_and_list(
     width: tl.constexpr = HOW.top_k + HOW.shared
     t = tl.program_id(0).to(tl.int64)
     token = t + tl.arange(0, 1)
-    x = summed(parts, token, tokens, num_experts, SPLITS, HOW.block_e)
+    x = summed(partials, token, tokens, num_experts, SPLITS, HOW.block_e)
     if ROUNDS:
         picked = _highest(x, token, weights, experts, num_experts, scale, HOW)
     else:
@@ -108,7 +108,7 @@ def in_rounds(num_experts: int, how: Choice) -> bool:
 
 def chosen_in_lists(
     workspace: Workspace,
-    parts: torch.Tensor,
+    partials: torch.Tensor,
     counts: torch.Tensor,
     bias: torch.Tensor | None,
     table: torch.Tensor | None,
@@ -117,18 +117,18 @@ def chosen_in_lists(
     scale: float,
     how: Choice,
 ) -> tuple[torch.Tensor, torch.Tensor, Lists]:
-    """Weights and experts [T, K + S] of `parts` [splits, T, E], and their pairs by expert in tiles of `rows`, counted
-    in `counts`, zeros before."""
-    splits, t, e = parts.shape
+    """Weights and experts [T, K + S] of `partials` [splits, T, E], and their pairs by expert in tiles of `rows`,
+    counted in `counts`, zeros before."""
+    splits, t, e = partials.shape
     every, width = len(counts), how.top_k + how.shared
     # a table by token id may name an expert twice
     capacity = t * width if how.hashed else t
-    weights = torch.empty(t, width, dtype=torch.float32, device=parts.device)
-    experts = torch.empty(t, width, dtype=torch.int32, device=parts.device)
-    pairs = torch.empty(every, capacity, dtype=torch.int32, device=parts.device)
+    weights = torch.empty(t, width, dtype=torch.float32, device=partials.device)
+    experts = torch.empty(t, width, dtype=torch.int32, device=partials.device)
+    pairs = torch.empty(every, capacity, dtype=torch.int32, device=partials.device)
     rounds = in_rounds(e, how)
     workspace.launch(choose_and_list, (t,))(
-        parts, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
+        partials, bias, table, token_ids, weights, experts, counts, pairs, capacity, t, e, scale,
         SPLITS=splits, HOW=how, ROUNDS=rounds, PDL=workspace.pdl, launch_pdl=workspace.pdl,
         num_warps=1 if rounds else 4,
     )  # fmt: skip

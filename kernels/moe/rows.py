@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.moe_gemm.rows import RowTile, expert_up
-from kernels.moe_route.places import place, places, ranks, shares
+from kernels.moe_route.places import place, places, ranks, softmax_weights
 from kernels.moe_route.scores import row_scores
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -101,7 +101,7 @@ def down(
     # Keeps the compiler from asking only when the tile is needed.
     tl.debug_barrier()
     picked = places(rank, top_k, BLOCK_K, WARPS, BLOCK_E)
-    weight = shares(own, picked, num_experts, scale, RENORMALIZE, K, BLOCK_K, BLOCK_E)
+    weight = softmax_weights(own, picked, num_experts, scale, RENORMALIZE, K, BLOCK_K, BLOCK_E)
     if PDL:
         gdc_wait()
     pair = h + t * K * inter
@@ -139,7 +139,7 @@ def _experts_each(router: torch.Tensor, tokens: int, block_m: int) -> int:
     return 8 if tokens == 1 and 8 * block_m <= _HELD else 2
 
 
-def rows_moe(
+def routed_rows_moe(
     workspace: Workspace,
     x: torch.Tensor,
     router: torch.Tensor,

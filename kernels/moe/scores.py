@@ -26,7 +26,7 @@ def _cut(x):
 def step_scores(
     h,
     router,
-    parts,
+    partials,
     counts,
     tokens,
     num_experts,
@@ -39,7 +39,7 @@ def step_scores(
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts[split] = h · routerᵀ over the split's BLOCK_M inputs; counts [counters] = 0. The router is float32 or of
+    """partials[split] = h · routerᵀ over the split's BLOCK_M inputs; counts [counters] = 0. The router is float32 or of
     the dtype of h."""
     if PDL:
         gdc_launch_dependents()
@@ -70,7 +70,7 @@ def step_scores(
     else:
         acc = tl.dot(a.to(tl.float32), tl.trans(w.to(tl.float32)), input_precision="ieee")
     place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
-    tl.store(parts + place, acc, mask=live & (n < num_experts)[None, :])
+    tl.store(partials + place, acc, mask=live & (n < num_experts)[None, :])
 
 
 def scored(
@@ -79,10 +79,10 @@ def scored(
     """h · routerᵀ as [splits, T, E] float32 to be summed, and E + S int32 zeros."""
     (t, hidden), e = h.shape, len(router)
     splits = cdiv(hidden, _INPUTS)
-    parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
+    partials = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
     counts = torch.empty(e + num_shared, dtype=torch.int32, device=h.device)
     workspace.launch(step_scores, (cdiv(t, _TOKENS), cdiv(e, _EXPERTS), splits))(
-        h, router, parts, counts, t, e, len(counts), hidden, h.stride(0), BLOCK_T=_TOKENS, BLOCK_N=_EXPERTS,
+        h, router, partials, counts, t, e, len(counts), hidden, h.stride(0), BLOCK_T=_TOKENS, BLOCK_N=_EXPERTS,
         BLOCK_M=_INPUTS, BLOCK_E=next_power_of_2(len(counts)), PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
     )  # fmt: skip
-    return parts, counts
+    return partials, counts

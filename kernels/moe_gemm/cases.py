@@ -116,7 +116,7 @@ def fp4_cases() -> list[Case]:
     return made
 
 
-def eight_case(
+def w8a8_case(
     name: str,
     dtype: torch.dtype,
     t: int,
@@ -152,21 +152,21 @@ def eight_case(
     return replace(plain, make=make, bytes=moved, tolerance=tolerance)
 
 
-def eight_cases() -> list[Case]:
+def w8a8_cases() -> list[Case]:
     f32, bf16, square = torch.float32, torch.bfloat16, (128, 128)
     group, row, byte = Inputs("fp8", 128), Inputs("fp8"), Inputs("int8")
     made = [
-        eight_case("fp8 blocks, wide inputs, odd sizes", f32, 3, 140, 33, 6, 2, Inputs(), square, residual=True),
-        eight_case("fp8 blocks", bf16, 9, 256, 144, 6, 3, group, square, residual=True),
-        eight_case("fp8 blocks of rows, many pairs", bf16, 45, 200, 40, 5, 3, group, (1, 128)),
-        eight_case("fp8 rows, clipped", bf16, 12, 72, 40, 6, 2, row, limit=0.5, absent=2),
-        eight_case("int8 both sides, gelu", f32, 5, 136, 40, 6, 2, byte, whole=True, activation="gelu_tanh"),
-        eight_case("int8 weight, wide inputs", bf16, 4, 64, 48, 6, 2, Inputs(), whole=True),
-        eight_case("fp8 blocks, batch-invariant", bf16, 11, 128, 24, 5, 3, group, square, deterministic=True),
+        w8a8_case("fp8 blocks, wide inputs, odd sizes", f32, 3, 140, 33, 6, 2, Inputs(), square, residual=True),
+        w8a8_case("fp8 blocks", bf16, 9, 256, 144, 6, 3, group, square, residual=True),
+        w8a8_case("fp8 blocks of rows, many pairs", bf16, 45, 200, 40, 5, 3, group, (1, 128)),
+        w8a8_case("fp8 rows, clipped", bf16, 12, 72, 40, 6, 2, row, limit=0.5, absent=2),
+        w8a8_case("int8 both sides, gelu", f32, 5, 136, 40, 6, 2, byte, whole=True, activation="gelu_tanh"),
+        w8a8_case("int8 weight, wide inputs", bf16, 4, 64, 48, 6, 2, Inputs(), whole=True),
+        w8a8_case("fp8 blocks, batch-invariant", bf16, 11, 128, 24, 5, 3, group, square, deterministic=True),
     ]
     for t in (1, 8, 64, 1024):
         name = f"{t} tokens, 8 of 128 fp8 experts of 768"
-        made.append(eight_case(name, bf16, t, 2048, 768, 128, 8, group, square, small=False))
+        made.append(w8a8_case(name, bf16, t, 2048, 768, 128, 8, group, square, small=False))
     return made
 
 
@@ -217,7 +217,7 @@ def cases() -> list[Case]:
             for t in (1, 2, 4, 8, 16, 64, 1024, 8192)
         ),
         *(case(f"{t} tokens, 9 of 385 experts of 2048", bf16, t, 7168, 2048, 385, 9, **lite) for t in (1, 64)),
-        *eight_cases(),
+        *w8a8_cases(),
         *packed_cases(),
         *fp4_cases(),
     ]

@@ -1,6 +1,6 @@
 """Feed-forward parts of the chosen experts: by row for a few tokens, by tiles of one expert for more.
 
-Tiles and borders were measured on an H200 by `perf.tune_moe`.
+Tiles and thresholds were measured on an H200 by `perf.tune_moe`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import torch
 from kernels.hardware import bulk_copies
 from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
 from kernels.moe_gemm.order import ordered, placed
-from kernels.moe_gemm.rows import RowTile, rows_moe
+from kernels.moe_gemm.rows import RowTile, rows_moe_gemm
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.sizes import next_power_of_2
 from kernels.weight import Dense
 from kernels.workspace import Workspace
 
-FEW_TOKENS = 4
+ROW_TOKENS = 4
 # Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
 GROUPED_PAIRS = 32
 
@@ -41,8 +41,8 @@ def moe_gemm(
     gelu = activation != "silu"
     inputs = (x, table, down.data, weights, experts, residual, gelu, limit)
     inter = table.shape[1] // 2
-    if len(x) <= FEW_TOKENS or deterministic:
-        return rows_moe(workspace, *inputs, num_shared, *row_tiles(inter))
+    if len(x) <= ROW_TOKENS or deterministic:
+        return rows_moe_gemm(workspace, *inputs, num_shared, *row_tiles(inter))
     if experts.numel() > GROUPED_PAIRS * table.shape[0] and grouped_fits(x, table):
         return grouped_moe(workspace, *inputs, placed(workspace, experts, table.shape[0], PAIRS))
     rows, up, down_tile = pair_tiles(experts.numel(), table.shape[0], x.dtype, bulk_rows(x, inter))

@@ -4,7 +4,7 @@
 A tile is up to 128 pairs that share an expert, by 256 rows of its matrix. The pairs of a tile stand together and tiles
 one after another (`order.placed`), so that between the two products, and behind them, whole tiles are written and read
 by the bulk copy engine (TMA); only the first product fetches its inputs row by row from where the tokens stand. Copies
-run ahead across the border of tiles, as far as the ring in shared memory allows.
+run ahead across the boundaries of tiles, as far as the ring in shared memory allows.
 
 Each group of four warps multiplies 64 pairs by all 256 rows. A tile of 64 pairs or fewer takes half of the time: there
 each group takes half of the rows. Since tiles differ, a program takes its next one from a counter of all programs. What

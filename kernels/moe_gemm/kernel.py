@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.moe_gemm import dense, eight, packed
+from kernels.moe_gemm import dense, packed, w8a8
 from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt, Weight
 from kernels.workspace import Workspace
 
@@ -14,8 +14,8 @@ from kernels.workspace import Workspace
 LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
     Dense: dense.moe_gemm,
     Fp4: packed.moe_gemm,
-    Fp8: eight.moe_gemm,
-    Int8: eight.moe_gemm,
+    Fp8: w8a8.moe_gemm,
+    Int8: w8a8.moe_gemm,
     PackedInt: packed.moe_gemm,
 }
 

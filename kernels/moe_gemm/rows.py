@@ -84,12 +84,12 @@ def rows_up(
     LIMITED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    LINES: tl.constexpr,
+    CACHE_LINES: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """h[pair, n] = act(g) ∘ u for BLOCK_N of the expert's inner channels. LINES of 64 values hold an input."""
+    """h[pair, n] = act(g) ∘ u for BLOCK_N of the expert's inner channels. CACHE_LINES of 64 values hold an input."""
     # A token's last experts come first: those every token takes, SHARED of them, are known before the choice is made.
     k = K - 1 - tl.program_id(1) % K
     pair = tl.program_id(1).to(tl.int64) // K * K + k
@@ -98,9 +98,9 @@ def rows_up(
         if SHARED > 0:  # noqa: SIM102 (known when it is compiled)
             if k >= K - SHARED:
                 known = (num_experts - K + k).to(tl.int64) * 2 * inter + tl.minimum(n, inter - 1)
-                line = tl.minimum(tl.arange(0, LINES) * 64, hidden - 1)
-                prefetch(gate_up + known[:, None] * hidden + line[None])
-                prefetch(gate_up + (known + inter)[:, None] * hidden + line[None])
+                cache_line = tl.minimum(tl.arange(0, CACHE_LINES) * 64, hidden - 1)
+                prefetch(gate_up + known[:, None] * hidden + cache_line[None])
+                prefetch(gate_up + (known + inter)[:, None] * hidden + cache_line[None])
         # Behind the wait: the next kernel may then read which experts were chosen before it waits itself.
         gdc_wait()
         gdc_launch_dependents()
@@ -188,7 +188,7 @@ class RowTile:
     stages: int = 1
 
 
-def rows_moe(
+def rows_moe_gemm(
     workspace: Workspace,
     x: torch.Tensor,
     gate_up: torch.Tensor,
@@ -211,7 +211,7 @@ def rows_moe(
     workspace.launch(rows_up, (cdiv(inter, up_tile.outputs), t * k))(
         x, gate_up, experts, h, e, hidden, inter, limit or 0.0,
         K=k, SHARED=num_shared, GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs,
-        LINES=next_power_of_2(cdiv(hidden, 64)), STAGES=up_tile.stages,
+        CACHE_LINES=next_power_of_2(cdiv(hidden, 64)), STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
         PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=up_tile.warps,
     )  # fmt: skip

@@ -34,20 +34,20 @@ class Choice:
 
 @triton.jit
 def summed(
-    parts,
+    partials,
     token,
     tokens,
     num_experts,
     SPLITS: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """The logits of token [BLOCK_T] from parts [SPLITS, tokens, E]: [BLOCK_T, BLOCK_E], −∞ past the last expert."""
+    """The logits of token [BLOCK_T] from partials [SPLITS, tokens, E]: [BLOCK_T, BLOCK_E], −∞ past the last expert."""
     e = tl.arange(0, BLOCK_E)[None, :]
     live = (token < tokens)[:, None] & (e < num_experts)
     own = token[:, None] * num_experts + e
-    x = tl.load(parts + own, mask=live, other=0.0)
+    x = tl.load(partials + own, mask=live, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        x += tl.load(parts + split * tokens.to(tl.int64) * num_experts + own, mask=live, other=0.0)
+        x += tl.load(partials + split * tokens.to(tl.int64) * num_experts + own, mask=live, other=0.0)
     return tl.where(e < num_experts, x, float("-inf"))
 
 

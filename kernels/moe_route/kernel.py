@@ -14,16 +14,16 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.borders import NORMED_ROWS
 from kernels.moe_route.choose import Choice, choose, summed
-from kernels.moe_route.logits import logit_parts
+from kernels.moe_route.logits import logit_partials
 from kernels.moe_route.scores import row_scores
 from kernels.rms_norm.kernel import rms_norm
 from kernels.routing import Routing
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.thresholds import NORMED_ROWS
 from kernels.workspace import Workspace
 
-FEW_TOKENS = NORMED_ROWS
+ONE_LAUNCH_TOKENS = NORMED_ROWS
 # Router values that a program of `_few` holds in registers.
 _VALUES = 8192
 
@@ -70,7 +70,7 @@ def _few(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _choose(
-    parts,
+    partials,
     bias,
     table,
     token_ids,
@@ -88,7 +88,7 @@ def _choose(
         gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    x = summed(parts, token, tokens, num_experts, SPLITS, HOW.block_e)
+    x = summed(partials, token, tokens, num_experts, SPLITS, HOW.block_e)
     choose(
         x, token, token < tokens, bias, table, token_ids, weights, experts, num_experts, scale, HOW, BLOCK_T
     )  # fmt: skip
@@ -116,12 +116,12 @@ def moe_route(
     pdl = workspace.pdl
     how = choice(e, routing)
     launch: dict[str, Any] = {"HOW": how, "PDL": pdl, "launch_pdl": pdl}
-    if t <= FEW_TOKENS or deterministic:
+    if t <= ONE_LAUNCH_TOKENS or deterministic:
         block_m = next_power_of_2(hidden)
         block_n = max(1, min(_VALUES // block_m, next_power_of_2(e)))
         h = x if norm_weight is None else torch.empty(t, hidden, dtype=x.dtype, device=x.device)
         logits = torch.empty(t, e, dtype=torch.float32, device=x.device)
-        arrived = workspace.counters("tokens of a router", next_power_of_2(max(t, FEW_TOKENS)))
+        arrived = workspace.counters("tokens of a router", next_power_of_2(max(t, ONE_LAUNCH_TOKENS)))
         workspace.launch(_few, (cdiv(e, block_n), t))(
             x, norm_weight, router, bias, table, token_ids, h, logits, weights, experts, arrived,
             e, hidden, x.stride(0), eps, offset, scale, NORM=norm_weight is not None, BLOCK_N=block_n, BLOCK_M=block_m,
@@ -129,10 +129,10 @@ def moe_route(
         )  # fmt: skip
         return h, weights, experts
     h = x if norm_weight is None else rms_norm(workspace, x, norm_weight, eps, offset=offset)[0]
-    parts = logit_parts(workspace, h, router)
+    partials = logit_partials(workspace, h, router)
     each = 1 if t <= 1024 else 4
     workspace.launch(_choose, (cdiv(t, each),))(
-        parts, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=len(parts), BLOCK_T=each,
+        partials, bias, table, token_ids, weights, experts, t, e, scale, SPLITS=len(partials), BLOCK_T=each,
         num_warps=4 if each == 1 or e > 128 else 1, **launch,
     )  # fmt: skip
     return h, weights, experts

@@ -14,7 +14,7 @@ from kernels.sizes import cdiv
 from kernels.workspace import Workspace
 
 # From here on the scores are exact products of bfloat16 on tensor cores.
-MANY_TOKENS = 1024
+BF16_THIRDS_TOKENS = 1024
 # Up to here the inputs of such products are split over programs, so that they fill a GPU.
 FULL_TOKENS = 4096
 
@@ -23,7 +23,7 @@ FULL_TOKENS = 4096
 def _scores(
     h,
     router,
-    parts,
+    partials,
     tokens,
     num_experts,
     hidden,
@@ -35,17 +35,17 @@ def _scores(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts[split] = h · routerᵀ over the split's share of the inputs."""
+    """partials[split] = h · routerᵀ over the split's share of the inputs."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
-    share = tl.cdiv(tl.cdiv(hidden, SPLITS), BLOCK_M) * BLOCK_M
-    start = tl.program_id(2) * share
+    split_size = tl.cdiv(tl.cdiv(hidden, SPLITS), BLOCK_M) * BLOCK_M
+    start = tl.program_id(2) * split_size
     acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
-    for first in range(start, tl.minimum(start + share, hidden), BLOCK_M):
+    for first in range(start, tl.minimum(start + split_size, hidden), BLOCK_M):
         col = first + m
         inside = col < hidden
         a = tl.load(h + t[:, None] * h_stride + col[None, :], mask=(t < tokens)[:, None] & inside[None, :], other=0.0)
@@ -56,17 +56,17 @@ def _scores(
         )
         acc = tl.dot(a.to(tl.float32), tl.trans(w.to(tl.float32)), acc, input_precision=PRECISION)
     place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
-    tl.store(parts + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
+    tl.store(partials + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
 
 
 @triton.jit
-def _thirds(router, parts, size, BLOCK: tl.constexpr):
-    """Three bfloat16 values whose sum is the router's, to its last bit: parts[i] for i = 0, 1, 2."""
+def _thirds(router, partials, size, BLOCK: tl.constexpr):
+    """Three bfloat16 values whose sum is the router's, to its last bit: partials[i] for i = 0, 1, 2."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     w = tl.load(router + i, mask=i < size, other=0.0)
     for part in tl.static_range(3):
         rounded = w.to(tl.bfloat16)
-        tl.store(parts + part * size.to(tl.int64) + i, rounded, mask=i < size)
+        tl.store(partials + part * size.to(tl.int64) + i, rounded, mask=i < size)
         w -= rounded.to(tl.float32)
 
 
@@ -74,7 +74,7 @@ def _thirds(router, parts, size, BLOCK: tl.constexpr):
 def _many_scores(
     h,
     thirds,
-    parts,
+    partials,
     tokens,
     num_experts,
     hidden,
@@ -86,7 +86,7 @@ def _many_scores(
     BLOCK_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts[split] = h · (sum of thirds)ᵀ over the split's share of the inputs: exact products of bfloat16 values,
+    """partials[split] = h · (sum of thirds)ᵀ over the split's share of the inputs: exact products of bfloat16 values,
     summed in float32. THIRDS is 1 where the router itself is bfloat16."""
     if PDL:
         gdc_launch_dependents()
@@ -97,10 +97,10 @@ def _many_scores(
     rows = thirds + tl.minimum(n, num_experts - 1).to(tl.int64)[:, None] * hidden
     third = num_experts.to(tl.int64) * hidden
     own = h + tl.minimum(t, tokens - 1)[:, None] * h_stride
-    share = tl.cdiv(tl.cdiv(hidden, SPLITS), BLOCK_M) * BLOCK_M
-    start = tl.program_id(2) * share
+    split_size = tl.cdiv(tl.cdiv(hidden, SPLITS), BLOCK_M) * BLOCK_M
+    start = tl.program_id(2) * split_size
     acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
-    for first in range(start, tl.minimum(start + share, hidden), BLOCK_M):
+    for first in range(start, tl.minimum(start + split_size, hidden), BLOCK_M):
         col = (first + m)[None, :]
         inside = col < hidden
         a = tl.load(own + col, mask=inside, other=0.0)
@@ -109,7 +109,7 @@ def _many_scores(
             acc = tl.dot(a, tl.trans(tl.load(rows + third + col, mask=inside, other=0.0)), acc)
             acc = tl.dot(a, tl.trans(tl.load(rows + 2 * third + col, mask=inside, other=0.0)), acc)
     place = (tl.program_id(2).to(tl.int64) * tokens + t[:, None]) * num_experts + n[None, :]
-    tl.store(parts + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
+    tl.store(partials + place, acc, mask=(t < tokens)[:, None] & (n < num_experts)[None, :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +129,30 @@ def score_tile(tokens: int, exact: bool) -> ScoreTile:
     return ScoreTile(128 if exact else 64, 4, 3)
 
 
-def logit_parts(workspace: Workspace, h: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
+def logit_partials(workspace: Workspace, h: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     """h · routerᵀ in float32 as [splits, T, E] to be summed."""
     (t, hidden), e = h.shape, router.shape[0]
-    if t >= MANY_TOKENS and h.dtype == torch.bfloat16:
+    if t >= BF16_THIRDS_TOKENS and h.dtype == torch.bfloat16:
         thirds, exact = router, router.dtype == h.dtype
         if not exact:
             thirds = torch.empty(3, e, hidden, dtype=h.dtype, device=h.device)
             workspace.launch(_thirds, (cdiv(e * hidden, 1024),))(router, thirds, e * hidden, BLOCK=1024)
         tile = score_tile(t, exact)
         block_n = 128 if e > 64 else 64
-        parts = torch.empty(tile.splits, t, e, dtype=torch.float32, device=h.device)
+        partials = torch.empty(tile.splits, t, e, dtype=torch.float32, device=h.device)
         workspace.launch(_many_scores, (cdiv(t, 64), cdiv(e, block_n), tile.splits))(
-            h, thirds, parts, t, e, hidden, h.stride(0), THIRDS=1 if exact else 3, SPLITS=tile.splits, BLOCK_T=64,
+            h, thirds, partials, t, e, hidden, h.stride(0), THIRDS=1 if exact else 3, SPLITS=tile.splits, BLOCK_T=64,
             BLOCK_N=block_n, BLOCK_M=tile.inputs, PDL=workspace.pdl, launch_pdl=workspace.pdl,
             num_warps=4, num_stages=tile.stages,
         )  # fmt: skip
-        return parts
+        return partials
     # Two cuts, not one for each number of tokens: each is compiled.
     block_t, block_n, block_m, splits = (16, 64, 64, 8) if t <= 256 else (64, 64, 32, 2)
-    parts = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
+    partials = torch.empty(splits, t, e, dtype=torch.float32, device=h.device)
     workspace.launch(_scores, (cdiv(t, block_t), cdiv(e, block_n), splits))(
-        h, router, parts, t, e, hidden, h.stride(0), SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,
+        h, router, partials, t, e, hidden, h.stride(0),
+        SPLITS=splits, BLOCK_T=block_t, BLOCK_N=block_n, BLOCK_M=block_m,
         PRECISION="ieee" if h.dtype == torch.float32 else "tf32x3", PDL=workspace.pdl, launch_pdl=workspace.pdl,
         num_warps=4, num_stages=3,
     )  # fmt: skip
-    return parts
+    return partials

@@ -67,7 +67,7 @@ def places(rank, count, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, E: tl.constex
 
 
 @triton.jit
-def shares(
+def softmax_weights(
     logits,
     picked,
     num_experts,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.paged_attention.shares import dealt_share, even_shares, fair_share
+from kernels.paged_attention.splits import dealt_split, even_splits, fair_split_size
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -102,7 +102,7 @@ def _keys(
 @triton.jit
 def _sum_tiles(
     p_sums,
-    p_parts,
+    p_partials,
     active,
     m_value,
     ROWS: tl.constexpr,
@@ -110,16 +110,16 @@ def _sum_tiles(
     SPLITS: tl.constexpr,
     MERGE: tl.constexpr,
 ):
-    """The sum of `active` parts, MERGE of them a tile, with the weights of all SPLITS worked out at once."""
+    """The sum of `active` partials, MERGE of them a tile, with the weights of all SPLITS worked out at once."""
     row = tl.arange(0, ROWS)
     split = tl.arange(0, SPLITS)
-    # The first parts are on their way while the weights of all are worked out.
+    # The first partials are on their way while the weights of all are worked out.
     sums = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
-    part = tl.arange(0, MERGE)
-    some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
+    split = tl.arange(0, MERGE)
+    some = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
     o = tl.load(
-        p_parts[None, :, :] + part[:, None, None] * ROWS * DV,
-        mask=(part[:, None, None] < active) & m_value[None, None, :],
+        p_partials[None, :, :] + split[:, None, None] * ROWS * DV,
+        mask=(split[:, None, None] < active) & m_value[None, None, :],
         other=0.0,
     )
     top = tl.max(sums, axis=0)
@@ -127,11 +127,11 @@ def _sum_tiles(
     total = tl.sum(tl.exp2(sums - top[None, :]), axis=0)
     merged = tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
     for first in tl.range(MERGE, active, MERGE):
-        part = first + tl.arange(0, MERGE)
-        some = tl.load(p_sums + part[:, None] * ROWS + row[None, :], mask=part[:, None] < active, other=float("-inf"))
+        split = first + tl.arange(0, MERGE)
+        some = tl.load(p_sums + split[:, None] * ROWS + row[None, :], mask=split[:, None] < active, other=float("-inf"))
         o = tl.load(
-            p_parts[None, :, :] + part[:, None, None] * ROWS * DV,
-            mask=(part[:, None, None] < active) & m_value[None, None, :],
+            p_partials[None, :, :] + split[:, None, None] * ROWS * DV,
+            mask=(split[:, None, None] < active) & m_value[None, None, :],
             other=0.0,
         )
         merged += tl.sum(o * tl.exp2(some - top[None, :])[:, :, None], axis=0)
@@ -141,7 +141,7 @@ def _sum_tiles(
 @triton.jit
 def _sum_near(
     p_sums,
-    p_parts,
+    p_partials,
     active,
     m_value,
     ROWS: tl.constexpr,
@@ -149,19 +149,21 @@ def _sum_near(
     DV: tl.constexpr,
     MERGE: tl.constexpr,
 ):
-    """The sum of `active` parts, MERGE of them on their way at once: all lie alike, so no sum crosses threads."""
+    """The sum of `active` partials, MERGE of them on their way at once: all lie alike, so no sum crosses threads."""
     row = tl.arange(0, ROWS)
     top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     merged = tl.zeros([ROWS, BLOCK_DV], dtype=tl.float32)
     for first in tl.range(0, active, MERGE):
         sums = ()
-        parts = ()
+        partials = ()
         for i in tl.static_range(MERGE):
             at = first + i
             live = row < tl.where(at < active, ROWS, 0)
             sums = sums + (tl.load(p_sums + at * ROWS + row, mask=live, other=float("-inf")),)
-            parts = parts + (tl.load(p_parts + at * ROWS * DV, mask=live[:, None] & m_value[None, :], other=0.0),)
+            partials = partials + (
+                tl.load(p_partials + at * ROWS * DV, mask=live[:, None] & m_value[None, :], other=0.0),
+            )
         highest = top
         for i in tl.static_range(MERGE):
             highest = tl.maximum(highest, sums[i])
@@ -172,7 +174,7 @@ def _sum_near(
         for i in tl.static_range(MERGE):
             weight = tl.exp2(sums[i] - shift)
             total += weight
-            merged += parts[i] * weight[:, None]
+            merged += partials[i] * weight[:, None]
         top = highest
     return merged, total
 
@@ -215,18 +217,18 @@ def merge_splits(
         tl.store(p_arrived + i_work, 0)
         row = tl.arange(0, ROWS)
         p_sums = p_lse + i_work * splits * ROWS
-        p_parts = p_partial + (i_work * splits * ROWS + row[:, None]) * DV + value_channel[None, :]
+        p_partials = p_partial + (i_work * splits * ROWS + row[:, None]) * DV + value_channel[None, :]
         if IS_NEAR:
-            merged, total = _sum_near(p_sums, p_parts, active, m_value, ROWS, BLOCK_DV, DV, MERGE)
+            merged, total = _sum_near(p_sums, p_partials, active, m_value, ROWS, BLOCK_DV, DV, MERGE)
         else:
-            merged, total = _sum_tiles(p_sums, p_parts, active, m_value, ROWS, DV, SPLITS, MERGE)
+            merged, total = _sum_tiles(p_sums, p_partials, active, m_value, ROWS, DV, SPLITS, MERGE)
         merged = merged / tl.where(total > 0.0, total, 1.0)[:, None]
         stored = m_row[:, None] & m_value[None, :]
         tl.store(p_rows + value_channel[None, :], merged.to(p_rows.dtype.element_ty), mask=stored)
 
 
 @triton.jit(
-    do_not_specialize=["first_line", "num_lines", "splits", "programs", "least"],
+    do_not_specialize=["first_seq", "num_seqs", "splits", "programs", "least"],
     do_not_specialize_on_alignment=["p_query_start", "p_context"],
 )
 def attend(
@@ -253,8 +255,8 @@ def attend(
     softcap,
     window,
     v_scale,
-    first_line,
-    num_lines,
+    first_seq,
+    num_seqs,
     splits,
     programs,
     least,
@@ -285,45 +287,46 @@ def attend(
     # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
     if PDL:
         gdc_launch_dependents()
-    # Splits come last: those past a line's keys end at once and must not stand before any that has work.
+    # Splits come last: those past a sequence's keys end at once and must not stand before any that has work.
     i_group = tl.program_id(1)
     i_split = tl.program_id(2)
     active = 1
     if IS_SINGLE:
         i_tile = tl.program_id(0)
         if IS_DEALT:
-            # A line's heads stand side by side.
+            # A sequence's heads stand side by side.
             i_group = tl.program_id(0)
-            i_tile, i_split, active, share = dealt_share(
-                p_context, num_lines, splits, programs, least, window, tl.program_id(1), G, BLOCK_B, BLOCK_N, HAS_WINDOW
+            i_tile, i_split, active, split_size = dealt_split(
+                p_context, num_seqs, splits, programs, least, window, tl.program_id(1), G, BLOCK_B, BLOCK_N, HAS_WINDOW
             )
-            if i_tile >= num_lines:
+            if i_tile >= num_seqs:
                 return
-        line = i_tile
+        seq = i_tile
         query_first = i_tile
         count = 1
         tile_query = 0
     else:
-        # Lines start at tile floor(tokens before / BLOCK_Q) + lines before: enough for each, found without a list.
+        # Sequences start at tile floor(tokens before / BLOCK_Q) + sequences before: enough for each, found without a
+        # list.
         i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
-        origin = tl.load(p_query_start + first_line)
-        low = first_line
-        high = first_line + num_lines
+        origin = tl.load(p_query_start + first_seq)
+        low = first_seq
+        high = first_seq + num_seqs
         while high - low > 1:
             middle = (low + high) // 2
-            if (tl.load(p_query_start + middle) - origin) // BLOCK_Q + middle - first_line <= i_tile:
+            if (tl.load(p_query_start + middle) - origin) // BLOCK_Q + middle - first_seq <= i_tile:
                 low = middle
             else:
                 high = middle
-        line = low
-        query_first = tl.load(p_query_start + line)
-        count = tl.load(p_query_start + line + 1) - query_first
-        tile_query = (i_tile - (query_first - origin) // BLOCK_Q - (line - first_line)) * BLOCK_Q
+        seq = low
+        query_first = tl.load(p_query_start + seq)
+        count = tl.load(p_query_start + seq + 1) - query_first
+        tile_query = (i_tile - (query_first - origin) // BLOCK_Q - (seq - first_seq)) * BLOCK_Q
         if tile_query >= count:
             if PDL:
                 gdc_wait()
             return
-    length = tl.load(p_context + line)
+    length = tl.load(p_context + seq)
     past = tl.maximum(length - count, 0)
     rows = tl.arange(0, BLOCK_M)
     query = tile_query + rows // GROUP
@@ -338,13 +341,15 @@ def attend(
     chunk = tl.maximum(stop - begin, 1)
     if SPLITS > 1:
         if not IS_DEALT:
-            share = (chunk + splits - 1) // splits
+            split_size = (chunk + splits - 1) // splits
             if IS_SINGLE:
-                share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
-            share, active = even_shares(chunk, tl.maximum(share, least), BLOCK_N)
+                split_size = tl.maximum(
+                    split_size, fair_split_size(p_context, num_seqs, window, programs, G, BLOCK_B, HAS_WINDOW)
+                )
+            split_size, active = even_splits(chunk, tl.maximum(split_size, least), BLOCK_N)
             if i_split >= active:
                 return
-        chunk = share
+        chunk = split_size
     start = begin + i_split * chunk
     stop = tl.minimum(start + chunk, stop)
 
@@ -368,7 +373,7 @@ def attend(
         l = tl.where(i_split == 0, 1.0, l)
     p_k = p_k_cache + i_group.to(tl.int64) * k_head_stride
     p_v = p_v_cache + i_group.to(tl.int64) * v_head_stride
-    p_blocks = p_table + line.to(tl.int64) * table_stride
+    p_blocks = p_table + seq.to(tl.int64) * table_stride
 
     plain = start
     if not HAS_WINDOW and not IS_SINGLE:

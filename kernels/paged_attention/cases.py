@@ -7,17 +7,17 @@ from typing import Any
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.cache_scales import EIGHT, CacheScales, plain, stored
+from kernels.cache_scales import FP8, CacheScales, plain, stored
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
-Line = tuple[int, int]
+SeqShape = tuple[int, int]
 
 
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[Line],
+    seqs: list[SeqShape],
     h: int,
     g: int,
     d: int,
@@ -32,22 +32,22 @@ def case(
     scales: tuple[float, float] | None = None,
     small: bool = True,
 ) -> Case:
-    """`lines` are (queries, context), those of one query first. `bound` is the host's max_context if not the true one.
+    """`seqs` are (queries, context), those of one query first. `bound` is the host's max_context if not the true one.
 
     `strided` lays the caches out as two layers of one page-first pool. `dirty`: what stands past the contexts is NaN.
     `scales` of keys and values: the caches are 8-bit ones.
     """
     value_dim = dv or d
-    num_single = next((i for i, (queries, _) in enumerate(lines) if queries != 1), len(lines))
-    longest = max(context for _, context in lines)
+    num_single = next((i for i, (queries, _) in enumerate(seqs) if queries != 1), len(seqs))
+    longest = max(context for _, context in seqs)
     width = -(-max(longest, 1) // block_size) + 1
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        blocks = 1 + sum(-(-context // block_size) for _, context in lines)
+        blocks = 1 + sum(-(-context // block_size) for _, context in seqs)
         order = torch.randperm(blocks - 1, generator=generator, device=generator.device).to(device) + 1
-        table = torch.zeros(len(lines), width, dtype=torch.int32, device=device)
+        table = torch.zeros(len(seqs), width, dtype=torch.int32, device=device)
         taken = 0
-        for i, (_, context) in enumerate(lines):
+        for i, (_, context) in enumerate(seqs):
             used = -(-context // block_size)
             table[i, :used] = order[taken : taken + used]
             taken += used
@@ -59,15 +59,15 @@ def case(
             v_cache = randn(generator, device, dtype, blocks, g, block_size, value_dim)
         if dirty:
             held = torch.zeros(blocks * block_size, dtype=torch.bool, device=device)
-            for i, (_, context) in enumerate(lines):
+            for i, (_, context) in enumerate(seqs):
                 place = torch.arange(context, device=device)
                 held[table[i, place // block_size].long() * block_size + place % block_size] = True
             for cache in (k_cache, v_cache):
                 cache.transpose(1, 2)[~held.view(blocks, block_size)] = float("nan")
         if scales is not None:
-            k_cache, v_cache = eight(k_cache, v_cache, scales, strided)
+            k_cache, v_cache = fp8_scale(k_cache, v_cache, scales, strided)
         starts = [0]
-        for queries, _ in lines:
+        for queries, _ in seqs:
             starts.append(starts[-1] + queries)
         return {
             "q": randn(generator, device, dtype, starts[-1], h, d, scale=2.0),
@@ -76,11 +76,11 @@ def case(
             "block_table": table,
             "batch": AttentionBatch(
                 torch.tensor(starts, dtype=torch.int32, device=device),
-                torch.tensor([context for _, context in lines], dtype=torch.int32, device=device),
+                torch.tensor([context for _, context in seqs], dtype=torch.int32, device=device),
                 num_single,
-                max(queries for queries, _ in lines),
+                max(queries for queries, _ in seqs),
                 bound or longest,
-                sum(context for _, context in lines[num_single:]),
+                sum(context for _, context in seqs[num_single:]),
             ),
             "scale": d**-0.5,
             "window": window,
@@ -90,14 +90,14 @@ def case(
         }
 
     pairs = read = 0
-    for queries, context in lines:
+    for queries, context in seqs:
         if not context:
             continue
         first = 0 if window is None else max(0, context - queries - window + 1)
         read += context - first
         seen = [min(p + 1, window or p + 1) for p in range(context - queries, context)]
         pairs += sum(seen)
-    tokens = sum(queries for queries, _ in lines)
+    tokens = sum(queries for queries, _ in seqs)
     return Case(
         name,
         dtype,
@@ -110,14 +110,14 @@ def case(
     )
 
 
-def eight(
+def fp8_scale(
     k_cache: torch.Tensor, v_cache: torch.Tensor, scales: tuple[float, float], strided: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Caches as 8-bit ones over `scales`; `strided` as in `case`."""
-    k, v = (stored(cache, scale, EIGHT) for cache, scale in zip((k_cache, v_cache), scales, strict=True))
+    k, v = (stored(cache, scale, FP8) for cache, scale in zip((k_cache, v_cache), scales, strict=True))
     if not strided:
         return k, v
-    pool = torch.stack((plain(k), plain(v)), dim=1)[:, None].repeat(1, 2, 1, 1, 1, 1).view(EIGHT)
+    pool = torch.stack((plain(k), plain(v)), dim=1)[:, None].repeat(1, 2, 1, 1, 1, 1).view(FP8)
     return pool[:, 1, 0], pool[:, 1, 1]
 
 
@@ -205,7 +205,7 @@ def cases() -> list[Case]:
     for batch, context in ((1, 384), (1, 16384), (8, 1100), (64, 1100), (256, 1100), (256, 384)):
         name = f"Qwen3-4B decode {batch} x {context}"
         made.append(case(name, torch.bfloat16, [(1, context)] * batch, **qwen))
-    # Lines that stream: nearly equal, and of any length with padding among them.
+    # Sequences that stream: nearly equal, and of any length with padding among them.
     for g, name in ((4, "Qwen3-30B-A3B"), (8, "Llama-3.1-8B")):
         heads: dict[str, Any] = {**qwen, "g": g, "dirty": True}
         even = [(1, 1024 + 2 * i) for i in range(64)]
@@ -219,8 +219,8 @@ def cases() -> list[Case]:
     for batch, context in ((1, 16384), (8, 1100), (64, 4096), (256, 1100)):
         name = f"8 bits, Qwen3-8B decode {batch} x {context}"
         made.append(case(name, torch.bfloat16, [(1, context)] * batch, **eighth))
-    for lines in ([(1024, 1024)], [(2048, 16384)], [(1, 1100)] * 64 + [(1024, 1024), (900, 2000)]):
-        made.append(case(f"8 bits, Qwen3-8B {len(lines)} lines, {lines[-1]}", torch.bfloat16, lines, **eighth))
+    for seqs in ([(1024, 1024)], [(2048, 16384)], [(1, 1100)] * 64 + [(1024, 1024), (900, 2000)]):
+        made.append(case(f"8 bits, Qwen3-8B {len(seqs)} lines, {seqs[-1]}", torch.bfloat16, seqs, **eighth))
     skewed = [(1, 300)] * 31 + [(1, 30000)]
     made.append(case("Qwen3-4B decode 31 x 300, 1 x 30000", torch.bfloat16, skewed, **qwen))
     for queries, context in ((128, 128), (1024, 1024), (2048, 16384), (16384, 16384), (8, 16384)):

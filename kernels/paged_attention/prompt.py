@@ -43,28 +43,28 @@ def turn_place(turn, program, programs):
 
 
 @gluon.jit
-def _spot(number, lines, G: gl.constexpr):
-    """kv group, line and rank of tile `number`: rank 0 holds a line's last queries, which see the most keys."""
-    return number % G, number // G % lines, number // G // lines
+def _spot(number, seqs, G: gl.constexpr):
+    """kv group, sequence and rank of tile `number`: rank 0 holds a sequence's last queries, which see the most keys."""
+    return number % G, number // G % seqs, number // G // seqs
 
 
 @gluon.jit
-def query_tile(number, lines, first_line, p_query_start, p_context, G: gl.constexpr, QUERIES: gl.constexpr,
+def query_tile(number, seqs, first_seq, p_query_start, p_context, G: gl.constexpr, QUERIES: gl.constexpr,
                BLOCK_N: gl.constexpr):  # fmt: skip
-    """Tile `number`: the last tiles of all lines come first, then those before them.
+    """Tile `number`: the last tiles of all sequences come first, then those before them.
 
-    Gives its line, kv group, first token, first query within the line (negative when there is no such tile), the
-    line's queries and keys, and how many tiles of keys the queries see.
+    Gives its sequence, kv group, first token, first query within the sequence (negative when there is no such tile),
+    the sequence's queries and keys, and how many tiles of keys the queries see.
     """
-    group, place, rank = _spot(number, lines, G)
-    line = first_line + place
-    token = gl.load(p_query_start + line)
-    count = gl.load(p_query_start + line + 1) - token
-    length = gl.load(p_context + line)
+    group, place, rank = _spot(number, seqs, G)
+    seq = first_seq + place
+    token = gl.load(p_query_start + seq)
+    count = gl.load(p_query_start + seq + 1) - token
+    length = gl.load(p_context + seq)
     query = ((count + QUERIES - 1) // QUERIES - 1 - rank) * QUERIES
     stop = gl.minimum(length, gl.maximum(length - count, 0) + query + QUERIES)
     tiles = gl.where(query < 0, 0, (stop + BLOCK_N - 1) // BLOCK_N)
-    return line, group, token, query, count, length, tiles
+    return seq, group, token, query, count, length, tiles
 
 
 @gluon.jit
@@ -85,11 +85,12 @@ def _read_tile(
 def _read(
     q_desc, k_desc, v_desc, p_table, p_query_start, p_context, q_ring, k_ring, v_ring, q_full, q_empty,
     k_full, v_full, done, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
-    first_line, lines, ranks,
+    first_seq, seqs, ranks,
     G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     COPIED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The reading warp. Keys past a line's context come from block 0, or are what stands in the line's last block."""
+    """The reading warp. Keys past a sequence's context come from block 0, or are what stands in the sequence's last
+    block."""
     QUERIES: gl.constexpr = ROWS // WIDTH
     HALVES: gl.constexpr = D // 64
     COPIES: gl.constexpr = BLOCK_N // COPIED
@@ -102,9 +103,9 @@ def _read(
     asked = turn
     if PDL:
         gdc_wait()
-    for number in range((ranks * lines * G + programs - 1) // programs):
-        line, group, token, query, _, length, tiles = query_tile(
-            turn_place(number, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES,
+    for number in range((ranks * seqs * G + programs - 1) // programs):
+        seq, group, token, query, _, length, tiles = query_tile(
+            turn_place(number, program, programs), seqs, first_seq, p_query_start, p_context, G, GROUPS * QUERIES,
             BLOCK_N,
         )  # fmt: skip
         if tiles > 0:
@@ -115,7 +116,7 @@ def _read(
                     spot = [token + query + part * QUERIES, group * GROUP, half * 64]
                     load_box(q_desc, spot, q_full, q_boxes.index(part * HALVES + half))
             asked += 1
-            p_blocks = p_table + line.to(gl.int64) * table_stride
+            p_blocks = p_table + seq.to(gl.int64) * table_stride
             for back in range(tiles):
                 first = (tiles - 1 - back) * BLOCK_N
                 # Keys take the place of those of STAGES turns before, whose values go with the turn that follows it.
@@ -200,7 +201,7 @@ def fold(
 @gluon.jit
 def _multiply(
     p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full, v_full, done,
-    scale, softcap, v_scale, first_line, lines, ranks,
+    scale, softcap, v_scale, first_seq, seqs, ranks,
     PART: gl.constexpr, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
     PDL: gl.constexpr,
@@ -221,11 +222,11 @@ def _multiply(
         gdc_wait()
     # The next tile is looked up before the keys of this one.
     _, group, token, query, count, length, tiles = query_tile(
-        turn_place(0, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES, BLOCK_N
+        turn_place(0, program, programs), seqs, first_seq, p_query_start, p_context, G, GROUPS * QUERIES, BLOCK_N
     )
-    for number in range((ranks * lines * G + programs - 1) // programs):
+    for number in range((ranks * seqs * G + programs - 1) // programs):
         _, next_group, next_token, next_query, next_count, next_length, next_tiles = query_tile(
-            turn_place(number + 1, program, programs), lines, first_line, p_query_start, p_context, G, GROUPS * QUERIES,
+            turn_place(number + 1, program, programs), seqs, first_seq, p_query_start, p_context, G, GROUPS * QUERIES,
             BLOCK_N,
         )  # fmt: skip
         acc = gl.zeros([ROWS, D], gl.float32, o_layout)
@@ -281,12 +282,12 @@ def _multiply(
             acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
         if query >= 0:
-            share = gl.convert_layout(v_scale / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
-            y = gl.convert_layout((acc * share[:, None]).to(dtype), flat)
-            line_row = gl.arange(0, ROWS, gl.SliceLayout(1, flat))
+            norm = gl.convert_layout(v_scale / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
+            y = gl.convert_layout((acc * norm[:, None]).to(dtype), flat)
+            seq_row = gl.arange(0, ROWS, gl.SliceLayout(1, flat))
             channel = gl.arange(0, D, gl.SliceLayout(0, flat))
-            mine = query + PART * QUERIES + line_row // WIDTH
-            head = line_row % WIDTH
+            mine = query + PART * QUERIES + seq_row // WIDTH
+            head = seq_row % WIDTH
             place = ((token + mine).to(gl.int64) * H + group * GROUP + head) * D
             held = (mine < count) & (head < GROUP)
             gl.store(p_out + place[:, None] + channel[None, :], y, mask=held[:, None])
@@ -295,17 +296,17 @@ def _multiply(
 
 
 @gluon.jit(
-    do_not_specialize=["first_line", "lines", "ranks"],
+    do_not_specialize=["first_seq", "seqs", "ranks"],
     do_not_specialize_on_alignment=["p_query_start", "p_context"],
 )
 def attend_kernel(
     q_desc, k_desc, v_desc, p_table, p_query_start, p_context, p_sinks, p_out,
-    table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, scale, softcap, v_scale, first_line, lines,
+    table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, scale, softcap, v_scale, first_seq, seqs,
     ranks, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """A program's tiles of queries; `ranks` tiles at most a line. WIDTH: GROUP up to a power of two.
+    """A program's tiles of queries; `ranks` tiles at most a sequence. WIDTH: GROUP up to a power of two.
 
     One program fills a multiprocessor: 240 registers for each thread that multiplies.
     """
@@ -334,18 +335,18 @@ def attend_kernel(
         [
             (_multiply, (
                 p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
-                v_full, done, scale, softcap, v_scale, first_line, lines, ranks,
+                v_full, done, scale, softcap, v_scale, first_seq, seqs, ranks,
                 0, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
             )),
             (_multiply, (
                 p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
-                v_full, done, scale, softcap, v_scale, first_line, lines, ranks,
+                v_full, done, scale, softcap, v_scale, first_seq, seqs, ranks,
                 1, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
             )),
             (_read, (
                 q_desc, k_desc, v_desc, p_table, p_query_start, p_context, q_ring, k_ring, v_ring, q_full, q_empty,
                 k_full, v_full, done, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
-                first_line, lines, ranks, G, GROUP, WIDTH, D, BLOCK_SIZE, COPIED, BLOCK_N, STAGES, PDL,
+                first_seq, seqs, ranks, G, GROUP, WIDTH, D, BLOCK_SIZE, COPIED, BLOCK_N, STAGES, PDL,
             )),
         ],
         [4, 1],
@@ -373,14 +374,14 @@ def attend_prompts(
     context_len: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    first_line: int,
-    num_lines: int,
+    first_seq: int,
+    num_seqs: int,
     max_query: int,
     softcap: float | None,
     sinks: torch.Tensor | None,
     scales: CacheScales = UNSCALED,
 ) -> None:
-    """`paged_attention` of `num_lines` lines from `first_line` on, of up to `max_query` queries, written into `out`.
+    """`paged_attention` of `num_seqs` sequences from `first_seq` on, of up to `max_query` queries, written into `out`.
 
     No window, and what `suits` says of the rest. Caches hold keys and values over `scales`, in q's dtype.
     """
@@ -392,12 +393,12 @@ def attend_prompts(
     copied = min(block_size, KEYS)
     pdl = workspace.pdl
     ranks = cdiv(max_query, GROUPS.value * queries)
-    workspace.launch(attend_kernel, (min(multiprocessors(q.device), ranks * num_lines * g),))(
+    workspace.launch(attend_kernel, (min(multiprocessors(q.device), ranks * num_seqs * g),))(
         boxes(q, queries, width, 64), boxes(rows_of(k_cache), copied, 64), boxes(rows_of(v_cache), copied, 64),
         block_table, query_start, context_len,
         sinks if sinks is not None else q, out, block_table.stride(0),
         k_cache.stride(0) // d, k_cache.stride(1) // d, v_cache.stride(0) // d, v_cache.stride(1) // d,
-        scale * scales.k, softcap if softcap is not None else 0.0, scales.v, first_line, num_lines, ranks,
+        scale * scales.k, softcap if softcap is not None else 0.0, scales.v, first_seq, num_seqs, ranks,
         H=h, G=g, GROUP=group, WIDTH=width, D=d, BLOCK_SIZE=block_size, COPIED=copied,
         BLOCK_N=KEYS, STAGES=STAGES, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None, PDL=pdl,
         num_warps=4, launch_pdl=pdl,

@@ -21,15 +21,15 @@ def paged_attention(
     deterministic: bool = False,
     scales: CacheScales = UNSCALED,
 ) -> torch.Tensor:
-    """Line i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens.
+    """Sequence i's queries are the last query_start[i+1] − query_start[i] of its context_len[i] tokens.
 
     A query at position p sees keys at positions j with j ≤ p and, with a window w, j > p − w:
         s = softcap(scale · q·k),   o = Σ softmax(s)·v,   a sink adds exp(sink) to the softmax's denominator.
 
     q [T, H, D]; k_cache [N, G, block_size, D], v_cache [N, G, block_size, Dv]; block_table [B, M] int32;
     query_start [B+1], context_len [B] int32; sinks [H] → [T, H, Dv] in q's dtype, computed in float32.
-    The first `num_single` lines have one query; no line has more than `max_query` queries or `max_context` keys.
-    A line of context_len 0 (padding) gives zeros. The caches hold keys and values over `scales`.
+    The first `num_single` sequences have one query; no sequence has more than `max_query` queries or `max_context`
+    keys. A sequence of context_len 0 (padding) gives zeros. The caches hold keys and values over `scales`.
     deterministic: a query's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     _, g, block_size, _ = k_cache.shape
@@ -37,7 +37,7 @@ def paged_attention(
     out = torch.zeros(t, h, v_cache.shape[-1], dtype=q.dtype, device=q.device)
     starts, lens = batch.query_start.tolist(), batch.context_len.tolist()
     if deterministic:
-        # each query is a line of its own, so that every product has the same shape
+        # each query is a sequence of its own, so that every product has the same shape
         table = torch.repeat_interleave(torch.arange(len(lens)), torch.tensor(starts).diff()).to(q.device)
         lens = [
             lens[i] and lens[i] - (starts[i + 1] - 1 - j) for i in range(len(lens)) for j in range(*starts[i : i + 2])

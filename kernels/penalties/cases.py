@@ -9,8 +9,8 @@ import torch
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randint, randn, row_table, rows_of
 
-Line = tuple[int, int, float, float, float]
-LINES: list[Line] = [
+SeqShape = tuple[int, int, float, float, float]
+SEQS: list[SeqShape] = [
     (5, 1500, 1.0, 0.0, 0.0),
     (100, 200, 1.2, 0.0, 0.1),
     (1400, 1450, 1.3, 0.5, 0.0),
@@ -21,13 +21,13 @@ LINES: list[Line] = [
 ]
 
 
-def case(name: str, dtype: torch.dtype, v: int, lines: list[Line], small: bool = True) -> Case:
-    """`lines` are (prompt tokens, tokens, repetition, presence, frequency). Some table entries are no tokens."""
-    b = len(lines)
-    longest = max(line[1] for line in lines)
+def case(name: str, dtype: torch.dtype, v: int, seqs: list[SeqShape], small: bool = True) -> Case:
+    """`seqs` are (prompt tokens, tokens, repetition, presence, frequency). Some table entries are no tokens."""
+    b = len(seqs)
+    longest = max(seq[1] for seq in seqs)
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        num_prompt, lengths, repetition, presence, frequency = zip(*lines, strict=True)
+        num_prompt, lengths, repetition, presence, frequency = zip(*seqs, strict=True)
         return {
             "logits": randn(generator, device, dtype, b, v, scale=3.0),
             "token_table": randint(generator, device, -1, v + 1, b + 2, longest),
@@ -39,8 +39,8 @@ def case(name: str, dtype: torch.dtype, v: int, lines: list[Line], small: bool =
             "frequency": row_table(frequency, torch.float32, device),
         }
 
-    changed = [line for line in lines if line[2:] != (1.0, 0.0, 0.0)]
-    moved = 12 * b + sum(line[1] * 4 + 2 * v * dtype.itemsize for line in changed)
+    changed = [seq for seq in seqs if seq[2:] != (1.0, 0.0, 0.0)]
+    moved = 12 * b + sum(seq[1] * 4 + 2 * v * dtype.itemsize for seq in changed)
     return Case(
         name, dtype, make, TOLERANCES[dtype], moved, flops=4 * len(changed) * v, mutated=("logits",), small=small
     )
@@ -49,7 +49,7 @@ def case(name: str, dtype: torch.dtype, v: int, lines: list[Line], small: bool =
 def cases() -> list[Case]:
     made = []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        made += [case(f"V{v}", dtype, v, LINES) for v in (3, 123, 5003)]
+        made += [case(f"V{v}", dtype, v, SEQS) for v in (3, 123, 5003)]
     real = [(1024, 1100, 1.1, 0.1, 0.1)]
     for b in (1, 64):
         made.append(case(f"B{b} V151936", torch.float32, 151936, real * b, small=False))

@@ -17,17 +17,18 @@ PROMPT = tl.constexpr(1 << 30)
 
 @triton.jit
 def _tokens(p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK: tl.constexpr):
-    """Places and tokens of one program's chunk of its line, which of them count, and the line's three penalties."""
-    i_line = tl.program_id(0)
-    row = tl.load(p_rows + i_line).to(tl.int64)
+    """Places and tokens of one program's chunk of its sequence, which of them count, and the sequence's three
+    penalties."""
+    i_seq = tl.program_id(0)
+    row = tl.load(p_rows + i_seq).to(tl.int64)
     repetition = tl.load(p_repetition + row)
     presence = tl.load(p_presence + row)
     frequency = tl.load(p_frequency + row)
     changes = (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
-    length = tl.where(changes, tl.load(p_lengths + i_line).to(tl.int32), 0)
+    length = tl.where(changes, tl.load(p_lengths + i_seq).to(tl.int32), 0)
     place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    p_line = p_table + row * table_stride
-    token = tl.load(p_line + place, mask=place < length, other=-1)
+    p_seq = p_table + row * table_stride
+    token = tl.load(p_seq + place, mask=place < length, other=-1)
     return place, token, (token >= 0) & (token < V), repetition, presence, frequency
 
 
@@ -100,15 +101,15 @@ def penalties(
         x' = x / repetition if x > 0 else x · repetition    when seen
         x″ = x' − frequency · c − presence · (c > 0)
 
-    One kernel counts each line's tokens in a table of lines × vocabulary; in a second one the first place that takes
-    a token's count changes its logit, so the vocabulary itself is never walked. Lines with neutral penalties are left
-    alone. Shapes as in the reference; rows of logits and of the table may be strided.
+    One kernel counts each sequence's tokens in a table of sequences × vocabulary; in a second one the first place that
+    takes a token's count changes its logit, so the vocabulary itself is never walked. Sequences with neutral penalties
+    are left alone. Shapes as in the reference; rows of logits and of the table may be strided.
     """
-    lines, vocab = logits.shape
-    if not lines:
+    seqs, vocab = logits.shape
+    if not seqs:
         return
-    grid = (lines, cdiv(token_table.shape[1], _CHUNK))
-    counts = torch.zeros((lines, vocab), dtype=torch.int32, device=logits.device)
+    grid = (seqs, cdiv(token_table.shape[1], _CHUNK))
+    counts = torch.zeros((seqs, vocab), dtype=torch.int32, device=logits.device)
     settings = (repetition, presence, frequency)
     workspace.launch(_count, grid)(
         counts,

@@ -20,7 +20,7 @@ def penalties(
         x' = x / repetition if x > 0 else x · repetition    when seen
         x″ = x' − frequency · c − presence · (c > 0)
 
-    Line i's tokens are token_table[rows[i], :lengths[i]], the first num_prompt[rows[i]] of them its prompt; its
+    Sequence i's tokens are token_table[rows[i], :lengths[i]], the first num_prompt[rows[i]] of them its prompt; its
     penalties stand in row rows[i] as well.
 
     logits [B, V], changed in place, computed in float32 and rounded once; token_table [R, L] int32;

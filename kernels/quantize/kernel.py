@@ -81,7 +81,7 @@ def quantized(
     offset: float = 0.0,
     rows_of: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `quantize`, with room for whole lines of `rows_of` rows, whatever stands in those that x does
+    """As `quantize`, with room for whole sequences of `rows_of` rows, whatever stands in those that x does
     not have. Scales of one group after another stand behind each other: [T, groups] with strides (1, T)."""
     rows, k = x.shape
     held = cdiv(rows, rows_of) * rows_of

@@ -12,7 +12,7 @@ from kernels.workspace import Workspace
 
 # Channels a warp takes: few rows want their loads at once, parts of rows even more, many rows fewer warps (measured on
 # an H200).
-_LANES, _PART_LANES, _MANY_LANES, _MANY_ROWS = 512, 128, 1024, 1024
+_LANES, _PARTIAL_LANES, _MANY_LANES, _MANY_ROWS = 512, 128, 1024, 1024
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def _norm(
     p_y,
     p_h,
     E,
-    part_stride,
+    partial_stride,
     x_stride,
     residual_stride,
     eps,
@@ -42,8 +42,8 @@ def _norm(
     if PDL:
         gdc_wait()
     h = tl.load(p_x + i_row * x_stride + columns, mask=m_columns, other=0.0)
-    for part in tl.static_range(1, SPLIT):
-        h += tl.load(p_x + part * part_stride + i_row * x_stride + columns, mask=m_columns, other=0.0)
+    for split in tl.static_range(1, SPLIT):
+        h += tl.load(p_x + split * partial_stride + i_row * x_stride + columns, mask=m_columns, other=0.0)
     if HAS_RESIDUAL:
         residual = tl.load(p_residual + i_row * residual_stride + columns, mask=m_columns, other=0.0)
         h = (h.to(tl.float32) + residual.to(tl.float32)).to(p_h.dtype.element_ty)
@@ -73,14 +73,14 @@ def rms_norm(
 
 def sum_norm(
     workspace: Workspace,
-    parts: torch.Tensor,
+    partials: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
     residual: torch.Tensor,
     offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`rms_norm` of x = Σ parts [S, T, E], float32, in their order: y and h in residual's dtype."""
-    return _normed(workspace, parts, weight, eps, residual, offset, _PART_LANES)
+    return _normed(workspace, partials, weight, eps, residual, offset, _PARTIAL_LANES)
 
 
 def _normed(

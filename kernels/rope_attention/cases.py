@@ -1,4 +1,4 @@
-"""Inputs of rope, KV write and attention: mixed batches whose tokens are the last of their lines."""
+"""Inputs of rope, KV write and attention: mixed batches whose tokens are the last of their sequences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.paged_attention.cases import Line
+from kernels.paged_attention.cases import SeqShape
 from kernels.paged_attention.cases import case as attention_case
 from kernels.registry import Case
 from kernels.rope import Rope
@@ -16,7 +16,7 @@ from kernels.testing import TOLERANCES, randn
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[Line],
+    seqs: list[SeqShape],
     h: int,
     g: int,
     d: int,
@@ -27,21 +27,21 @@ def case(
     small: bool = True,
     **attention: Any,
 ) -> Case:
-    """`lines` and `attention` as in the cases of paged attention; a line of context 0 is padding and has no slot."""
+    """`seqs` and `attention` as in the cases of paged attention; a sequence of context 0 is padding and has no slot."""
     r = rotary or d
-    same = attention_case(name, dtype, lines, h, g, d, small=small, **attention)
+    same = attention_case(name, dtype, seqs, h, g, d, small=small, **attention)
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
         given = same.make(device, generator)
         block_size = given["k_cache"].shape[2]
         positions, slots = [], []
         table = given["block_table"].tolist()
-        for line, (queries, context) in enumerate(lines):
+        for seq, (queries, context) in enumerate(seqs):
             for position in range(context - queries, context):
                 positions.append(max(position, 0))
-                place = table[line][position // block_size] * block_size + position % block_size
+                place = table[seq][position // block_size] * block_size + position % block_size
                 slots.append(place if position >= 0 and context else -1)
-        longest = max(context for _, context in lines)
+        longest = max(context for _, context in seqs)
         turns = torch.arange(max(longest, 1), device=device).float()[:, None]
         turns = turns * torch.logspace(0, -3, r // 2, device=device)
         for unwanted in ("q", "sinks"):
@@ -62,7 +62,7 @@ def case(
             "fused": fused,
         }
 
-    tokens = sum(queries for queries, _ in lines)
+    tokens = sum(queries for queries, _ in seqs)
     written = tokens * (2 * (h + 2 * g) * d * dtype.itemsize + 4 * r + 12)
     return Case(
         name,

@@ -1,4 +1,5 @@
-"""Launches rope, KV write and attention: as one kernel for lines of one token, else as the two ops it consists of."""
+"""Launches rope, KV write and attention: as one kernel for sequences of one token, else as the two ops it consists
+of."""
 
 from __future__ import annotations
 
@@ -7,11 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.borders import SHORT_CONTEXT
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import multiprocessors
 from kernels.paged_attention.kernel import (
-    LEAST_LINES,
+    LEAST_SEQS,
     MAX_SPLITS,
     Tile,
     arrivals,
@@ -23,15 +23,16 @@ from kernels.rope import Rope
 from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.thresholds import SHORT_CONTEXT
 from kernels.workspace import Workspace
 
-# kv heads of lines that are few (measured on an H200, see docs/experiments).
+# kv heads of sequences that are few (measured on an H200, see docs/experiments).
 FEW_HEADS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class LineTile(Tile):
-    """A tile of lines of one token: a row below the group's queries is the new key.
+class FusedDecodeTile(Tile):
+    """A tile of sequences of one token: a row below the group's queries is the new key.
 
     ahead: tiles of keys that are loaded before the wait.
     """
@@ -40,31 +41,32 @@ class LineTile(Tile):
     ahead: int = 1
 
 
-def fuses(lines: int, alone: bool, heads: int, wide: bool) -> bool:
-    """Whether one kernel is faster than two for `lines` lines of one token with `heads` kv heads in all.
+def fuses(seqs: int, alone: bool, heads: int, wide: bool) -> bool:
+    """Whether one kernel is faster than two for `seqs` sequences of one token with `heads` kv heads in all.
 
-    It is for one line, whatever stands beside it, and for lines `alone` in their step with few heads and a `wide` tile.
+    It is for one sequence, whatever stands beside it, and for sequences `alone` in their step with few heads and a
+    `wide` tile.
     """
-    return lines == 1 or (alone and wide and heads <= FEW_HEADS)
+    return seqs == 1 or (alone and wide and heads <= FEW_HEADS)
 
 
-def tile_for(dtype: torch.dtype, group: int, channels: int, lines: int, max_context: int) -> LineTile:
-    """The tile for `lines` lines of up to `max_context` tokens, `channels` wide, a power of two; `group` query heads
+def fused_decode_tile(dtype: torch.dtype, group: int, channels: int, seqs: int, max_context: int) -> FusedDecodeTile:
+    """The tile for `seqs` sequences of up to `max_context` tokens, `channels` wide, a power of two; `group` query heads
     share a kv head.
 
-    A share that is worth it has no more keys than are loaded before the wait. One line whose context is short takes
+    A split that is worth it has no more keys than are loaded before the wait. One sequence whose context is short takes
     small tiles: they are done sooner, and leave the next kernel room to ask for its weights. Wide tiles and those of
-    256 channels were measured on an H200; for one line of 16 heads that share keys, four warps spill.
+    256 channels were measured on an H200; for one sequence of 16 heads that share keys, four warps spill.
     """
     rows = max(8, next_power_of_2(group + 1))
     if not _wide(dtype, group, channels):
-        return LineTile(max(16, rows), 32, warps=8 if rows * channels > 8192 else 4, stages=2)
-    if lines == 1 and rows <= 16 and max_context <= SHORT_CONTEXT:
+        return FusedDecodeTile(max(16, rows), 32, warps=8 if rows * channels > 8192 else 4, stages=2)
+    if seqs == 1 and rows <= 16 and max_context <= SHORT_CONTEXT:
         keys, stages = (32, 3) if rows == 16 else (64, 2)
-        return LineTile(rows, keys, warps=4, stages=stages, programs=1, least=keys)
-    if lines == 1 and rows <= 16:
-        return LineTile(rows, 128, warps=4, stages=3, programs=1, least=128)
-    return LineTile(rows, 256, warps=8, stages=2, programs=1, least=256)
+        return FusedDecodeTile(rows, keys, warps=4, stages=stages, programs=1, least=keys)
+    if seqs == 1 and rows <= 16:
+        return FusedDecodeTile(rows, 128, warps=4, stages=3, programs=1, least=128)
+    return FusedDecodeTile(rows, 256, warps=8, stages=2, programs=1, least=256)
 
 
 def _wide(dtype: torch.dtype, group: int, channels: int) -> bool:
@@ -92,10 +94,10 @@ def rope_attention(
 ) -> torch.Tensor:
     """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
 
-    Some numbers of lines of one token take one kernel (`single`), which reads their cached keys while the kernel that
-    computes qkv still runs: those were written by earlier steps. Others, and lines of several tokens, take the two ops'
-    own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the reference; qkv's rows may
-    be strided.
+    Some numbers of sequences of one token take one kernel (`single`), which reads their cached keys while the kernel
+    that computes qkv still runs: those were written by earlier steps. Others, and sequences of several tokens, take the
+    two ops' own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the reference; qkv's
+    rows may be strided.
     """
     num_single = batch.num_single
     tokens, d = qkv.shape[0], k_cache.shape[-1]
@@ -138,25 +140,25 @@ def _singles(
     softcap: float | None,
     scales: CacheScales,
 ) -> None:
-    """The batch's lines of one token, which are the first tokens, into `out`."""
-    lines, max_context = batch.num_single, batch.max_context
+    """The batch's sequences of one token, which are the first tokens, into `out`."""
+    seqs, max_context = batch.num_single, batch.max_context
     _, h, d = out.shape
     _, g, block_size, _ = k_cache.shape
     group = h // g
     block_d = max(16, next_power_of_2(d))
-    tile = tile_for(qkv.dtype, group, block_d, lines, max_context)
+    tile = fused_decode_tile(qkv.dtype, group, block_d, seqs, max_context)
     assert tile.rows > group, "the new key is a row below the queries"
     programs = tile.programs * multiprocessors(qkv.device)
     # A program holds most of a multiprocessor's shared memory, and those without work would keep the next kernel out:
     # one wave is all there is.
-    splits = min(power_below(programs // (lines * g)), next_power_of_2(cdiv(max_context, tile.keys)))
+    splits = min(power_below(programs // (seqs * g)), next_power_of_2(cdiv(max_context, tile.keys)))
     splits = max(1, min(splits, MAX_SPLITS))
     rows = next_power_of_2(group)
-    work = (lines * g, splits, rows) if splits > 1 else (1, 1, 1)
+    work = (seqs * g, splits, rows) if splits > 1 else (1, 1, 1)
     partial = torch.empty((*work, d), dtype=torch.float32, device=qkv.device)
     lse = torch.empty(work, dtype=torch.float32, device=qkv.device)
     pdl = workspace.pdl
-    workspace.launch(attend_single, (lines, g, splits))(
+    workspace.launch(attend_single, (seqs, g, splits))(
         qkv,
         positions,
         slots,
@@ -183,7 +185,7 @@ def _singles(
         1.0 / scales.k,
         1.0 / scales.v,
         scales.v,
-        lines,
+        seqs,
         splits,
         programs,
         tile.least,
@@ -196,8 +198,8 @@ def _singles(
         BLOCK_M=tile.rows,
         BLOCK_N=tile.keys,
         BLOCK_D=block_d,
-        # The keys of one line are all there are to deal out.
-        BLOCK_B=max(LEAST_LINES, next_power_of_2(lines)) if splits > 1 and lines > 1 else 1,
+        # The keys of one sequence are all there are to deal out.
+        BLOCK_B=max(LEAST_SEQS, next_power_of_2(seqs)) if splits > 1 and seqs > 1 else 1,
         ROWS=rows,
         SPLITS=1 if splits == 1 else MAX_SPLITS,
         MERGE=tile.merged(rows * block_d),

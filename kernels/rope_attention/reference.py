@@ -30,9 +30,9 @@ def rope_attention(
 ) -> torch.Tensor:
     """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
 
-    A line's last token is the last of its context, and has a slot unless the line is padding (context_len 0).
+    A sequence's last token is the last of its context, and has a slot unless the sequence is padding (context_len 0).
     qkv [T, (H + 2G)·D] → [T, H, D] in qkv's dtype; k_cache, v_cache [N, G, block_size, D] are written in place; the
-    other arguments are those of the two ops. `fused` allows one kernel to do both for lines of one token.
+    other arguments are those of the two ops. `fused` allows one kernel to do both for sequences of one token.
     """
     q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads, scales=scales)
     return paged_attention(

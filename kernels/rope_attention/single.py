@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def,assignment,misc,index"
 # ruff: noqa: RUF005 (Triton knows no starred tuples)
-"""The Triton kernel for lines of one new token: norm, rotation and KV write in the prologue of attention.
+"""The Triton kernel for sequences of one new token: norm, rotation and KV write in the prologue of attention.
 
-A program owns a kv head of a line, or a share of its keys. What the line has cached was written by earlier steps, so
-the first AHEAD tiles of keys and values are on their way before the wait for the kernel that computes q, k and v; a
-share that they cover pays for no loop's start. The new token's key is a row of the queries' tile, below them: it is
-normed and turned with them, and no vector changes its layout through shared memory. It is attended to from registers,
-by the program of the last share, which also writes it.
+A program owns a kv head of a sequence, or a split of its keys. What the sequence has cached was written by earlier
+steps, so the first AHEAD tiles of keys and values are on their way before the wait for the kernel that computes q, k
+and v; a split that they cover pays for no loop's start. The new token's key is a row of the queries' tile, below them:
+it is normed and turned with them, and no vector changes its layout through shared memory. It is attended to from
+registers, by the program of the last split, which also writes it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cache_numbers import to_cache
 from kernels.paged_attention.attend import LOG2E, merge_splits
-from kernels.paged_attention.shares import even_shares, fair_share
+from kernels.paged_attention.splits import even_splits, fair_split_size
 
-# Keys that shares come in multiples of.
+# Keys that splits come in multiples of.
 GRAIN = tl.constexpr(32)
 
 
@@ -98,7 +98,7 @@ def _fold(
 
 
 @triton.jit(
-    do_not_specialize=["num_lines", "splits", "programs", "least"],
+    do_not_specialize=["num_seqs", "splits", "programs", "least"],
     do_not_specialize_on_alignment=["p_positions", "p_slots", "p_context"],
 )
 def attend_single(
@@ -132,7 +132,7 @@ def attend_single(
     k_inverse,
     v_inverse,
     v_scale,
-    num_lines,
+    num_seqs,
     splits,
     programs,
     least,
@@ -160,12 +160,12 @@ def attend_single(
 ):
     if PDL:
         gdc_launch_dependents()
-    line = tl.program_id(0).to(tl.int64)
+    seq = tl.program_id(0).to(tl.int64)
     i_group = tl.program_id(1)
     i_split = tl.program_id(2)
-    length = tl.load(p_context + line)
-    angle = tl.load(p_positions + line).to(tl.int64)
-    slot = tl.load(p_slots + line).to(tl.int64)
+    length = tl.load(p_context + seq)
+    angle = tl.load(p_positions + seq).to(tl.int64)
+    slot = tl.load(p_slots + seq).to(tl.int64)
     past = tl.maximum(length - 1, 0)
     begin = 0
     if HAS_WINDOW:
@@ -173,20 +173,22 @@ def attend_single(
     chunk = tl.maximum(past - begin, 1)
     active = 1
     if SPLITS > 1:
-        share = (chunk + splits - 1) // splits
+        split_size = (chunk + splits - 1) // splits
         if BLOCK_B > 1:
-            share = tl.maximum(share, fair_share(p_context, num_lines, window, programs, G, BLOCK_B, HAS_WINDOW))
-        share, active = even_shares(chunk, tl.maximum(share, least), GRAIN)
+            split_size = tl.maximum(
+                split_size, fair_split_size(p_context, num_seqs, window, programs, G, BLOCK_B, HAS_WINDOW)
+            )
+        split_size, active = even_splits(chunk, tl.maximum(split_size, least), GRAIN)
         if i_split >= active:
             return
-        chunk = share
+        chunk = split_size
     start = begin + i_split * chunk
     stop = tl.minimum(start + chunk, past)
     last = i_split == active - 1
 
     p_k = p_k_cache + i_group.to(tl.int64) * k_head_stride
     p_v = p_v_cache + i_group.to(tl.int64) * v_head_stride
-    p_blocks = p_table + line * table_stride
+    p_blocks = p_table + seq * table_stride
     following = start + AHEAD * BLOCK_N
     blocks = ()
     for i in tl.static_range(AHEAD):
@@ -240,7 +242,7 @@ def attend_single(
     if PDL:
         gdc_wait()
 
-    p_mine = p_qkv + line * qkv_stride
+    p_mine = p_qkv + seq * qkv_stride
     x = tl.load(p_mine + head[:, None] * D + channel[None, :], mask=is_query | is_key, other=0.0)
     other = tl.load(p_mine + head[:, None] * D + partner[None, :], mask=is_query | is_key, other=0.0).to(tl.float32)
     new_v = tl.load(p_mine + (H + G + i_group) * D + channel, mask=channel < D, other=0.0)
@@ -298,13 +300,13 @@ def attend_single(
             )  # fmt: skip
     acc = acc / l[:, None] * v_scale
     if active == 1:
-        p_rows = p_out + (line * H + head[:, None]) * D + channel[None, :]
+        p_rows = p_out + (seq * H + head[:, None]) * D + channel[None, :]
         tl.store(p_rows, tl.where(length > 0, acc, 0.0).to(p_out.dtype.element_ty), mask=is_query)
         return
 
-    i_work = line * G + i_group
+    i_work = seq * G + i_group
     row = tl.arange(0, ROWS)
-    p_rows = p_out + (line * H + i_group * GROUP + row)[:, None] * D
+    p_rows = p_out + (seq * H + i_group * GROUP + row)[:, None] * D
     merge_splits(
         acc, m + tl.log2(l), p_partial, p_lse, p_arrived, p_rows, row < GROUP, i_work, i_split, splits, active,
         D, BLOCK_M, BLOCK_D, ROWS, SPLITS, MERGE, True,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernels.cache_scales import CacheScales
-from kernels.paged_attention.cases import eight
+from kernels.paged_attention.cases import fp8_scale
 from kernels.registry import Case
 from kernels.rope import Rope
 from kernels.testing import TOLERANCES, deterministic, randint, randn
@@ -45,7 +45,7 @@ def case(
             k_cache = randn(generator, device, dtype, blocks, g, block_size, d)
             v_cache = randn(generator, device, dtype, blocks, g, block_size, d)
         if scales is not None:
-            k_cache, v_cache = eight(k_cache, v_cache, scales, strided)
+            k_cache, v_cache = fp8_scale(k_cache, v_cache, scales, strided)
         return {
             "qkv": randn(generator, device, dtype, t, (h + 2 * g) * d),
             "positions": randint(generator, device, 0, 64, t),

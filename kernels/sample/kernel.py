@@ -1,9 +1,9 @@
 """Drawing the next token in Triton, without sorting the vocabulary.
 
-First kernel: every tile of 4096 tokens gives its best score, and of a line with filters every run of 1024 its maximum
-and sum of weights and every group of 32 its maximum. Second kernel, one program a line: the best of the tiles; or, for
-a line with filters, a bisection over the group maxima finds the few groups that can hold a kept token, and bisections
-over those find the exact bounds.
+First kernel: every tile of 4096 tokens gives its best score, and of a sequence with filters every run of 1024 its
+maximum and sum of weights and every group of 32 its maximum. Second kernel, one program a sequence: the best of the
+tiles; or, for a sequence with filters, a bisection over the group maxima finds the few groups that can hold a kept
+token, and bisections over those find the exact bounds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _has_filter(temperature, top_k, top_p, min_p, V):
 
 @triton.jit
 def _run(p_logits, first, V):
-    """Ids and logits of a run; what is not a number counts as infinite, which ends the line."""
+    """Ids and logits of a run; what is not a number counts as infinite, which ends the sequence."""
     ids = first + tl.arange(0, RUN)
     x = tl.load(p_logits + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
     return ids, tl.where(x != x, float("inf"), x)
@@ -89,38 +89,38 @@ def _runs(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    i_line = tl.program_id(0).to(tl.int64)
+    i_seq = tl.program_id(0).to(tl.int64)
     i_tile = tl.program_id(1)
-    row = tl.load(p_rows + i_line).to(tl.int64)
+    row = tl.load(p_rows + i_seq).to(tl.int64)
     temperature = tl.load(p_temperature + row)
     filtered = _has_filter(temperature, tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row), V)
-    i_run = i_line * runs + i_tile * 4
+    i_run = i_seq * runs + i_tile * 4
     first = i_tile * 4 * RUN
-    p_line = p_logits + i_line * logits_stride
-    token, best = _run(p_line, first, V)
+    p_seq = p_logits + i_seq * logits_stride
+    token, best = _run(p_seq, first, V)
     if temperature >= COLDEST:
         counter = i_tile * RUN + tl.arange(0, RUN)
         none = tl.zeros([RUN], dtype=tl.int32)
-        position = none + tl.load(p_positions + i_line).to(tl.int32)
+        position = none + tl.load(p_positions + i_seq).to(tl.int32)
         word0, word1, word2, word3 = tl.philox(tl.load(p_seeds + row), counter, position, none, none)
         best = tl.div_rn(best, temperature) + _gumbel(word0)
         for part in tl.static_range(1, 4):
             word = word1 if part == 1 else word2 if part == 2 else word3
-            ids, x = _run(p_line, first + part * RUN, V)
+            ids, x = _run(p_seq, first + part * RUN, V)
             score = tl.div_rn(x, temperature) + _gumbel(word)
             token = tl.where(score > best, ids, token)
             best = tl.maximum(score, best)
     else:
         for part in tl.static_range(1, 4):
-            ids, x = _run(p_line, first + part * RUN, V)
+            ids, x = _run(p_seq, first + part * RUN, V)
             token = tl.where(x > best, ids, token)
             best = tl.maximum(x, best)
     highest = tl.max(best, axis=0)
-    tl.store(p_score + i_line * tl.num_programs(1) + i_tile, highest)
-    tl.store(p_token + i_line * tl.num_programs(1) + i_tile, tl.min(tl.where(best == highest, token, V), axis=0))
+    tl.store(p_score + i_seq * tl.num_programs(1) + i_tile, highest)
+    tl.store(p_token + i_seq * tl.num_programs(1) + i_tile, tl.min(tl.where(best == highest, token, V), axis=0))
     if filtered:
         for part in tl.static_range(4):
-            _, x = _run(p_line, first + part * RUN, V)
+            _, x = _run(p_seq, first + part * RUN, V)
             top = tl.max(x, axis=0)
             weight = tl.where(x > float("-inf"), tl.exp(tl.div_rn(x - top, temperature)), 0.0)
             tl.store(p_max + i_run + part, top)
@@ -199,8 +199,8 @@ def _choose(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    i_line = tl.program_id(0).to(tl.int64)
-    row = tl.load(p_rows + i_line).to(tl.int64)
+    i_seq = tl.program_id(0).to(tl.int64)
+    row = tl.load(p_rows + i_seq).to(tl.int64)
     temperature = tl.load(p_temperature + row)
     top_k = tl.load(p_top_k + row)
     top_p = tl.load(p_top_p + row)
@@ -208,30 +208,30 @@ def _choose(
     run = tl.arange(0, BLOCK_RUNS)
     m_run = run < runs
     tiles = runs // 4
-    scores = tl.load(p_score + i_line * tiles + run, mask=run < tiles, other=float("-inf"))
+    scores = tl.load(p_score + i_seq * tiles + run, mask=run < tiles, other=float("-inf"))
     best = tl.max(scores, axis=0)
     if (best == float("inf")) | (best == float("-inf")):
-        tl.store(p_tokens + i_line, -1)
+        tl.store(p_tokens + i_seq, -1)
         return
     if not _has_filter(temperature, top_k, top_p, min_p, V):
-        tokens = tl.load(p_token + i_line * tiles + run, mask=run < tiles, other=V)
+        tokens = tl.load(p_token + i_seq * tiles + run, mask=run < tiles, other=V)
         token = tl.min(tl.where(scores == best, tokens, V), axis=0)
-        tl.store(p_tokens + i_line, token.to(tl.int64))
+        tl.store(p_tokens + i_seq, token.to(tl.int64))
         return
 
-    maxima = tl.load(p_max + i_line * runs + run, mask=m_run, other=float("-inf"))
+    maxima = tl.load(p_max + i_seq * runs + run, mask=m_run, other=float("-inf"))
     top = tl.max(maxima, axis=0)
     by_count = (top_k > 0) & (top_k < V)
     by_mass = top_p < 1.0
     log_min_p = tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-38)), float("-inf"))
-    sums = tl.load(p_sum + i_line * runs + run, mask=m_run, other=0.0)
+    sums = tl.load(p_sum + i_seq * runs + run, mask=m_run, other=0.0)
     total = tl.sum(tl.where(m_run, sums * tl.exp(tl.div_rn(maxima - top, temperature)), 0.0), axis=0)
 
     # A group's maximum is one token, and one weight, at or above it: enough maxima make a bound on what is kept.
     group = tl.arange(0, BLOCK_GROUPS)
     groups = runs * (RUN // GROUP)
     m_group = group < groups
-    heads = tl.load(p_groups + i_line * groups + group, mask=m_group, other=float("-inf"))
+    heads = tl.load(p_groups + i_seq * groups + group, mask=m_group, other=float("-inf"))
     scaled = tl.div_rn(heads - top, temperature)
     weights = tl.where(by_count, 1.0, tl.exp(scaled))
     some = m_group & (scaled >= log_min_p)
@@ -251,31 +251,31 @@ def _choose(
     lowest = _level(below, ZERO_BITS)
     some = some & (heads >= lowest)
     place = tl.cumsum(some.to(tl.int32), axis=0) - 1
-    p_mine = p_list + i_line * groups
+    p_mine = p_list + i_seq * groups
     tl.store(p_mine + place, group, mask=some)
     n = tl.sum(some.to(tl.int32), axis=0)
     tl.debug_barrier()
 
-    p_line = p_logits + i_line * logits_stride
+    p_seq = p_logits + i_seq * logits_stride
     low = lowest
     if by_count:
         count = top_k.to(tl.float32)
         low = _bound(
-            p_line, p_mine, n, count, lowest, top, temperature, log_min_p, V, IS_COUNT=True, ZERO_BITS=ZERO_BITS
+            p_seq, p_mine, n, count, lowest, top, temperature, log_min_p, V, IS_COUNT=True, ZERO_BITS=ZERO_BITS
         )
     if by_mass:
         if by_count | (min_p > 0.0):
-            total = _mass(p_line, p_mine, n, low, top, temperature, log_min_p, V, IS_COUNT=False)
+            total = _mass(p_seq, p_mine, n, low, top, temperature, log_min_p, V, IS_COUNT=False)
         share = top_p * total
-        low = _bound(p_line, p_mine, n, share, low, top, temperature, log_min_p, V, IS_COUNT=False, ZERO_BITS=ZERO_BITS)
+        low = _bound(p_seq, p_mine, n, share, low, top, temperature, log_min_p, V, IS_COUNT=False, ZERO_BITS=ZERO_BITS)
 
     seed = tl.load(p_seeds + row)
-    position = tl.load(p_positions + i_line).to(tl.int32)
+    position = tl.load(p_positions + i_seq).to(tl.int32)
     best = tl.full([CHUNK * GROUP], float("-inf"), dtype=tl.float32)
     token = tl.full([CHUNK * GROUP], 0, dtype=tl.int32) + V
     for start in tl.range(0, n, CHUNK):
         ids, listed = _tokens_of(p_mine, start, n)
-        x = tl.load(p_line + ids, mask=listed & (ids < V), other=float("-inf")).to(tl.float32)
+        x = tl.load(p_seq + ids, mask=listed & (ids < V), other=float("-inf")).to(tl.float32)
         kept = listed & (ids < V) & (x >= low) & (tl.div_rn(x - top, temperature) >= log_min_p)
         none = ids * 0
         counter = ids // (4 * RUN) * RUN + ids % RUN
@@ -290,7 +290,7 @@ def _choose(
         best = tl.where(better, score, best)
     highest = tl.max(best, axis=0)
     drawn = tl.min(tl.where(best == highest, token, V), axis=0)
-    tl.store(p_tokens + i_line, drawn.to(tl.int64))
+    tl.store(p_tokens + i_seq, drawn.to(tl.int64))
 
 
 def sample(
@@ -312,30 +312,30 @@ def sample(
         top_p   the fewest of what is left, largest first, whose probability (of what is left) reaches top_p
     Noise: Philox4x32-10 (Salmon et al. 2011) keyed by (seed, position, token), the reference's numbers bit for bit.
 
-    Shapes as in the reference; logits' lines may be strided. Lines without filters cost one read of the logits. A line
-    with filters costs one program besides, over the groups whose maximum can be kept: few when the distribution is
-    peaked, all of the vocabulary when it is flat.
+    Shapes as in the reference; logits' sequences may be strided. Sequences without filters cost one read of the logits.
+    A sequence with filters costs one program besides, over the groups whose maximum can be kept: few when the
+    distribution is peaked, all of the vocabulary when it is flat.
     """
-    lines, vocab = logits.shape
+    seqs, vocab = logits.shape
     device = logits.device
-    tokens = torch.empty(lines, dtype=torch.int64, device=device)
-    if not lines:
+    tokens = torch.empty(seqs, dtype=torch.int64, device=device)
+    if not seqs:
         return tokens
     pdl = workspace.pdl
     tiles = cdiv(vocab, 4 * RUN.value)
     runs = 4 * tiles
     groups = runs * (RUN.value // GROUP.value)
-    run_max, run_sum = torch.empty((2, lines, runs), dtype=torch.float32, device=device).unbind()
-    tile_score = torch.empty((lines, tiles), dtype=torch.float32, device=device)
-    tile_token = torch.empty((lines, tiles), dtype=torch.int32, device=device)
-    group_max = torch.empty((lines, groups), dtype=torch.float32, device=device)
-    group_list = torch.empty((lines, groups), dtype=torch.int32, device=device)
+    run_max, run_sum = torch.empty((2, seqs, runs), dtype=torch.float32, device=device).unbind()
+    tile_score = torch.empty((seqs, tiles), dtype=torch.float32, device=device)
+    tile_token = torch.empty((seqs, tiles), dtype=torch.int32, device=device)
+    group_max = torch.empty((seqs, groups), dtype=torch.float32, device=device)
+    group_list = torch.empty((seqs, groups), dtype=torch.int32, device=device)
     settings = (rows, temperature, top_k, top_p, min_p, seeds, positions)
     found = (run_max, run_sum, tile_score, tile_token, group_max)
-    workspace.launch(_runs, (lines, tiles))(
+    workspace.launch(_runs, (seqs, tiles))(
         logits, *settings, *found, logits.stride(0), runs, vocab, PDL=pdl, num_warps=4, launch_pdl=pdl
     )
-    workspace.launch(_choose, (lines,))(
+    workspace.launch(_choose, (seqs,))(
         logits,
         *settings,
         *found,

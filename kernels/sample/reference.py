@@ -97,11 +97,11 @@ def sample(
     Philox4x32-10(key = s, counter = (t / 4096 · 1024 + t mod 1024, n, 0, 0)). So a draw depends on nothing but
     (seed, position, logits): not on the batch, nor on what was drawn before.
 
-    Line i's settings stand in row rows[i] of their tables.
+    Sequence i's settings stand in row rows[i] of their tables.
 
     logits [B, V] (float32, bfloat16 or float16); rows, positions [B] int32; temperature, top_p, min_p [R] float32;
     top_k [R] int32; seeds [R] int64 → [B] int64. temperature < 1e-5 takes the argmax; top_k ≤ 0, top_p ≥ 1 and
-    min_p ≤ 0 are off. A line with a NaN or +∞, or with nothing above −∞, gives −1.
+    min_p ≤ 0 are off. A sequence with a NaN or +∞, or with nothing above −∞, gives −1.
     """
     temperature, top_k, top_p, min_p, seeds = (of[rows] for of in (temperature, top_k, top_p, min_p, seeds))
     x = logits.float()

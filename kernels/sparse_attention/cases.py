@@ -14,7 +14,7 @@ from kernels.testing import TOLERANCES, deterministic, randn
 def case(
     name: str,
     dtype: torch.dtype,
-    lines: list[tuple[int, int]],
+    seqs: list[tuple[int, int]],
     heads: int,
     dim: int,
     rope: int,
@@ -25,7 +25,7 @@ def case(
     small: bool = True,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
-        batch = mixed(device, g, lines, block_size)
+        batch = mixed(device, g, seqs, block_size)
         made: dict[str, Any] = {
             "q": randn(g, device, dtype, batch.num_tokens, heads, dim),
             "cache": kept(device, g, dtype, batch, block_size, dim, batch.contexts),
@@ -51,22 +51,22 @@ def case(
             made["chosen"] = kept_first.sort(dim=-1, descending=True).values.int()
         return made
 
-    tokens = sum(count for count, _ in lines)
-    extra = [min(chosen or length, length // ratio) if ratio else 0 for _, length in lines]
-    read = sum(min(length, window + count) + more for (count, length), more in zip(lines, extra, strict=True))
-    pairs = sum(count * (min(length, window) + more) for (count, length), more in zip(lines, extra, strict=True))
+    tokens = sum(count for count, _ in seqs)
+    extra = [min(chosen or length, length // ratio) if ratio else 0 for _, length in seqs]
+    read = sum(min(length, window + count) + more for (count, length), more in zip(seqs, extra, strict=True))
+    pairs = sum(count * (min(length, window) + more) for (count, length), more in zip(seqs, extra, strict=True))
     moved = dtype.itemsize * dim * (read + 2 * tokens * heads)
     return Case(name, dtype, make, TOLERANCES[dtype], moved, 4 * pairs * heads * dim, small=small)
 
 
 def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
-    lines = [(1, 1), (1, 30), (1, 64), (5, 5), (7, 50)]
+    seqs = [(1, 1), (1, 30), (1, 64), (5, 5), (7, 50)]
     many = [(1, 4096)] * 64
     made = [
-        case("window alone", f32, lines, 3, 24, 8, 12, 16),
-        case("every entry", f32, lines, 4, 32, 16, 12, 16, ratio=16),
-        case("chosen entries", f32, lines, 4, 32, 16, 12, 16, ratio=4, chosen=6),
+        case("window alone", f32, seqs, 3, 24, 8, 12, 16),
+        case("every entry", f32, seqs, 4, 32, 16, 12, 16, ratio=16),
+        case("chosen entries", f32, seqs, 4, 32, 16, 12, 16, ratio=4, chosen=6),
         case("chosen entries, bfloat16", bf16, [(1, 40), (3, 20)], 20, 32, 16, 8, 16, ratio=4, chosen=5),
         case("64 lines of 4096, window", bf16, many, 64, 512, 64, 128, 128, small=False),
         case("64 lines of 4096, ratio 128", bf16, many, 64, 512, 64, 128, 128, ratio=128, small=False),

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
 """Attention over a window and over compressed entries: a program takes a query's heads, as rows of the tensor cores,
-and a share of what the query reads; then the shares are joined and turned back."""
+and a split of what the query reads; then the splits are joined and turned back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
 BLOCK_N, WARPS, STAGES = 32, 8, 2
-MOST_SHARES = 16
+MAX_SPLITS = 16
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _look_up(
 
 
 @triton.jit(
-    do_not_specialize=["first_line", "first_token", "tokens"],
+    do_not_specialize=["first_seq", "first_token", "tokens"],
     do_not_specialize_on_alignment=["query_start", "context_len", "block_table", "entry_table", "chosen"],
 )
 def _attend(
@@ -69,10 +69,10 @@ def _attend(
     entries,
     entry_table,
     chosen,
-    parts,
+    partials,
     sums,
     scale,
-    first_line,
+    first_seq,
     first_token,
     tokens,
     table_stride,
@@ -88,7 +88,7 @@ def _attend(
     RATIO: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     CHOSEN: tl.constexpr,
-    SHARES: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -96,21 +96,21 @@ def _attend(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """parts[share, token] holds Σ e^{s − best} c of each head and sums[share, token] its best and Σ e^{s − best}; with
-    one share parts holds the mean itself, without a sink. Tokens count from first_token."""
+    """partials[split, token] holds Σ e^{s − best} c of each head and sums[split, token] its best and Σ e^{s − best};
+    with one split partials holds the mean itself, without a sink. Tokens count from first_token."""
     if PDL:
         gdc_launch_dependents()
-    line = (first_line + tl.program_id(0)).to(tl.int64)
-    lo = tl.load(query_start + line)
-    count = tl.load(query_start + line + 1) - lo
-    length = tl.load(context_len + line)
+    seq = (first_seq + tl.program_id(0)).to(tl.int64)
+    lo = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - lo
+    length = tl.load(context_len + seq)
     which = tl.program_id(1)
     if which >= count:
         return
-    share = tl.program_id(2) % SHARES
+    split = tl.program_id(2) % SPLITS
     token = (lo + which).to(tl.int64)
     p = length - count + which
-    h = tl.program_id(2) // SHARES * BLOCK_H + tl.arange(0, BLOCK_H)
+    h = tl.program_id(2) // SPLITS * BLOCK_H + tl.arange(0, BLOCK_H)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     inside = (h < HEADS)[:, None] & (d < DIM)[None]
@@ -122,10 +122,10 @@ def _attend(
         ready = (p + 1) // RATIO
         end = tl.minimum(ready, CHOSEN) if CHOSEN else ready
     tiles = tiles_in_window + tl.cdiv(end, BLOCK_N)
-    first = tiles * share // SHARES
-    last = tiles * (share + 1) // SHARES
-    table = block_table + line * table_stride
-    e_table = entry_table + line * entry_table_stride
+    first = tiles * split // SPLITS
+    last = tiles * (split + 1) // SPLITS
+    table = block_table + seq * table_stride
+    e_table = entry_table + seq * entry_table_stride
     picked = chosen + token * CHOSEN
     best = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_H,), tl.float32)
@@ -159,17 +159,17 @@ def _attend(
         acc = tl.dot(w.to(c.dtype), c, acc * fade[:, None], input_precision=PRECISION)
         total = total * fade + tl.sum(w, 1)
         best = top
-    cell = ((share * tokens + token - first_token) * HEADS + h).to(tl.int64)
+    cell = ((split * tokens + token - first_token) * HEADS + h).to(tl.int64)
     tl.store(sums + cell * 2, best, mask=h < HEADS)
     tl.store(sums + cell * 2 + 1, total, mask=h < HEADS)
-    if SHARES == 1:
+    if SPLITS == 1:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(parts + cell[:, None] * DIM + d[None], acc.to(parts.dtype.element_ty), mask=inside)
+    tl.store(partials + cell[:, None] * DIM + d[None], acc.to(partials.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["first_token", "tokens"], do_not_specialize_on_alignment=["positions"])
-def _join(
-    parts,
+def _combine(
+    partials,
     sums,
     sinks,
     positions,
@@ -180,7 +180,7 @@ def _join(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     ROPE: tl.constexpr,
-    SHARES: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -190,15 +190,15 @@ def _join(
         gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    share = tl.arange(0, BLOCK_S)
+    split = tl.arange(0, BLOCK_S)
     m_h = h < HEADS
     d = tl.arange(0, BLOCK)
     cos, sin = angles(cos_sin, tl.load(positions + first_token + t), DIM, ROPE, BLOCK)
     sink = tl.load(sinks + h, mask=m_h, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    cell = (t * HEADS + h)[:, None] + share[None].to(tl.int64) * (tokens * HEADS)
-    there = m_h[:, None] & (share < SHARES)[None]
+    cell = (t * HEADS + h)[:, None] + split[None].to(tl.int64) * (tokens * HEADS)
+    there = m_h[:, None] & (split < SPLITS)[None]
     best = tl.load(sums + cell * 2, mask=there, other=float("-inf"))
     total = tl.load(sums + cell * 2 + 1, mask=there, other=0.0)
     top = tl.maximum(tl.max(best, 1), sink)
@@ -206,15 +206,15 @@ def _join(
     scale = 1.0 / (tl.sum(weight * total, 1) + tl.exp(sink - top))
     inside = m_h[:, None] & (d < DIM)[None]
     mine = (t * HEADS + h)[:, None] * DIM + d[None]
-    if SHARES == 1:
-        # parts hold the mean without the sink
+    if SPLITS == 1:
+        # partials hold the mean without the sink
         factor = tl.sum(weight * total, 1) * scale
-        o = tl.load(parts + mine, mask=inside, other=0.0).to(tl.float32) * factor[:, None]
+        o = tl.load(partials + mine, mask=inside, other=0.0).to(tl.float32) * factor[:, None]
     else:
         o = tl.zeros((BLOCK_H, BLOCK), tl.float32)
-        for one in tl.static_range(SHARES):
-            factor = tl.sum(tl.where(share[None] == one, weight, 0.0), 1) * scale
-            there_to = parts + one * tokens.to(tl.int64) * (HEADS * DIM)
+        for one in tl.static_range(SPLITS):
+            factor = tl.sum(tl.where(split[None] == one, weight, 0.0), 1) * scale
+            there_to = partials + one * tokens.to(tl.int64) * (HEADS * DIM)
             o += tl.load(there_to + mine, mask=inside, other=0.0) * factor[:, None]
     # turned back: by minus the angle
     o = turn_pairs(o, cos, -sin, BLOCK_H, BLOCK)
@@ -239,10 +239,10 @@ def sparse_attention(
     chosen: torch.Tensor | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """See the reference. The last axis of every tensor is dense; every token belongs to a line."""
+    """See the reference. The last axis of every tensor is dense; every token belongs to a sequence."""
     num_single = batch.num_single
     t, heads, dim = q.shape
-    lines = batch.context_len.shape[0]
+    seqs = batch.context_len.shape[0]
     q = q.contiguous()
     out = torch.empty_like(q)
     if not t:
@@ -256,19 +256,19 @@ def sparse_attention(
     alone = 0 if deterministic else num_single
     for first, count, longest, first_token, tokens in (
         (0, alone, 1, 0, alone),
-        (alone, lines - alone, batch.max_query, alone, t - alone),
+        (alone, seqs - alone, batch.max_query, alone, t - alone),
     ):
         if not count:
             continue
-        shares = 1
+        splits = 1
         if longest == 1 and not deterministic:
             # one program fills a multiprocessor
-            shares = max(1, multiprocessors(q.device) // (count * tall))
-            shares = min(1 << (shares.bit_length() - 1), MOST_SHARES, next_power_of_2(tiles))
-        kept = torch.float32 if shares > 1 else q.dtype
-        parts = torch.empty(shares, tokens, heads, dim, dtype=kept, device=q.device)
-        sums = torch.empty(shares, tokens, heads, 2, dtype=torch.float32, device=q.device)
-        workspace.launch(_attend, (count, longest, tall * shares))(
+            splits = max(1, multiprocessors(q.device) // (count * tall))
+            splits = min(1 << (splits.bit_length() - 1), MAX_SPLITS, next_power_of_2(tiles))
+        kept = torch.float32 if splits > 1 else q.dtype
+        partials = torch.empty(splits, tokens, heads, dim, dtype=kept, device=q.device)
+        sums = torch.empty(splits, tokens, heads, 2, dtype=torch.float32, device=q.device)
+        workspace.launch(_attend, (count, longest, tall * splits))(
             q,
             cache,
             block_table,
@@ -277,7 +277,7 @@ def sparse_attention(
             entries if entries is not None else cache,
             entry_table if entry_table is not None else block_table,
             chosen if chosen is not None else block_table,
-            parts,
+            partials,
             sums,
             scale,
             first,
@@ -296,7 +296,7 @@ def sparse_attention(
             RATIO=ratio,
             PER_BLOCK=1 if entries is None else entries.shape[1],
             CHOSEN=most,
-            SHARES=shares,
+            SPLITS=splits,
             BLOCK_H=block_h,
             BLOCK_D=max(16, next_power_of_2(dim)),
             BLOCK_N=BLOCK_N,
@@ -306,9 +306,9 @@ def sparse_attention(
             launch_pdl=pdl,
             num_warps=WARPS,
         )
-        joined_h = min(next_power_of_2(heads), max(1, 2048 // next_power_of_2(dim)))
-        workspace.launch(_join, (tokens, cdiv(heads, joined_h)))(
-            parts,
+        combined_h = min(next_power_of_2(heads), max(1, 2048 // next_power_of_2(dim)))
+        workspace.launch(_combine, (tokens, cdiv(heads, combined_h)))(
+            partials,
             sums,
             sinks,
             positions,
@@ -319,9 +319,9 @@ def sparse_attention(
             HEADS=heads,
             DIM=dim,
             ROPE=cos_sin.shape[1],
-            SHARES=shares,
-            BLOCK_S=max(2, next_power_of_2(shares)),
-            BLOCK_H=joined_h,
+            SPLITS=splits,
+            BLOCK_S=max(2, next_power_of_2(splits)),
+            BLOCK_H=combined_h,
             BLOCK=next_power_of_2(dim),
             PDL=pdl,
             launch_pdl=pdl,

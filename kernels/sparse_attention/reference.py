@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels.batch import AttentionBatch
-from kernels.lines import own_lines
 from kernels.rotate_tail.reference import turn
+from kernels.sequences import own_sequences
 
 
 def sparse_attention(
@@ -39,9 +39,9 @@ def sparse_attention(
     block_size = cache.shape[1]
     out = torch.zeros_like(q)
     if deterministic:
-        line, query_start, context_len = own_lines(query_start, context_len)
-        block_table = block_table[line]
-        entry_table = None if entry_table is None else entry_table[line]
+        seq, query_start, context_len = own_sequences(query_start, context_len)
+        block_table = block_table[seq]
+        entry_table = None if entry_table is None else entry_table[seq]
     starts, lens = query_start.tolist(), context_len.tolist()
     for i, length in enumerate(lens):
         lo, hi = starts[i], starts[i + 1]

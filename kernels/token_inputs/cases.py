@@ -11,7 +11,7 @@ from kernels.testing import EXACT, randint
 
 
 def case(name: str, counts: list[int], longest: int, block_size: int = 16, small: bool = True) -> Case:
-    """`counts` are tokens a line, its last ones; rows of the tables hold `longest` tokens."""
+    """`counts` are tokens a sequence, its last ones; rows of the tables hold `longest` tokens."""
     entries, total = -(-longest // block_size), sum(counts)
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def case(name: str, counts: list[int], longest: int, block_size: int = 16, small
             "tokens": arena[: num_rows * (longest + 1)].view(num_rows, longest + 1),
             "blocks": arena[num_rows * (longest + 1) :].view(num_rows, entries),
             "rows": order.int().to(device),
-            "lines": torch.repeat_interleave(torch.arange(len(counts)), count).int().to(device),
+            "seqs": torch.repeat_interleave(torch.arange(len(counts)), count).int().to(device),
             "positions": (torch.cat(runs) if runs else torch.zeros(0)).int().to(device),
             "block_size": block_size,
         }
@@ -47,7 +47,7 @@ def cases() -> list[Case]:
         case("decode lines and prompts", [1, 1, 1, 40, 3, 123], 200),
         case("blocks of 64, tables of 1311 entries", [1, 700], 1311 * 64, block_size=64),
     ]
-    for lines in (1, 64, 256):
-        made.append(case(f"{lines} decode lines, 20,480 tokens at most", [1] * lines, 20480, small=False))
+    for seqs in (1, 64, 256):
+        made.append(case(f"{seqs} decode lines, 20,480 tokens at most", [1] * seqs, 20480, small=False))
     made.append(case("8 prompts of 1,024, 20,480 tokens at most", [1024] * 8, 20480, small=False))
     return made

@@ -14,13 +14,13 @@ _TOKENS, _ENTRIES = 128, 1024
 
 @triton.jit(
     do_not_specialize=["num_tokens", "token_programs", "L_stride", "M"],
-    do_not_specialize_on_alignment=["p_tokens", "p_blocks", "p_rows", "p_lines", "p_positions"],
+    do_not_specialize_on_alignment=["p_tokens", "p_blocks", "p_rows", "p_seqs", "p_positions"],
 )
 def _inputs(
     p_tokens,
     p_blocks,
     p_rows,
-    p_lines,
+    p_seqs,
     p_positions,
     p_ids,
     p_slots,
@@ -34,7 +34,7 @@ def _inputs(
     BLOCK_T: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """The first `token_programs` programs take BLOCK_T tokens each, the others BLOCK_M entries of a line's table.
+    """The first `token_programs` programs take BLOCK_T tokens each, the others BLOCK_M entries of a sequence's table.
 
     No kernel starts before this one ends: attention reads tables ahead of its own wait.
     """
@@ -42,8 +42,8 @@ def _inputs(
     if program < token_programs:
         token = program * BLOCK_T + tl.arange(0, BLOCK_T)
         held = token < num_tokens
-        line = tl.load(p_lines + token, mask=held, other=0)
-        row = tl.load(p_rows + line, mask=held, other=0).to(tl.int64)
+        seq = tl.load(p_seqs + token, mask=held, other=0)
+        row = tl.load(p_rows + seq, mask=held, other=0).to(tl.int64)
         position = tl.load(p_positions + token, mask=held, other=0)
         block = tl.load(p_blocks + row * M_stride + position // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
         tl.store(p_ids + token, tl.load(p_tokens + row * L_stride + position, mask=held, other=0), mask=held)
@@ -61,11 +61,12 @@ def token_inputs(
     tokens: torch.Tensor,
     blocks: torch.Tensor,
     rows: torch.Tensor,
-    lines: torch.Tensor,
+    seqs: torch.Tensor,
     positions: torch.Tensor,
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token t of line l = lines[t] is tokens[rows[l], p] at p = positions[t]; its slot is the one of p in that row:
+    """Token t of sequence l = sequences[t] is tokens[rows[l], p] at p = positions[t]; its slot is the one of p in that
+    row:
 
         slot = blocks[rows[l], p // block_size] · block_size + p mod block_size
 
@@ -83,7 +84,7 @@ def token_inputs(
             tokens,
             blocks,
             rows,
-            lines,
+            seqs,
             positions,
             ids,
             slots,

@@ -28,7 +28,7 @@ def test_a_pool_takes_what_its_spec_says(spec: LayerSpec) -> None:
     made = tensors(spec)
     ((pool,),) = made.pools
     assert pool.nbytes == 5 * Group(spec, (0, 2)).block_bytes(16)
-    assert made.spec.eight == ("8 bits" in next(name for name, other in SPECS.items() if other is spec))
+    assert made.spec.is_fp8 == ("8 bits" in next(name for name, other in SPECS.items() if other is spec))
     assert [len(caches) for caches in made.layers] == [1, 0, 1]
 
 

@@ -24,8 +24,8 @@ from kernels.paged_attention.reference import paged_attention
 from kernels.rope_attention import reference as rope_attention
 from kernels.rope_kv_write import reference as rope_kv_write
 from tests.gate.conftest import as_param, changed
-from tests.gate.eight import Eight, golden
 from tests.gate.families import DEEPSEEK_V2, GEMMA3, KIMI, QWEN3_5
+from tests.gate.fp8_cache import Fp8Cache, golden
 from tests.gate.oracle import FORCED
 from tests.gate.player import EnginePlayer
 from tests.gate.shapes import SHAPES
@@ -59,18 +59,18 @@ def root(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="module", params=[as_param(shape) for shape in PLAYED])
-def eight(request: pytest.FixtureRequest, root: Path, device: str) -> Eight:
+def fp8_cache(request: pytest.FixtureRequest, root: Path, device: str) -> Fp8Cache:
     return golden(request.param, root, device)
 
 
 @contextmanager
-def playing(eight: Eight, cache: str = "auto", **changes: object) -> Iterator[EnginePlayer]:
+def playing(fp8_cache: Fp8Cache, cache: str = "auto", **changes: object) -> Iterator[EnginePlayer]:
     settings = EngineConfig(
-        model=str(eight.folder),
+        model=str(fp8_cache.folder),
         max_model_len=400,
         scheduler=SchedulerConfig(max_rows=8, token_budget=1024),
         cache=CacheConfig(num_blocks=256, dtype=cache),
-        runtime=RuntimeConfig(device=eight.device, dtype="float32"),
+        runtime=RuntimeConfig(device=fp8_cache.device, dtype="float32"),
     )
     settings = changed(settings, **changes)
     engine = Engine(build_runner(settings), settings).start()
@@ -81,24 +81,24 @@ def playing(eight: Eight, cache: str = "auto", **changes: object) -> Iterator[En
         engine.close()
 
 
-def errors(eight: Eight, played: list[list[TokenLogprobs]]) -> Errors:
+def errors(fp8_cache: Fp8Cache, played: list[list[TokenLogprobs]]) -> Errors:
     worst = [
         np.abs(np.array(entry.logprobs) - truth[np.array(entry.ids)]).max()
-        for sequence, entries in zip(eight.sequences, played, strict=True)
+        for sequence, entries in zip(fp8_cache.sequences, played, strict=True)
         for truth, entry in zip(sequence.logprobs["float32"], entries, strict=True)
     ]
-    assert len(worst) == len(eight.sequences) * (FORCED + 1)
+    assert len(worst) == len(fp8_cache.sequences) * (FORCED + 1)
     return Errors(np.array(worst))
 
 
-def test_it_is_transformers_with_a_rounded_cache(eight: Eight) -> None:
-    with playing(eight) as player:
+def test_it_is_transformers_with_a_rounded_cache(fp8_cache: Fp8Cache) -> None:
+    with playing(fp8_cache) as player:
         assert player.engine.stats().cache_dtype == "fp8"
-        found = errors(eight, player.play(eight.sequences))
+        found = errors(fp8_cache, player.play(fp8_cache.sequences))
     assert found.passes(), str(found)
 
 
-def test_the_limits_see_that_a_cache_is_not_rounded(llama: Eight) -> None:
+def test_the_limits_see_that_a_cache_is_not_rounded(llama: Fp8Cache) -> None:
     with playing(llama, cache="16bit") as player:
         assert player.engine.stats().cache_dtype == "auto"
         found = errors(llama, player.play(llama.sequences))
@@ -106,7 +106,7 @@ def test_the_limits_see_that_a_cache_is_not_rounded(llama: Eight) -> None:
 
 
 @pytest.fixture(scope="module")
-def llama(root: Path, device: str) -> Eight:
+def llama(root: Path, device: str) -> Fp8Cache:
     return golden(SHAPES[2], root, device)
 
 
@@ -149,14 +149,14 @@ BROKEN: dict[str, tuple[object, str, object]] = {
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
 def test_a_cache_that_is_misread_fails(
-    llama: Eight, change: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
+    llama: Fp8Cache, change: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*change)
     fails(llama)
 
 
 @pytest.fixture(scope="module")
-def deepseek(root: Path, device: str) -> Eight:
+def deepseek(root: Path, device: str) -> Fp8Cache:
     return golden(DEEPSEEK_V2, root, device)
 
 
@@ -164,24 +164,24 @@ def deepseek(root: Path, device: str) -> Eight:
     "change", [BROKEN["scales ignored"], (latent_write, "stored", multiplied)], ids=["ignored", "multiplied"]
 )
 def test_latents_that_are_misread_fail(
-    deepseek: Eight, change: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
+    deepseek: Fp8Cache, change: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*change)
     fails(deepseek)
 
 
-def fails(eight: Eight) -> None:
+def fails(fp8_cache: Fp8Cache) -> None:
     # what is broken are references
-    with playing(eight, trim_last_layer=False, kernels="reference") as player:
+    with playing(fp8_cache, trim_last_layer=False, kernels="reference") as player:
         try:
-            found = errors(eight, player.play(eight.sequences))
+            found = errors(fp8_cache, player.play(fp8_cache.sequences))
         except AssertionError as error:
             assert "not finite" in str(error)  # noqa: PT017 (a request that ends so has failed)
             return
     assert not found.passes(), str(found)
 
 
-def test_neither_batch_nor_chunks_nor_prefix_nor_preemption_change_a_bit(llama: Eight) -> None:
+def test_neither_batch_nor_chunks_nor_prefix_nor_preemption_change_a_bit(llama: Fp8Cache) -> None:
     """A token sees its own chunk as the cache keeps it, so that later steps, which read the cache, see the same."""
     heard = {}
     with playing(llama, deterministic=True, prefix_cache=False) as player:

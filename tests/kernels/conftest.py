@@ -19,13 +19,13 @@ def _complete_casts(patch: pytest.MonkeyPatch) -> None:
     builder = interpreter.InterpreterBuilder
     dot, cast, convert = builder.create_dot, builder.cast_impl, interpreter._convert_float
 
-    def widen(handle: Any) -> Any:
+    def upcast(handle: Any) -> Any:
         if handle.dtype.scalar != tl.bfloat16:
             return handle
         return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return dot(self, widen(a), widen(b), *rest)
+        return dot(self, upcast(a), upcast(b), *rest)
 
     def cast_impl(self: Any, source: Any, target: Any) -> Any:
         if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:

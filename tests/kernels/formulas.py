@@ -17,13 +17,13 @@ def token_inputs(
     tokens: torch.Tensor,
     blocks: torch.Tensor,
     rows: torch.Tensor,
-    lines: torch.Tensor,
+    seqs: torch.Tensor,
     positions: torch.Tensor,
     block_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ids, slots = [], []
-    for line, position in zip(lines.tolist(), positions.tolist(), strict=True):
-        row = int(rows[line])
+    for seq, position in zip(seqs.tolist(), positions.tolist(), strict=True):
+        row = int(rows[seq])
         ids.append(int(tokens[row, position]))
         slots.append(int(blocks[row, position // block_size]) * block_size + position % block_size)
     return torch.tensor(ids), torch.tensor(slots), torch.stack([blocks[row] for row in rows.tolist()])
@@ -35,11 +35,11 @@ def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, l
     return drawn
 
 
-def mask_logits(logits: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor) -> None:
-    for line, words in zip(lines.tolist(), masks.tolist(), strict=True):
+def mask_logits(logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor) -> None:
+    for seq, words in zip(seqs.tolist(), masks.tolist(), strict=True):
         for token in range(logits.shape[1]):
             if not words[token // 32] >> token % 32 & 1:
-                logits[line, token] = -torch.inf
+                logits[seq, token] = -torch.inf
 
 
 def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: float) -> torch.Tensor:
@@ -103,11 +103,11 @@ def quantized(x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
             scale = 2 ** torch.ceil(torch.log2(scale))
         if inputs.scale is not None:
             scale = inputs.scale.double()
-        made[:, first : first + part.shape[1]] = nearest_eight(part / scale) * scale
+        made[:, first : first + part.shape[1]] = nearest_fp8(part / scale) * scale
     return made
 
 
-def nearest_eight(x: torch.Tensor) -> torch.Tensor:
+def nearest_fp8(x: torch.Tensor) -> torch.Tensor:
     """x as the nearest 8-bit float (e4m3), or as the largest there is."""
     ratio = x.clamp(-448, 448)
     step = 2 ** (torch.floor(torch.log2(ratio.abs().clamp(min=2**-6))) - 3)
@@ -169,7 +169,7 @@ def rope_kv_write(
 
 def _held(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """x, over its scale to the nearest 8-bit float where a cache holds those."""
-    return x.double() if dtype != torch.float8_e4m3fn else nearest_eight(x.double() / scale).to(dtype)
+    return x.double() if dtype != torch.float8_e4m3fn else nearest_fp8(x.double() / scale).to(dtype)
 
 
 def paged_attention(
@@ -187,11 +187,11 @@ def paged_attention(
     _, g, block_size, _ = k_cache.shape
     t, h, _ = q.shape
     out = torch.zeros(t, h, v_cache.shape[-1], dtype=torch.float64)
-    for line, length in enumerate(batch.context_len.tolist()):
-        first, stop = int(batch.query_start[line]), int(batch.query_start[line + 1])
+    for seq, length in enumerate(batch.context_len.tolist()):
+        first, stop = int(batch.query_start[seq]), int(batch.query_start[seq + 1])
         if not length:
             continue
-        places = [(int(block_table[line, j // block_size]), j % block_size) for j in range(length)]
+        places = [(int(block_table[seq, j // block_size]), j % block_size) for j in range(length)]
         keys = torch.stack([k_cache[block, :, place] for block, place in places]).double() * scales.k
         values = torch.stack([v_cache[block, :, place] for block, place in places]).double() * scales.v
         for token in range(first, stop):

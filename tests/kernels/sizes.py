@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from kernels.linear.cases import fp8_case, int8_case, packed_case
-from kernels.moe_gemm.cases import eight_case as eight_experts
 from kernels.moe_gemm.cases import packed_case as packed_experts
+from kernels.moe_gemm.cases import w8a8_case as w8a8_experts
 from kernels.registry import Case
 from kernels.weight.inputs import Inputs
 
@@ -23,19 +23,19 @@ LONGEST = 400
 BF16, F32 = torch.bfloat16, torch.float32
 
 Step = Callable[[int], Case]
-Lines = list[tuple[int, int]]
+SeqShapes = list[tuple[int, int]]
 
 
-def decoding(n: int) -> Lines:
+def decoding(n: int) -> SeqShapes:
     return [(1, LONGEST)] * n
 
 
-def prompt(n: int) -> Lines:
+def prompt(n: int) -> SeqShapes:
     return [(n, LONGEST)]
 
 
-def mixed(n: int) -> Lines:
-    """A prompt of n tokens beside n decoding lines."""
+def mixed(n: int) -> SeqShapes:
+    """A prompt of n tokens beside n decoding sequences."""
     return [*decoding(n), (n + 1, LONGEST)]
 
 
@@ -60,9 +60,9 @@ def _packed(bits: int, group: int, **options: Any) -> Step:
     return lambda n: packed_case("", BF16, n, 96, 256, bits, group, **options)
 
 
-def _of_lines(op: str, lines: Callable[[int], Lines], *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
-    """An op whose case takes (name, dtype, lines, sizes...)."""
-    return lambda n: _made(op, "", dtype, lines(n), *sizes, **options)
+def _of_seqs(op: str, seqs: Callable[[int], SeqShapes], *sizes: Any, dtype: torch.dtype = BF16, **options: Any) -> Step:
+    """An op whose case takes (name, dtype, sequences, sizes...)."""
+    return lambda n: _made(op, "", dtype, seqs(n), *sizes, **options)
 
 
 def steps() -> dict[str, dict[str, Step]]:
@@ -76,8 +76,8 @@ def steps() -> dict[str, dict[str, Step]]:
             "decoding": lambda n: _made("token_inputs", "", [1] * n, LONGEST),
             "prompt": lambda n: _made("token_inputs", "", [n], LONGEST),
         },
-        "keep_tokens": {"lines": lambda n: _made("keep_tokens", "", n)},
-        "mask_logits": {"lines": lambda n: _made("mask_logits", "", F32, n, n, 320)},
+        "keep_tokens": {"seqs": lambda n: _made("keep_tokens", "", n)},
+        "mask_logits": {"seqs": lambda n: _made("mask_logits", "", F32, n, n, 320)},
         "embedding": {"tokens": of_tokens("embedding", 320, 96)},
         "rms_norm": {"tokens": of_tokens("rms_norm", 96), "residual": of_tokens("rms_norm", 96, residual=True)},
         "norm_add": {"tokens": of_tokens("norm_add", 96)},
@@ -115,19 +115,19 @@ def steps() -> dict[str, dict[str, Step]]:
         "moe_gemm": {
             "tokens": of_tokens("moe_gemm", 64, 32, 16, 4),
             "int4": lambda n: packed_experts("", BF16, n, 64, 32, 16, 4),
-            "fp8": lambda n: eight_experts("", BF16, n, 256, 256, 16, 4, Inputs("fp8", 128), (128, 128)),
-            "int8": lambda n: eight_experts("", BF16, n, 256, 256, 16, 4, Inputs("int8"), whole=True),
+            "fp8": lambda n: w8a8_experts("", BF16, n, 256, 256, 16, 4, Inputs("fp8", 128), (128, 128)),
+            "int8": lambda n: w8a8_experts("", BF16, n, 256, 256, 16, 4, Inputs("int8"), whole=True),
         },
         "moe": {
             "tokens": of_tokens("moe", 64, 32, 16, 4, norm=True),
             "groups": of_tokens("moe", 64, 32, 16, 4, num_groups=4, top_groups=2),
         },
-        "penalties": {"lines": lambda n: _made("penalties", "", F32, 320, [(10, LONGEST, 1.1, 0.1, 0.1)] * n)},
+        "penalties": {"seqs": lambda n: _made("penalties", "", F32, 320, [(10, LONGEST, 1.1, 0.1, 0.1)] * n)},
         "sample": {
             "plain": lambda n: _made("sample", "", BF16, 320, [(1.0, 0, 1.0, 0.0)] * n),
             "filters": lambda n: _made("sample", "", BF16, 320, [(0.7, 50, 0.9, 0.02)] * n),
         },
-        "logprobs": {"lines": of_tokens("logprobs", 320, 5)},
+        "logprobs": {"seqs": of_tokens("logprobs", 320, 5)},
     }
     sizes: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "paged_attention": ((4, 2, 64), {"strided": True}),
@@ -141,8 +141,8 @@ def steps() -> dict[str, dict[str, Step]]:
         "sparse_attention": ((4, 32, 16, 24, 16), {"ratio": 4, "chosen": 6}),
     }
     for op, (arguments, options) in sizes.items():
-        made[op] = {lines.__name__: _of_lines(op, lines, *arguments, **options) for lines in (decoding, prompt, mixed)}
-    made["latent_attention"]["expanded"] = _of_lines("latent_attention", mixed, 4, 64, 16, 32, expanded=True)
+        made[op] = {seqs.__name__: _of_seqs(op, seqs, *arguments, **options) for seqs in (decoding, prompt, mixed)}
+    made["latent_attention"]["expanded"] = _of_seqs("latent_attention", mixed, 4, 64, 16, 32, expanded=True)
     return made
 
 

@@ -14,7 +14,7 @@ from kernels.registry import Case, Op, registry
 from kernels.testing import bound, seeded
 from tests.kernels.sizes import wide_steps
 
-# Arguments with a line for each token.
+# Arguments with a sequence for each token.
 OF_TOKENS = ("x", "residual", "weights", "experts", "token_ids", "qkv", "positions", "slots")
 # Tokens of a step, up to what the device has time for.
 COUNTS = (2, 9, 16, 17, 33, 63, 64, 65, 72, 136, 257, 1023, 1024, 2047, 2048, 4097)
@@ -51,8 +51,8 @@ def test_a_token_alone_has_the_same_bits(op: Op, case: Case, device: torch.devic
     copies = {name: inputs[name].clone() for name in own}
     together = _first(run(**{**inputs, **copies}))
     for token in {0, 1, tokens // 2, tokens - 1} & set(range(tokens)):
-        line = {name: inputs[name][token : token + 1].clone() for name in own}
-        assert torch.equal(_first(run(**{**inputs, **line}))[0], together[token]), f"token {token} of {tokens}"
+        seq = {name: inputs[name][token : token + 1].clone() for name in own}
+        assert torch.equal(_first(run(**{**inputs, **seq}))[0], together[token]), f"token {token} of {tokens}"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kernels.moe.count import chosen_in_tiles
 from kernels.moe_route import kernel as route
 from kernels.moe_route.cases import case
 from kernels.moe_route.choose import Choice
-from kernels.moe_route.logits import logit_parts
+from kernels.moe_route.logits import logit_partials
 from kernels.moe_route.reference import moe_route
 from kernels.testing import TOLERANCES, assert_close, seeded, workspace
 
@@ -27,17 +27,17 @@ CASES = {
 def _parts(inputs: dict[str, Any]) -> tuple[torch.Tensor, Choice]:
     """Logits, and the constants of their choice."""
     router = inputs["router"]
-    return logit_parts(workspace(), inputs["x"], router), route.choice(len(router), inputs["routing"])
+    return logit_partials(workspace(), inputs["x"], router), route.choice(len(router), inputs["routing"])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_chosen_pairs_stand_in_tiles_of_their_experts(name: str, device: torch.device) -> None:
     inputs = CASES[name].make(device, seeded(device))
     _, want_weights, want = moe_route(**inputs)
-    parts, how = _parts(inputs)
+    partials, how = _parts(inputs)
     for _ in range(2):  # the second finds the counters as the first left them
         weights, experts, places = chosen_in_tiles(
-            workspace(), parts, inputs["routing"].bias, 16, inputs["routing"].scale, how
+            workspace(), partials, inputs["routing"].bias, 16, inputs["routing"].scale, how
         )
         assert torch.equal(experts, want)
         assert_close("weights", weights, want_weights, TOLERANCES[torch.float32])

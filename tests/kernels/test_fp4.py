@@ -28,7 +28,7 @@ from kernels.linear.cases import fp4_case
 from kernels.moe_gemm import packed as experts
 from kernels.moe_gemm.cases import fp4_case as experts_case
 from kernels.testing import seeded
-from tests.runner.ahead import Driver
+from tests.runner.compile_driver import Driver
 
 triton.runtime.driver.set_active(Driver())
 compiled, shared = Counter(), []

@@ -21,8 +21,8 @@ from tests.kernels.test_specialisation import Launches
 from tests.kernels.test_specialisation import launches as launches
 
 STEPS = {**steps(), **wide_steps()}
-LINES = (*COUNTS[::4], 70, 150, 256)
-TOKENS = (*LINES, 257, 1023, 1024, 2047, 2048, 4097)
+SEQS = (*COUNTS[::4], 70, 150, 256)
+TOKENS = (*SEQS, 257, 1023, 1024, 2047, 2048, 4097)
 # Of a product's tile, what says nothing of the order of a sum: its sides, which of them is the weight's, the pipeline,
 # and whether slices of the inputs are taken by programs or in turn.
 CUT = {"BM", "BN", "SWAP", "STAGES", "EVEN", "PREFETCH", "SPLIT", "SERIAL", "num_warps", "num_stages"}
@@ -66,8 +66,8 @@ def launched(op: Op, kinds: list[str], launches: Launches) -> dict[str, set[Cons
     found: dict[str, set[Constants]] = defaultdict(set)
     for kind in kinds:
         step = STEPS[op.name][kind]
-        of_lines = kind in ("decoding", "prompt", "mixed", "expanded")
-        for count in (n for n in (LINES if of_lines else TOKENS) if n < LONGEST or not of_lines):
+        of_seqs = kind in ("decoding", "prompt", "mixed", "expanded")
+        for count in (n for n in (SEQS if of_seqs else TOKENS) if n < LONGEST or not of_seqs):
             case = step(count)
             inputs = {**case.make(device, seeded(cpu)), "deterministic": True}
             with Products() as products:
@@ -84,9 +84,9 @@ def cases() -> list[Any]:
     for op in registry():
         if "deterministic" not in inspect.signature(op.reference).parameters:
             continue
-        # a line of several queries is never expanded in the mode
+        # a sequence of several queries is never expanded in the mode
         kinds = [kind for kind in STEPS[op.name] if (op.name, kind) != ("latent_attention", "expanded")]
-        # one model's lines, whatever they are; other kinds are other models
+        # one model's sequences, whatever they are; other kinds are other models
         groups = [kinds] if kinds[0] == "decoding" else [[kind] for kind in kinds]
         made += [pytest.param(op, group, id=f"{op.name}: {', '.join(group)}") for group in groups]
     return made

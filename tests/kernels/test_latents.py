@@ -1,4 +1,5 @@
-"""The Gluon kernels over latents: that they compile for Hopper where no GPU can run them, and how stretches are joined.
+"""The Gluon kernels over latents: that they compile for Hopper where no GPU can run them, and how stream-K's partials
+are combined.
 
 Results are held by the cases of `latent_attention` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
 """
@@ -16,8 +17,8 @@ from kernels.testing import TOLERANCES, assert_close, seeded
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
-from kernels.latent_attention.prompt import KEYS, LINES, STAGES, attend_kernel
-from kernels.latent_attention.stretches import STAGES as DEPTH, stretch_kernel
+from kernels.latent_attention.prompt import KEYS, SEQS, STAGES, attend_kernel
+from kernels.latent_attention.stream_k import STAGES as DEPTH, stream_k_kernel
 from kernels.latent_attention.up import ENTRIES, STAGES as UP_STAGES, up_kernel
 from kernels.moe_gemm.grouped import REGISTERS as UP_REGISTERS
 from tests.compiled import box, for_hopper
@@ -34,11 +35,11 @@ def made(kernel, constants, kinds, starts=0, **options):
     return found.asm["ptx"]
 
 
-heads = {"HEADS": 16, "PDL": True, "LINES": LINES}
+heads = {"HEADS": 16, "PDL": True, "SEQS": SEQS}
 ptx = made(
-    stretch_kernel,
+    stream_k_kernel,
     {**heads, "LATENT": 512, "SLABS": 9, "BLOCK_SIZE": 16, "COPIED": 16, "STAGES": DEPTH},
-    {"q_desc": box(16, 64), "c_desc": box(16, 64), "p_parts": "*fp32", "p_sums": "*fp32", "scale": "fp32"},
+    {"q_desc": box(16, 64), "c_desc": box(16, 64), "p_partials": "*fp32", "p_sums": "*fp32", "scale": "fp32"},
     starts=3,
 )
 assert "wgmma.mma_async.sync.aligned.m64n16k16" in ptx
@@ -51,7 +52,7 @@ ptx = made(
 assert "wgmma.mma_async.sync.aligned.m64n128k16" in ptx and "cp.async.bulk.tensor.3d" in ptx
 ptx = made(
     up_kernel,
-    {"LATENT": 512, "BLOCK_SIZE": 16, "COPIED": 16, "ENTRIES": ENTRIES, "LINES": LINES, "STAGES": UP_STAGES,
+    {"LATENT": 512, "BLOCK_SIZE": 16, "COPIED": 16, "ENTRIES": ENTRIES, "SEQS": SEQS, "STAGES": UP_STAGES,
      "PDL": True},
     {"c_desc": box(16, 64), "w_desc": box(64, 64), "y_desc": box(64, 64), "cache": "*bf16", "p_rotated": "*bf16"},
     maxnreg=UP_REGISTERS,
@@ -71,21 +72,21 @@ def test_compile_for_hopper(tmp_path: Path) -> None:
     programs=st.integers(1, 12),
     seed=st.integers(0, 99),
 )
-def test_parts_of_equal_stretches_are_found_and_joined(lengths: list[int], programs: int, seed: int) -> None:
-    """Of P programs, or of as many as there are tiles, program p takes tiles p·U/P to (p + 1)·U/P of all lines' U; its
-    part of line i stands at p + i."""
-    from kernels.latent_attention.stretches import ENTRIES, _join_stretches
+def test_partials_of_equal_ranges_are_found_and_combined(lengths: list[int], programs: int, seed: int) -> None:
+    """Of P programs, or of as many as there are tiles, program p takes tiles p·U/P to (p + 1)·U/P of all sequences' U;
+    its partial of sequence i stands at p + i."""
+    from kernels.latent_attention.stream_k import ENTRIES, _combine_stream_k
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     heads, latent, value, entries = 2, 16, 16, ENTRIES.value
     g = seeded(torch.device("cpu"), seed)
     tiles = [-(-length // entries) for length in lengths]
-    total, lines = sum(tiles), len(lengths)
+    total, seqs = sum(tiles), len(lengths)
     busy = min(programs, total)
-    parts = torch.full((programs + lines, heads, latent), float("nan"))
-    sums = torch.full((programs + lines, heads), float("nan"))
+    partials = torch.full((programs + seqs, heads, latent), float("nan"))
+    sums = torch.full((programs + seqs, heads), float("nan"))
     v_up = torch.randn(heads, value, latent, generator=g)
-    want = torch.zeros(lines, heads, value)
+    want = torch.zeros(seqs, heads, value)
     for i, length in enumerate(lengths):
         s, c = torch.randn(heads, length, generator=g), torch.randn(length, latent, generator=g)
         if length:
@@ -93,12 +94,12 @@ def test_parts_of_equal_stretches_are_found_and_joined(lengths: list[int], progr
         for p in range(busy):
             first, stop = (max(at * total // busy - sum(tiles[:i]), 0) * entries for at in (p, p + 1))
             if first < min(stop, length):
-                parts[p + i] = s[:, first:stop].softmax(1) @ c[first:stop]
+                partials[p + i] = s[:, first:stop].softmax(1) @ c[first:stop]
                 sums[p + i] = s[:, first:stop].logsumexp(1) / torch.log(torch.tensor(2.0))
-    out = torch.zeros(lines, heads, value, device=device)
+    out = torch.zeros(seqs, heads, value, device=device)
     context_len = torch.tensor(lengths, dtype=torch.int32, device=device)
-    _join_stretches[(heads, 1, 1)](
-        parts.to(device), sums.to(device), v_up.to(device), context_len, out, value * latent, lines, programs,
+    _combine_stream_k[(heads, 1, 1)](
+        partials.to(device), sums.to(device), v_up.to(device), context_len, out, value * latent, seqs, programs,
         HEADS=heads, LATENT=latent, VALUE=value, TILE=entries, BLOCK_T=16, BLOCK_V=16, BLOCK_B=16, AT_ONCE=3, PDL=False,
     )  # fmt: skip
     assert_close("joined", out.cpu(), want, TOLERANCES[torch.float32])

@@ -35,25 +35,25 @@ def run(op: str, case: Case, device: torch.device) -> None:
     bound(Op(op))(**case.make(device, seeded(device)))
 
 
-@pytest.mark.parametrize("lines", [1, 5])
-def test_gated_delta_net_takes_two_launches_for_lines_of_one_token(
-    lines: int, launched: list[str], device: torch.device
+@pytest.mark.parametrize("seqs", [1, 5])
+def test_gated_delta_net_takes_two_launches_for_sequences_of_one_token(
+    seqs: int, launched: list[str], device: torch.device
 ) -> None:
-    run("delta_net", steps()["delta_net"]["decoding"](lines), device)
+    run("delta_net", steps()["delta_net"]["decoding"](seqs), device)
     assert launched == ["_step", "_norm"]
 
 
-def test_a_prompt_beside_decoding_lines_is_normed_with_them(launched: list[str], device: torch.device) -> None:
+def test_a_prompt_beside_decoding_sequences_is_normed_with_them(launched: list[str], device: torch.device) -> None:
     run("delta_net", steps()["delta_net"]["mixed"](2), device)
     assert launched == ["_step", "_conv", "_prepare", "_carry", "_norm"]
 
 
-def test_a_decoding_line_is_compressed_and_kept_in_one_launch(launched: list[str], device: torch.device) -> None:
+def test_a_decoding_sequence_is_compressed_and_kept_in_one_launch(launched: list[str], device: torch.device) -> None:
     run("compress_kv", steps()["compress_kv"]["decoding"](3), device)
     assert launched == ["_compress"]
 
 
-def test_nothing_is_scored_when_no_line_can_have_more_entries_than_places(
+def test_nothing_is_scored_when_no_sequence_can_have_more_entries_than_places(
     launched: list[str], device: torch.device
 ) -> None:
     from kernels.index_topk.cases import case

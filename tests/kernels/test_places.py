@@ -63,13 +63,13 @@ def test_every_pair_is_in_the_list_of_its_expert(
     device: torch.device, tokens: int, k: int, experts: int, shared: int, hashed: bool, seed: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
-    parts = torch.randn(2, tokens, experts, generator=g).to(device)
+    partials = torch.randn(2, tokens, experts, generator=g).to(device)
     # a table may name an expert twice
     table = torch.randint(experts, (7, k), generator=g, dtype=torch.int32).to(device) if hashed else None
     token_ids = torch.randint(7, (tokens,), generator=g).to(device)
     how = choice(experts, Routing(k, table=table, num_shared=shared))
     counts = torch.zeros(experts + shared, dtype=torch.int32, device=device)
-    _, chosen, lists = chosen_in_lists(workspace(), parts, counts, None, table, token_ids, 16, 1.0, how)
+    _, chosen, lists = chosen_in_lists(workspace(), partials, counts, None, table, token_ids, 16, 1.0, how)
     flat, taken = chosen.flatten().cpu(), lists.counts.tolist()
     for expert, count in enumerate(taken):
         listed = lists.pairs[expert, :count].sort().values.cpu()

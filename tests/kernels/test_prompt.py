@@ -43,18 +43,18 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(ranks=st.integers(1, 40), lines=st.integers(1, 9), groups=st.integers(1, 8), programs=st.integers(1, 132))
-def test_every_tile_has_one_program_and_loads_are_even(ranks: int, lines: int, groups: int, programs: int) -> None:
+@given(ranks=st.integers(1, 40), seqs=st.integers(1, 9), groups=st.integers(1, 8), programs=st.integers(1, 132))
+def test_every_tile_has_one_program_and_loads_are_even(ranks: int, seqs: int, groups: int, programs: int) -> None:
     from kernels.paged_attention.prompt import _spot, turn_place
 
     place, spot = turn_place.fn, _spot.fn
-    total = ranks * lines * groups
+    total = ranks * seqs * groups
     programs = min(programs, total)
     turns = -(-total // programs)
     taken = [[place(turn, program, programs) for turn in range(turns)] for program in range(programs)]
     assert sorted(number for some in taken for number in some) == list(range(turns * programs))
-    spots = [spot(number, lines, groups) for number in range(total)]
-    assert sorted(spots) == [(g, i, r) for g in range(groups) for i in range(lines) for r in range(ranks)]
+    spots = [spot(number, seqs, groups) for number in range(total)]
+    assert sorted(spots) == [(g, i, r) for g in range(groups) for i in range(seqs) for r in range(ranks)]
     # Fresh prompts of one length: a tile of rank r sees ranks - r tiles of keys.
-    work = [sum(ranks - number // groups // lines for number in some if number < total) for some in taken]
+    work = [sum(ranks - number // groups // seqs for number in some if number < total) for some in taken]
     assert max(work) <= sum(work) / programs + ranks

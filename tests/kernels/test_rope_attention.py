@@ -1,4 +1,5 @@
-"""One kernel for rope, KV write and attention gives what the two ops give, for more lines than it is used for too."""
+"""One kernel for rope, KV write and attention gives what the two ops give, for more sequences than it is used for
+too."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ SINGLES = [
 
 
 @pytest.fixture
-def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernels.rope_attention import kernel
 
     monkeypatch.setattr(kernel, "fuses", lambda *_: True)
 
 
-def test_numbers_of_lines_that_take_it() -> None:
+def test_numbers_of_sequences_that_take_it() -> None:
     from kernels.rope_attention.kernel import fuses
 
     def taken(groups: int, **known: bool) -> list[int]:
@@ -39,21 +40,21 @@ def test_numbers_of_lines_that_take_it() -> None:
 
 @pytest.mark.parametrize("group", [1, 3, 7, 8, 16, 31])
 @pytest.mark.parametrize("channels", [64, 128, 256])
-@pytest.mark.parametrize("lines", [1, 4])
+@pytest.mark.parametrize("seqs", [1, 4])
 @pytest.mark.parametrize("context", [1, 512, 513])
-def test_every_tile_has_a_row_for_the_new_key(group: int, channels: int, lines: int, context: int) -> None:
-    from kernels.rope_attention.kernel import tile_for
+def test_every_tile_has_a_row_for_the_new_key(group: int, channels: int, seqs: int, context: int) -> None:
+    from kernels.rope_attention.kernel import fused_decode_tile
 
-    rows = tile_for(BF16, group, channels, lines, context).rows
+    rows = fused_decode_tile(BF16, group, channels, seqs, context).rows
     assert group < rows <= max(16, 2 * group)
 
 
 @pytest.mark.parametrize(("group", "near", "far"), [(8, 32, 128), (4, 64, 128), (2, 64, 128), (16, 256, 256)])
-def test_one_line_of_a_short_context_takes_small_tiles(group: int, near: int, far: int) -> None:
-    from kernels.rope_attention.kernel import SHORT_CONTEXT, tile_for
+def test_one_sequence_of_a_short_context_takes_small_tiles(group: int, near: int, far: int) -> None:
+    from kernels.rope_attention.kernel import SHORT_CONTEXT, fused_decode_tile
 
-    def keys(lines: int, context: int) -> int:
-        tile = tile_for(BF16, group, 128, lines, context)
+    def keys(seqs: int, context: int) -> int:
+        tile = fused_decode_tile(BF16, group, 128, seqs, context)
         assert tile.least <= tile.ahead * tile.keys
         return tile.keys
 
@@ -66,29 +67,29 @@ def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Some tiles of 32 keys are loaded before the wait, of shares of 64 keys or more."""
     from kernels.rope_attention import kernel
 
-    def tile_for(dtype: torch.dtype, group: int, *_: int) -> kernel.LineTile:
+    def fused_decode_tile(dtype: torch.dtype, group: int, *_: int) -> kernel.FusedDecodeTile:
         rows = 16 if group < 16 else 32
-        return kernel.LineTile(rows, 32, 4, 2, programs=4, least=64, near=request.param + 1, ahead=request.param)
+        return kernel.FusedDecodeTile(rows, 32, 4, 2, programs=4, least=64, near=request.param + 1, ahead=request.param)
 
-    monkeypatch.setattr(kernel, "tile_for", tile_for)
+    monkeypatch.setattr(kernel, "fused_decode_tile", fused_decode_tile)
 
 
 @pytest.mark.parametrize("made", SINGLES)
-@pytest.mark.usefixtures("every_line", "ahead")
+@pytest.mark.usefixtures("every_sequence", "ahead")
 def test_tiles_of_keys_can_be_on_their_way_before_the_wait(made: Case, device: torch.device) -> None:
     check(made, bound(OP), OP.reference, device)
 
 
 @pytest.mark.parametrize("made", SINGLES)
-@pytest.mark.usefixtures("every_line")
-def test_any_number_of_lines_can_take_it(made: Case, device: torch.device) -> None:
+@pytest.mark.usefixtures("every_sequence")
+def test_any_number_of_sequences_can_take_it(made: Case, device: torch.device) -> None:
     check(made, bound(OP), OP.reference, device)
 
 
-@pytest.mark.parametrize("lines", [[(1, 1)], [(1, 700)], [(1, 300), (5, 40)], [(1, 64), (1, 0), (1, 3)]], ids=str)
-@pytest.mark.usefixtures("every_line")
-def test_it_equals_the_two_ops_it_stands_for(lines: list[tuple[int, int]], device: torch.device) -> None:
-    made = case("", BF16, lines, 8, 2, 64, qk_norm=True, strided=True, bound=1000)
+@pytest.mark.parametrize("seqs", [[(1, 1)], [(1, 700)], [(1, 300), (5, 40)], [(1, 64), (1, 0), (1, 3)]], ids=str)
+@pytest.mark.usefixtures("every_sequence")
+def test_it_equals_the_two_ops_it_stands_for(seqs: list[tuple[int, int]], device: torch.device) -> None:
+    made = case("", BF16, seqs, 8, 2, 64, qk_norm=True, strided=True, bound=1000)
     one = made.make(device, seeded(device))
     two = {**made.make(device, seeded(device)), "fused": False}
     with poisoned():
@@ -98,9 +99,9 @@ def test_it_equals_the_two_ops_it_stands_for(lines: list[tuple[int, int]], devic
         assert_close(name, got[name], want[name], TOLERANCES[BF16])
 
 
-@pytest.mark.usefixtures("every_line")
+@pytest.mark.usefixtures("every_sequence")
 def test_the_new_key_is_attended_to_before_it_is_in_the_cache(device: torch.device) -> None:
-    """A line without a past gives its own value, whatever the cache held at its place."""
+    """A sequence without a past gives its own value, whatever the cache held at its place."""
     made = case("", BF16, [(1, 1)], 4, 2, 64)
     given = made.make(device, seeded(device))
     given["k_cache"].fill_(float("nan"))

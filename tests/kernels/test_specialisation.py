@@ -1,6 +1,6 @@
 """Triton compiles a kernel again for an integer that becomes 1 or a multiple of 16, and for a pointer that is no longer
-on 16 bytes. While an engine serves, the number of lines and tokens changes from step to step, and a compilation stalls
-every stream for a second: what varies must not be specialised on.
+on 16 bytes. While an engine serves, the number of sequences and tokens changes from step to step, and a compilation
+stalls every stream for a second: what varies must not be specialised on.
 
 Held for every op: over steps of many sizes of one model, launches of a kernel with the same constants ask for one
 compilation, and there are few sets of constants. On a GPU the compiler's own caches are counted as well.
@@ -21,7 +21,7 @@ from kernels.testing import bound, outputs, seeded
 from tests.kernels.sizes import COUNTS, Step, steps
 
 STEPS = steps()
-# Tiles chosen by the number of tokens or lines, at most, of a kernel in one kind of step.
+# Tiles chosen by the number of tokens or sequences, at most, of a kernel in one kind of step.
 MOST_TILES = 6
 
 Constants = tuple[Any, ...]

@@ -25,7 +25,7 @@ for rows, outputs, act in ((8, 64, None), (64, 64, "silu")):
     }
     if act is not None:
         constants["residual_ptr"] = None
-    kinds = {"x_desc": box(rows, 64), "w_desc": box(outputs, 64), "part_ptr": "*fp32", "count_ptr": "*i32"}
+    kinds = {"x_desc": box(rows, 64), "w_desc": box(outputs, 64), "partial_ptr": "*fp32", "count_ptr": "*i32"}
     made = for_hopper(
         stream_kernel, constants, lambda name: kinds.get(name, "*bf16" if name.endswith("ptr") else "i32")
     )
@@ -43,31 +43,31 @@ def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path
 
 @settings(deadline=None, max_examples=60)
 @given(tiles=st.integers(1, 300), slices=st.integers(1, 80), programs=st.integers(1, 600))
-def test_every_unit_has_one_program_and_every_part_a_place(tiles: int, slices: int, programs: int) -> None:
+def test_every_unit_has_one_program_and_every_partial_a_place(tiles: int, slices: int, programs: int) -> None:
     from kernels.linear.stream import first_unit, unit_owner
 
     first, owner = first_unit.fn, unit_owner.fn
     units = tiles * slices
     programs = min(programs, units)
-    stretches = [(first(p, units, programs), first(p + 1, units, programs)) for p in range(programs)]
-    assert stretches[0][0] == 0
-    assert stretches[-1][1] == units
-    assert all(a < b for a, b in stretches)
-    assert all(left[1] == right[0] for left, right in itertools.pairwise(stretches))
+    ranges = [(first(p, units, programs), first(p + 1, units, programs)) for p in range(programs)]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == units
+    assert all(a < b for a, b in ranges)
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(ranges))
     sharers: dict[int, list[tuple[int, int]]] = {}
-    for program, (start, stop) in enumerate(stretches):
+    for program, (start, stop) in enumerate(ranges):
         assert owner(start, units, programs) == owner(stop - 1, units, programs) == program
         for tile in range(start // slices, -(-stop // slices)):
             begin, end = max(start, tile * slices), min(stop, (tile + 1) * slices)
             if end - begin < slices:
                 sharers.setdefault(tile, []).append((program, 2 * program + (begin == tile * slices)))
-    places = [place for parts in sharers.values() for _, place in parts]
+    places = [place for partials in sharers.values() for _, place in partials]
     assert len(places) == len(set(places))
-    for tile, parts in sharers.items():
+    for tile, partials in sharers.items():
         one, other = owner(tile * slices, units, programs), owner((tile + 1) * slices - 1, units, programs)
-        assert [program for program, _ in parts] == list(range(one, other + 1))
+        assert [program for program, _ in partials] == list(range(one, other + 1))
         # where the last program to arrive looks for each part
-        assert [place for _, place in parts] == [
+        assert [place for _, place in partials] == [
             2 * p + (first(p, units, programs) <= tile * slices) for p in range(one, other + 1)
         ]
 
@@ -75,7 +75,7 @@ def test_every_unit_has_one_program_and_every_part_a_place(tiles: int, slices: i
 @pytest.mark.parametrize("rows", [2, 8, 9, 16, 17, 32, 33, 64])
 @pytest.mark.parametrize("n", [40, 576, 2560, 4096, 6144, 14336, 151936])
 @pytest.mark.parametrize("k", [64, 2560, 4096, 14336])
-def test_chosen_tiles_fit_a_multiprocessor(rows: int, n: int, k: int) -> None:
+def test_tuned_tiles_fit_a_multiprocessor(rows: int, n: int, k: int) -> None:
     from kernels.linear.dense import stream_tile
 
     for activation in (False, True):

@@ -33,9 +33,9 @@ def made(case: Case, device: torch.device) -> dict[str, Any]:
     return case.make(device, seeded(device))
 
 
-def test_expanded_lines_are_absorbed_ones(device: torch.device) -> None:
-    lines = [(1, 20), (5, 5), (70, 90), (3, 130)]
-    case = attention_case("", torch.float32, lines, 3, 32, 16, 16, expanded=True)
+def test_expanded_sequences_are_absorbed_ones(device: torch.device) -> None:
+    seqs = [(1, 20), (5, 5), (70, 90), (3, 130)]
+    case = attention_case("", torch.float32, seqs, 3, 32, 16, 16, expanded=True)
     inputs = made(case, device)
     q, kv_up = inputs["q"], inputs["kv_up"]
     # a table that does not turn, and nothing written
@@ -56,7 +56,7 @@ def test_queries_absorbed_in_a_launch_of_their_own_are_the_same(
     monkeypatch.setattr(write, "OWN_TOKENS", 60)
     assert not write.absorbs_apart(70, 40)
     check(case, partial(write.latent_write, workspace()), latent_write, device)
-    monkeypatch.setattr(write, "MANY_TOKENS", 60)
+    monkeypatch.setattr(write, "SEPARATE_ABSORB_TOKENS", 60)
     assert write.absorbs_apart(70, 40)
     check(case, partial(write.latent_write, workspace()), latent_write, device)
 
@@ -67,7 +67,7 @@ def test_experts_by_row_are_experts_by_tile(
 ) -> None:
     inputs = made(experts_case("", dtype, 7, 48, 32, 6, 3, residual=True), device)
     tiles = moe.moe_gemm(workspace(), **inputs)
-    monkeypatch.setattr(moe, "FEW_TOKENS", 7)
+    monkeypatch.setattr(moe, "ROW_TOKENS", 7)
     assert_close("rows", moe.moe_gemm(workspace(), **inputs), tiles, TOLERANCES[dtype])
 
 
@@ -80,8 +80,12 @@ def test_shared_experts_known_before_the_choice_change_nothing(device: torch.dev
 def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = made(route_case("", torch.bfloat16, 12, 96, 40, 5, norm=True), device)
     few = route.moe_route(workspace(), **inputs)
-    for module, name, border in ((route, "FEW_TOKENS", 0), (logits, "MANY_TOKENS", 1), (logits, "FULL_TOKENS", 1)):
-        monkeypatch.setattr(module, name, border)
+    for module, name, threshold in (
+        (route, "ONE_LAUNCH_TOKENS", 0),
+        (logits, "BF16_THIRDS_TOKENS", 1),
+        (logits, "FULL_TOKENS", 1),
+    ):
+        monkeypatch.setattr(module, name, threshold)
         h, weights, experts = route.moe_route(workspace(), **inputs)
         assert torch.equal(h, few[0])
         assert torch.equal(experts, few[2])

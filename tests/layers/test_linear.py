@@ -10,7 +10,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, NormConfig
 from kernels import Workspace, select
-from kernels.borders import NORMED_ROWS
+from kernels.thresholds import NORMED_ROWS
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig("test", 8, 12, (), NormConfig(eps=1e-5, offset=1.0), 64, tied=False)

@@ -24,7 +24,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("said", "modelopt", "eight"),
+    ("said", "modelopt", "fp8"),
     [
         ({}, {}, False),
         ({"quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme": None}}, {}, False),
@@ -42,9 +42,9 @@ def compressed(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_checkpoint_says_that_its_cache_is_quantized(
-    said: dict[str, Any], modelopt: dict[str, Any], eight: bool
+    said: dict[str, Any], modelopt: dict[str, Any], fp8: bool
 ) -> None:
-    assert cache.declared(said, modelopt) is eight
+    assert cache.declared(said, modelopt) is fp8
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_weights_stay_as_they_are_where_the_cache_alone_is_quantized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "says", "eight"),
+    ("setting", "says", "fp8"),
     [("auto", False, False), ("auto", True, True), ("fp8", False, True), ("16bit", True, False)],
 )
-def test_a_setting_goes_before_what_the_checkpoint_says(setting: str, says: bool, eight: bool) -> None:
-    assert cache.holds_eight(CacheConfig(dtype=setting).kept_as, says) is eight
+def test_a_setting_goes_before_what_the_checkpoint_says(setting: str, says: bool, fp8: bool) -> None:
+    assert cache.holds_fp8(CacheConfig(dtype=setting).kept_as, says) is fp8
 
 
 def test_other_dtypes_are_refused() -> None:

@@ -20,11 +20,11 @@ from engine.config import RuntimeConfig
 from engine.runner import compile_process
 from engine.runner.compile_process import CompileProcess
 from tests.compiled import environment
-from tests.runner.ahead import outlive, running
+from tests.runner.compile_driver import outlive, running
 
 
 def play(scenario: str, cache: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.runner.ahead", scenario]
+    command = [sys.executable, "-m", "tests.runner.compile_driver", scenario]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(cache))
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_without_the_helper_the_rest_is_compiled_here(tmp_path: Path, threads: d
 
 
 def test_the_helper_and_its_children_end_with_the_engines_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.runner.ahead", "abandoned"]
+    command = [sys.executable, "-m", "tests.runner.compile_driver", "abandoned"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(tmp_path)) as engine:
         assert engine.stdout is not None
         pids = json.loads(engine.stdout.readline())

@@ -30,7 +30,7 @@ from engine.runner.graphs import (
 from engine.runner.inputs import LONGER, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
-from kernels.borders import SHORT_CONTEXT
+from kernels.thresholds import SHORT_CONTEXT
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -2,10 +2,10 @@
 """The gated product of many rows on Hopper, in Gluon: the wide result of gate and up is never written.
 
 One program a multiprocessor walks over tiles of 128 rows. A warp of its own asks the bulk copy engine (TMA) for slices
-of x and of the weight, as far ahead as the ring in shared memory allows, across the border of tiles too. Each of two
-warpgroups multiplies 64 rows of a tile by all of its columns and writes its results on its own, so that one's epilogue
-falls into the other's products. Half of a tile's columns are rows of gate and half the same rows of up, in one operand
-of the tensor cores, so that a thread holds both of a pair.
+of x and of the weight, as far ahead as the ring in shared memory allows, across the boundaries of tiles too. Each of
+two warpgroups multiplies 64 rows of a tile by all of its columns and writes its results on its own, so that one's
+epilogue falls into the other's products. Half of a tile's columns are rows of gate and half the same rows of up, in one
+operand of the tensor cores, so that a thread holds both of a pair.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _multiply(y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles,
 
 
 @gluon.jit(do_not_specialize=["N", "row_tiles", "column_tiles", "slices"])
-def broad_kernel(
+def gated_persistent_kernel(
     x_desc, w_desc, y_desc, N, row_tiles, column_tiles, slices,
     BN: gl.constexpr, BK: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
     ACT: gl.constexpr, PDL: gl.constexpr,
@@ -145,27 +145,27 @@ def broad_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class BroadTile:
-    """How `broad_kernel` goes about its tiles: depth of the ring, rows of tiles in a band."""
+class GatedPersistentTile:
+    """How `gated_persistent_kernel` goes about its tiles: depth of the ring, rows of tiles in a band."""
 
     stages: int = 4
     band: int = 16
 
 
-def broad_fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def gated_persistent_fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether the bulk copy engine can read and write all of it."""
     return bias is None and streams(x, weight) and weight.shape[0] % 16 == 0
 
 
-def broad_linear(
-    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, activation: str, tile: BroadTile
+def gated_persistent_linear(
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, activation: str, tile: GatedPersistentTile
 ) -> torch.Tensor:
     """`linear` with an activation and without norm and bias, for many rows."""
     m, k = x.shape
     n = weight.shape[0] // 2
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = cdiv(m, ROWS), cdiv(n, OUTPUTS)
-    workspace.launch(broad_kernel, (min(multiprocessors(x.device), row_tiles * column_tiles),))(
+    workspace.launch(gated_persistent_kernel, (min(multiprocessors(x.device), row_tiles * column_tiles),))(
         boxes(x, 64, INPUTS), boxes(weight, OUTPUTS, INPUTS), boxes(y, 64, OUTPUTS),
         n, row_tiles, column_tiles, cdiv(k, INPUTS),
         BN=OUTPUTS, BK=INPUTS, TEAMS=ROWS // 64, STAGES=tile.stages, BAND=tile.band, ACT=activation, PDL=workspace.pdl,

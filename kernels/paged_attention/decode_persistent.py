@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined,assignment"
-"""Lines of one query on Hopper, in Gluon: keys and values stream through shared memory and are the matrix unit's long
-side.
+"""Sequences of one query on Hopper, in Gluon: keys and values stream through shared memory and are the matrix unit's
+long side.
 
-The keys of a line's kv head are cut into shares of a few tiles, and a program takes the next share from a counter of
-all programs, so that lines may differ. The bulk copy engine (TMA) brings tiles of 64 keys and values from where blocks
-hold them, those of a program's first share before the kernel before has finished, for earlier steps wrote them; copies
-run ahead across the border of shares, as far as the ring in shared memory allows.
+The keys of a sequence's kv head are cut into splits of a few tiles, and a program takes the next split from a counter
+of all programs, so that sequences may differ. The bulk copy engine (TMA) brings tiles of 64 keys and values from where
+blocks hold them, those of a program's first split before the kernel before has finished, for earlier steps wrote them;
+copies run ahead across the boundaries of splits, as far as the ring in shared memory allows.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SLAB = gl.constexpr(64)
 HELD = gl.constexpr(8)
 # Programs of a multiprocessor, and tiles in the ring of each.
 PROGRAMS, STAGES = 2, 3
-# Tiles worth a share, and shares that there are for each program, besides one of each line's kv heads.
+# Tiles worth a split, and splits that there are for each program, besides one of each sequence's kv heads.
 LEAST, MOST = 20, 12
-# Parts that are on their way at once when they are added up.
+# Partials that are on their way at once when they are added up.
 AT_ONCE = gl.constexpr(4)
-# Shares of a program that are known at once, more than the ring has tiles, and what is to know of each.
+# Splits of a program that are known at once, more than the ring has tiles, and what is to know of each.
 SLOTS = gl.constexpr(8)
 FACTS = gl.constexpr(8)
 # Registers of a thread before the warp that asks gives its own away.
@@ -49,21 +49,22 @@ REGISTERS = 80
 
 @gluon.jit
 def known(tasks, told, turn, WARPS: gl.constexpr):
-    """Of a program's share of that number: its line (−1 behind the last one), kv head, first tile and the one behind
-    its last, the line's tokens, which part of how many of the line's head it is, and the place of the first part."""
+    """Of a program's split of that number: its sequence (−1 behind the last one), kv head, first tile and the one
+    behind its last, the sequence's tokens, which split of how many of the sequence's head it is, and the place of the
+    first."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     slot = turn % SLOTS
     mbarrier.wait(told.index(slot), (turn // SLOTS) & 1)
     at = slot * FACTS
-    line = gl.max(tasks.index(at).load(one), 0)
+    seq = gl.max(tasks.index(at).load(one), 0)
     head = gl.max(tasks.index(at + 1).load(one), 0)
     begin = gl.max(tasks.index(at + 2).load(one), 0)
     end = gl.max(tasks.index(at + 3).load(one), 0)
     length = gl.max(tasks.index(at + 4).load(one), 0)
-    parts = gl.max(tasks.index(at + 5).load(one), 0)
+    num_splits = gl.max(tasks.index(at + 5).load(one), 0)
     first = gl.max(tasks.index(at + 6).load(one), 0)
-    part = gl.max(tasks.index(at + 7).load(one), 0)
-    return line, head, begin, end, length, part, parts, first
+    i_split = gl.max(tasks.index(at + 7).load(one), 0)
+    return seq, head, begin, end, length, i_split, num_splits, first
 
 
 @gluon.jit
@@ -73,42 +74,42 @@ def _ratio(a, b):
 
 
 @gluon.jit
-def take(p_context, p_turns, tasks, told, wanted, lines, least, most, G: gl.constexpr, LINES: gl.constexpr,
+def take(p_context, p_turns, tasks, told, wanted, seqs, least, most, G: gl.constexpr, SEQS: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
-    """A warp: takes the next share when it is wanted, and tells what there is to know of it."""
+    """A warp: takes the next split when it is wanted, and tells what there is to know of it."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    every: gl.constexpr = gl.BlockedLayout([LINES // 32], [32], [1], [0])
-    each = gl.arange(0, LINES, every)
-    length = gl.load(p_context + each, mask=each < lines, other=0)
-    tiles = gl.where(each < lines, gl.maximum((length + KEYS - 1) // KEYS, 1), 0)
+    every: gl.constexpr = gl.BlockedLayout([SEQS // 32], [32], [1], [0])
+    each = gl.arange(0, SEQS, every)
+    length = gl.load(p_context + each, mask=each < seqs, other=0)
+    tiles = gl.where(each < seqs, gl.maximum((length + KEYS - 1) // KEYS, 1), 0)
     programs = gl.num_programs(0)
     worth = gl.maximum(least, (gl.sum(tiles, axis=0) * G + programs * most - 1) // (programs * most))
-    parts = _ratio(tiles + worth - 1, worth)
-    upto = gl.associative_scan(parts, 0, plus)
-    count = gl.sum(parts, axis=0) * G
-    share = gl.program_id(0)
-    turn = share * 0
-    while share < count:
-        number = share // G
-        head = share % G
+    num_splits = _ratio(tiles + worth - 1, worth)
+    upto = gl.associative_scan(num_splits, 0, plus)
+    count = gl.sum(num_splits, axis=0) * G
+    split = gl.program_id(0)
+    turn = split * 0
+    while split < count:
+        number = split // G
+        head = split % G
         passed = upto <= number
-        line = gl.sum(passed.to(gl.int32), axis=0)
-        before = gl.sum(gl.where(passed, parts, 0), axis=0)
-        mine = each == line
-        of = gl.sum(gl.where(mine, parts, 0), axis=0)
+        seq = gl.sum(passed.to(gl.int32), axis=0)
+        before = gl.sum(gl.where(passed, num_splits, 0), axis=0)
+        mine = each == seq
+        of = gl.sum(gl.where(mine, num_splits, 0), axis=0)
         own = gl.sum(gl.where(mine, length, 0), axis=0)
         whole = gl.sum(gl.where(mine, tiles, 0), axis=0)
-        part = number - before
+        i_split = number - before
         at = turn % SLOTS * FACTS
-        tasks.index(at).store(gl.full([1], line, gl.int32, one))
+        tasks.index(at).store(gl.full([1], seq, gl.int32, one))
         tasks.index(at + 1).store(gl.full([1], head, gl.int32, one))
-        tasks.index(at + 2).store(gl.full([1], _ratio(part * whole, of), gl.int32, one))
-        end = gl.where(part == of - 1, whole, _ratio((part + 1) * whole, of))
+        tasks.index(at + 2).store(gl.full([1], _ratio(i_split * whole, of), gl.int32, one))
+        end = gl.where(i_split == of - 1, whole, _ratio((i_split + 1) * whole, of))
         tasks.index(at + 3).store(gl.full([1], end, gl.int32, one))
         tasks.index(at + 4).store(gl.full([1], own, gl.int32, one))
         tasks.index(at + 5).store(gl.full([1], of, gl.int32, one))
         tasks.index(at + 6).store(gl.full([1], before * G + head, gl.int32, one))
-        tasks.index(at + 7).store(gl.full([1], part, gl.int32, one))
+        tasks.index(at + 7).store(gl.full([1], i_split, gl.int32, one))
         sync()
         mbarrier.arrive(told.index(turn % SLOTS), count=1)
         mbarrier.wait(wanted, turn & 1)
@@ -119,7 +120,7 @@ def take(p_context, p_turns, tasks, told, wanted, lines, least, most, G: gl.cons
         if taken == count - 1:
             # Nobody takes another one.
             gl.store(p_turns, 0)
-        share = programs + taken
+        split = programs + taken
     tasks.index(turn % SLOTS * FACTS).store(gl.full([1], -1, gl.int32, one))
     sync()
     mbarrier.arrive(told.index(turn % SLOTS), count=1)
@@ -129,21 +130,21 @@ def take(p_context, p_turns, tasks, told, wanted, lines, least, most, G: gl.cons
 def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
           block_rows, head_rows, H: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
-    """A warp: asks for the keys of each share, and its queries, or for the values. What this step wrote is a line's
+    """A warp: asks for the keys of each split, and its queries, or for the values. What this step wrote is a sequence's
     last entry."""
     COPIES: gl.constexpr = KEYS // BLOCK
     FIRST: gl.constexpr = 0 if OF_KEYS else 2
     pieces = view(ring, desc.dtype, [STAGES * 4 * COPIES, BLOCK, SLAB], desc.layout)
     turn = gl.program_id(0) * 0
     asked = turn
-    line, head, begin, end, length, _part, _parts, _first = known(tasks, told, asked, 1)
-    while line >= 0:
+    seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
+    while seq >= 0:
         # The first queries come behind as many tiles as the ring holds.
         late = begin
         if asked == 0:
             late = gl.minimum(begin + STAGES, end) - 1
         soon = gl.maximum(end - 2, begin)
-        blocks = p_table + line.to(gl.int64) * table_stride
+        blocks = p_table + seq.to(gl.int64) * table_stride
         for tile in range(begin, end):
             rows = ()
             for copy in gl.static_range(COPIES):
@@ -169,31 +170,31 @@ def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tas
                     mbarrier.wait(q_empty.index(spot), ((asked // 2) & 1) ^ 1)
                     mbarrier.expect(q_full.index(spot), 2 * HELD * SLAB * 2)
                     for slab in gl.static_range(2):
-                        row = line * H + head * GROUP
+                        row = seq * H + head * GROUP
                         load_box(q_desc, [row, slab * SLAB], q_full.index(spot), q_ring.index(spot * 2 + slab))
                 if tile == soon:
                     mbarrier.arrive(wanted, count=1)
         asked += 1
-        line, head, begin, end, length, _part, _parts, _first = known(tasks, told, asked, 1)
+        seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
 
 
 @gluon.jit
-def join(p_parts, p_sums, p_rows, first, parts, G: gl.constexpr, GROUP: gl.constexpr):
-    """Adds up the parts of a line's kv head, every G-th from the `first` on, and stores its heads' outputs."""
+def combine(p_partials, p_sums, p_rows, first, num_splits, G: gl.constexpr, GROUP: gl.constexpr):
+    """Adds up the partials of a sequence's kv head, every G-th from the `first` on, and stores its heads' outputs."""
     near: gl.constexpr = gl.BlockedLayout([2, 4], [1, 32], [4, 1], [1, 0])
     head = gl.arange(0, HELD, gl.SliceLayout(1, near))
     channel = gl.arange(0, 2 * SLAB, gl.SliceLayout(0, near))
     best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(1, near))
     total = gl.zeros([HELD], gl.float32, gl.SliceLayout(1, near))
     merged = gl.zeros([HELD, 2 * SLAB], gl.float32, near)
-    for at in range(0, parts, AT_ONCE):
+    for at in range(0, num_splits, AT_ONCE):
         sums = ()
         some = ()
         for i in gl.static_range(AT_ONCE):
             place = (first + (at + i) * G).to(gl.int64) * GROUP + head
-            there = head < gl.where(at + i < parts, GROUP, 0)
+            there = head < gl.where(at + i < num_splits, GROUP, 0)
             sums = sums + (gl.load(p_sums + place, mask=there, other=float("-inf")),)  # noqa: RUF005
-            spot = p_parts + place[:, None] * (2 * SLAB) + channel[None, :]
+            spot = p_partials + place[:, None] * (2 * SLAB) + channel[None, :]
             some = some + (gl.load(spot, mask=there[:, None], other=0.0),)  # noqa: RUF005
         top = best
         for i in gl.static_range(AT_ONCE):
@@ -213,7 +214,7 @@ def join(p_parts, p_sums, p_rows, first, parts, G: gl.constexpr, GROUP: gl.const
 
 
 @gluon.jit
-def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks,
+def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks,
               told, scale, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Four warps: scores [keys, heads] and outputs [channels, heads], channels by slabs."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HELD, 16])
@@ -224,8 +225,8 @@ def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, em
     factor = scale * LOG2E
     turn = gl.program_id(0) * 0
     asked = turn
-    line, i_group, begin, end, length, part, parts, base = known(tasks, told, asked, 4)
-    while line >= 0:
+    seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
+    while seq >= 0:
         best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
         total = gl.zeros([KEYS, HELD], gl.float32, mma)
         lower = gl.zeros([SLAB, HELD], gl.float32, mma)
@@ -269,33 +270,33 @@ def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, em
         asked += 1
         whole = gl.sum(total, axis=0)
         rest = 1.0 / gl.where(whole > 0.0, whole, 1.0)
-        p_rows = p_out + (line * H + i_group * GROUP).to(gl.int64) * (2 * SLAB)
-        if parts == 1:
+        p_rows = p_out + (seq * H + i_group * GROUP).to(gl.int64) * (2 * SLAB)
+        if num_splits == 1:
             spot = p_rows + head[None, :] * (2 * SLAB) + row[:, None]
             gl.store(spot, (lower * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
             gl.store(spot + SLAB, (upper * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
         else:
-            mine = (base + part * G).to(gl.int64) * GROUP + head
+            mine = (base + i_split * G).to(gl.int64) * GROUP + head
             gl.store(p_sums + mine, best + gl.log2(whole), mask=head < GROUP)
-            p_mine = p_parts + mine[None, :] * (2 * SLAB) + row[:, None]
+            p_mine = p_partials + mine[None, :] * (2 * SLAB) + row[:, None]
             gl.store(p_mine, lower * rest[None, :], mask=held)
             gl.store(p_mine + SLAB, upper * rest[None, :], mask=held)
             sync()
-            arrived = gl.atomic_add(p_arrived + line * G + i_group, 1, sem="acq_rel", scope="gpu")
-            if arrived == parts - 1:
-                gl.store(p_arrived + line * G + i_group, 0)
-                join(p_parts, p_sums, p_rows, base, parts, G, GROUP)
-        line, i_group, begin, end, length, part, parts, base = known(tasks, told, asked, 4)
+            arrived = gl.atomic_add(p_arrived + seq * G + i_group, 1, sem="acq_rel", scope="gpu")
+            if arrived == num_splits - 1:
+                gl.store(p_arrived + seq * G + i_group, 0)
+                combine(p_partials, p_sums, p_rows, base, num_splits, G, GROUP)
+        seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
 
 
-@gluon.jit(do_not_specialize=["lines", "least", "most"], do_not_specialize_on_alignment=["p_context"])
-def lines_kernel(
-    q_desc, k_desc, v_desc, p_table, p_context, p_out, p_parts, p_sums, p_arrived, p_turns, scale, table_stride,
-    k_block_rows, k_head_rows, v_block_rows, v_head_rows, lines, least, most,
-    H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, LINES: gl.constexpr, STAGES: gl.constexpr,
+@gluon.jit(do_not_specialize=["seqs", "least", "most"], do_not_specialize_on_alignment=["p_context"])
+def decode_persistent_kernel(
+    q_desc, k_desc, v_desc, p_table, p_context, p_out, p_partials, p_sums, p_arrived, p_turns, scale, table_stride,
+    k_block_rows, k_head_rows, v_block_rows, v_head_rows, seqs, least, most,
+    H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, SEQS: gl.constexpr, STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """A program's shares; the last part of a line's kv head to arrive adds them all up."""
+    """A program's splits; the last split of a sequence's kv head to arrive adds them all up."""
     if PDL:
         gdc_launch_dependents()
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, SLAB], k_desc.dtype)
@@ -325,7 +326,7 @@ def lines_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                p_out, p_parts, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks, told,
+                p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks, told,
                 scale, H, G, GROUP, STAGES,
             )),
             (_feed, (
@@ -336,7 +337,7 @@ def lines_kernel(
                 q_desc, v_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
                 v_block_rows, v_head_rows, H, GROUP, STAGES, False, PDL,
             )),
-            (take, (p_context, p_turns, tasks, told, wanted, lines, least, most, G, LINES, PDL)),
+            (take, (p_context, p_turns, tasks, told, wanted, seqs, least, most, G, SEQS, PDL)),
         ],
         [1, 1, 1],
         [56, 56, 48],
@@ -353,7 +354,7 @@ def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool
     return group_products(q.device) and same and narrow and whole and q.is_contiguous()
 
 
-def attend_lines(
+def attend_decode(
     workspace: Workspace,
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -363,25 +364,25 @@ def attend_lines(
     out: torch.Tensor,
     arrived: torch.Tensor,
     scale: float,
-    lines: int,
+    seqs: int,
 ) -> None:
-    """`paged_attention` of the first `lines` lines, which have one query each, into `out`'s first rows.
+    """`paged_attention` of the first `seqs` sequences, which have one query each, into `out`'s first rows.
 
-    arrived: int32 zeros, which are zero again afterwards: parts of each line's kv heads, and in the last place shares
-    that were taken.
+    arrived: int32 zeros, which are zero again afterwards: splits of each sequence's kv heads, and in the last place
+    splits that were taken.
     """
     _, h, d = q.shape
     g = k_cache.shape[1]
     programs = PROGRAMS * multiprocessors(q.device)
-    parts = lines * g + programs * MOST
-    partial = torch.empty(parts, h // g, d, dtype=torch.float32, device=q.device)
-    sums = torch.empty(parts, h // g, dtype=torch.float32, device=q.device)
+    num_splits = seqs * g + programs * MOST
+    partial = torch.empty(num_splits, h // g, d, dtype=torch.float32, device=q.device)
+    sums = torch.empty(num_splits, h // g, dtype=torch.float32, device=q.device)
     k_rows, v_rows = (cache.stride()[:2] for cache in (k_cache, v_cache))
-    workspace.launch(lines_kernel, (programs,))(
+    workspace.launch(decode_persistent_kernel, (programs,))(
         boxes(q.flatten(0, 1), HELD.value, SLAB.value),
         boxes(rows_of(k_cache), BLOCK.value, SLAB.value), boxes(rows_of(v_cache), BLOCK.value, SLAB.value),
         block_table, context_len, out, partial, sums, arrived, arrived[-1:], scale, block_table.stride(0),
-        k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, lines, LEAST, MOST,
-        H=h, G=g, GROUP=h // g, LINES=max(32, next_power_of_2(lines)), STAGES=STAGES, PDL=workspace.pdl,
+        k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, seqs, LEAST, MOST,
+        H=h, G=g, GROUP=h // g, SEQS=max(32, next_power_of_2(seqs)), STAGES=STAGES, PDL=workspace.pdl,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Lines of one query: all heads read an entry once, entries are split over programs, and what joins the parts takes
-their sum through the up-projection of values.
+"""Sequences of one query: all heads read an entry once, entries are split over programs, and what combines the partials
+takes their sum through the up-projection of values.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.cache_scales import LatentParts
+from kernels.cache_scales import LatentViews
 from kernels.hardware import multiprocessors
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
 LOG2E = tl.constexpr(1.4426950408889634)
 _MAX_SPLITS = 64
-_LEAST_LINES = 128
-# Lines up to which each has its own programs to join its parts.
-FEW_LINES = 4
+_LEAST_SEQS = 128
+# Sequences up to which each has its own programs to combine its partials.
+FEW_SEQS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class StepCut:
-    """How lines of one query are cut: entries a tile, pipeline depth and warps of a part, programs that work on a
-    multiprocessor at once, and values that a program joins, when it does so for several lines."""
+class SplitCut:
+    """How sequences of one query are cut: entries a tile, pipeline depth and warps of a split, programs that work on a
+    multiprocessor at once, and values that a program combines, when it does so for several sequences."""
 
     keys: int
     stages: int
@@ -38,22 +38,23 @@ class StepCut:
 
 
 @triton.jit
-def _share(length, context_len, lines, splits, programs, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Entries of a program of a line: enough for all lines' entries to be read by `programs` programs at once."""
-    line = tl.arange(0, BLOCK_B)
-    read = tl.load(context_len + line, mask=line < lines, other=0)
-    share = tl.maximum((length + splits - 1) // splits, tl.sum(read, 0) // programs)
-    return tl.maximum((share + BLOCK_N - 1) // BLOCK_N, 1) * BLOCK_N
+def _split_size(length, context_len, seqs, splits, programs, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr):
+    """Cached tokens of a program of a sequence: enough for all sequences' entries to be read by `programs` programs at
+    once."""
+    seq = tl.arange(0, BLOCK_B)
+    read = tl.load(context_len + seq, mask=seq < seqs, other=0)
+    split_size = tl.maximum((length + splits - 1) // splits, tl.sum(read, 0) // programs)
+    return tl.maximum((split_size + BLOCK_N - 1) // BLOCK_N, 1) * BLOCK_N
 
 
-@triton.jit(do_not_specialize=["lines", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
-def _part(
+@triton.jit(do_not_specialize=["seqs", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _split_kernel(
     q,
     cache,
     keys,
     block_table,
     context_len,
-    parts,
+    partials,
     sums,
     scale,
     latent_scale,
@@ -62,7 +63,7 @@ def _part(
     entry_stride,
     key_block_stride,
     key_stride,
-    lines,
+    seqs,
     splits,
     programs,
     HEADS: tl.constexpr,
@@ -81,23 +82,23 @@ def _part(
     # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
     if PDL:
         gdc_launch_dependents()
-    line = tl.program_id(0).to(tl.int64)
+    seq = tl.program_id(0).to(tl.int64)
     split = tl.program_id(2)
-    length = tl.load(context_len + line)
-    share = _share(length, context_len, lines, splits, programs, BLOCK_N, BLOCK_B)
-    start = split * share
+    length = tl.load(context_len + seq)
+    split_size = _split_size(length, context_len, seqs, splits, programs, BLOCK_N, BLOCK_B)
+    start = split * split_size
     if start >= length:
         return
-    stop = tl.minimum(start + share, length)
+    stop = tl.minimum(start + split_size, length)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     l = tl.arange(0, BLOCK_L)
     r = tl.arange(0, BLOCK_R)
     n = tl.arange(0, BLOCK_N)
-    blocks = block_table + line * table_stride
+    blocks = block_table + seq * table_stride
     ahead = tl.load(blocks + (start + n) // BLOCK_SIZE, mask=start + n < stop, other=0)
     if PDL:
         gdc_wait()
-    own = q + (line * HEADS + head[:, None]) * (LATENT + ROPE)
+    own = q + (seq * HEADS + head[:, None]) * (LATENT + ROPE)
     live = (head < HEADS)[:, None]
     ql = tl.load(own + l[None, :], mask=live & (l < LATENT)[None, :], other=0.0)
     qr = tl.load(own + LATENT + r[None, :], mask=live & (r < ROPE)[None, :], other=0.0)
@@ -128,20 +129,20 @@ def _part(
         best = top
     if cache.dtype != q.dtype:
         acc = acc * latent_scale
-    place = (line * splits + split) * HEADS + head
+    place = (seq * splits + split) * HEADS + head
     tl.store(sums + place, best + tl.log2(total), mask=head < HEADS)
-    tl.store(parts + place[:, None] * LATENT + l[None, :], acc / total[:, None], mask=live & (l < LATENT)[None, :])
+    tl.store(partials + place[:, None] * LATENT + l[None, :], acc / total[:, None], mask=live & (l < LATENT)[None, :])
 
 
-@triton.jit(do_not_specialize=["lines", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
-def _join(
-    parts,
+@triton.jit(do_not_specialize=["seqs", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _combine(
+    partials,
     sums,
     v_up,
     context_len,
     out,
     up_stride,
-    lines,
+    seqs,
     splits,
     programs,
     HEADS: tl.constexpr,
@@ -156,20 +157,21 @@ def _join(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[line, head, v] = v_up[head, v] · (the parts of the line's head, weighted by their softmax sums)."""
+    """out[sequence, head, v] = v_up[head, v] · (the partials of the sequence's head, weighted by their softmax
+    sums)."""
     if PDL:
         gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    line = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    seq = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     l = tl.arange(0, BLOCK_L)
     w = tl.load(
         v_up + head * up_stride + v[:, None] * LATENT + l[None, :],
         mask=(v < VALUE)[:, None] & (l < LATENT)[None, :],
         other=0.0,
     )
-    length = tl.load(context_len + line, mask=line < lines, other=0)
-    active = tl.cdiv(length, _share(length, context_len, lines, splits, programs, BLOCK_N, BLOCK_B))
+    length = tl.load(context_len + seq, mask=seq < seqs, other=0)
+    active = tl.cdiv(length, _split_size(length, context_len, seqs, splits, programs, BLOCK_N, BLOCK_B))
     if PDL:
         gdc_wait()
     best = tl.full((BLOCK_T,), float("-inf"), tl.float32)
@@ -177,33 +179,33 @@ def _join(
     acc = tl.zeros((BLOCK_T, BLOCK_L), tl.float32)
     for split in tl.range(0, tl.max(active, 0), num_stages=STAGES):
         there = split < active
-        place = (line.to(tl.int64) * splits + split) * HEADS + head
+        place = (seq.to(tl.int64) * splits + split) * HEADS + head
         logsum = tl.load(sums + place, mask=there, other=float("-inf"))
-        part = tl.load(
-            parts + place[:, None] * LATENT + l[None, :], mask=there[:, None] & (l < LATENT)[None, :], other=0.0
+        partial = tl.load(
+            partials + place[:, None] * LATENT + l[None, :], mask=there[:, None] & (l < LATENT)[None, :], other=0.0
         )
         top = tl.maximum(best, logsum)
         shift = tl.where(top == float("-inf"), 0.0, top)
         weight = tl.exp2(logsum - shift)
         fade = tl.exp2(best - shift)
-        acc = acc * fade[:, None] + part * weight[:, None]
+        acc = acc * fade[:, None] + partial * weight[:, None]
         total = total * fade + weight
         best = top
     o = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out.dtype.element_ty)
     y = tl.dot(o, tl.trans(w), input_precision=PRECISION)
-    place = (line.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
-    tl.store(out + place, y.to(out.dtype.element_ty), mask=(line < lines)[:, None] & (v < VALUE)[None, :])
+    place = (seq.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=(seq < seqs)[:, None] & (v < VALUE)[None, :])
 
 
-@triton.jit(do_not_specialize=["lines", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
-def _join_line(
-    parts,
+@triton.jit(do_not_specialize=["seqs", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _combine_one(
+    partials,
     sums,
     v_up,
     context_len,
     out,
     up_stride,
-    lines,
+    seqs,
     splits,
     programs,
     HEADS: tl.constexpr,
@@ -216,12 +218,12 @@ def _join_line(
     BLOCK_B: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`_join` of one line: BLOCK_S of its parts at once."""
+    """`_combine` of one sequence: BLOCK_S of its partials at once."""
     if PDL:
         gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    line = tl.program_id(2).to(tl.int64)
+    seq = tl.program_id(2).to(tl.int64)
     l = tl.arange(0, BLOCK_L)
     s = tl.arange(0, BLOCK_S)
     w = tl.load(
@@ -229,8 +231,8 @@ def _join_line(
         mask=(v < VALUE)[:, None] & (l < LATENT)[None, :],
         other=0.0,
     )
-    length = tl.load(context_len + line)
-    active = tl.cdiv(length, _share(length, context_len, lines, splits, programs, BLOCK_N, BLOCK_B))
+    length = tl.load(context_len + seq)
+    active = tl.cdiv(length, _split_size(length, context_len, seqs, splits, programs, BLOCK_N, BLOCK_B))
     if PDL:
         gdc_wait()
     best = tl.full((1,), float("-inf"), tl.float32)
@@ -238,70 +240,77 @@ def _join_line(
     o = tl.zeros((BLOCK_L,), tl.float32)
     for first in range(0, active, BLOCK_S):
         there = first + s < active
-        place = (line * splits + first + s) * HEADS + head
+        place = (seq * splits + first + s) * HEADS + head
         logsum = tl.load(sums + place, mask=there, other=float("-inf"))
-        part = tl.load(
-            parts + place[:, None] * LATENT + l[None, :], mask=there[:, None] & (l < LATENT)[None, :], other=0.0
+        partial = tl.load(
+            partials + place[:, None] * LATENT + l[None, :], mask=there[:, None] & (l < LATENT)[None, :], other=0.0
         )
         top = tl.maximum(best, tl.max(logsum, 0))
         weight = tl.exp2(logsum - top)
         fade = tl.exp2(best - top)
-        o = o * fade + tl.sum(part * weight[:, None], 0)
+        o = o * fade + tl.sum(partial * weight[:, None], 0)
         total = total * fade + tl.sum(weight, 0)
         best = top
     o = o / tl.where(total == 0.0, 1.0, total)
     y = tl.sum(w.to(tl.float32) * o[None, :], 1)
-    tl.store(out + (line * HEADS + head) * VALUE + v, y.to(out.dtype.element_ty), mask=v < VALUE)
+    tl.store(out + (seq * HEADS + head) * VALUE + v, y.to(out.dtype.element_ty), mask=v < VALUE)
 
 
 @lru_cache(maxsize=64)
-def _splits(lines: int, head_tiles: int, max_context: int, keys: int, processors: int) -> int:
-    """Programs a line may have: eight for each that would do, so that lines of very different length still spread."""
-    wanted = cdiv(8 * processors, lines * head_tiles)
+def _splits(seqs: int, head_tiles: int, max_context: int, keys: int, processors: int) -> int:
+    """Programs a sequence may have: eight for each that would do, so that sequences of very different length still
+    spread."""
+    wanted = cdiv(8 * processors, seqs * head_tiles)
     return max(1, min(wanted, cdiv(max_context, keys), _MAX_SPLITS))
 
 
-def attend_steps(
+def attend_split_kv(
     workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
-    held: LatentParts,
+    held: LatentViews,
     block_table: torch.Tensor,
     context_len: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    lines: int,
+    seqs: int,
     max_context: int,
-    cut: StepCut,
+    cut: SplitCut,
 ) -> None:
-    """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows."""
+    """`latent_attention` of the first `seqs` sequences, which have one query each, written into `out`'s first rows."""
     _, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
     nope = kv_up.shape[1] - value
     block_h = min(64, max(16, next_power_of_2(heads)))
     head_tiles = cdiv(heads, block_h)
     processors = multiprocessors(absorbed.device)
-    splits = _splits(lines, head_tiles, max_context, cut.keys, processors)
+    splits = _splits(seqs, head_tiles, max_context, cut.keys, processors)
     programs = max(1, cut.programs * processors // head_tiles)
-    parts = torch.empty(lines, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
-    sums = torch.empty(lines, splits, heads, dtype=torch.float32, device=absorbed.device)
+    partials = torch.empty(seqs, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
+    sums = torch.empty(seqs, splits, heads, dtype=torch.float32, device=absorbed.device)
     block_l = max(16, next_power_of_2(latent))
-    block_b = max(_LEAST_LINES, next_power_of_2(lines))
+    block_b = max(_LEAST_SEQS, next_power_of_2(seqs))
     precision = "ieee" if absorbed.dtype == torch.float32 else "tf32"
-    workspace.launch(_part, (lines, head_tiles, splits))(
-        absorbed, held.latents, held.keys, block_table, context_len, parts, sums, scale, held.scale,
-        block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], lines, splits, programs,
+    workspace.launch(_split_kernel, (seqs, head_tiles, splits))(
+        absorbed, held.latents, held.keys, block_table, context_len, partials, sums, scale, held.scale,
+        block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], seqs, splits, programs,
         HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1], BLOCK_H=block_h,
         BLOCK_L=block_l, BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b,
         STAGES=cut.stages, PRECISION=precision, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=cut.warps,
     )  # fmt: skip
-    block_v = min(32 if lines <= FEW_LINES else cut.values, max(16, next_power_of_2(value)))
+    block_v = min(32 if seqs <= FEW_SEQS else cut.values, max(16, next_power_of_2(value)))
     sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": block_l, "BLOCK_V": block_v}
-    share = {"BLOCK_N": cut.keys, "BLOCK_B": block_b, "PDL": workspace.pdl, "launch_pdl": workspace.pdl, "num_warps": 8}
-    joined = (parts, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), lines, splits, programs)
-    if lines <= FEW_LINES:
-        workspace.launch(_join_line, (heads, cdiv(value, block_v), lines))(*joined, BLOCK_S=16, **sizes, **share)
+    common = {
+        "BLOCK_N": cut.keys,
+        "BLOCK_B": block_b,
+        "PDL": workspace.pdl,
+        "launch_pdl": workspace.pdl,
+        "num_warps": 8,
+    }
+    combined = (partials, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), seqs, splits, programs)
+    if seqs <= FEW_SEQS:
+        workspace.launch(_combine_one, (heads, cdiv(value, block_v), seqs))(*combined, BLOCK_S=16, **sizes, **common)
         return
-    workspace.launch(_join, (heads, cdiv(value, block_v), cdiv(lines, 16)))(
-        *joined, BLOCK_T=16, STAGES=3, PRECISION=precision, **sizes, **share
+    workspace.launch(_combine, (heads, cdiv(value, block_v), cdiv(seqs, 16)))(
+        *combined, BLOCK_T=16, STAGES=3, PRECISION=precision, **sizes, **common
     )

@@ -37,7 +37,7 @@ def _scaled(acc, scales, xs, at, live, BLOCKED: tl.constexpr, GROUPED: tl.conste
 
 
 @triton.jit(do_not_specialize=["xs_row", "xs_group"])
-def eight_up(
+def w8a8_up(
     x, xs, data, ws, pairs, offsets, ends, h, num_experts, hidden, inter, xs_row, xs_group, ws_matrix, ws_row, limit,
     BLOCK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr,
     GELU: tl.constexpr, LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -83,7 +83,7 @@ def eight_up(
 
 
 @triton.jit(do_not_specialize=["hs_row", "hs_group"])
-def eight_down(
+def w8a8_down(
     h, hs, data, ws, weights, pairs, offsets, ends, y, num_experts, hidden, inter, hs_row, hs_group, ws_matrix, ws_row,
     BLOCK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
@@ -160,12 +160,12 @@ def moe_gemm(
         "num_warps": 4,
     }
     numbers, scales, strides, constants = _inputs(workspace, x, gate_up)
-    workspace.launch(eight_up, (cdiv(inter, OUTPUTS), places.tiles))(
+    workspace.launch(w8a8_up, (cdiv(inter, OUTPUTS), places.tiles))(
         numbers, scales, gate_up.data, gate_up.scale, *where, h, count, hidden, inter, *strides, limit or 0.0,
         **constants, K=k, GELU=activation != "silu", LIMITED=limit is not None, **same,
     )  # fmt: skip
     numbers, scales, strides, constants = _inputs(workspace, h, down)
-    workspace.launch(eight_down, (cdiv(hidden, OUTPUTS), places.tiles))(
+    workspace.launch(w8a8_down, (cdiv(hidden, OUTPUTS), places.tiles))(
         numbers, scales, down.data, down.scale, weights, *where, y, count, hidden, inter, *strides,
         **constants, **same,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined,assignment"
-"""Lines of one query on Hopper, in Gluon: entries stream through shared memory and are the matrix unit's long side.
+"""Sequences of one query on Hopper, in Gluon: entries stream through shared memory and are the matrix unit's long side.
 
-The tiles of all lines stand in one row, and every program takes an equal stretch of it (stream-K, Osama et al. 2023,
+The tiles of all sequences stand in one row, and every program takes an equal range of it (stream-K, Osama et al. 2023,
 arXiv:2301.03598), one program a multiprocessor. The bulk copy engine (TMA) brings a tile's entries from where blocks
 hold them; those of earlier steps are asked for before the kernel before has finished. 64 entries by 16 heads are one
 instruction's scores, and 64 channels by 16 heads one's outputs, so no row of the matrix unit is filled up for nothing.
@@ -35,16 +35,16 @@ ENTRIES = gl.constexpr(64)
 HEADS_HELD = gl.constexpr(16)
 SLAB = gl.constexpr(64)
 STAGES = 2
-LEAST_LINES = 128
+LEAST_SEQS = 128
 
 
 @gluon.jit
-def _stretch(p_context, lines, LINES: gl.constexpr):
-    """Of this program: its first tile and the one behind its last, the lines that hold these, the first line's first
-    tile."""
+def _stream_k_range(p_context, seqs, SEQS: gl.constexpr):
+    """Of this program: its first tile and the one behind its last, the sequences that hold these, the first sequence's
+    first tile."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    line = gl.arange(0, LINES, layout)
-    tiles = (gl.load(p_context + line, mask=line < lines, other=0) + ENTRIES - 1) // ENTRIES
+    seq = gl.arange(0, SEQS, layout)
+    tiles = (gl.load(p_context + seq, mask=seq < seqs, other=0) + ENTRIES - 1) // ENTRIES
     upto = gl.associative_scan(tiles, 0, plus)
     total = gl.sum(tiles, axis=0)
     program = gl.program_id(0)
@@ -52,46 +52,46 @@ def _stretch(p_context, lines, LINES: gl.constexpr):
     programs = gl.maximum(gl.minimum(gl.num_programs(0), total), 1)
     first = gl.minimum(program, programs) * total // programs
     stop = gl.minimum(program + 1, programs) * total // programs
-    begun = (upto <= first) & (line < lines)
-    first_line = gl.sum(begun.to(gl.int32), axis=0)
+    begun = (upto <= first) & (seq < seqs)
+    first_seq = gl.sum(begun.to(gl.int32), axis=0)
     before = gl.sum(gl.where(begun, tiles, 0), axis=0)
-    last_line = gl.sum(((upto < stop) & (line < lines)).to(gl.int32), axis=0)
-    return first, stop, first_line, last_line, before
+    last_seq = gl.sum(((upto < stop) & (seq < seqs)).to(gl.int32), axis=0)
+    return first, stop, first_seq, last_seq, before
 
 
 @gluon.jit
-def _ask_queries(q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_line, last_line, before,
+def _ask_queries(q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_seq, last_seq, before,
                  HEADS: gl.constexpr, SLABS: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
-    """A warp: the queries of each line of the stretch."""
+    """A warp: the queries of each sequence of the range."""
     start = before
     turn = first * 0
     if PDL:
         gdc_wait()
-    for line in range(first_line, last_line + 1):
-        tiles = (gl.load(p_context + line) + ENTRIES - 1) // ENTRIES
+    for seq in range(first_seq, last_seq + 1):
+        tiles = (gl.load(p_context + seq) + ENTRIES - 1) // ENTRIES
         if gl.minimum(start + tiles, stop) > gl.maximum(start, first):
             place = turn % 2
             mbarrier.wait(q_empty.index(place), ((turn // 2) & 1) ^ 1)
             mbarrier.expect(q_full.index(place), SLABS * HEADS_HELD * SLAB * 2)
             for slab in gl.static_range(SLABS):
-                load_box(q_desc, [line * HEADS, slab * SLAB], q_full.index(place), q_ring.index(place * SLABS + slab))
+                load_box(q_desc, [seq * HEADS, slab * SLAB], q_full.index(place), q_ring.index(place * SLABS + slab))
             turn += 1
         start += tiles
 
 
 @gluon.jit
-def _ask_entries(c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_line,
-                 last_line, before, SLABS: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr,
+def _ask_entries(c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_seq,
+                 last_seq, before, SLABS: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr,
                  STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
-    """A warp: the entries of each tile of the stretch. What this step wrote is a line's last entry."""
+    """A warp: the entries of each tile of the range. What this step wrote is a sequence's last entry."""
     COPIES: gl.constexpr = ENTRIES // COPIED
     pieces = view(ring, c_desc.dtype, [STAGES * SLABS * COPIES, COPIED, SLAB], c_desc.layout)
     start = before
     turn = first * 0
-    for line in range(first_line, last_line + 1):
-        length = gl.load(p_context + line)
+    for seq in range(first_seq, last_seq + 1):
+        length = gl.load(p_context + seq)
         tiles = (length + ENTRIES - 1) // ENTRIES
-        blocks = p_table + line.to(gl.int64) * table_stride
+        blocks = p_table + seq.to(gl.int64) * table_stride
         begin = gl.maximum(first - start, 0)
         end = gl.minimum(tiles, stop - start)
         # Without this condition Triton 3.6 takes `start` for a constant of the loop.
@@ -117,8 +117,8 @@ def _ask_entries(c_desc, p_table, p_context, ring, full, empty, table_stride, bl
 
 
 @gluon.jit
-def _multiply(p_context, p_parts, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
-              first_line, last_line, before, HEADS: gl.constexpr, LATENT: gl.constexpr, SLABS: gl.constexpr,
+def _multiply(p_context, p_partials, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
+              first_seq, last_seq, before, HEADS: gl.constexpr, LATENT: gl.constexpr, SLABS: gl.constexpr,
               STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
     """Four warps: scores [entries, heads] and outputs [channels, heads], channels by slabs."""
     VALUES: gl.constexpr = LATENT // SLAB
@@ -132,8 +132,8 @@ def _multiply(p_context, p_parts, p_sums, ring, q_ring, weights, full, empty, q_
     asked = first * 0
     if PDL:
         gdc_wait()
-    for line in range(first_line, last_line + 1):
-        length = gl.load(p_context + line)
+    for seq in range(first_seq, last_seq + 1):
+        length = gl.load(p_context + seq)
         tiles = (length + ENTRIES - 1) // ENTRIES
         begin = gl.maximum(first - start, 0)
         end = gl.minimum(tiles, stop - start)
@@ -180,23 +180,23 @@ def _multiply(p_context, p_parts, p_sums, ring, q_ring, weights, full, empty, q_
             mbarrier.arrive(q_empty.index(place), count=1)
             asked += 1
             whole = gl.sum(total, axis=0)
-            part = ((gl.program_id(0) + line) * HEADS + head).to(gl.int64)
-            gl.store(p_sums + part, best + gl.log2(whole), mask=head < HEADS)
-            share = 1.0 / whole
+            partial = ((gl.program_id(0) + seq) * HEADS + head).to(gl.int64)
+            gl.store(p_sums + partial, best + gl.log2(whole), mask=head < HEADS)
+            norm = 1.0 / whole
             held = (row >= 0)[:, None] & (head < HEADS)[None, :]
             for slab in gl.static_range(VALUES):
-                spot = part[None, :] * LATENT + slab * SLAB + row[:, None]
-                gl.store(p_parts + spot, acc[slab] * share[None, :], mask=held)
+                spot = partial[None, :] * LATENT + slab * SLAB + row[:, None]
+                gl.store(p_partials + spot, acc[slab] * norm[None, :], mask=held)
         start += tiles
 
 
-@gluon.jit(do_not_specialize=["lines"], do_not_specialize_on_alignment=["p_context"])
-def stretch_kernel(
-    q_desc, c_desc, p_table, p_context, p_parts, p_sums, scale, table_stride, block_rows, lines,
+@gluon.jit(do_not_specialize=["seqs"], do_not_specialize_on_alignment=["p_context"])
+def stream_k_kernel(
+    q_desc, c_desc, p_table, p_context, p_partials, p_sums, scale, table_stride, block_rows, seqs,
     HEADS: gl.constexpr, LATENT: gl.constexpr, SLABS: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr,
-    LINES: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    SEQS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """A program's stretch. Its part of a line goes to the place `program + line`, which no other part has."""
+    """A program's range. Its partial of a sequence goes to the place `program + seq`, which no other partial has."""
     if PDL:
         gdc_launch_dependents()
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ENTRIES, SLAB], c_desc.dtype)
@@ -217,19 +217,19 @@ def stretch_kernel(
     fence_async_shared()
     sync()
     # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
-    first, stop, first_line, last_line, before = _stretch(p_context, lines, LINES)
+    first, stop, first_seq, last_seq, before = _stream_k_range(p_context, seqs, SEQS)
     gl.warp_specialize(
         [
             (_multiply, (
-                p_context, p_parts, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
-                first_line, last_line, before, HEADS, LATENT, SLABS, STAGES, PDL,
+                p_context, p_partials, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
+                first_seq, last_seq, before, HEADS, LATENT, SLABS, STAGES, PDL,
             )),
             (_ask_entries, (
-                c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_line,
-                last_line, before, SLABS, BLOCK_SIZE, COPIED, STAGES, PDL,
+                c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_seq,
+                last_seq, before, SLABS, BLOCK_SIZE, COPIED, STAGES, PDL,
             )),
             (_ask_queries, (
-                q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_line, last_line, before, HEADS, SLABS,
+                q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_seq, last_seq, before, HEADS, SLABS,
                 PDL,
             )),
         ],
@@ -238,15 +238,15 @@ def stretch_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["lines", "programs"], do_not_specialize_on_alignment=["context_len"])
-def _join_stretches(
-    parts,
+@triton.jit(do_not_specialize=["seqs", "programs"], do_not_specialize_on_alignment=["context_len"])
+def _combine_stream_k(
+    partials,
     sums,
     v_up,
     context_len,
     out,
     up_stride,
-    lines,
+    seqs,
     programs,
     HEADS: tl.constexpr,
     LATENT: tl.constexpr,
@@ -258,21 +258,21 @@ def _join_stretches(
     AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[line, head, v] = v_up[head, v] · (the parts of the line's head, weighted by their softmax sums), AT_ONCE of
-    each line's parts at once."""
+    """out[sequence, head, v] = v_up[head, v] · (the partials of the sequence's head, weighted by their softmax sums),
+    AT_ONCE of each sequence's partials at once."""
     if PDL:
         gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    line = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    seq = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     l = tl.arange(0, LATENT)
     w = tl.load(v_up + head * up_stride + v[:, None] * LATENT + l[None, :], mask=(v < VALUE)[:, None], other=0.0)
     every = tl.arange(0, BLOCK_B)
-    tiles = tl.cdiv(tl.load(context_len + every, mask=every < lines, other=0), TILE)
+    tiles = tl.cdiv(tl.load(context_len + every, mask=every < seqs, other=0), TILE)
     total = tl.maximum(tl.sum(tiles, 0), 1)
     programs = tl.minimum(programs, total)
-    own = tl.cdiv(tl.load(context_len + line, mask=line < lines, other=0), TILE)
-    before = tl.sum(tl.where(every[None, :] < line[:, None], tiles[None, :], 0), 1)
+    own = tl.cdiv(tl.load(context_len + seq, mask=seq < seqs, other=0), TILE)
+    before = tl.sum(tl.where(every[None, :] < seq[:, None], tiles[None, :], 0), 1)
     first = ((before + 1) * programs - 1) // total
     count = tl.where(own > 0, ((before + own) * programs - 1) // total - first + 1, 0)
     if PDL:
@@ -283,27 +283,27 @@ def _join_stretches(
     for some in range(0, tl.max(count, 0), AT_ONCE):
         for one in tl.static_range(AT_ONCE):
             there = some + one < count
-            place = (line + first + some + one).to(tl.int64) * HEADS + head
+            place = (seq + first + some + one).to(tl.int64) * HEADS + head
             logsum = tl.load(sums + place, mask=there, other=float("-inf"))
-            part = tl.load(parts + place[:, None] * LATENT + l[None, :], mask=there[:, None], other=0.0)
+            partial = tl.load(partials + place[:, None] * LATENT + l[None, :], mask=there[:, None], other=0.0)
             top = tl.maximum(best, logsum)
             shift = tl.where(top == float("-inf"), 0.0, top)
             weight = tl.exp2(logsum - shift)
             fade = tl.exp2(best - shift)
-            acc = acc * fade[:, None] + part * weight[:, None]
+            acc = acc * fade[:, None] + partial * weight[:, None]
             whole = whole * fade + weight
             best = top
     o = (acc / tl.where(whole == 0.0, 1.0, whole)[:, None]).to(out.dtype.element_ty)
     y = tl.dot(o, tl.trans(w), input_precision="ieee")
-    place = (line.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
-    tl.store(out + place, y.to(out.dtype.element_ty), mask=(line < lines)[:, None] & (v < VALUE)[None, :])
+    place = (seq.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=(seq < seqs)[:, None] & (v < VALUE)[None, :])
 
 
 @dataclass(frozen=True, slots=True)
-class JoinTile:
-    """How parts are joined: lines and values of a program, parts of a line at once, warps."""
+class CombineTile:
+    """How partials are combined: sequences and values of a program, partials of a sequence at once, warps."""
 
-    lines: int = 16
+    seqs: int = 16
     values: int = 64
     at_once: int = 3
     warps: int = 8
@@ -319,7 +319,7 @@ def suits(absorbed: torch.Tensor, kv_up: torch.Tensor, cache: torch.Tensor) -> b
     return group_products(cache.device) and held and whole and slabs
 
 
-def attend_stretches(
+def attend_stream_k(
     workspace: Workspace,
     absorbed: torch.Tensor,
     kv_up: torch.Tensor,
@@ -328,27 +328,27 @@ def attend_stretches(
     context_len: torch.Tensor,
     out: torch.Tensor,
     scale: float,
-    lines: int,
-    join: JoinTile,
+    seqs: int,
+    combine: CombineTile,
 ) -> None:
-    """`latent_attention` of the first `lines` lines, which have one query each, written into `out`'s first rows."""
+    """`latent_attention` of the first `seqs` sequences, which have one query each, written into `out`'s first rows."""
     _, heads, width = absorbed.shape
     latent, value = kv_up.shape[-1], out.shape[-1]
     block_size, block_rows, rows = cache.shape[1], cache.stride(0) // width, rows_of(cache[:, None])
     programs = multiprocessors(absorbed.device)
-    held = max(LEAST_LINES, next_power_of_2(lines))
+    held = max(LEAST_SEQS, next_power_of_2(seqs))
     copied = min(block_size, ENTRIES.value)
-    parts = torch.empty(programs + lines, heads, latent, dtype=torch.float32, device=absorbed.device)
-    sums = torch.empty(programs + lines, heads, dtype=torch.float32, device=absorbed.device)
-    workspace.launch(stretch_kernel, (programs,))(
+    partials = torch.empty(programs + seqs, heads, latent, dtype=torch.float32, device=absorbed.device)
+    sums = torch.empty(programs + seqs, heads, dtype=torch.float32, device=absorbed.device)
+    workspace.launch(stream_k_kernel, (programs,))(
         boxes(absorbed.flatten(0, 1), HEADS_HELD.value, SLAB.value), boxes(rows, copied, SLAB.value), block_table,
-        context_len, parts, sums, scale, block_table.stride(0), block_rows, lines, HEADS=heads, LATENT=latent,
-        SLABS=width // SLAB.value, BLOCK_SIZE=block_size, COPIED=copied, LINES=held, STAGES=STAGES, PDL=workspace.pdl,
+        context_len, partials, sums, scale, block_table.stride(0), block_rows, seqs, HEADS=heads, LATENT=latent,
+        SLABS=width // SLAB.value, BLOCK_SIZE=block_size, COPIED=copied, SEQS=held, STAGES=STAGES, PDL=workspace.pdl,
         num_warps=4, launch_pdl=workspace.pdl,
     )  # fmt: skip
-    values = min(join.values, max(16, next_power_of_2(value)))
-    workspace.launch(_join_stretches, (heads, cdiv(value, values), cdiv(lines, join.lines)))(
-        parts, sums, kv_up[:, kv_up.shape[1] - value :], context_len, out, kv_up.stride(0), lines, programs,
-        HEADS=heads, LATENT=latent, VALUE=value, TILE=ENTRIES.value, BLOCK_T=join.lines, BLOCK_V=values, BLOCK_B=held,
-        AT_ONCE=join.at_once, PDL=workspace.pdl, num_warps=join.warps, launch_pdl=workspace.pdl,
+    values = min(combine.values, max(16, next_power_of_2(value)))
+    workspace.launch(_combine_stream_k, (heads, cdiv(value, values), cdiv(seqs, combine.seqs)))(
+        partials, sums, kv_up[:, kv_up.shape[1] - value :], context_len, out, kv_up.stride(0), seqs, programs,
+        HEADS=heads, LATENT=latent, VALUE=value, TILE=ENTRIES.value, BLOCK_T=combine.seqs, BLOCK_V=values, BLOCK_B=held,
+        AT_ONCE=combine.at_once, PDL=workspace.pdl, num_warps=combine.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Compiles a few kernels ahead on a machine without a GPU, and says where they were compiled.
 
-    python -m tests.runner.ahead none | helper | child-killed | helper-killed | abandoned
+    python -m tests.runner.compile_driver none | helper | child-killed | helper-killed | abandoned
 
 The driver is a stand-in: kernels are compiled for Hopper as they would be, and nothing is loaded or run. Prints JSON.
 `abandoned` prints the helper's pid and waits, with compilations under way, for whoever ends it. TRITON_CACHE_DIR names

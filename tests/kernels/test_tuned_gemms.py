@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from kernels import Workspace
-from kernels.linear import chosen
+from kernels.linear import tuned_gemms
 from kernels.linear.blas import REDUCE_IN_FLOAT, Algorithm, Product, Refused
-from kernels.linear.chosen import TABLE, Products, Table
+from kernels.linear.tuned_gemms import TABLE, Products, Table
 from kernels.testing import TOLERANCES, assert_close, randn, seeded
 from kernels.weight import Dense
 
@@ -46,8 +46,8 @@ class StandIn:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made, table = StandIn(), Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}})
-    monkeypatch.setattr(chosen, "_opened", lambda device: made)
-    monkeypatch.setattr(chosen, "_table", lambda: table)
+    monkeypatch.setattr(tuned_gemms, "_opened", lambda device: made)
+    monkeypatch.setattr(tuned_gemms, "_table", lambda: table)
     return made
 
 
@@ -111,8 +111,10 @@ def test_the_switch_leaves_the_products_of_its_engine_to_torch(library: StandIn,
 
 def test_engines_have_scratch_memory_of_their_own(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[StandIn] = []
-    monkeypatch.setattr(chosen, "_opened", lambda device: made.append(StandIn()) or made[-1])
-    monkeypatch.setattr(chosen, "_table", lambda: Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}}))
+    monkeypatch.setattr(tuned_gemms, "_opened", lambda device: made.append(StandIn()) or made[-1])
+    monkeypatch.setattr(
+        tuned_gemms, "_table", lambda: Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}})
+    )
     x, weight, _ = operands(device)
     for products in (Products(), Products()):
         for _ in range(2):
@@ -143,13 +145,13 @@ def test_another_gpu_or_library_takes_nothing_of_the_table(
             raise OSError("libcublasLt.so: cannot open shared object file")
         return SimpleNamespace(version=version)
 
-    monkeypatch.setattr(chosen, "_table", lambda: Table("a GPU", 7, {}))
+    monkeypatch.setattr(tuned_gemms, "_table", lambda: Table("a GPU", 7, {}))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
-    monkeypatch.setattr(chosen, "Blas", make)
-    assert chosen._opened(torch.device("cuda", 0)) is None
+    monkeypatch.setattr(tuned_gemms, "Blas", make)
+    assert tuned_gemms._opened(torch.device("cuda", 0)) is None
 
 
-def test_the_linear_op_gives_the_same_with_a_chosen_algorithm(library: StandIn, device: torch.device) -> None:
+def test_the_linear_op_gives_the_same_with_a_tuned_algorithm(library: StandIn, device: torch.device) -> None:
     from kernels.linear import dense, reference
 
     own = Workspace(device)

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined,assignment"
-"""Lines of one query over caches of 8-bit floats on Hopper, in Gluon: as `lines`, at half the bytes.
+"""Sequences of one query over caches of 8-bit floats on Hopper, in Gluon: as `decode_persistent`, at half the bytes.
 
 Tiles of 64 keys and 64 values come as 8-bit floats, a block at a time, and are multiplied as float16, which holds them
 exactly and takes one instruction for two of them. Keys go from shared memory to registers, from where the matrix unit
 takes them; values are written back as float16, since it needs them the other way round. Queries become float16 once a
-share, and weights do.
+split, and weights do.
 """
 
 from __future__ import annotations
@@ -20,11 +20,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.cache_scales import EIGHT, CacheScales
+from kernels.cache_scales import FP8, CacheScales
 from kernels.hardware import group_products, multiprocessors
 from kernels.hopper import boxes, load_box, rows_of, sync, view, whole_rows
 from kernels.paged_attention.attend import LOG2E
-from kernels.paged_attention.lines import BLOCK, FACTS, HELD, KEYS, LEAST, MOST, SLAB, SLOTS, join, known, take
+from kernels.paged_attention.decode_persistent import (
+    BLOCK,
+    FACTS,
+    HELD,
+    KEYS,
+    LEAST,
+    MOST,
+    SLAB,
+    SLOTS,
+    combine,
+    known,
+    take,
+)
 from kernels.sizes import next_power_of_2
 from kernels.workspace import Workspace
 
@@ -42,7 +54,7 @@ REGISTERS = 80
 def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
           block_rows, head_rows, H: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
-    """A warp: asks for the keys of each share, and its queries, or for the values. What this step wrote is a line's
+    """A warp: asks for the keys of each split, and its queries, or for the values. What this step wrote is a sequence's
     last entry."""
     COPIES: gl.constexpr = KEYS // BLOCK
     FIRST: gl.constexpr = 0 if OF_KEYS else 1
@@ -50,14 +62,14 @@ def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tas
     q_boxes = view(q_ring, q_desc.dtype, [4, HELD, SLAB], q_desc.layout)
     turn = gl.program_id(0) * 0
     asked = turn
-    line, head, begin, end, length, _part, _parts, _first = known(tasks, told, asked, 1)
-    while line >= 0:
+    seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
+    while seq >= 0:
         # The first queries come behind as many tiles as the ring holds.
         late = begin
         if asked == 0:
             late = gl.minimum(begin + STAGES, end) - 1
         soon = gl.maximum(end - 2, begin)
-        blocks = p_table + line.to(gl.int64) * table_stride
+        blocks = p_table + seq.to(gl.int64) * table_stride
         for tile in range(begin, end):
             rows = ()
             for copy in gl.static_range(COPIES):
@@ -81,16 +93,16 @@ def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tas
                     mbarrier.wait(q_empty.index(spot), ((asked // 2) & 1) ^ 1)
                     mbarrier.expect(q_full.index(spot), HELD * WIDTH * 2)
                     for slab in gl.static_range(2):
-                        row = line * H + head * GROUP
+                        row = seq * H + head * GROUP
                         load_box(q_desc, [row, slab * SLAB], q_full.index(spot), q_boxes.index(spot * 2 + slab))
                 if tile == soon:
                     mbarrier.arrive(wanted, count=1)
         asked += 1
-        line, head, begin, end, length, _part, _parts, _first = known(tasks, told, asked, 1)
+        seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
 
 
 @gluon.jit
-def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, halves, values, weights, full, empty, q_full, q_empty,
+def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values, weights, full, empty, q_full, q_empty,
               tasks, told, scale, v_scale, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr,
               STAGES: gl.constexpr):  # fmt: skip
     """Four warps: scores [keys, heads] and outputs [channels, heads], channels by slabs. halves: the queries in
@@ -107,8 +119,8 @@ def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, halves, values, w
     factor = scale * LOG2E
     turn = gl.program_id(0) * 0
     asked = turn
-    line, i_group, begin, end, length, part, parts, base = known(tasks, told, asked, 4)
-    while line >= 0:
+    seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
+    while seq >= 0:
         best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
         total = gl.zeros([KEYS, HELD], gl.float32, mma)
         lower = gl.zeros([SLAB, HELD], gl.float32, mma)
@@ -117,7 +129,7 @@ def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, halves, values, w
         mbarrier.wait(q_full.index(place), (asked // 2) & 1)
         q = q_ring.index(place).load(narrow).to(gl.float32)
         q = gl.minimum(gl.maximum(q, -HALF_LARGEST), HALF_LARGEST)
-        # All products of the share before have been waited for by all.
+        # All products of the split before have been waited for by all.
         sync()
         halves.store(q.to(gl.float16))
         fence_async_shared()
@@ -157,33 +169,33 @@ def _multiply(p_out, p_parts, p_sums, p_arrived, ring, q_ring, halves, values, w
         asked += 1
         whole = gl.sum(total, axis=0)
         rest = v_scale / gl.where(whole > 0.0, whole, 1.0)
-        p_rows = p_out + (line * H + i_group * GROUP).to(gl.int64) * WIDTH
-        if parts == 1:
+        p_rows = p_out + (seq * H + i_group * GROUP).to(gl.int64) * WIDTH
+        if num_splits == 1:
             spot = p_rows + head[None, :] * WIDTH + row[:, None]
             gl.store(spot, (lower * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
             gl.store(spot + SLAB, (upper * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
         else:
-            mine = (base + part * G).to(gl.int64) * GROUP + head
+            mine = (base + i_split * G).to(gl.int64) * GROUP + head
             gl.store(p_sums + mine, best + gl.log2(whole), mask=head < GROUP)
-            p_mine = p_parts + mine[None, :] * WIDTH + row[:, None]
+            p_mine = p_partials + mine[None, :] * WIDTH + row[:, None]
             gl.store(p_mine, lower * rest[None, :], mask=held)
             gl.store(p_mine + SLAB, upper * rest[None, :], mask=held)
             sync()
-            arrived = gl.atomic_add(p_arrived + line * G + i_group, 1, sem="acq_rel", scope="gpu")
-            if arrived == parts - 1:
-                gl.store(p_arrived + line * G + i_group, 0)
-                join(p_parts, p_sums, p_rows, base, parts, G, GROUP)
-        line, i_group, begin, end, length, part, parts, base = known(tasks, told, asked, 4)
+            arrived = gl.atomic_add(p_arrived + seq * G + i_group, 1, sem="acq_rel", scope="gpu")
+            if arrived == num_splits - 1:
+                gl.store(p_arrived + seq * G + i_group, 0)
+                combine(p_partials, p_sums, p_rows, base, num_splits, G, GROUP)
+        seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
 
 
-@gluon.jit(do_not_specialize=["lines", "least", "most"], do_not_specialize_on_alignment=["p_context"])
-def eight_kernel(
-    q_desc, k_desc, v_desc, p_table, p_context, p_out, p_parts, p_sums, p_arrived, p_turns, scale, v_scale,
-    table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, lines, least, most,
-    H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, LINES: gl.constexpr, STAGES: gl.constexpr,
+@gluon.jit(do_not_specialize=["seqs", "least", "most"], do_not_specialize_on_alignment=["p_context"])
+def decode_persistent_fp8_kernel(
+    q_desc, k_desc, v_desc, p_table, p_context, p_out, p_partials, p_sums, p_arrived, p_turns, scale, v_scale,
+    table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, seqs, least, most,
+    H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, SEQS: gl.constexpr, STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """A program's shares; the last part of a line's kv head to arrive adds them all up."""
+    """A program's splits; the last split of a sequence's kv head to arrive adds them all up."""
     if PDL:
         gdc_launch_dependents()
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, WIDTH], k_desc.dtype)
@@ -217,8 +229,8 @@ def eight_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                p_out, p_parts, p_sums, p_arrived, ring, q_ring, halves, values, weights, full, empty, q_full, q_empty,
-                tasks, told, scale, v_scale, H, G, GROUP, STAGES,
+                p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values, weights, full, empty, q_full,
+                q_empty, tasks, told, scale, v_scale, H, G, GROUP, STAGES,
             )),
             (_feed, (
                 q_desc, k_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
@@ -228,7 +240,7 @@ def eight_kernel(
                 q_desc, v_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
                 v_block_rows, v_head_rows, H, GROUP, STAGES, False, PDL,
             )),
-            (take, (p_context, p_turns, tasks, told, wanted, lines, least, most, G, LINES, PDL)),
+            (take, (p_context, p_turns, tasks, told, wanted, seqs, least, most, G, SEQS, PDL)),
         ],
         [1, 1, 1],
         [56, 56, 48],
@@ -241,11 +253,11 @@ def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool
     d = q.shape[-1]
     whole = whole_rows(k_cache) and whole_rows(v_cache) and k_cache.shape[2] == BLOCK.value
     narrow = q.shape[1] // k_cache.shape[1] <= HELD.value and d == v_cache.shape[-1] == WIDTH.value
-    eight = q.element_size() == 2 and k_cache.dtype == EIGHT
+    eight = q.element_size() == 2 and k_cache.dtype == FP8
     return group_products(q.device) and eight and narrow and whole and q.is_contiguous()
 
 
-def attend_lines(
+def attend_decode(
     workspace: Workspace,
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -255,26 +267,26 @@ def attend_lines(
     out: torch.Tensor,
     arrived: torch.Tensor,
     scale: float,
-    lines: int,
+    seqs: int,
     scales: CacheScales,
 ) -> None:
-    """`paged_attention` of the first `lines` lines, which have one query each, into `out`'s first rows.
+    """`paged_attention` of the first `seqs` sequences, which have one query each, into `out`'s first rows.
 
-    arrived: int32 zeros, which are zero again afterwards: parts of each line's kv heads, and in the last place shares
-    that were taken.
+    arrived: int32 zeros, which are zero again afterwards: splits of each sequence's kv heads, and in the last place
+    shares that were taken.
     """
     _, h, d = q.shape
     g = k_cache.shape[1]
     programs = PROGRAMS * multiprocessors(q.device)
-    parts = lines * g + programs * MOST
-    partial = torch.empty(parts, h // g, d, dtype=torch.float32, device=q.device)
-    sums = torch.empty(parts, h // g, dtype=torch.float32, device=q.device)
+    num_splits = seqs * g + programs * MOST
+    partial = torch.empty(num_splits, h // g, d, dtype=torch.float32, device=q.device)
+    sums = torch.empty(num_splits, h // g, dtype=torch.float32, device=q.device)
     k_rows, v_rows = (cache.stride()[:2] for cache in (k_cache, v_cache))
-    workspace.launch(eight_kernel, (programs,))(
+    workspace.launch(decode_persistent_fp8_kernel, (programs,))(
         boxes(q.flatten(0, 1), HELD.value, SLAB.value),
         boxes(rows_of(k_cache), BLOCK.value, WIDTH.value), boxes(rows_of(v_cache), BLOCK.value, WIDTH.value),
         block_table, context_len, out, partial, sums, arrived, arrived[-1:], scale * scales.k, scales.v,
-        block_table.stride(0), k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, lines, LEAST, MOST,
-        H=h, G=g, GROUP=h // g, LINES=max(32, next_power_of_2(lines)), STAGES=STAGES, PDL=workspace.pdl,
+        block_table.stride(0), k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, seqs, LEAST, MOST,
+        H=h, G=g, GROUP=h // g, SEQS=max(32, next_power_of_2(seqs)), STAGES=STAGES, PDL=workspace.pdl,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
     )  # fmt: skip

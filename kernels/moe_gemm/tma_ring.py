@@ -51,7 +51,7 @@ def _spread(tile, column, num_experts, shared, parts):
 
 
 @gluon.jit
-def _ahead(tile, num_experts, shared, parts):
+def _predicted(tile, num_experts, shared, parts):
     """What is known of a tile before the choice: its number among those of routed experts, negative for a shared one's,
     its expert if it is the first of a routed one's, and which of the expert's tiles it is then."""
     own = tile - shared * parts
@@ -63,7 +63,7 @@ def _find(counts, tile, num_experts, shared, parts, ROWS: gl.constexpr, BLOCK_E:
     """The tile's expert, which of the expert's tiles it is, and how many pairs are in it or behind it (0 or less: there
     is no such tile)."""
     spread: gl.constexpr = gl.BlockedLayout([max(1, BLOCK_E // (32 * gl.num_warps()))], [32], [gl.num_warps()], [0])
-    own, expert, part = _ahead(tile, num_experts, shared, parts)
+    own, expert, part = _predicted(tile, num_experts, shared, parts)
     routed = num_experts - shared
     if own >= routed:
         e = gl.arange(0, BLOCK_E, spread)
@@ -120,7 +120,7 @@ def list_kernel(
         mbarrier.init(bars.index(place), count=1 + 32 * WARPS)
     fence_async_shared()
 
-    own, expected, _ = _ahead(tile, num_experts, shared, parts)
+    own, expected, _ = _predicted(tile, num_experts, shared, parts)
     early = (own < num_experts - shared) & (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0) < first)
     if GATED:
         row = expected * expert_rows + column * BN

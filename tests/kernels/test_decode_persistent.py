@@ -1,5 +1,5 @@
-"""The Gluon attention of decode lines: that it compiles for Hopper where no GPU can run it, for caches of
-16 and of 8 bits, and which lines take it.
+"""The Gluon attention of decode sequences: that it compiles for Hopper where no GPU can run it, for caches of
+16 and of 8 bits, and which sequences take it.
 
 Its results are held by the cases of `paged_attention` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
 """
@@ -13,19 +13,19 @@ import pytest
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
-from kernels.paged_attention.lines import BLOCK, HELD, PROGRAMS, REGISTERS, STAGES, lines_kernel
+from kernels.paged_attention.decode_persistent import BLOCK, HELD, PROGRAMS, REGISTERS, STAGES, decode_persistent_kernel
 from tests.compiled import box, for_hopper
 
 for groups in (4, 8):
     constants = {
-        "H": 32, "G": groups, "GROUP": 32 // groups, "LINES": 128, "STAGES": STAGES, "PDL": True,
+        "H": 32, "G": groups, "GROUP": 32 // groups, "SEQS": 128, "STAGES": STAGES, "PDL": True,
     }
     kinds = {
         "q_desc": box(HELD.value, 64), "k_desc": box(BLOCK.value, 64), "v_desc": box(BLOCK.value, 64), "p_out": "*bf16",
-        "p_parts": "*fp32", "p_sums": "*fp32", "scale": "fp32",
+        "p_partials": "*fp32", "p_sums": "*fp32", "scale": "fp32",
     }
     made = for_hopper(
-        lines_kernel, constants, lambda name: kinds.get(name, "*i32" if name.startswith("p_") else "i32"),
+        decode_persistent_kernel, constants, lambda name: kinds.get(name, "*i32" if name.startswith("p_") else "i32"),
         maxnreg=REGISTERS,
     )
     ptx, ttgir = made.asm["ptx"], made.asm["ttgir"]
@@ -36,21 +36,23 @@ for groups in (4, 8):
 """
 
 
-EIGHT = """
-from kernels.paged_attention.lines_eight import BLOCK, HELD, PROGRAMS, REGISTERS, STAGES, WIDTH, eight_kernel
+FP8 = """
+from kernels.paged_attention.decode_persistent_fp8 import BLOCK, HELD, PROGRAMS, REGISTERS, STAGES, WIDTH
+from kernels.paged_attention.decode_persistent_fp8 import decode_persistent_fp8_kernel
 from tests.compiled import box, for_hopper
 
 for groups in (4, 8):
     constants = {
-        "H": 32, "G": groups, "GROUP": 32 // groups, "LINES": 128, "STAGES": STAGES, "PDL": True,
+        "H": 32, "G": groups, "GROUP": 32 // groups, "SEQS": 128, "STAGES": STAGES, "PDL": True,
     }
-    read = box(BLOCK.value, WIDTH.value, eight=True)
+    read = box(BLOCK.value, WIDTH.value, fp8=True)
     kinds = {
-        "q_desc": box(HELD.value, 64), "k_desc": read, "v_desc": read, "p_out": "*bf16", "p_parts": "*fp32",
+        "q_desc": box(HELD.value, 64), "k_desc": read, "v_desc": read, "p_out": "*bf16", "p_partials": "*fp32",
         "p_sums": "*fp32", "scale": "fp32", "v_scale": "fp32",
     }
     made = for_hopper(
-        eight_kernel, constants, lambda name: kinds.get(name, "*i32" if name.startswith("p_") else "i32"),
+        decode_persistent_fp8_kernel, constants,
+        lambda name: kinds.get(name, "*i32" if name.startswith("p_") else "i32"),
         maxnreg=REGISTERS,
     )
     ptx, ttgir = made.asm["ptx"], made.asm["ttgir"]
@@ -63,16 +65,16 @@ for groups in (4, 8):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [COMPILE, EIGHT], ids=["16 bits", "8 bits"])
+@pytest.mark.parametrize("program", [COMPILE, FP8], ids=["16 bits", "8 bits"])
 def test_compiles_for_hopper(program: str, tmp_path: Path) -> None:
     assert all(0 < int(size) < SHARED_BYTES for size in run(program, tmp_path).split())
 
 
-def test_lines_that_stream() -> None:
+def test_sequences_that_stream() -> None:
     from kernels.paged_attention.kernel import streamed
 
     def taken(group: int, kv_heads: int, alone: bool = True) -> list[int]:
-        return [lines for lines in range(1, 300) if streamed(group, kv_heads, lines, alone)]
+        return [seqs for seqs in range(1, 300) if streamed(group, kv_heads, seqs, alone)]
 
     assert taken(4, 8) == taken(8, 4) == list(range(16, 129))
     assert not taken(4, 8, alone=False), "prompts beside them need shared memory"

@@ -30,7 +30,7 @@ SCALES = ((0.013, 0.0031), (0.021, 0.0093), (0.017, 0.0057), (0.011, 0.0071))
 
 
 @dataclass(frozen=True)
-class Eight:
+class Fp8Cache:
     """A checkpoint folder that says its cache is quantized, what its model says then, and where it is played."""
 
     folder: Path
@@ -74,7 +74,7 @@ def with_rounded_cache(model: Any, tokens: list[int]) -> torch.Tensor:
             hook.remove()
 
 
-def golden(shape: Shape, cache: Path, device: str) -> Eight:
+def golden(shape: Shape, cache: Path, device: str) -> Fp8Cache:
     """The checkpoint of a shape with scales in compressed-tensors' spelling, and what it says of a few sequences: from
     `cache` or made now, as `tests.gate.oracle.golden` does it."""
     digest = hashlib.sha256(json.dumps(asdict(shape), sort_keys=True).encode() + Path(__file__).read_bytes())
@@ -91,7 +91,7 @@ def golden(shape: Shape, cache: Path, device: str) -> Eight:
             Sequence(file[f"{i}.prompt"].tolist(), file[f"{i}.forced"].tolist(), {"float32": file[f"{i}.logprobs"]})
             for i in range(len(LENGTHS))
         ]
-    return Eight(folder, sequences, device)
+    return Fp8Cache(folder, sequences, device)
 
 
 def _make(shape: Shape, folder: Path) -> None:

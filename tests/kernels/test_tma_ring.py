@@ -21,7 +21,7 @@ from kernels.weight import Dense
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
-from kernels.moe_gemm.ahead import DOWN, UP, list_kernel
+from kernels.moe_gemm.tma_ring import DOWN, UP, list_kernel
 from tests.compiled import box, for_hopper
 
 for act, tile in (("silu", UP), (None, DOWN)):
@@ -64,10 +64,10 @@ def test_it_is_taken_for_decode_steps_in_whole_boxes(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, hidden: int, inter: int, dtype: torch.dtype, taken: bool
 ) -> None:
     from kernels.moe import dense
-    from kernels.moe_gemm import ahead
+    from kernels.moe_gemm import tma_ring
 
     asked: list[Any] = []
-    monkeypatch.setattr(ahead, "group_products", lambda device: True)
+    monkeypatch.setattr(tma_ring, "group_products", lambda device: True)
     monkeypatch.setattr(dense, "lists_moe", lambda *inputs: asked.append(inputs))
     monkeypatch.setattr(dense, "tiles_moe", lambda *inputs: None)
     x, router = torch.randn(20, hidden, device=device).to(dtype), torch.randn(4, hidden, device=device)
@@ -87,15 +87,17 @@ def test_it_is_taken_for_decode_steps_in_whole_boxes(
 def test_tiles_of_shared_experts_stand_evenly_among_first_tiles(
     routed: int, shared: int, parts: int, columns: int, more: int
 ) -> None:
-    from kernels.moe_gemm import ahead
+    from kernels.moe_gemm import tma_ring
 
     tiles = shared * parts + routed + more
     programs = SimpleNamespace(
         num_programs=lambda axis: columns, maximum=max, where=lambda which, one, other: one if which else other
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ahead, "gl", programs)
-        taken = [ahead._spread.fn(t, c, routed + shared, shared, parts) for t in range(tiles) for c in range(columns)]
+        patch.setattr(tma_ring, "gl", programs)
+        taken = [
+            tma_ring._spread.fn(t, c, routed + shared, shared, parts) for t in range(tiles) for c in range(columns)
+        ]
     assert sorted(taken) == [(tile, column) for tile in range(tiles) for column in range(columns)]
     first = taken[: (shared * parts + routed) * columns]
     before = [sum(tile < shared * parts for tile, _ in first[:at]) for at in range(len(first) + 1)]

@@ -145,7 +145,7 @@ def _gate_and_up(acc, BN: gl.constexpr, BM: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
               M, N, y_stride, residual_stride, first, stop, slices, units, BM: gl.constexpr, BN: gl.constexpr,
               WIDE: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, AT_ONCE: gl.constexpr,
               SHARED: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
@@ -181,7 +181,7 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
                 + gl.arange(0, BM, gl.SliceLayout(0, mma))[None, :]
             )
             opens = (begin == tile * slices).to(gl.int32)
-            gl.store(part_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM) + cell, acc)
+            gl.store(partial_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM) + cell, acc)
             one = unit_owner(tile * slices, units, programs)
             other = unit_owner((tile + 1) * slices - 1, units, programs)
             sync()
@@ -192,7 +192,7 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
                     for place in gl.static_range(AT_ONCE):
                         sharer = some + place
                         opens = (first_unit(sharer, units, programs) <= tile * slices).to(gl.int32)
-                        theirs = part_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
+                        theirs = partial_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
                         held = (cell >= 0) & (sharer <= other)
                         acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")
                 gl.store(count_ptr + tile, 0)
@@ -215,8 +215,8 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
 
 
 @gluon.jit(do_not_specialize=["M"])
-def fed_kernel(
-    x_desc, w_desc, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+def warp_specialized_kernel(
+    x_desc, w_desc, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, y_stride, residual_stride,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr,
     AT_ONCE: gl.constexpr, SHARED: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
@@ -237,7 +237,7 @@ def fed_kernel(
     w_ring, x_ring, w_full, x_full, empty, described = rings(x_desc, w_desc, BM, WIDE * BN, BK, STAGES, X_STAGES)
     gl.warp_specialize(
         [
-            (_multiply, (x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, part_ptr, count_ptr,
+            (_multiply, (x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
                          M, N, y_stride, residual_stride, first, stop, slices, units, BM, BN, WIDE, STAGES, X_STAGES,
                          AT_ONCE, SHARED, ACT, BIAS, RESIDUAL, PDL)),
             (feed, (x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
@@ -249,27 +249,27 @@ def fed_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class FedTile:
-    """How `fed_kernel` is cut: slices of weights and of x in its rings, programs of each tile of outputs, 0 for equal
-    stretches of all tiles."""
+class WarpSpecializedTile:
+    """How `warp_specialized_kernel` is cut: slices of weights and of x in its rings, programs of each tile of outputs,
+    0 for equal ranges of all tiles."""
 
     stages: int
     x_stages: int
     split: int = 1
 
 
-def fed_linear(
+def warp_specialized_linear(
     workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    residual: torch.Tensor | None, activation: str | None, tile: FedTile, counts: torch.Tensor,
+    residual: torch.Tensor | None, activation: str | None, tile: WarpSpecializedTile, counts: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """`linear` without a norm, for up to ROWS rows that `streams` allows; counts as in `stream_linear`."""
     m, k = x.shape
     wide = 2 if activation else 1
     n = weight.shape[0] // wide
     work = work_of(x, n, ROWS, OUTPUTS, INPUTS, wide, tile.split, multiprocessors(x.device))
-    workspace.launch(fed_kernel, (work.programs,))(
+    workspace.launch(warp_specialized_kernel, (work.programs,))(
         boxes(x, ROWS, INPUTS), boxes(weight, OUTPUTS, INPUTS),
-        bias, residual, work.y, work.parts, counts,
+        bias, residual, work.y, work.partials, counts,
         m, n, k, work.y.stride(0), residual.stride(0) if residual is not None else 0,
         BM=ROWS, BN=OUTPUTS, BK=INPUTS, STAGES=tile.stages, X_STAGES=tile.x_stages,
         AT_ONCE=4 if tile.split > 2 else 2, SHARED=work.shared,

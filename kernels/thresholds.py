@@ -4,5 +4,5 @@ from __future__ import annotations
 
 # Rows up to which the launch that scores and chooses experts norms them as well; more are normed by a launch before it.
 NORMED_ROWS = 16
-# The longest context of a line that takes small tiles of keys: most of its time passes before and behind the keys.
+# The longest context of a sequence that takes small tiles of keys: most of its time passes before and behind the keys.
 SHORT_CONTEXT = 512

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
-from kernels.linear.broad import INPUTS, OUTPUTS, REGISTERS, broad_kernel
+from kernels.linear.gated_persistent import INPUTS, OUTPUTS, REGISTERS, gated_persistent_kernel
 from tests.compiled import box, for_hopper
 
 constants = {"BN": OUTPUTS, "BK": INPUTS, "TEAMS": 2, "STAGES": 4, "BAND": 16, "ACT": "silu", "PDL": True}
 kinds = {"x_desc": box(64, INPUTS), "w_desc": box(OUTPUTS, INPUTS), "y_desc": box(64, OUTPUTS)}
-made = for_hopper(broad_kernel, constants, lambda name: kinds.get(name, "i32"), maxnreg=REGISTERS)
+made = for_hopper(gated_persistent_kernel, constants, lambda name: kinds.get(name, "i32"), maxnreg=REGISTERS)
 ptx = made.asm["ptx"]
 assert ptx.count("wgmma.mma_async.sync.aligned.m64n256k16") == 2 * 4, "two warpgroups, four products a slice"
 assert "setmaxnreg" in ptx
@@ -32,9 +32,9 @@ import torch
 import triton
 from kernels import Workspace
 from kernels.compiles import Compiler
-from kernels.linear import broad, dense
+from kernels.linear import gated_persistent, dense
 from kernels.weight import Dense
-from tests.runner.ahead import Driver
+from tests.runner.compile_driver import Driver
 
 triton.runtime.driver.set_active(Driver())
 compiled = []
@@ -44,7 +44,7 @@ with (
     Compiler(1, None) as compiler,
     compiler.only(workspace),
     mock.patch.multiple(dense, group_products=lambda device: True, multiprocessors=lambda device: 132),
-    mock.patch.object(broad, "multiprocessors", lambda device: 132),
+    mock.patch.object(gated_persistent, "multiprocessors", lambda device: 132),
 ):
     for rows in (2048, 2049, 2064, 3000):
         for n, k in ((144, 64), (128, 128), (136, 72)):
@@ -61,13 +61,13 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_kernel_serves_all_sizes(tmp_path: Path) -> None:
-    assert run(LAUNCH, tmp_path).strip() == "['broad_kernel']"
+    assert run(LAUNCH, tmp_path).strip() == "['gated_persistent_kernel']"
 
 
 @settings(deadline=None)
 @given(rows=st.integers(1, 70), columns=st.integers(1, 120), band=st.integers(1, 32))
 def test_every_tile_has_one_place(rows: int, columns: int, band: int) -> None:
-    from kernels.linear.broad import _place
+    from kernels.linear.gated_persistent import _place
 
     places = {_place.fn(tile, rows, columns, band) for tile in range(rows * columns)}
     assert places == {(row, column) for row in range(rows) for column in range(columns)}
@@ -75,13 +75,13 @@ def test_every_tile_has_one_place(rows: int, columns: int, band: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(9728, 2560), (12288, 4096), (14336, 4096), (3072, 1024)])
 def test_it_is_taken_where_it_fills_the_gpu(n: int, k: int) -> None:
-    from kernels.linear.dense import broad_tile
+    from kernels.linear.dense import gated_persistent_tile
     from kernels.linear.waves import filled
 
-    assert broad_tile(256, n, k, 132) is None
-    assert all(broad_tile(rows, n, k, 132) for rows in (2048, 2049, 8192))
+    assert gated_persistent_tile(256, n, k, 132) is None
+    assert all(gated_persistent_tile(rows, n, k, 132) for rows in (2048, 2049, 8192))
     for rows in (512, 640, 1024, 1088, 1536, 2047):
-        assert (broad_tile(rows, n, k, 132) is None) == (filled(rows, n, 132) < k / (k + 256))
+        assert (gated_persistent_tile(rows, n, k, 132) is None) == (filled(rows, n, 132) < k / (k + 256))
 
 
 @settings(deadline=None)
