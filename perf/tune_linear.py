@@ -103,7 +103,7 @@ def vector_tiles() -> list[VectorTile]:
 
 
 def stream_tiles(rows: int, product: Product) -> list[StreamTile]:
-    """Boxes, rings (a whole multiprocessor, or what leaves room for the next kernel), stretches or whole slices."""
+    """Boxes, rings (a whole multiprocessor, or what leaves room for the next kernel), equal ranges or whole slices."""
     height = next(h for h in (8, 16, 32, 64) if rows <= h)
     wide = 2 if product.activation else 1
     boxes = [(64, 128, 4), (64, 256, 4), (64, 64, 4)] if height < 64 else [(64, 128, 4), (128, 64, 8), (128, 128, 8)]
