@@ -9,6 +9,9 @@ from kernels.weight.gguf import FORMATS
 # Bytes at which a block holds 16-bit floats, which random bytes would make infinite or NaN.
 SCALES = {
     "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
     "Q8_0": (0,),
     "Q2_K": (80, 82),
     "Q3_K": (108,),

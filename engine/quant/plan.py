@@ -104,6 +104,7 @@ def spare_biases(rules: Sequence[Rule], checkpoint: Checkpoint | None) -> list[s
 def _filled(
     weight: Weight, rule: Rule, entries: Mapping[str, Entry] | None, method: Method | None, activations: str
 ) -> list[Rule]:
+    rule = rule if entries is None else gguf.joined(rule, entries)
     modules = [source.removesuffix(".weight") for source in rule.sources]
     schemes = [_scheme(module, entries, method) for module in modules]
     if GgufScheme() in schemes:

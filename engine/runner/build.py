@@ -157,11 +157,9 @@ def _check_quantized(
             "runtime.deterministic has no batch-invariant products of quantized weights on a GPU, and this checkpoint "
             "or weights.quantize asks for them: leave it off, or serve the 16-bit checkpoint as it is"
         )
-    if blocks and communicator.size > 1:
-        raise ConfigError(
-            f"a GGUF file with quantized weights is served by one rank, and parallel.tensor is {communicator.size}: "
-            "set it to 1"
-        )
+    gguf = checkpoint is not None and any(entry.file.suffix == ".gguf" for entry in checkpoint.entries.values())
+    if gguf and communicator.size > 1:
+        raise ConfigError(f"a GGUF file is served by one rank, and parallel.tensor is {communicator.size}: set it to 1")
     if blocks and device.type == "cuda" and config.runtime.kernels != "reference":
         raise ConfigError(
             "quantized weights of a GGUF file have no GPU kernels yet: set runtime.device=cpu, or serve the model's "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,15 +21,19 @@ _NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An architecture's tensors. outer and layer: what those of the model and of a layer are called, and a checkpoint's
-    names for them; experts: those that hold a matrix for each expert of a layer. paired: heads of each projection whose
-    rows stand in pairs, as an interleaved rotary embedding takes them. norm_offset: what is added to the weights of
-    norms. prefix: what a checkpoint's names of layers begin with."""
+    """An architecture's tensors.
+
+    outer and layer: what those of the model and of a layer are called, and a checkpoint's names for them. experts:
+    those that hold a matrix for each expert. bare: those whose name has no ending in a checkpoint. paired: heads of
+    each projection whose rows stand in pairs, as an interleaved rotary embedding takes them. norm_offset: what is
+    added to the weights of norms. prefix: what a checkpoint's names of layers begin with.
+    """
 
     outer: Mapping[str, str]
     layer: Mapping[str, str]
-    experts: Mapping[str, str]
-    paired: Mapping[str, int]
+    experts: Mapping[str, str] = field(default_factory=dict)
+    bare: Mapping[str, str] = field(default_factory=dict)
+    paired: Mapping[str, int] = field(default_factory=dict)
     norm_offset: float = 0.0
     prefix: str = "model.layers"
 
@@ -77,6 +81,9 @@ def _named(tensor: Tensor, layout: Layout) -> Iterator[Entry]:
                 one = entry.rows(number, number + 1)
                 name = f"{layout.prefix}.{layer}.mlp.experts.{number}.{layout.experts[part]}.{end}"
                 yield replace(one, name=name, shape=entry.shape[1:])
+            return
+        if part in layout.bare:
+            yield replace(entry, name=f"{layout.prefix}.{layer}.{layout.bare[part]}")
             return
         if part not in layout.layer:
             yield entry

@@ -117,6 +117,25 @@ def _q4_0(data: torch.Tensor) -> torch.Tensor:
     return (_nibbles(data[:, 2:], 16).flatten(1).float() - 8) * _halves(data, 0)
 
 
+def _q4_1(data: torch.Tensor) -> torch.Tensor:
+    return _nibbles(data[:, 4:], 16).flatten(1).float() * _halves(data, 0) + _halves(data, 2)
+
+
+def _fives(data: torch.Tensor, at: int) -> torch.Tensor:
+    """Values of 5 bits, of which the highest stand in the 4 bytes at `at` and the others behind: [n, 32]."""
+    bits = torch.arange(8, dtype=torch.uint8, device=data.device)
+    high = (data[:, at : at + 4, None] >> bits & 1).flatten(1)
+    return (_nibbles(data[:, at + 4 :], 16).flatten(1) | high << 4).float()
+
+
+def _q5_0(data: torch.Tensor) -> torch.Tensor:
+    return (_fives(data, 2) - 16) * _halves(data, 0)
+
+
+def _q5_1(data: torch.Tensor) -> torch.Tensor:
+    return _fives(data, 4) * _halves(data, 0) + _halves(data, 2)
+
+
 def _q8_0(data: torch.Tensor) -> torch.Tensor:
     return _signed(data[:, 2:]) * _halves(data, 0)
 
@@ -196,6 +215,9 @@ FORMATS: dict[str, BlockFormat] = {
     "F16": BlockFormat(1, 2, _plain(torch.float16)),
     "BF16": BlockFormat(1, 2, _plain(torch.bfloat16)),
     "Q4_0": BlockFormat(32, 18, _q4_0),
+    "Q4_1": BlockFormat(32, 20, _q4_1),
+    "Q5_0": BlockFormat(32, 22, _q5_0),
+    "Q5_1": BlockFormat(32, 24, _q5_1),
     "Q8_0": BlockFormat(32, 34, _q8_0),
     "Q2_K": BlockFormat(256, 84, _q2_k),
     "Q3_K": BlockFormat(256, 110, _q3_k),

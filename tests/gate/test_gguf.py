@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,11 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
+from engine.quant.formats.gguf import LatentUp
 from engine.runner.build import build_runner
 from engine.serving import gguf_folder
 from engine.weights import gguf as weights
 from kernels.weight import GgufBlocks
+from kernels.weight import gguf as blocks
 from tests import gguf_files
+from tests.gate.families import YARN
 from tests.gate.oracle import FORCED, Golden, Sequence, golden
 from tests.gate.player import EnginePlayer
 from tests.gate.shapes import COMMON, Shape
@@ -56,6 +60,90 @@ QWEN3 = Shape(
     long_prompt=300,
     sequences=8,
 )
+GEMMA3 = Shape(
+    "gguf-gemma3",
+    "Gemma3Text",
+    {
+        **SMALL,
+        "num_hidden_layers": 7,
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 100,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": True,
+    },
+    long_prompt=300,
+    sequences=8,
+)
+QWEN3_MOE = Shape(
+    "gguf-qwen3-moe",
+    "Qwen3Moe",
+    {
+        **SMALL,
+        "head_dim": 128,
+        "moe_intermediate_size": 256,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    },
+    long_prompt=300,
+    sequences=8,
+)
+LATENT = {
+    **SMALL,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 256,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK_V2 = Shape(
+    "gguf-deepseek-v2",
+    "DeepseekV2",
+    {
+        **LATENT,
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "topk_method": "greedy",
+        "routed_scaling_factor": 1.0,
+        "rope_parameters": {**YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    long_prompt=300,
+    sequences=8,
+    branch=0.2,
+    router=1.0,
+)
+DEEPSEEK_V3 = Shape(
+    "gguf-deepseek-v3",
+    "DeepseekV3",
+    {
+        **LATENT,
+        "q_lora_rank": 256,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "rope_parameters": {**YARN, "beta_fast": 1.0, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    long_prompt=300,
+    sequences=8,
+    branch=0.2,
+    router=1.0,
+)
 # By a word in a tensor's name, as files of these kinds have them.
 Q4_K_M = {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed": "Q4_K", "lm_head": "Q6_K", "": "Q4_K"}
 ODD = {"k_proj": "F16", "v_proj": "Q5_K", "up_proj": "Q3_K", "embed": "Q8_0", "lm_head": "BF16", "": "Q2_K"}
@@ -69,6 +157,14 @@ CASES: list[tuple[Shape, str, Mapping[str, str]]] = [
     (QWEN3, "q4_0", {"embed": "F16", "": "Q4_0"}),
     (QWEN3, "q4_k_m", {**Q4_K_M, "embed": "Q6_K"}),
     (QWEN3, "fours", FOURS),
+    (GEMMA3, "q4_k_m", {"embed": "Q8_0", "v_proj": "Q8_0", "down_proj": "Q6_K", "": "Q5_0"}),
+    (GEMMA3, "f16", {"": "F16"}),
+    (QWEN3_MOE, "q4_k_m", Q4_K_M),
+    (QWEN3_MOE, "odd", ODD),
+    (DEEPSEEK_V2, "q4_k_m", {"k_b": "Q5_0", **Q4_K_M}),
+    (DEEPSEEK_V2, "q5_1", {"": "Q5_1"}),
+    (DEEPSEEK_V3, "q3_k", {"k_b": "Q4_1", "v_b": "F16", "up_proj": "Q4_K", "shared": "Q5_K", "": "Q3_K"}),
+    (DEEPSEEK_V3, "bf16", {"": "BF16"}),
 ]
 
 
@@ -150,16 +246,74 @@ def turned(self: GgufBlocks, *given: Any, product: Any = GgufBlocks.product) -> 
     return made
 
 
-BROKEN = {
-    "rows of queries and keys left in pairs": (weights, "_named", unpaired),
-    "rows of a part one off": (GgufBlocks, "product", turned),
+def level(*given: Any, made: Any = weights._named) -> Any:
+    return [replace(entry, offset=0.0) for entry in made(*given)]
+
+
+def reversed_experts(*given: Any, made: Any = weights._named) -> Any:
+    found = list(made(*given))
+    return [replace(entry, start=other.start) for entry, other in zip(found, found[::-1], strict=True)]
+
+
+def swapped(data: torch.Tensor, run: int) -> torch.Tensor:
+    runs = data.unflatten(1, (-1, run))
+    return torch.stack((runs >> 4, runs & 15), dim=2)
+
+
+def without_minima(b: torch.Tensor, made: Any = blocks._scales_and_mins) -> Any:
+    scales, minima = made(b)
+    return scales, 0 * minima
+
+
+def one_less(data: torch.Tensor) -> torch.Tensor:
+    return (blocks._nibbles(data[:, 2:], 16).flatten(1).float() - 7) * blocks._halves(data, 0)
+
+
+def unturned(self: LatentUp, tensors: Any, view: Any) -> torch.Tensor:
+    keys, values = (blocks.dequantize(tensor, name) for tensor, name in zip(tensors, ("Q8_0",) * 2, strict=True))
+    return torch.cat((keys.reshape(len(keys), -1, values.shape[2]), values), dim=1).reshape(view)
+
+
+Q4_0 = blocks.FORMATS["Q4_0"]
+# What is misread, in which file: shape, name and formats, and what stands in its place.
+BROKEN: dict[str, tuple[Shape, str, Mapping[str, str], tuple[object, str, object]]] = {
+    "rows of queries and keys left in pairs": (LLAMA, "q8_0", {"": "Q8_0"}, (weights, "_named", unpaired)),
+    "rows of a part one off": (LLAMA, "q8_0", {"": "Q8_0"}, (GgufBlocks, "product", turned)),
+    "nibbles swapped": (LLAMA, "q4_k_m", Q4_K_M, (blocks, "_nibbles", swapped)),
+    "minima of groups left out": (LLAMA, "q4_k_m", Q4_K_M, (blocks, "_scales_and_mins", without_minima)),
+    "zero one off": (
+        QWEN3,
+        "q4_0",
+        {"embed": "F16", "": "Q4_0"},
+        (blocks, "FORMATS", {**blocks.FORMATS, "Q4_0": replace(Q4_0, numbers=one_less)}),
+    ),
+    "norms with their offset twice": (GEMMA3, "f16", {"": "F16"}, (weights, "_named", level)),
+    "experts in another order": (QWEN3_MOE, "q4_k_m", Q4_K_M, (weights, "_named", reversed_experts)),
+    "keys of latents not turned": (DEEPSEEK_V2, "q8_0", {"": "Q8_0"}, (LatentUp, "__call__", unturned)),
 }
 
 
-@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(("shape", "name", "formats", "change"), BROKEN.values(), ids=BROKEN)
 def test_a_file_that_is_misread_fails(
-    change: tuple[object, str, object], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+    shape: Shape,
+    name: str,
+    formats: Mapping[str, str],
+    change: tuple[object, str, object],
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    truth = truth_of(LLAMA, "q8_0", {"": "Q8_0"}, Path(pytestconfig.rootpath))
+    truth = truth_of(shape, name, formats, Path(pytestconfig.rootpath))
     monkeypatch.setattr(*change)
     assert not play(truth).passes("float32")
+
+
+@pytest.mark.parametrize("shape", [LLAMA, GEMMA3, DEEPSEEK_V2], ids=lambda shape: shape.name)
+def test_a_file_without_its_rope_scaling_fails(shape: Shape, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    formats = {"": "F16"} if shape is GEMMA3 else {"": "Q8_0"}
+    truth = truth_of(shape, "f16" if shape is GEMMA3 else "q8_0", formats, Path(pytestconfig.rootpath))
+    folder = tmp_path / "changed"
+    shutil.copytree(truth.folder, folder, symlinks=True)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_scaling"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert not play(replace(truth, folder=folder)).passes("float32")

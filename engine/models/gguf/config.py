@@ -20,6 +20,9 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Of every Llama 3 after the first; files hold the frequencies' divisors that they give, and not the numbers.
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
 CLOSE = 1e-4
+GEMMA_27B_LAYERS = 62
+# What experts' scores are made with, by its number in a file.
+SOFTMAX, SIGMOID = 1, 2
 
 Values = dict[str, Any]
 
@@ -108,7 +111,10 @@ def _scaling(reader: Reader, head_dim: int, theta: float, frequencies: Sequence[
         return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
     if kind == "yarn":
         reader.check(original is not None, "rope.scaling.original_context_length is missing, which YaRN needs")
-        said = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        said: Values = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        for key in ("beta_fast", "beta_slow"):
+            beta = reader.positive(f"rope.scaling.yarn_{key}", None)
+            said |= {} if beta is None else {key: beta}
         return {"rope_scaling": said}
     reader.check(factor == 1.0, f"rope.scaling.factor = {factor} stands without a rope.scaling.type")
     return {}
@@ -155,10 +161,110 @@ def _qwen3(reader: Reader, held: GgufFile, frequencies: Sequence[float] | None) 
     return {**made, **_scaling(reader, made["head_dim"], made["rope_theta"], frequencies)}
 
 
+def _qwen3moe(reader: Reader, held: GgufFile, frequencies: Sequence[float] | None) -> Values:
+    made = {**_decoder(reader, "Qwen3MoeForCausalLM", "qwen3_moe"), "hidden_act": "silu", "attention_bias": False}
+    inner = reader.size("expert_feed_forward_length")
+    # Of layers without experts, which files of this architecture do not have.
+    made["intermediate_size"] = reader.size("feed_forward_length", inner)
+    reader.require("expert_weights_norm", True, default=True)
+    made |= {
+        "num_experts": reader.size("expert_count"),
+        "num_experts_per_tok": reader.size("expert_used_count"),
+        "moe_intermediate_size": inner,
+        "norm_topk_prob": True,
+    }
+    return {**made, **_scaling(reader, made["head_dim"], made["rope_theta"], frequencies)}
+
+
+def _gemma3(reader: Reader, held: GgufFile, frequencies: Sequence[float] | None) -> Values:
+    made = {**_decoder(reader, "Gemma3ForCausalLM", "gemma3_text"), **_dense(reader)}
+    del made["hidden_act"]
+    layers, heads = made["num_hidden_layers"], made["num_attention_heads"]
+    window = reader.size("attention.sliding_window", None, most=LARGEST_POSITION)
+    every = reader.size("attention.sliding_window_pattern", 6) if window else 1
+    reader.refuse("attn_logit_softcapping", "scores are left as they are")
+    made |= {
+        "hidden_activation": "gelu_pytorch_tanh",
+        # Files do not say it. Scores of the one model of this depth are scaled by another width than a head's.
+        "query_pre_attn_scalar": made["hidden_size"] // heads if layers == GEMMA_27B_LAYERS else made["head_dim"],
+        "layer_types": ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)],
+        "rope_local_base_freq": reader.positive("rope.freq_base_swa", 10000.0),
+        "final_logit_softcapping": reader.positive("final_logit_softcapping", None),
+        **({"sliding_window": window} if window else {}),
+    }
+    return {**made, **_scaling(reader, made["head_dim"], made["rope_theta"], frequencies)}
+
+
+def _deepseek2(reader: Reader, held: GgufFile, frequencies: Sequence[float] | None) -> Values:
+    """DeepSeek-V2 and V3, and Kimi-K2, which differ in what experts are chosen by."""
+    reader.check(frequencies is None, "rope_freqs.weight is not implemented for this architecture")
+    heads, kv_rank = reader.size("attention.head_count"), reader.size("attention.kv_lora_rank")
+    rope_dim = reader.size("rope.dimension_count")
+    key, value = (reader.size(f"attention.{part}_length_mla", None) for part in ("key", "value"))
+    if key is None or value is None:
+        # Of before caches held latents: the widths of a head.
+        reader.require("attention.head_count_kv", heads, default=heads)
+        key, value = reader.size("attention.key_length"), reader.size("attention.value_length")
+    else:
+        reader.require("attention.head_count_kv", 1, default=1)
+        reader.require("attention.key_length", kv_rank + rope_dim, default=kv_rank + rope_dim)
+        reader.require("attention.value_length", kv_rank, default=kv_rank)
+    reader.check(key > rope_dim, f"keys of {key} channels have no room for rope.dimension_count = {rope_dim}")
+    sigmoid = reader.require("expert_gating_func", SOFTMAX, SIGMOID, default=SOFTMAX) == SIGMOID
+    groups = reader.size("expert_group_count", 1)
+    name = "V3" if sigmoid else "V2"
+    return {
+        "architectures": [f"Deepseek{name}ForCausalLM"],
+        "model_type": f"deepseek_{name.lower()}",
+        "hidden_size": reader.size("embedding_length"),
+        "num_hidden_layers": reader.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": reader.size("attention.q_lora_rank", None),
+        "kv_lora_rank": kv_rank,
+        "qk_nope_head_dim": key - rope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": value,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "intermediate_size": reader.size("feed_forward_length"),
+        "first_k_dense_replace": reader.size("leading_dense_block_count", 0, least=0),
+        "moe_intermediate_size": reader.size("expert_feed_forward_length"),
+        "n_routed_experts": reader.size("expert_count"),
+        "num_experts_per_tok": reader.size("expert_used_count"),
+        "n_shared_experts": reader.size("expert_shared_count", 0, least=0),
+        "n_group": groups,
+        "topk_group": reader.size("expert_group_used_count", 1),
+        "scoring_func": "sigmoid" if sigmoid else "softmax",
+        "topk_method": "noaux_tc" if sigmoid else "greedy" if groups == 1 else "group_limited_greedy",
+        "norm_topk_prob": reader.read(bool, "expert_weights_norm", False),
+        "routed_scaling_factor": reader.read(float, "expert_weights_scale", 0.0) or 1.0,
+        "rms_norm_eps": reader.positive("attention.layer_norm_rms_epsilon"),
+        "rope_theta": reader.positive("rope.freq_base", 10000.0),
+        "max_position_embeddings": reader.size("context_length", most=LARGEST_POSITION),
+        **_latent_scaling(reader),
+    }
+
+
+def _latent_scaling(reader: Reader) -> Values:
+    """rope_scaling of DeepSeek's: YaRN, whose factor on scores the file gives as a tenth of mscale_all_dim."""
+    said = _scaling(reader, 0, 0.0, None)
+    tenth = reader.read(float, "rope.scaling.yarn_log_multiplier", 0.0)
+    if not said:
+        return said
+    scaling = said["rope_scaling"]
+    reader.check(scaling["rope_type"] == "yarn", "rope.scaling.type must be yarn or none for this architecture")
+    mscale = float(f"{10 * tenth:.6g}")
+    return {"rope_scaling": {**scaling, "mscale": mscale, "mscale_all_dim": mscale}}
+
+
 # What reads the metadata and notices which tensors there are, by the file's architecture.
 ARCHITECTURES: dict[str, Callable[[Reader, GgufFile, Sequence[float] | None], Values]] = {
+    "deepseek2": _deepseek2,
+    "gemma3": _gemma3,
     "llama": _llama,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
 }
 
 

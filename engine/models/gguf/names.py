@@ -28,6 +28,24 @@ SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+ROUTER = {"ffn_gate_inp": "mlp.gate"}
+SHARED = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+# Without an ending in a checkpoint.
+CORRECTION = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}
 EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
 
@@ -39,14 +57,33 @@ def _paired(held: GgufFile) -> Layout:
     counts = {"attn_q": heads, "attn_k": heads if groups is None else groups}
     if not all(type(count) is int for count in counts.values()):
         raise WeightsError(f"{held.architecture}.attention.head_count and head_count_kv must be whole numbers")
-    return Layout(OUTER, LAYER, {}, counts)  # type: ignore[arg-type]
+    return Layout(OUTER, LAYER, paired=counts)  # type: ignore[arg-type]
 
 
 def _plain(held: GgufFile) -> Layout:
-    return Layout(OUTER, {**LAYER, **HEAD_NORMS}, {}, {})
+    return Layout(OUTER, {**LAYER, **HEAD_NORMS})
 
 
-LAYOUTS: dict[str, Callable[[GgufFile], Layout]] = {"llama": _paired, "qwen3": _plain}
+def _routed(held: GgufFile) -> Layout:
+    return Layout(OUTER, {**LAYER, **HEAD_NORMS, **ROUTER}, EXPERTS)
+
+
+def _sandwich(held: GgufFile) -> Layout:
+    """Norms are stored as what they multiply by, and a checkpoint has them around zero."""
+    return Layout(OUTER, {**LAYER, **HEAD_NORMS, **SANDWICH}, norm_offset=1.0)
+
+
+def _latent(held: GgufFile) -> Layout:
+    return Layout(OUTER, {**LAYER, **LATENT, **ROUTER, **SHARED}, EXPERTS, CORRECTION)
+
+
+LAYOUTS: dict[str, Callable[[GgufFile], Layout]] = {
+    "deepseek2": _latent,
+    "gemma3": _sandwich,
+    "llama": _paired,
+    "qwen3": _plain,
+    "qwen3moe": _routed,
+}
 
 
 def open_folder(folder: str | Path) -> Checkpoint:

@@ -91,6 +91,44 @@ class Dequantized:
         return dequantize(tensors[0], self.format).reshape(view)
 
 
+@dataclass(frozen=True, slots=True)
+class LatentUp:
+    """The up-projection of latents to each head's key and value, of which files hold keys [H, R, nope] and values
+    [H, Dv, R]: formats of both, None for numbers as they are."""
+
+    keys: str | None
+    values: str | None
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        (h, rank, nope), (heads, value, k) = (
+            (*shape[:2], _numbers(shape[2], name)) for shape, name in zip(shapes, (self.keys, self.values), strict=True)
+        )
+        return h == heads and rank == k and (h * (nope + value), rank) == view
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        keys, values = (
+            tensor.float() if name is None else dequantize(tensor, name)
+            for tensor, name in zip(tensors, (self.keys, self.values), strict=True)
+        )
+        return torch.cat((keys.transpose(1, 2), values), dim=1).reshape(view)
+
+
+def _numbers(width: int, name: str | None) -> int:
+    """Of a row of `width` bytes in a format; None: of as many numbers."""
+    return width if name is None else width // FORMATS[name].num_bytes * FORMATS[name].num_values
+
+
+def joined(rule: Rule, entries: Mapping[str, Entry]) -> Rule:
+    """The rule of an up-projection of latents, from the two tensors that newer files hold in its place."""
+    module = rule.sources[0].removesuffix(".kv_b_proj.weight")
+    keys, values = (entries.get(f"{module}.{part}_b_proj.weight") for part in "kv")
+    if len(rule.sources) > 1 or rule.sources[0] in entries or keys is None or values is None:
+        return rule
+    if len(keys.shape) != 3 or len(values.shape) != 3:
+        raise WeightsError(f"misshapen: {keys.name} and {values.name} must hold a matrix for each head")
+    return replace(rule, sources=(keys.name,), beside=((values.name,),), transform=LatentUp(keys.blocks, values.blocks))
+
+
 def lacking(scheme: GgufScheme, module: str, entries: Mapping[str, Entry]) -> str | None:
     return None
 
@@ -136,6 +174,8 @@ def make(
 
 def dequantized(scheme: GgufScheme, modules: Sequence[str], rule: Rule, entries: Mapping[str, Entry]) -> Rule:
     """What fills a weight whose reader takes dense numbers alone."""
+    if rule.transform is not None:
+        return replace(rule, target=f"{rule.target}.data")
     names = {entries[source].blocks for source in rule.sources}
     name = names.pop()
     if names or name is None:
