@@ -194,7 +194,7 @@ class LayerConfig:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder: embedding, layers, final norm, head. `prefix` is where the checkpoint keeps all but the head, and
-    `num_ahead` the layers behind the last that it may hold: they predict further tokens at once, and are not served.
+    `num_ahead` the layers behind the last that it may hold: they predict further tokens at once (`engine.models.mtp`).
     `dtype` None is that of the checkpoint's tensors."""
 
     family: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models import common, latent
-from engine.models.config import ModelConfig
+from engine.models import common, latent, mtp
+from engine.models.config import LatentAttentionConfig, ModelConfig, MoeConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule
 
@@ -47,6 +47,25 @@ def _text(reader: Reader) -> ModelConfig:
 
 def rules(config: ModelConfig) -> list[Rule]:
     return latent.rules(config)
+
+
+def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
+    """The layer behind the last, as published: it has an embedding and a head of its own, which equal the model's."""
+    layer, name = config.layers[-1], f"model.layers.{len(config.layers)}"
+    if not config.num_ahead or not isinstance(layer.ffn, MoeConfig):
+        return None
+    assert isinstance(layer.mixer, LatentAttentionConfig)
+    own = [
+        *common.norm_rules(name=name),
+        *latent.attention_rules(layer.mixer, f"{name}.self_attn"),
+        *common.moe_rules(layer.ffn, f"{name}.mlp"),
+    ]
+    parts = (f"{name}.{part}" for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm"))
+    outer = {
+        "model.embed_tokens.weight": f"{name}.embed_tokens.weight",
+        "lm_head.weight": f"{name}.shared_head.head.weight",
+    }
+    return mtp.AheadConfig(layer, f"{name}.", False, mtp.rules(own, *parts), outer)
 
 
 def unused(config: ModelConfig) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ from engine.layers.mixer import MixerInput
 from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm
 from engine.models.config import AttentionConfig, MlpConfig
-from engine.models.decoder import DecoderLayer
+from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.eagle3 import Eagle3Config
 from engine.models.loaded import Loaded
+from engine.models.mtp import AheadConfig
 from engine.runner.batch import DeviceBatch, LastTokens, select_last
 from engine.weights.checkpoint import WeightsError
 
@@ -165,3 +166,43 @@ class Eagle3Head(DraftHead):
     def _named(self) -> torch.Tensor:
         assert self.d2t is not None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+
+class MtpHead(DraftHead):
+    """See `engine.models.mtp`. What is not its own it takes from the model that it belongs to."""
+
+    def __init__(
+        self, config: AheadConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
+    ) -> None:
+        super().__init__()
+        hidden = build.config.hidden
+        self.taps, self.width, self.dtype = (len(target.layers),), hidden, build.dtype
+        self.embed = Embedding(build) if own_embedding else None
+        self.embed_norm = RmsNorm(hidden, build)
+        self.hidden_norm = RmsNorm(hidden, build)
+        self.project = Linear(2 * hidden, hidden, build)
+        self.layers = nn.ModuleList([DecoderLayer(build.config.layers[0], build.at(0))])
+        self.norm = RmsNorm(hidden, build)
+        self.head = Linear(hidden, build.vocabulary.count, build) if own_head else None
+        self._normed = config.normed
+        self._vocabulary = build.vocabulary
+        self._target = (target,)  # no part of this module
+
+    def combine(self, seen: torch.Tensor) -> torch.Tensor:
+        return self._target[0].norm(seen)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        batch: DeviceBatch,
+        caches: Caches,
+        last_tokens: LastTokens | None = None,
+    ) -> torch.Tensor:
+        x = self.project(torch.cat((self.embed_norm(embedded), self.hidden_norm(hidden)), dim=1))
+        x = self.layers[0](x, batch, caches[0], last_tokens)
+        return self.norm(x) if self._normed else x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        head = self._target[0].head if self.head is None else self.head
+        return self._vocabulary.whole(head(x, norm=None if self._normed else self.norm))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.models import common
-from engine.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, NormConfig
+from engine.models import common, mtp
+from engine.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule, Shape, concat
 
@@ -33,7 +33,7 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
     reader.require("attn_output_gate", True, default=True)
     reader.require("mamba_ssm_dtype", "float32", default="float32")
     reader.require("hidden_act", "silu")
-    reader.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    reader.skip("mtp_use_dedicated_embeddings")  # tensors say so
     reader.require("mlp_only_layers", [], default=[])
     reader.assume(head_dim=256, num_key_value_heads=4, partial_rotary_factor=0.25)
     attention = replace(common.attention(reader, qk_norm=True, partial=True), gated=True)
@@ -52,7 +52,8 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
     mlp = common.mlp(reader)
     layers = tuple(LayerConfig(attention if kind == "full_attention" else linear, mlp) for kind in kinds)
     config = common.decoder(reader, "qwen3_5", layers, attention.rope)
-    return replace(config, norm=NormConfig(config.norm.eps, offset=1.0), prefix=prefix)
+    num_ahead = reader.size("mtp_num_hidden_layers", 0, least=0)
+    return replace(config, norm=NormConfig(config.norm.eps, offset=1.0), prefix=prefix, num_ahead=num_ahead)
 
 
 def rules(config: ModelConfig) -> list[Rule]:
@@ -88,6 +89,29 @@ def _mixer_rules(config: AttentionConfig | GatedDeltaConfig, name: str) -> list[
     ]
 
 
+def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
+    """A layer of attention under names of its own; what it gives is normed for the next as for the head."""
+    layer = next((layer for layer in config.layers if isinstance(layer.mixer, AttentionConfig)), None)
+    if not config.num_ahead or layer is None:
+        return None
+    assert isinstance(layer.mixer, AttentionConfig)
+    assert isinstance(layer.ffn, MlpConfig)
+    name = "mtp.layers.0"
+    own = [
+        *common.norm_rules(name=name),
+        *_mixer_rules(layer.mixer, f"{name}."),
+        *common.mlp_rules(layer.ffn, f"{name}.mlp"),
+    ]
+    parts = (f"mtp.{part}" for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"))
+    outer = {f"{config.prefix}.embed_tokens.weight": "mtp.embed_tokens.weight", "lm_head.weight": "mtp.lm_head.weight"}
+    return mtp.AheadConfig(layer, "mtp.", True, mtp.rules(own, *parts), outer)
+
+
+def rename(name: str) -> str:
+    """Releases differ in where they put the module that predicts further tokens."""
+    return name.removeprefix("model.") if name.startswith("model.mtp.") else name
+
+
 def unused(config: ModelConfig) -> tuple[str, ...]:
     """The vision tower, and the layers that predict further tokens at once."""
-    return ("model.visual.*", "mtp.*", "model.mtp.*")
+    return ("model.visual.*", "mtp.*")

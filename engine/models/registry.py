@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from engine import files
 from engine.models.config import ModelConfig
+from engine.models.mtp import AheadConfig
 from engine.models.reader import ConfigError, Reader, shown
 from engine.quant import cache
 from engine.quant import config as quant
@@ -45,7 +46,7 @@ MODEL_TYPES: dict[str, tuple[str, ...]] = {
 
 
 class Family(Protocol):
-    """What a family module provides. `unused` and `rename` may be left out."""
+    """What a family module provides. `unused`, `rename` and `ahead` may be left out."""
 
     def parse(self, reader: Reader) -> ModelConfig:
         """Read every value that matters; what is not implemented is refused by name."""
@@ -60,6 +61,12 @@ def unused(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """Name patterns of tensors that a checkpoint may hold and serving text does without."""
     extra: Callable[[ModelConfig], tuple[str, ...]] = getattr(family, "unused", lambda _: ())
     return extra(config)
+
+
+def ahead(family: Family, config: ModelConfig) -> AheadConfig | None:
+    """The module that predicts further tokens, where the family has one and the checkpoint says so."""
+    made: Callable[[ModelConfig], AheadConfig | None] = getattr(family, "ahead", lambda _: None)
+    return made(config)
 
 
 def copies(config: ModelConfig) -> dict[str, str]:

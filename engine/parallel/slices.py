@@ -27,10 +27,10 @@ def check_parallel(config: EngineConfig, communicator: Communicator) -> None:
     asked, size = config.parallel.tensor, communicator.size
     if asked != size:
         raise ConfigError(f"parallel.tensor is {asked}, and {size} ranks are here: start as many as are asked for")
-    if size > 1 and config.speculation.model is not None:
+    if size > 1 and config.speculation.method == "draft":
         raise ConfigError(
-            f"speculation.method {config.speculation.method} is not implemented with parallel.tensor = {size}: let "
-            "ngram or suffix draft, or set parallel.tensor to 1"
+            f"speculation.method draft is not implemented with parallel.tensor = {size}: let ngram, suffix, eagle3 or "
+            "mtp draft, or set parallel.tensor to 1"
         )
     if size > 2 and config.runtime.deterministic:
         raise ConfigError(

@@ -85,6 +85,7 @@ def build_runner(
         rules = family.rules(model)
     share = Share(communicator.rank, communicator.size, quant.grain(rules, method, quantize))
     vocabulary = Vocabulary(model.vocab_size, communicator)
+    target = draft_build.Target(model, family, share, checkpoint, method)
     if checkpoint is not None:
         checkpoint = sliced(checkpoint, rules, model, share, vocabulary, copies)
     if share.size > 1:
@@ -108,7 +109,7 @@ def build_runner(
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
     decoder.materialize(device)
-    draft = draft_build.prepare(config, build)
+    draft = draft_build.prepare(config, build, decoder, target)
     drafter = None if draft is None else draft.module
 
     def fill() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -14,14 +14,20 @@ from engine.cache.spec import CompressedKV, Recurrent
 from engine.config import EngineConfig
 from engine.layers.build_context import BuildContext
 from engine.models import eagle3, registry
+from engine.models.common import with_shared_apart
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.draft_heads import DraftHead, Eagle3Head
+from engine.models.draft_heads import DraftHead, Eagle3Head, MtpHead
 from engine.models.gguf.names import open_folder
 from engine.models.loaded import Loaded
+from engine.models.mtp import outer_rule
 from engine.models.reader import ConfigError
+from engine.parallel.share import Share, narrowed
+from engine.parallel.slices import sliced
+from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache_scales
 from engine.quant import plan as quant
+from engine.quant.formats import rounded
 from engine.quant.method import Method
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
@@ -39,14 +45,27 @@ class DraftWeights:
     fill: Callable[[], None]
 
 
-def prepare(config: EngineConfig, build: BuildContext) -> DraftWeights | None:
-    """What drafts on the device for a model that was built so; None when nothing does. Raises ConfigError, each with a
-    sentence for the user, and WeightsError."""
+@dataclass(frozen=True)
+class Target:
+    """The model that is drafted for, before its share of ranks was cut out."""
+
+    model: ModelConfig
+    family: registry.Family
+    share: Share
+    checkpoint: Checkpoint | None
+    method: Method | None
+
+
+def prepare(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Target) -> DraftWeights | None:
+    """What drafts on the device for a decoder that was built so; None when nothing does. Raises ConfigError, each with
+    a sentence for the user, and WeightsError."""
     method, folder = config.speculation.method, config.speculation.model
     if method == "draft" and folder is not None:
         return _model(folder, config, build)
     if method == "eagle3" and folder is not None:
         return _eagle3(folder, config, build)
+    if method == "mtp":
+        return _mtp(config, build, decoder, target)
     return None
 
 
@@ -106,6 +125,50 @@ def _eagle3(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeig
     return DraftWeights(head, fill)
 
 
+def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Target) -> DraftWeights:
+    """The model's own module for further tokens."""
+    said = registry.ahead(target.family, target.model)
+    if said is None:
+        raise ConfigError(
+            "speculation.method mtp needs layers that predict further tokens, and this model's config.json names none "
+            "that are implemented: take ngram, suffix, draft or eagle3"
+        )
+    held = None if target.checkpoint is None else target.checkpoint.entries
+    own = {name: entry for name, entry in (held or {}).items() if name.startswith(said.prefix)}
+    if held is not None and not own:
+        raise ConfigError(
+            f"speculation.method mtp needs the layers that predict further tokens, and the checkpoint holds no tensor "
+            f"{said.prefix}*: take the checkpoint as it was published, or another method"
+        )
+    quantize = config.weights.quantize
+    checkpoint = None if held is None else Checkpoint(own)
+    if quant.shared_apart(said.rules, checkpoint, target.method, quantize):
+        said = registry.ahead(target.family, with_shared_apart(target.model)) or said
+    # What equals the model's is the model's.
+    apart = {
+        part: theirs
+        for part, (ours, theirs) in zip(("embed", "head"), said.outer.items(), strict=True)
+        if held is not None and theirs in own and not (ours in held and loader.equal(held[ours], own[theirs]))
+    }
+    rules = [*said.rules, *(outer_rule(part, name) for part, name in apart.items())]
+    model = replace(target.model, layers=(said.layer,))
+    if checkpoint is not None:
+        vocabulary = Vocabulary(model.vocab_size, build.communicator)
+        checkpoint = sliced(checkpoint, rules, model, target.share, vocabulary, {})
+    scales = cache_scales.found(target.checkpoint, model.prefix, bool(build.cache_scales))
+    own_build = replace(
+        build,
+        config=narrowed(model, target.share),
+        cache_scales=scales.of(len(target.model.layers) + 1)[-1:] if build.cache_scales else (),
+    )
+    head = MtpHead(said, own_build, decoder, "embed" in apart, "head" in apart)
+    unused = (*scales.names, *said.outer.values())
+    kept = (config.weights.activations, quantize)
+    fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, *kept)
+    head.materialize(build.device)
+    return DraftWeights(head, fill)
+
+
 def _check_vocabulary(folder: str, count: int, config: EngineConfig, build: BuildContext) -> None:
     if count != build.config.vocab_size or not same_vocabulary(Path(folder), Path(config.model)):
         raise ConfigError(
@@ -144,10 +207,12 @@ def _planned(
     method: Method | None,
     unused: Sequence[str],
     copies: Mapping[str, str],
+    activations: str = "auto",
+    quantize: rounded.Kind | None = None,
 ) -> Callable[[], None]:
     """Gives the module's weights their formats, names what does not fit, and returns what fills it."""
     spare = quant.spare_biases(rules, checkpoint)
-    rules = quant.plan(module.weights, rules, checkpoint, method, "auto", None)
+    rules = quant.plan(module.weights, rules, checkpoint, method, activations, quantize)
     if checkpoint is not None:
         loader.plan(dict(module.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
 

@@ -44,6 +44,7 @@ MAKERS: dict[str, Callable[[], Callable[[], Drafter]]] = {
     "suffix": _suffix,
     "draft": _device,
     "eagle3": _device,
+    "mtp": _device,
 }
 
 

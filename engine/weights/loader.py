@@ -87,7 +87,7 @@ def load(
         zeros = tuple(zeros)
         pieces = plan(parameters, checkpoint, rules, unused, (*copies, *zeros))
         for name, other in copies.items():
-            if name in checkpoint.entries and not _equal(checkpoint.entries[name], checkpoint.entries[other]):
+            if name in checkpoint.entries and not equal(checkpoint.entries[name], checkpoint.entries[other]):
                 raise WeightsError(
                     f"config.json says that {name} is {other} (tie_word_embeddings), and the checkpoint holds another "
                     "tensor there: set tie_word_embeddings to false, or remove the tensor"
@@ -215,7 +215,7 @@ def _shaped(entry: Entry) -> str:
     return f"{entry.name} {list(entry.shape)}"
 
 
-def _equal(one: Entry, other: Entry) -> bool:
+def equal(one: Entry, other: Entry) -> bool:
     """Whether two tensors hold the same bytes."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False

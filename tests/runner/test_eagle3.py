@@ -16,12 +16,10 @@ from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
 from engine.models.reader import ConfigError
 from engine.runner.build import build_runner
-from engine.runner.draft_head import HeadDrafter
-from engine.runner.inputs import StepShape
-from engine.types import RequestInput, SamplingParams
 from engine.weights.checkpoint import WeightsError
 from tests.runner import eagle3_heads as heads
-from tests.runner.test_drafts import FAMILIES, Heard, play, same
+from tests.runner.proposals import Proposals, prompts, run
+from tests.runner.test_drafts import FAMILIES, play, same
 from tests.runner.test_graphs import Recorder
 
 LAYERS = 6
@@ -31,7 +29,7 @@ def eagle3(folder: Path, tokens: int = 3) -> SpeculationConfig:
     return SpeculationConfig(method="eagle3", model=str(folder), tokens=tokens)
 
 
-def model(folder: Path, branch: float) -> transformers.LlamaForCausalLM:
+def model(folder: Path, branch: float, groups: int = 2) -> transformers.LlamaForCausalLM:
     """A checkpoint whose layers add `branch` times what they would to the residual stream."""
     torch.manual_seed(3)
     made = transformers.LlamaForCausalLM(
@@ -41,7 +39,7 @@ def model(folder: Path, branch: float) -> transformers.LlamaForCausalLM:
             intermediate_size=96,
             num_hidden_layers=LAYERS,
             num_attention_heads=4,
-            num_key_value_heads=2,
+            num_key_value_heads=groups,
             max_position_embeddings=256,
             eos_token_id=7,
             bos_token_id=None,
@@ -71,44 +69,6 @@ def config_for(folder: Path, head: Path, tokens: int = 3, overlap: bool = True, 
         runtime=RuntimeConfig(device="cpu", dtype="float32", overlap=overlap),
         speculation=eagle3(head, tokens),
     )
-
-
-def run(engine: Engine, asked: list[RequestInput]) -> Heard:
-    heard, inflight = Heard(), None
-    for request in asked:
-        engine.submit(request, heard)
-    while engine._loop.live or inflight is not None:
-        inflight = engine._loop.iterate(inflight)
-    engine.check_integrity()
-    return heard
-
-
-def prompts(count: int, first: int = 0, **params: Any) -> list[RequestInput]:
-    """Of many lengths, none of which begins as another does."""
-    made = []
-    for i in range(first, first + count):
-        ids = [(11 + 37 * i + 5 * j * (1 + i % 3)) % heads.VOCAB for j in range(5 + 23 * (i % 6))]
-        asked = SamplingParams(max_tokens=30, ignore_eos=True, seed=i, **params)
-        made.append(RequestInput(request_id=str(i), prompt_ids=ids, params=asked))
-    return made
-
-
-class Proposals:
-    """What a head proposed, with the text in front of it."""
-
-    def __init__(self, drafter: HeadDrafter) -> None:
-        self.seen: list[tuple[list[int], list[int]]] = []
-        self._drafter, self._propose = drafter, drafter.propose
-        drafter.propose = self  # type: ignore[assignment,method-assign]
-
-    def __call__(self, shape: StepShape) -> None:
-        self._propose(shape)
-        inputs, tables = self._drafter._inputs, self._drafter._tables
-        entries, count = inputs.entries(shape), inputs.proposals(shape).count
-        for row, length, drafts in zip(entries.rows.tolist(), entries.lengths.tolist(), count.tolist(), strict=True):
-            if drafts and row != tables.dummy:
-                held = tables.tokens[row, :length].tolist()
-                self.seen.append((held[: length - drafts], held[length - drafts :]))
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])

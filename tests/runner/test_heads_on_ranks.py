@@ -1,0 +1,59 @@
+"""Heads that draft beside a model that two ranks share: each rank drafts what one alone does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from engine.api import Engine
+from engine.config import EngineConfig, ParallelConfig
+from engine.core.plan import StepPlan
+from engine.parallel.communicator import Communicator
+from engine.runner.build import build_runner
+from tests.parallel.ranks import together
+from tests.runner import eagle3_heads as heads
+from tests.runner import test_eagle3, test_mtp
+from tests.runner.proposals import Proposals, prompts, run
+
+
+def with_module(folder: Path) -> EngineConfig:
+    return test_mtp.config_for(test_mtp.Module("deepseek-v3", own=True).write(folder), overlap=False, blocks=60)
+
+
+def with_head(folder: Path) -> EngineConfig:
+    # One key-value head, which every rank holds: the cache's groups are the same on one rank and two.
+    test_eagle3.model(folder, 0.5, groups=1)
+    held = heads.tensors(heads.PUBLISHED, own_embedding=False)
+    head = heads.write(folder / "head", heads.PUBLISHED, held)
+    return test_eagle3.config_for(folder, head, overlap=False)
+
+
+@pytest.mark.parametrize("made", [with_module, with_head])
+def test_two_ranks_draft_what_one_does(tmp_path: Path, made: Callable[[Path], EngineConfig]) -> None:
+    config = made(tmp_path)
+    runner = build_runner(config)
+    assert runner._draft_head is not None
+    alone, plans, launch = Proposals(runner._draft_head), [], runner.launch
+
+    def recorded(plan: StepPlan) -> Any:
+        plans.append(plan)
+        return launch(plan)
+
+    runner.launch = recorded  # type: ignore[method-assign]
+    run(Engine(runner, config), prompts(3, temperature=0.0))
+
+    def work(communicator: Communicator) -> list[tuple[list[int], list[int]]]:
+        runner = build_runner(replace(config, parallel=ParallelConfig(tensor=2)), communicator=communicator)
+        assert runner._draft_head is not None
+        proposals = Proposals(runner._draft_head)
+        for plan in plans:
+            runner.launch(plan).wait()
+        return proposals.seen
+
+    seen = together(2, work)
+    assert len(alone.seen) > 40
+    assert seen[0] == seen[1] == alone.seen

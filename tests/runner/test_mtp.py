@@ -1,0 +1,211 @@
+"""A model's own module for further tokens drafts what its definition says, and changes no token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from engine.api import Engine
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
+from engine.models.reader import ConfigError
+from engine.runner.build import build_runner
+from engine.weights.checkpoint import WeightsError
+from tests.gate import families
+from tests.gate.oracle import random_model
+from tests.runner.proposals import Proposals, prompts, run
+from tests.runner.test_drafts import VOCAB, play, same, small
+from tests.runner.test_graphs import Recorder
+
+LAYERS = 3
+MTP = SpeculationConfig(method="mtp", tokens=3)
+
+
+class Module:
+    """A family's model with its module, which is one layer more of it and the parts that published ones have."""
+
+    def __init__(self, name: str, own: bool = False, knows: bool = False) -> None:
+        """own: an embedding and a head of the module's own. knows: the next token follows from the last alone, and the
+        module says so."""
+        self.name = name
+        torch.manual_seed(3)
+        self.model = _MODELS[name](knows)
+        config = self.model.config
+        config.num_hidden_layers = LAYERS
+        hidden, generator = config.hidden_size, torch.Generator().manual_seed(5)
+
+        def norm() -> torch.Tensor:
+            return _OFFSET[name] + (0.0 if knows else 0.2) * torch.randn(hidden, generator=generator)
+
+        def matrix(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+            return scale * torch.randn(rows, columns, generator=generator) * columns**-0.5
+
+        self.project = matrix(hidden, 2 * hidden)
+        if knows:
+            self.project = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), dim=1)
+        self.norms = {part: norm() for part in ("embedding", "hidden", "last")}
+        self.embed, self.head = self.model.model.embed_tokens.weight.data, self.model.lm_head.weight.data
+        if own:
+            self.embed, self.head = matrix(VOCAB, hidden), matrix(VOCAB, hidden, 3.0)
+
+    def write(self, folder: Path, without: tuple[str, ...] = ()) -> Path:
+        """As the family's checkpoints are published."""
+        self.model.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        held = {_published(self.name, name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+        norms = (self.norms["embedding"], self.norms["hidden"], self.project, self.norms["last"])
+        held |= dict(zip(_PARTS[self.name], (*norms, self.embed, self.head), strict=False))
+        kept = {name: tensor.clone() for name, tensor in held.items() if not name.startswith(without or ("nothing",))}
+        save_file(kept, folder / "model.safetensors")
+        said = {_COUNTS[self.name]: 1, "num_hidden_layers": LAYERS, "max_position_embeddings": 256, "eos_token_id": 7}
+        if config.get("layer_types"):
+            said["layer_types"] = config["layer_types"][:LAYERS]
+        (folder / "config.json").write_text(json.dumps({**config, **said}))
+        return folder
+
+    def drafts(self, tokens: list[int], count: int) -> list[int]:
+        """The likeliest tokens behind `tokens`. Each draft is taken for granted by the next."""
+        inner, tokens = self.model.model, list(tokens)
+        hidden = inner(torch.tensor([tokens[:-1]])).last_hidden_state[0]
+        for _ in range(count):
+            embedded = self._norm(self.embed[torch.tensor(tokens[1:])], "embedding")
+            x = (torch.cat((embedded, self._norm(hidden, "hidden")), dim=1) @ self.project.T)[None]
+            places = torch.arange(x.shape[1])[None]
+            out = inner.layers[LAYERS](
+                x,
+                position_embeddings=inner.rotary_emb(x, places),
+                attention_mask=torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None],
+                position_ids=places,
+            )[0]
+            normed = self._norm(out, "last")
+            tokens.append(int((normed[-1] @ self.head.T).argmax()))
+            hidden = torch.cat((hidden, (normed if _PASSES_NORMED[self.name] else out)[-1:]))
+        return tokens[-count:]
+
+    def _norm(self, x: torch.Tensor, part: str) -> torch.Tensor:
+        weight = self.norms[part] + 1 - _OFFSET[self.name]
+        return x * (x.pow(2).mean(-1, keepdim=True) + self.model.config.rms_norm_eps).rsqrt() * weight
+
+
+def _deepseek_v3(knows: bool) -> Any:
+    config = {**families.DEEPSEEK_V3.config, "n_routed_experts": 8, "first_k_dense_replace": 1, **_SHORT}
+    return _model("DeepseekV3", config, knows)
+
+
+def _model(kind: str, config: dict[str, Any], knows: bool) -> Any:
+    shape = families.Shape("small", kind, config, branch=0.3, router=1.0)
+    model = random_model(shape).float()
+    if knows:
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj", "out_proj.weight")):
+                nn.init.zeros_(parameter)
+            if name == "model.norm.weight":
+                nn.init.constant_(parameter, float(parameter.mean() > 0.5))
+    return model
+
+
+_SHORT = {"vocab_size": VOCAB, "max_position_embeddings": 256, "num_hidden_layers": LAYERS + 1}
+_MODELS = {"deepseek-v3": _deepseek_v3}
+_OFFSET = {"deepseek-v3": 1.0}
+_PASSES_NORMED = {"deepseek-v3": False}
+_COUNTS = {"deepseek-v3": "num_nextn_predict_layers"}
+_AT = f"model.layers.{LAYERS}."
+_PARTS = {
+    "deepseek-v3": [
+        f"{_AT}{part}.weight"
+        for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm", "embed_tokens", "shared_head.head")
+    ]
+}
+
+
+def _published(family: str, name: str) -> str:
+    return name
+
+
+def config_for(folder: Path, overlap: bool = True, tokens: int = 3, blocks: int = 14, rows: int = 3) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        scheduler=SchedulerConfig(max_rows=rows, token_budget=40),
+        cache=CacheConfig(num_blocks=blocks),
+        runtime=RuntimeConfig(device="cpu", dtype="float32", overlap=overlap),
+        speculation=SpeculationConfig(method="mtp", tokens=tokens),
+    )
+
+
+@pytest.mark.parametrize(("own", "padded"), [(False, False), (True, True)], ids=["shared-eager", "own-padded"])
+@pytest.mark.parametrize("family", _MODELS)
+def test_drafts_are_those_of_the_definition(tmp_path: Path, family: str, own: bool, padded: bool) -> None:
+    """Behind prompts that came in chunks and were computed again."""
+    module = Module(family, own)
+    settings = config_for(module.write(tmp_path))
+    runner = build_runner(settings)
+    if padded:
+        runner.use_graphs(Recorder())
+    assert runner._draft_head is not None
+    assert (runner._draft_head._head.embed is not None) == own
+    proposals = Proposals(runner._draft_head)
+    engine = Engine(runner, settings)
+    run(engine, prompts(6, temperature=0.0))
+    assert engine.stats().preemptions > 0
+    assert len(proposals.seen) > 60
+    for text, drafts in proposals.seen[::5]:
+        with torch.no_grad():
+            assert drafts == module.drafts(text, len(drafts))
+
+
+@pytest.mark.parametrize(("overlap", "padded"), [(True, True), (False, False)])
+@pytest.mark.parametrize("family", _MODELS)
+def test_drafts_of_a_module_that_knows_stand(tmp_path: Path, family: str, overlap: bool, padded: bool) -> None:
+    settings = config_for(Module(family, knows=True).write(tmp_path), overlap, tokens=4, blocks=60, rows=6)
+    asked = [*prompts(4, temperature=0.0), *prompts(4, 4, temperature=0.7, top_p=0.9)]
+    bare = replace(settings, speculation=SpeculationConfig())
+    plain, runner = build_runner(bare), build_runner(settings)
+    if padded:
+        runner.use_graphs(Recorder())
+    engine = Engine(runner, settings)
+    same(run(engine, asked), run(Engine(plain, bare), asked))
+    stats = engine.stats()
+    assert stats.accepted_tokens > 0.99 * stats.draft_tokens > 100
+
+
+DUMMIES = {
+    "deepseek-v3": small(
+        families.DEEPSEEK_V3, "DeepseekV3ForCausalLM", first_k_dense_replace=1, num_nextn_predict_layers=1
+    )
+}
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
+@pytest.mark.parametrize("family", DUMMIES)
+def test_a_module_changes_no_token(tmp_path: Path, family: str, padded: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**DUMMIES[family], "num_nextn_predict_layers": 1}))
+    for seed in (1, 2):
+        want, _ = play(tmp_path, seed, SpeculationConfig())
+        got, stats = play(tmp_path, seed, MTP, capture=Recorder() if padded else None)
+        same(got, want)
+        assert stats.draft_tokens > 0
+
+
+def test_a_model_without_the_module_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    def refused(folder: Path, sentence: str, error: type[Exception] = ConfigError) -> None:
+        with pytest.raises(error, match=sentence):
+            build_runner(config_for(folder))
+
+    module = Module("deepseek-v3")
+    refused(module.write(tmp_path / "none", without=(_AT,)), rf"holds no tensor {_AT}\*")
+    refused(module.write(tmp_path / "part", without=(f"{_AT}enorm",)), "missing: .*enorm", WeightsError)
+    folder = module.write(tmp_path / "unsaid", without=(_AT,))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
+    refused(folder, "names none")
+    dense = tmp_path / "dense"
+    transformers.LlamaConfig(num_hidden_layers=1, architectures=["LlamaForCausalLM"]).save_pretrained(dense)
+    with pytest.raises(ConfigError, match="names none"):
+        build_runner(replace(config_for(dense), load_format="dummy"))
