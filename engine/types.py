@@ -82,27 +82,38 @@ class RequestError(Exception):
         self.code = code
 
 
+Tag = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the text of an answer must be: generation draws only tokens that can still lead there, and ends where the
     text is complete and cannot go on.
 
     text: of "json" a JSON schema, of "choice" a JSON list of strings, of "regex" a regular expression that the whole
     answer matches, of "grammar" a grammar in Lark's notation or in GBNF.
+    Of "free" it is empty: then think_tokens is all there is to it.
     prefix: a beginning of that text which the prompt holds already.
-    think: the answer may open with a part in `<think>` tags, which is free; "open" says that the prompt has opened it.
+    think: the answer may open with a part between two `tags`, which is free; "open" says that the prompt has opened it.
+    think_tokens: after so many tokens that part is closed.
     whitespace: of "json", a regular expression of the white space between tokens of JSON; "" allows none.
     """
 
-    kind: Literal["json", "choice", "regex", "grammar"]
-    text: str
+    kind: Literal["json", "choice", "regex", "grammar", "free"]
+    text: str = ""
     prefix: str = ""
     think: Literal["none", "may", "open"] = "none"
+    tags: tuple[Tag, Tag] = ("<think>", "</think>")
+    think_tokens: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
     whitespace: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("text", "prefix", "whitespace"):
             if _num_bytes(getattr(self, name) or "") > MAX_CONSTRAINT_BYTES:
                 raise ValueError(f"structured_outputs: a {self.kind} may hold {MAX_CONSTRAINT_BYTES} bytes at most")
+        if self.think_tokens is not None and self.think == "none":
+            raise ValueError("structured_outputs: think_tokens needs think, 'may' or 'open'")
+        if self.kind == "free" and (self.think_tokens is None or self.text or self.prefix):
+            raise ValueError("structured_outputs: free bounds an answer's thinking by think_tokens, and nothing else")
 
 
 class RequestSpeculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from clients.openai.calls.forms import FORMS
 from clients.openai.errors import invalid, unsupported
+from clients.openai.reasoning import TAGS
 from engine.serving import constraint_fields
 from engine.types import Constraint, RequestError
 
@@ -66,9 +67,20 @@ def chat_constraint(request: ChatRequest, forms: ModelForms, begins: Begins) -> 
         made = Constraint(kind="grammar", text=calls_or_text(tools, forms.tools, constraint_of(request)))
     else:
         made = constraint_of(request)
-    if made is None or begins == "after" or forms.reasoning != "think":
+    budget = request.thinking_token_budget
+    if budget is not None and forms.channels:
+        raise unsupported("thinking_token_budget", "a channel of gpt-oss is not closed for the model.")
+    tags = TAGS.get(forms.reasoning)
+    if tags is None or begins == "after" or (made is None and budget is None):
         return made
-    return msgspec.structs.replace(made, think="open" if begins == "inside" else "may")
+    where = {
+        "think": "open" if begins == "inside" else "may",
+        "tags": (tags.open, tags.close),
+        "think_tokens": budget,
+    }
+    if made is None:
+        return Constraint(kind="free", **where)  # type: ignore[arg-type]
+    return msgspec.structs.replace(made, **where)
 
 
 def calls(tools: list[Tool], form: str, most: int) -> str:

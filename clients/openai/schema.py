@@ -58,7 +58,7 @@ _ELSEWHERE: dict[str, tuple[Any, str]] = {
     "store": (False, "nothing is stored here."),
     "chat_template": (None, "the checkpoint's own template is used."),
     "prompt_embeds": (None, "send text or token ids."),
-    "thinking_token_budget": (None, "thinking ends where the model ends it."),
+    "thinking_token_budget": (None, "it belongs to chat, whose template shows where thinking begins."),
     "request_id": (None, "send it in the header X-Request-Id."),
     "lora_request": (None, "adapters are not served here."),
     "lora_name": (None, "adapters are not served here."),
@@ -346,6 +346,9 @@ class ChatRequest(Sampling):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+        None, description="Tokens after which thinking is closed for the model."
+    )
     echo: bool | None = Field(None, description="With continue_final_message: repeat the message being continued.")
     safety_identifier: str | None = Field(None, description="Written to the access log.")
     prompt_cache_key: str | None = Field(None, description="Requests with equal keys go to the same replica.")

@@ -14,7 +14,7 @@ from engine.types import Constraint, ErrorCode, RequestError, shown
 _ANY_OBJECT = '{"type": "object"}'
 _NO_TAG = "structural tags are not implemented: send a schema (json), or write the tags into a grammar"
 _ON_SPACES = ("disable_any_whitespace", "whitespace_pattern", "disable_additional_properties")
-_OURS = ("prefix", "think")
+_OURS = ("prefix", "think", "tags", "think_tokens")
 
 
 def taken(fields: Mapping[str, Any]) -> tuple[Constraint | None, dict[str, Any]]:

@@ -1,40 +1,112 @@
-"""Where one answer stands in its grammar."""
+"""Where one answer stands in its grammar, and when its thinking has to end."""
 
 from __future__ import annotations
 
 from llguidance import LLMatcher
 
 
+class ThinkingBudget:
+    """How much longer an answer may think.
+
+    opening: takes answers that begin with thinking; None where the prompt has opened it. thinking: takes thinking up to
+    its end. closing: the grammar of what comes once the budget is used up. left: tokens until then.
+    """
+
+    __slots__ = ("closing", "left", "opening", "thinking")
+
+    def __init__(self, opening: LLMatcher | None, thinking: LLMatcher, closing: LLMatcher, left: int) -> None:
+        self.opening = opening
+        self.thinking = thinking
+        self.closing = closing
+        self.left = left
+
+    def copy(self) -> ThinkingBudget:
+        opening = None if self.opening is None else self.opening.deep_copy()
+        return ThinkingBudget(opening, self.thinking.deep_copy(), self.closing.deep_copy(), self.left)
+
+    @property
+    def spent(self) -> bool:
+        return self.opening is None and self.left <= 0
+
+    def goes_on(self, token: int) -> bool:
+        """Whether thinking may still come or go on after one more token."""
+        if not self.thinking.try_consume_tokens([token]) or self.thinking.is_stopped():
+            return False
+        if self.opening is None:
+            self.left -= 1
+        elif self.opening.try_consume_tokens([token]) and self.opening.is_accepting():
+            self.opening = None
+        return True
+
+
 class GrammarMatcher:
     """One request's way through a grammar.
 
-    free_until: tokens before which an end of sequence is drawn only where nothing else may be.
+    inner: the grammar; None while anything may follow. free_until: tokens before which an end of sequence is drawn only
+    where nothing else may be. budget: of its thinking, behind which the answer is free if that is all there is to it
+    (`free`).
     """
 
-    __slots__ = ("_eos_ids", "_error", "count", "ended", "free_until", "inner")
+    __slots__ = ("_eos_ids", "_error", "_free", "budget", "count", "ended", "free_until", "inner")
 
-    def __init__(self, inner: LLMatcher, eos_ids: frozenset[int], free_until: int) -> None:
+    def __init__(
+        self,
+        inner: LLMatcher | None,
+        eos_ids: frozenset[int],
+        free_until: int,
+        budget: ThinkingBudget | None = None,
+        free: bool = False,
+    ) -> None:
         self.inner = inner
         self.count = 0
         self.free_until = free_until
-        self.ended = inner.is_stopped()
+        self.budget = budget
+        self.ended = inner is not None and not free and inner.is_stopped()
+        self._free = free
         self._error: str | None = None
         self._eos_ids = eos_ids
+        self._pass()
 
     @property
     def error(self) -> str | None:
         return self._error
 
+    def copy(self, free_until: int) -> GrammarMatcher:
+        """The same, at the beginning of another answer."""
+        inner = None if self.inner is None else self.inner.deep_copy()
+        budget = None if self.budget is None else self.budget.copy()
+        return GrammarMatcher(inner, self._eos_ids, free_until, budget, self._free)
+
     def advance(self, token: int) -> None:
         self.count += 1
         if self.ended or self._error is not None:
             return
-        if token in self._eos_ids and self.inner.is_accepting():
-            self.ended = True
-        elif not self.inner.consume_token(token):
-            self.fail(self.inner.get_error())
-        else:
-            self.ended = self.inner.is_stopped()
+        inner = self.inner
+        if inner is not None:
+            if token in self._eos_ids and inner.is_accepting():
+                self.ended = True
+            elif not inner.consume_token(token):
+                self.fail(inner.get_error())
+            elif self._free and inner.is_stopped():
+                self.inner = None
+            else:
+                self.ended = inner.is_stopped()
+        if self.budget is not None:
+            if not self.budget.goes_on(token):
+                self.budget = None
+                self.inner = None if self._free else self.inner
+            else:
+                self._pass()
+
+    def _pass(self) -> None:
+        """From what may come before or while the answer thinks to thinking, and from there to its end."""
+        budget = self.budget
+        if budget is None or budget.opening is not None:
+            return
+        if budget.spent:
+            self.inner, self.budget, self.ended = budget.closing, None, False
+        elif self.inner is None:
+            self.inner = budget.thinking.deep_copy()
 
     def fail(self, why: str) -> None:
         """The answer cannot go on: a limit of the grammar's size in use, or a token that it does not allow."""

@@ -18,20 +18,45 @@ MAX_CHOICES = 4096
 # A step of 99,999 takes 1.3 s to compile, one of 999,983 16 s.
 MAX_STEP = 10_000
 
-_THINK = "<think>"
-_END = "</think>"
-
 
 def grammar(constraint: Constraint, special: dict[str, int]) -> str:
     """The grammar of a whole answer, thinking included. special: the tokenizer's special tokens by their text.
 
     Raises RequestError for what is no schema, no expression or no list, and for what is out of bounds.
     """
+    made = _answer(constraint)
+    if constraint.think == "none":
+        return made
+    opening, end = (_tag(tag, special) for tag in constraint.tags)
+    start = f"({opening} free /\\s{{0,8}}/)? @answer" if constraint.think == "may" else "free /\\s{0,8}/ @answer"
+    return _before(made, f"start: {start}\n{_free(end, constraint.tags[1])}")
+
+
+def opening(constraint: Constraint, special: dict[str, int]) -> str:
+    """The grammar of answers that open their thinking themselves."""
+    return LLMatcher.grammar_from_lark(f"start: {_tag(constraint.tags[0], special)} /(?s:.*)/")
+
+
+def thinking(constraint: Constraint, special: dict[str, int]) -> str:
+    """The grammar of thinking, up to the tag that closes it."""
+    first, end = (_tag(tag, special) for tag in constraint.tags)
+    start = f"start: {first} free" if constraint.think == "may" else "start: free"
+    return LLMatcher.grammar_from_lark(f"{start}\n{_free(end, constraint.tags[1])}")
+
+
+def closing(constraint: Constraint, special: dict[str, int]) -> str:
+    """The grammar of an answer whose thinking has to be closed now. Raises RequestError as `grammar` does."""
+    end = _tag(constraint.tags[1], special)
+    if constraint.kind == "free":
+        return LLMatcher.grammar_from_lark(f"start: {end}")
+    return _before(_answer(constraint), f"start: {end} /\\s{{0,8}}/ @answer")
+
+
+def _answer(constraint: Constraint) -> str:
     try:
-        made = _MAKERS[constraint.kind](constraint)
+        return _MAKERS[constraint.kind](constraint)
     except (ValueError, RecursionError, OverflowError) as error:
         raise RequestError(f"structured_outputs: this {constraint.kind} cannot be read: {error}") from None
-    return made if constraint.think == "none" else _after_thinking(made, constraint.think == "may", special)
 
 
 def _json(constraint: Constraint) -> str:
@@ -94,16 +119,26 @@ def _values(schema: Any) -> Iterator[tuple[int, str, Any]]:
             left.extend((depth + 1, "", inner) for inner in value)
 
 
-def _after_thinking(made: str, may: bool, special: dict[str, int]) -> str:
-    """The grammar behind a part that is free up to the tag which closes it, and white space."""
-    if made.lstrip().startswith("{"):
-        (answer,) = json.loads(made)["grammars"]
+def _before(answer: str, lark: str) -> str:
+    """A grammar in Lark's notation that refers to `answer`, another grammar."""
+    if answer.lstrip().startswith("{"):
+        (made,) = json.loads(answer)["grammars"]
     else:
-        answer = {"lark_grammar": made}
-    opening = _THINK if _THINK in special else json.dumps(_THINK)
-    if _END in special:
-        free = f"free: /(?s:.*)/ {_END}"
-    else:
-        free = f"free[suffix={json.dumps(_END)}]: /(?s:.*)/"
-    start = f"({opening} free /\\s*/)? @answer" if may else "free /\\s*/ @answer"
-    return json.dumps({"grammars": [{"lark_grammar": f"start: {start}\n{free}"}, {**answer, "name": "answer"}]})
+        made = {"lark_grammar": answer}
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**made, "name": "answer"}]})
+
+
+def _free(end: str, tag: str) -> str:
+    """The rule of a part that is free up to the tag which closes it."""
+    if end.startswith("<["):
+        return f"free: /(?s:.*)/ {end}"
+    return f"free[suffix={json.dumps(tag)}]: /(?s:.*)/"
+
+
+def _tag(tag: str, special: dict[str, int]) -> str:
+    """A tag in Lark's notation. It may be, or begin with, a special token."""
+    begun = max((text for text in special if text and tag.startswith(text)), key=len, default="")
+    if not begun:
+        return json.dumps(tag)
+    rest = tag[len(begun) :]
+    return f"<[{special[begun]}]>" + (f" {json.dumps(rest)}" if rest else "")

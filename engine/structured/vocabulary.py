@@ -12,7 +12,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from engine.structured import source
-from engine.structured.matcher import GrammarMatcher
+from engine.structured.matcher import GrammarMatcher, ThinkingBudget
 from engine.text import Tokenizer
 from engine.types import Constraint, ErrorCode, RequestError
 
@@ -49,20 +49,34 @@ class Vocabulary:
 
     def compiled(self, constraint: Constraint) -> GrammarMatcher:
         """A matcher at the beginning of its answer. Raises RequestError with what is wrong with the constraint."""
-        text = source.grammar(constraint, self._special)
+        special, budget = self._special, None
+        if constraint.think_tokens is not None:
+            budget = ThinkingBudget(
+                self._matcher(source.opening(constraint, special), constraint) if constraint.think == "may" else None,
+                self._matcher(source.thinking(constraint, special), constraint),
+                self._matcher(source.closing(constraint, special), constraint),
+                constraint.think_tokens,
+            )
+        if constraint.kind == "free":
+            return GrammarMatcher(None, self._eos, 0, budget, free=True)
+        return GrammarMatcher(
+            self._matcher(source.grammar(constraint, special), constraint, constraint.prefix), self._eos, 0, budget
+        )
+
+    def _matcher(self, text: str, constraint: Constraint, prefix: str = "") -> LLMatcher:
         inner = LLMatcher(self._tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        if not inner.is_error() and constraint.prefix:
-            inner.consume_tokens(self._tokens.greedy_tokenize(constraint.prefix))
+        if not inner.is_error() and prefix:
+            inner.consume_tokens(self._tokens.greedy_tokenize(prefix))
         if not inner.is_error():
             inner.compute_bitmask()  # the first takes longest: not on the engine's thread
         if inner.is_error():
             told = " ".join(inner.get_error().split())
             raise RequestError(f"structured_outputs: this {constraint.kind} cannot be used: {told}")
-        return GrammarMatcher(inner, self._eos, 0)
+        return inner
 
     def begun(self, first: GrammarMatcher, free_until: int, tokens: Sequence[int]) -> GrammarMatcher:
         """A copy of `first` behind the tokens that an earlier life of its request gave."""
-        matcher = GrammarMatcher(first.inner.deep_copy(), self._eos, free_until)
+        matcher = first.copy(free_until)
         for token in tokens:
             matcher.advance(token)
         if matcher.error is not None:
@@ -72,7 +86,14 @@ class Vocabulary:
     def masks(self, matchers: Sequence[GrammarMatcher]) -> Masks:
         """[n, words] int32: bit v % 32 of word v // 32 says whether token v may follow."""
         masks = np.full((len(matchers), len(self._ending)), _ALL, np.int32)
-        open_ = [(of.inner, i) for i, of in enumerate(matchers) if not of.ended and of.error is None]
+        open_ = []
+        for i, of in enumerate(matchers):
+            if of.ended or of.error is not None:
+                continue
+            if of.inner is not None:
+                open_.append((of.inner, i))
+            elif of.count < of.free_until:
+                masks[i] = (~self._ending).view(np.int32)
         if len(open_) == 1:
             fill_next_token_bitmask(open_[0][0], masks, open_[0][1])
         elif open_:

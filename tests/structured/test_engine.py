@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -201,6 +202,47 @@ def test_thinking_is_free_and_the_answer_is_not(engine: Engine, tokenizer: Token
     )
     (opened,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=may))
     assert tokenizer.decode(opened.token_ids).startswith(("<think>", "yes"))
+
+
+@pytest.mark.parametrize(
+    "tags", [("<think>", "</think>"), ("[a", "b]"), ("<x>", "<|im_start|>"), ("<|im_start|>a", "b]")]
+)
+@pytest.mark.parametrize("think", ["open", "may"])
+@pytest.mark.parametrize("kind", ["free", "choice"])
+def test_thinking_ends_where_its_budget_does(
+    engine: Engine, tokenizer: Tokenizer, kind: Any, think: Any, tags: tuple[str, str]
+) -> None:
+    """The random model thinks on for ever: it is told what closes its thinking, after just as many tokens."""
+    text = '["yes"]' if kind == "choice" else ""
+    begun = tokenizer.encode(tags[0], add_special_tokens=False) if think == "may" else []
+    end = tokenizer.encode(tags[1], add_special_tokens=False)
+    for budget in (0, 1, 7):
+        made = Constraint(kind=kind, text=text, think=think, tags=tags, think_tokens=budget)
+        params = SamplingParams(max_tokens=len(begun) + budget + 40, seed=3, structured_outputs=made)
+        (got,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=params, output_ids=begun))
+        said = tokenizer.decode(got.token_ids[budget:], skip_special_tokens=False)
+        assert tags[1] not in tokenizer.decode(got.token_ids[:budget], skip_special_tokens=False)
+        assert said.startswith(tags[1])
+        if kind == "choice":
+            assert said.removeprefix(tags[1]).strip() == "yes"
+        ended = [*begun, *tokenizer.encode("so", add_special_tokens=False), *end]
+        params = SamplingParams(
+            max_tokens=60, seed=3, structured_outputs=msgspec.structs.replace(made, think_tokens=30)
+        )
+        (kept,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=params, output_ids=ended))
+        assert kept.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if kind == "choice":
+            assert tokenizer.decode(kept.token_ids).strip() == "yes"
+
+
+def test_an_answer_without_thinking_has_no_budget(engine: Engine, tokenizer: Tokenizer) -> None:
+    """The same tokens as without one."""
+    answers = []
+    for made in (None, Constraint(kind="free", think="may", think_tokens=2)):
+        params = SamplingParams(max_tokens=40, seed=5, structured_outputs=made)
+        (got,) = run(engine, RequestInput(request_id="r", prompt_ids=[50, 60], params=params))
+        answers.append(got.token_ids)
+    assert answers[0] == answers[1]
 
 
 def test_a_prompt_may_hold_the_beginning_of_the_answer(engine: Engine, tokenizer: Tokenizer) -> None:

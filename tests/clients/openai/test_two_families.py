@@ -62,6 +62,10 @@ def test_each_models_answers_are_read_in_its_own_form(tmp_path: Path) -> None:
             thought = answer("other", "o")
             assert (thought.reasoning_content, thought.content) == ("Hidden thought", "Shown.")
             assert "Hidden thought" in answer("usual", "o").content
+            # Of "Hidden th|ought</thi|nk>..." one token may come, then the end of thinking is all that may.
+            budget = {"extra_body": {"thinking_token_budget": 1}, "max_tokens": 12}
+            short = answer("other", "o", **budget)
+            assert short.reasoning_content == "Hidden th"
             # The template was told not to open it, and did not: the same model's answer is text from its beginning.
             off = {"tools": [TOOL], "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
             (call,) = answer("other", "l", **off).tool_calls
