@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=100, logprobs=NUM_LOGPROBS)
 
 
 @dataclass
-class Line:
+class Track:
     """A sequence on its way: tokens computed, blocks owned (in shuffled order), entries heard."""
 
     sequence: Sequence
@@ -55,65 +55,65 @@ class PlanPlayer:
         self._deck = list(range(1, min(n for n in runner.info.pool.num_blocks if n)))
         random.Random(seed).shuffle(self._deck)
 
-    def deal(self, sequences: Seq[Sequence]) -> list[Line]:
+    def deal(self, sequences: Seq[Sequence]) -> list[Track]:
         """Rows and blocks for sequences."""
-        size, at, lines = self.runner.info.pool.block_size, 0, []
+        size, at, tracks = self.runner.info.pool.block_size, 0, []
         for row, sequence in enumerate(sequences):
             need = -(-(len(sequence.prompt) + len(sequence.forced) + 1) // size)
-            lines.append(Line(sequence, row, self._deck[at : at + need]))
+            tracks.append(Track(sequence, row, self._deck[at : at + need]))
             at += need
         assert at <= len(self._deck), "the pool is too small for these sequences"
-        return lines
+        return tracks
 
     def play(self, sequences: Seq[Sequence]) -> list[list[TokenLogprobs]]:
         """All sequences at once: log-probabilities at the FORCED + 1 positions of each."""
         return self.run(self.deal(sequences))
 
-    def run(self, lines: list[Line]) -> list[list[TokenLogprobs]]:
-        """Play dealt lines to their ends."""
-        self.bind(lines)
-        return self.finish(lines)
+    def run(self, tracks: list[Track]) -> list[list[TokenLogprobs]]:
+        """Play dealt tracks to their ends."""
+        self.bind(tracks)
+        return self.finish(tracks)
 
-    def finish(self, lines: list[Line]) -> list[list[TokenLogprobs]]:
-        """Play bound lines to their ends."""
-        while not all(line.finished for line in lines):
-            self.advance(lines)
-        return [line.heard for line in lines]
+    def finish(self, tracks: list[Track]) -> list[list[TokenLogprobs]]:
+        """Play bound tracks to their ends."""
+        while not all(track.finished for track in tracks):
+            self.advance(tracks)
+        return [track.heard for track in tracks]
 
-    def bind(self, lines: list[Line]) -> None:
-        """Put the lines' blocks into the tables with the next step."""
-        for line in lines:
+    def bind(self, tracks: list[Track]) -> None:
+        """Put the tracks' blocks into the tables with the next step."""
+        for track in tracks:
             for index, group in enumerate(self.runner.info.pool.groups):
                 if not isinstance(group.spec, Recurrent):
-                    self.write(BlockWrite(index, line.row, 0, line.blocks))
+                    self.write(BlockWrite(index, track.row, 0, track.blocks))
 
     def write(self, write: BlockWrite) -> None:
         """Change a table with the next step."""
         self._writes.append(write)
 
-    def advance(self, lines: list[Line]) -> None:
-        """One step: every unfinished line computes up to `chunk` of the tokens it knows."""
-        live = [line for line in lines if not line.finished]
-        live.sort(key=lambda line: min(self.chunk, line.known - line.done) > 1)
-        count = [min(self.chunk, line.known - line.done) for line in live]
-        samples = [line.done + n == line.known for line, n in zip(live, count, strict=True)]
+    def advance(self, tracks: list[Track]) -> None:
+        """One step: every unfinished track computes up to `chunk` of the tokens it knows."""
+        live = [track for track in tracks if not track.finished]
+        live.sort(key=lambda track: min(self.chunk, track.known - track.done) > 1)
+        count = [min(self.chunk, track.known - track.done) for track in live]
+        samples = [track.done + n == track.known for track, n in zip(live, count, strict=True)]
         plan = StepPlan(
             step=self._step,
-            rows=[line.row for line in live],
-            first=[line.done for line in live],
+            rows=[track.row for track in live],
+            first=[track.done for track in live],
             count=count,
             samples=samples,
-            starts=[self._start(line) for line in live],
+            starts=[self._start(track) for track in live],
             block_writes=self._writes,
         )
         self._step, self._writes = self._step + 1, []
         result = self.runner.launch(plan).wait()
         assert not result.errors, result.errors
-        for i, line in enumerate(live):
-            line.done += count[i]
+        for i, track in enumerate(live):
+            track.done += count[i]
             if samples[i]:
-                line.heard += result.logprobs[i]
+                track.heard += result.logprobs[i]
 
-    def _start(self, line: Line) -> RowStart:
-        slot = line.row + 1 if self.runner.info.pool.num_state_slots else 0
-        return RowStart(line.row, line.tokens[: line.known], len(line.sequence.prompt), GREEDY, state_slot=slot)
+    def _start(self, track: Track) -> RowStart:
+        slot = track.row + 1 if self.runner.info.pool.num_state_slots else 0
+        return RowStart(track.row, track.tokens[: track.known], len(track.sequence.prompt), GREEDY, state_slot=slot)

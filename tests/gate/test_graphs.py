@@ -52,54 +52,54 @@ def replayed(config: EngineConfig) -> Replayed:
 SIZES = [(1, 1), (5, 8), (8, 8), (9, 16), (16, 16)]
 
 
-@pytest.mark.parametrize(("lines", "size"), SIZES, ids=[f"{lines} in {size}" for lines, size in SIZES])
-def test_decoding(replayed: Replayed, truth: Golden, dtype: str, lines: int, size: int, record: Record) -> None:
-    """FORCED steps of so many lines in a graph of that size; the first of them makes it."""
-    sequences = truth.sequences[-lines:]
+@pytest.mark.parametrize(("entries", "size"), SIZES, ids=[f"{entries} in {size}" for entries, size in SIZES])
+def test_decoding(replayed: Replayed, truth: Golden, dtype: str, entries: int, size: int, record: Record) -> None:
+    """FORCED steps of so many entries in a graph of that size; the first of them makes it."""
+    sequences = truth.sequences[-entries:]
     replayed.shapes.clear()
     verdict = record(judge(sequences, PlanPlayer(replayed.runner, WHOLE).play(sequences), dtype))
     held = len(sequences[0].prompt)
     shapes = [replayed.graphs.decode(size, held + step) for step in range(1, FORCED + 1)]
     assert all(replayed.captured(shape) for shape in shapes)
     assert replayed.shapes[-FORCED:] == shapes
-    assert verdict.positions == lines * (FORCED + 1)
+    assert verdict.positions == entries * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 
-def test_a_prompt_beside_decoding_lines(replayed: Replayed, truth: Golden, dtype: str, record: Record) -> None:
-    """Eight lines decode when a prompt joins them, in one graph."""
+def test_a_prompt_beside_decoding_entries(replayed: Replayed, truth: Golden, dtype: str, record: Record) -> None:
+    """Eight entries decode when a prompt joins them, in one graph."""
     late = max(truth.sequences[9:], key=lambda sequence: len(sequence.prompt))
     player = PlanPlayer(replayed.runner, WHOLE)
-    lines = player.deal([*truth.sequences[1:9], late])
-    player.bind(lines)
+    tracks = player.deal([*truth.sequences[1:9], late])
+    player.bind(tracks)
     for _ in range(3):
-        player.advance(lines[:-1])
+        player.advance(tracks[:-1])
     replayed.shapes.clear()
-    player.advance(lines)
+    player.advance(tracks)
     (shape,) = replayed.shapes
     assert shape.num_single == 8
-    assert shape.lines > 8
+    assert shape.entries > 8
     assert replayed.captured(shape)
-    verdict = record(judge([line.sequence for line in lines], player.finish(lines), dtype))
+    verdict = record(judge([track.sequence for track in tracks], player.finish(tracks), dtype))
     assert verdict.positions == 9 * (FORCED + 1)
     assert verdict.passes(dtype), verdict
 
 
 @pytest.mark.parametrize("decoding", [0, 8])
 def test_prompts_together(replayed: Replayed, truth: Golden, dtype: str, record: Record, decoding: int) -> None:
-    """As many short prompts as a graph holds, alone and beside lines that decode."""
+    """As many short prompts as a graph holds, alone and beside entries that decode."""
     by_length = sorted((s for s in truth.sequences if len(s.prompt) > 1), key=lambda sequence: len(sequence.prompt))
     late = by_length[: LONGER - 1]
     player = PlanPlayer(replayed.runner, WHOLE)
-    lines = player.deal([*by_length[len(late) : len(late) + decoding], *late])
-    player.bind(lines)
+    tracks = player.deal([*by_length[len(late) : len(late) + decoding], *late])
+    player.bind(tracks)
     for _ in range(3 if decoding else 0):
-        player.advance(lines[:decoding])
+        player.advance(tracks[:decoding])
     replayed.shapes.clear()
-    player.advance(lines)
+    player.advance(tracks)
     (shape,) = replayed.shapes
-    assert (shape.num_single, shape.lines) == (8, 8 + LONGER)
+    assert (shape.num_single, shape.entries) == (8, 8 + LONGER)
     assert replayed.captured(shape)
-    verdict = record(judge([line.sequence for line in lines], player.finish(lines), dtype))
-    assert verdict.positions == len(lines) * (FORCED + 1)
+    verdict = record(judge([track.sequence for track in tracks], player.finish(tracks), dtype))
+    assert verdict.positions == len(tracks) * (FORCED + 1)
     assert verdict.passes(dtype), verdict

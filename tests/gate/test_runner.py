@@ -77,27 +77,27 @@ def queries_one_late(write: Any) -> Any:
 def test_a_swapped_block_fails(runner: DeviceRunner, truth: Golden, dtype: str, record: Record) -> None:
     """Once the prompts are computed, neighbours exchange their first blocks."""
     player = PlanPlayer(runner, WHOLE)
-    lines = player.deal(truth.sequences)
-    player.bind(lines)
-    player.advance(lines)
+    tracks = player.deal(truth.sequences)
+    player.bind(tracks)
+    player.advance(tracks)
     group = next(i for i, count in enumerate(runner.info.pool.num_blocks) if count)
-    for line, other in zip(lines[::2], lines[1::2], strict=False):  # the last of an odd number keeps its own
-        player.write(BlockWrite(group, line.row, 0, other.blocks[:1]))
-        player.write(BlockWrite(group, other.row, 0, line.blocks[:1]))
-    verdict = record(judge(truth.sequences, player.finish(lines), dtype))
+    for track, other in zip(tracks[::2], tracks[1::2], strict=False):  # the last of an odd number keeps its own
+        player.write(BlockWrite(group, track.row, 0, other.blocks[:1]))
+        player.write(BlockWrite(group, other.row, 0, track.blocks[:1]))
+    verdict = record(judge(truth.sequences, player.finish(tracks), dtype))
     assert not verdict.passes(dtype), verdict
 
 
 def test_a_block_of_another_request_fails(runner: DeviceRunner, truth: Golden, dtype: str, record: Record) -> None:
-    """A stale prefix: lines take a neighbour's first block for their own and compute only what follows."""
+    """A stale prefix: tracks take a neighbour's first block for their own and compute only what follows."""
     player = PlanPlayer(runner, WHOLE)
     size = runner.info.pool.block_size
-    lines = player.deal(truth.sequences)
-    player.run(lines)
+    tracks = player.deal(truth.sequences)
+    player.run(tracks)
     again = player.deal(truth.sequences)
-    for line, other in zip(again, again[1:] + again[:1], strict=True):
-        if len(line.sequence.prompt) > size and len(other.sequence.prompt) > size:
-            line.blocks = [other.blocks[0], *line.blocks[1:]]
-            line.done = size
+    for track, other in zip(again, again[1:] + again[:1], strict=True):
+        if len(track.sequence.prompt) > size and len(other.sequence.prompt) > size:
+            track.blocks = [other.blocks[0], *track.blocks[1:]]
+            track.done = size
     verdict = record(judge(truth.sequences, player.run(again), dtype))
     assert not verdict.passes(dtype), verdict
