@@ -80,7 +80,7 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
     )
     app.router.route_class = JsonRoute
     app.state.unknown_fields = UnknownFields(config.strict_fields)
-    app.state.aliases = config.aliases
+    app.state.named = shim.router.named
     _errors(app)
     _api(app, shim)
     responses.add(app, shim, kept)
@@ -161,7 +161,7 @@ def _api(app: FastAPI, shim: Shim) -> None:
     @app.get("/v1/models", response_model=ModelList, responses=ERRORS, tags=["models"])
     async def models() -> Response:
         served = shim.router.models
-        served |= {name: served[target] for name, target in shim.config.aliases.items() if target in served}
+        served |= {name: served[target] for name, target in shim.router.aliases.items() if target in served}
         cards = [card(name, info) for name, info in sorted(served.items())]
         names = [each["id"] for each in cards]
         page = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
@@ -169,10 +169,11 @@ def _api(app: FastAPI, shim: Shim) -> None:
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard, responses=ERRORS, tags=["models"])
     async def model(model: str) -> Response:
-        return json_response(card(model, shim.router.model(shim.config.aliases.get(model, model))))
+        return json_response(card(model, shim.router.model(shim.router.named(model))))
 
     @app.post("/tokenize", response_model=Tokens, responses=ERRORS, tags=["text"])
     async def tokenize(http: Request, body: TokenizeRequest) -> Response:
+        shim.check_template(body.chat_template)
         info = shim.router.model_or_only(body.model)
         async with connected(http.receive):
             ids = await tokenize_source(shim.router, info, body)
@@ -207,7 +208,7 @@ def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
 
     @app.post("/reset_prefix_cache", responses=ERRORS, tags=["service"], summary="Empty the prefix caches; admin key")
     async def reset_prefix_cache(model: str | None = None) -> Response:
-        name = None if model is None else shim.config.aliases.get(model, model)
+        name = None if model is None else shim.router.named(model)
         said = await shim.router.reset_prefix_caches(name)
         wrong = [f"{r}, {m}: {why}" for r, models in said.items() for m, why in models.items() if why != "ok"]
         if wrong:

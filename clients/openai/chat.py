@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
@@ -148,6 +148,7 @@ class ChatCall(Generic[C]):
     ) -> None:
         if request.active_tools and shim.config.tool_parser == "none":
             raise unsupported("tools", "this server was started with --tool-parser none.")
+        shim.check_template(request.chat_template)
         self._info = shim.router.model(request.model)
         self._forms = ModelForms.of(shim.config, self._info)
         self._shim = shim
@@ -160,6 +161,11 @@ class ChatCall(Generic[C]):
         self.choices: list[C] = []
         self.source = Source(Prompt())
         self._constraint: Constraint | None = None
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The model's own sampling, for what the request does not say."""
+        return self._shim.defaults(self._info)
 
     @property
     def thinks(self) -> bool:
@@ -296,6 +302,7 @@ class ChatCall(Generic[C]):
                 logprobs=wanted,
                 choice=choice,
                 constraint=self._constraint,
+                defaults=self.defaults,
             ),
             stream=stream,
             deadline=self._deadline.end,

@@ -61,6 +61,12 @@ class Flags:
             "harmony's channels; none."
         ),
     ] = "auto"
+    trust_request_chat_template: Annotated[
+        bool, typer.Option("--trust-request-chat-template", help="Requests may bring a chat template of their own.")
+    ] = False
+    generation_config: Annotated[
+        str, typer.Option(help="auto: a model's generation_config.json has its default sampling; none: the API's own.")
+    ] = "auto"
     affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True
     affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8
     health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0
@@ -99,6 +105,8 @@ def _serve_with(flags: Flags) -> None:
             tls_client_ca=_file(flags.tls_client_ca),
             tool_parser=flags.tool_parser,
             reasoning_parser=flags.reasoning_parser,
+            trust_request_chat_template=flags.trust_request_chat_template,
+            generation_config=flags.generation_config,
             affinity=flags.affinity,
             affinity_slack=flags.affinity_slack,
             health_interval_s=flags.health_interval,

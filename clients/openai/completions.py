@@ -125,6 +125,7 @@ class _Answer:
             logprobs=request.logprobs,
             choice=candidate,
             constraint=constraint_of(request),
+            defaults=self._shim.defaults(self._shim.router.model(request.model)),
         )
         if request.echo_logprobs:
             sampling["prompt_logprobs"] = max(request.prompt_logprobs or 0, request.logprobs or 0)

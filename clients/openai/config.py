@@ -78,6 +78,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     strict_fields: unknown fields of a request are refused, not reported.
     aliases: other names of models; a request for one goes to the model that it stands for.
     stored_responses: responses kept for `previous_response_id`, all workers together; 0 keeps none.
+    trust_request_chat_template: a request may bring a chat template.
+    generation_config: auto: a model's own generation_config.json has the sampling of requests that say nothing.
     tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in; auto: each model's
         own, as its chat template shows it.
     """
@@ -100,6 +102,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tls_client_ca: str | None = None
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
+    trust_request_chat_template: bool = False
+    generation_config: Literal["auto", "none"] = "auto"
     affinity: bool = True
     affinity_slack: Annotated[int, Meta(ge=0)] = 8
     health_interval_s: Annotated[float, Meta(gt=0)] = 2.0

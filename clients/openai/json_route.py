@@ -62,6 +62,6 @@ def checked(model: type[M], data: bytes, http: Request) -> M:
     state = http.app.state
     trace_of(http).ignored_fields = state.unknown_fields.take_out(body)
     name = getattr(body, "model", None)
-    if name in state.aliases:
-        body.model = state.aliases[name]  # type: ignore[attr-defined]
+    if isinstance(name, str):
+        body.model = state.named(name)  # type: ignore[attr-defined]
     return body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from clients.openai.errors import invalid
 from clients.openai.schema import Sampling
 from clients.openai.wire import ModelInfo
-from engine.types import Constraint, derive_seed
+from engine.types import Constraint, SamplingParams, derive_seed
 
 _SAME_NAME = (
     "min_tokens",
@@ -30,6 +31,7 @@ _SAME_NAME = (
     "prompt_logprobs",
     "cache_salt",
 )
+_MAX_TOKENS = SamplingParams().max_tokens
 _OF_BEAMS = ("length_penalty", "early_stopping")
 
 
@@ -51,9 +53,10 @@ def sampling_fields(
     logprobs: int | None,
     choice: int,
     constraint: Constraint | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The JSON of sampling_parameters but for its timeout. Only what was asked for is in it; the engine has the
-    defaults."""
+    """The JSON of sampling_parameters but for its timeout. Only what was asked for is in it, and the model's own
+    sampling (`defaults`) where the request says nothing; the engine has the other defaults."""
     fields: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) not in (None, [])}
     if max_tokens is not None:
         fields["max_tokens"] = max_tokens
@@ -70,6 +73,11 @@ def sampling_fields(
     if request.beams:
         fields |= {"use_beam_search": True, "n": request.num_choices, "best_of": request.beams}
         fields |= {name: value for name in _OF_BEAMS if (value := getattr(request, name)) is not None}
+    for name, value in (defaults or {}).items():
+        if name == "max_tokens":
+            fields[name] = min(value, fields.get(name, _MAX_TOKENS))
+        elif not request.beams and getattr(request, name) is None:
+            fields[name] = value
     if request.seed is not None:
         fields["seed"] = derive_seed(request.seed, choice)
     return fields

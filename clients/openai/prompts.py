@@ -98,7 +98,11 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, for
             messages.append({"role": "assistant", "content": ""})  # the channel of text: no format has others
             continued = True
     parameters = template_parameters(
-        request.active_tools, request.add_generation_prompt, continued, request.template_variables
+        request.active_tools,
+        request.add_generation_prompt,
+        continued,
+        request.template_variables,
+        request.chat_template,
     )
     tokenizer = tokenizer_of(info)
     ids, text = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
@@ -127,6 +131,7 @@ async def tokenize_source(router: Router, info: ModelInfo, request: TokenizeRequ
         request.add_generation_prompt,
         bool(request.continue_final_message),
         request.chat_template_kwargs,
+        request.chat_template,
     )
     tokenizer = tokenizer_of(info)
     return (await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters)))[0]
@@ -187,12 +192,18 @@ def _template_message(message: Message) -> dict[str, Any]:
 
 
 def template_parameters(
-    tools: Sequence[Tool], generation_prompt: bool | None, continued: bool, variables: dict[str, Any] | None
+    tools: Sequence[Tool],
+    generation_prompt: bool | None,
+    continued: bool,
+    variables: dict[str, Any] | None,
+    template: str | None = None,
 ) -> dict[str, Any]:
     parameters: dict[str, Any] = dict(variables or {})
-    for name in ("tools", "documents", "messages", "add_generation_prompt", "continue_final_message"):
+    for name in ("tools", "documents", "messages", "add_generation_prompt", "continue_final_message", "chat_template"):
         if name in parameters:
             raise invalid("chat_template_kwargs", f"{name!r} is a field of the request; leave it out of the variables.")
+    if template is not None:
+        parameters["chat_template"] = template
     if tools:
         parameters["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
     if continued:

@@ -124,6 +124,22 @@ class Router:
         """Models of all healthy replicas."""
         return {name: info for replica in self.replicas if replica.healthy for name, info in replica.models.items()}
 
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names of models, as the shim was told and as the models say: what it was told comes first, and a
+        model's own name before other names."""
+        models = self.models
+        said = {name: own for own in sorted(models, reverse=True) for name in models[own].served_names}
+        return {name: own for name, own in said.items() if name not in models} | self._config.aliases
+
+    def named(self, name: str) -> str:
+        """The model's own name."""
+        if name in self._config.aliases:
+            return self._config.aliases[name]
+        if any(name in replica.models for replica in self.replicas):
+            return name
+        return self.aliases.get(name, name)
+
     def model(self, name: str) -> ModelInfo:
         """Raises ApiError 404 for a model nobody has, 503 when no replica answers."""
         for replica in self.replicas:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clients.openai.constraints import constraint_of
 from clients.openai.errors import invalid, unsupported
+from engine.text.chat_template import MAX_SOURCE
 from engine.types import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORD_BYTES,
@@ -34,6 +35,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 # The engine's own bounds, in characters here: a request is refused before it is sent on n times.
 Stop = Annotated[str, Field(max_length=MAX_STOP_BYTES)]
 Stops = Annotated[List[Stop], Field(max_length=MAX_STOP_STRINGS)]
+Template = Annotated[str, Field(min_length=1, max_length=MAX_SOURCE)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_BYTES)]
 
 
@@ -56,7 +58,7 @@ _ELSEWHERE: dict[str, tuple[Any, str]] = {
     "logits_processors": ([], "use `logit_bias` or `allowed_token_ids`."),
     "truncation_side": ("left", "`truncate_prompt_tokens` keeps the last tokens."),
     "store": (False, "nothing is stored here."),
-    "chat_template": (None, "the checkpoint's own template is used."),
+    "chat_template": (None, "it belongs to chat."),
     "prompt_embeds": (None, "send text or token ids."),
     "thinking_token_budget": (None, "it belongs to chat, whose template shows where thinking begins."),
     "request_id": (None, "send it in the header X-Request-Id."),
@@ -342,6 +344,7 @@ class ChatRequest(Sampling):
     tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    chat_template: Template | None = Field(None, description="Where the shim takes one: Jinja, for this request.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -452,6 +455,9 @@ def refuse(request: ChatRequest) -> None:
             raise unsupported(name, why)
 
 
+_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+
+
 class TokenizeRequest(Strict):
     """POST /tokenize: `prompt`, or `messages` through the model's chat template."""
 
@@ -462,6 +468,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: Template | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -470,7 +477,7 @@ class TokenizeRequest(Strict):
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "send either `prompt` or `messages`.")
         if self.prompt is not None:
-            for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            for name in _OF_MESSAGES:
                 if getattr(self, name) is not None:
                     raise invalid(name, f"`{name}` goes with `messages`.")
         if self.messages is not None and self.continue_final_message:

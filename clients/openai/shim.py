@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from clients.openai.config import ShimConfig
-from clients.openai.errors import invalid
+from clients.openai.errors import invalid, unsupported
 from clients.openai.metrics import ShimMetrics
 from clients.openai.router import Router
 from clients.openai.trace import Trace
 from clients.openai.usage import Usage
-from clients.openai.wire import Piece
+from clients.openai.wire import ModelInfo, Piece
 
 
 def package_version() -> str:
@@ -31,6 +31,16 @@ class Shim:
     router: Router
     metrics: ShimMetrics
     started: int = field(default_factory=lambda: int(time.time()))  # Unix time: Triton does not say when a model came
+
+    def defaults(self, info: ModelInfo) -> Mapping[str, Any]:
+        """Sampling of a model's own, for requests that say nothing."""
+        return info.sampling if self.config.generation_config == "auto" else {}
+
+    def check_template(self, template: str | None) -> None:
+        """Raises ApiError for a request's own chat template where none is taken."""
+        if template is not None and not self.config.trust_request_chat_template:
+            why = "this server takes none from requests: start it with --trust-request-chat-template."
+            raise unsupported("chat_template", why)
 
     def check_choices(self, count: int) -> None:
         if count > self.config.max_choices:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -132,7 +131,7 @@ class TritonReplica:
             with contextlib.suppress(grpc.RpcError):
                 async for message in self._generate(wire.describe_request(info.name), timeout=_DESCRIBE_S):
                     found = wire.read_description(message) or found
-        return info if found is None else replace(info, max_model_len=found.max_model_len, template=found.template)
+        return info if found is None else info.described(found)
 
     async def _config(self, name: str) -> Any:
         return (await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=5.0)).config

@@ -8,7 +8,7 @@ import logging
 import struct
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -102,7 +102,8 @@ class ModelInfo:
 
     describes: it can be asked for what follows; None: not known. resets: its prefix cache can be emptied.
     max_model_len: tokens that a request may hold, prompt and answer.
-    template: what its chat template shows of the answers.
+    template: what its chat template shows of the answers. sampling: its own, by fields of sampling parameters.
+    served_names: its other names in this API.
     """
 
     name: str
@@ -111,6 +112,17 @@ class ModelInfo:
     describes: bool = False
     template: TemplateMarks | None = None
     resets: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    served_names: tuple[str, ...] = ()
+
+    def described(self, found: Description) -> ModelInfo:
+        return replace(
+            self,
+            max_model_len=found.max_model_len,
+            template=found.template,
+            sampling=found.sampling,
+            served_names=found.served_names,
+        )
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -118,6 +130,8 @@ class Description(msgspec.Struct, frozen=True):
 
     max_model_len: int
     template: TemplateMarks | None = None
+    sampling: dict[str, float | int] = {}
+    served_names: tuple[str, ...] = ()
 
 
 def llm_request(generation: Generation, timeout_s: float) -> Any:

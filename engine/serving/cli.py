@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -34,6 +35,11 @@ Frontends = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="A setting as KEY=VALUE, such as cache.num_blocks=4096.")
 ]
+ServedNames = Annotated[
+    list[str] | None,
+    typer.Option("--served-name", help="Another name of the model in the OpenAI API; may be repeated."),
+]
+Template = Annotated[Path | None, typer.Option("--chat-template", help="A Jinja file in place of its own template.")]
 RepositoryOption = Annotated[Path, typer.Option("--model-repository", help="Folder of the models.")]
 
 
@@ -53,6 +59,8 @@ def serve(
     name: Name = None,
     revision: Revision = None,
     frontends: Frontends = None,
+    served_name: ServedNames = None,
+    chat_template: Template = None,
     set_: Settings = None,
     http_port: int = 8000,
     grpc_port: int = 8001,
@@ -69,9 +77,12 @@ def serve(
                 "CHECKPOINT is served alone, without --model-repository and --model: `nereid add` writes it into a "
                 "model repository"
             )
-        own = _own_repository(checkpoint, name, revision, frontends, _settings(set_ or []))
-    elif name or revision or frontends or set_:
-        raise _failure("--name, --revision, --frontends and --set are for a CHECKPOINT: name one, or leave them out")
+        own = _own_repository(checkpoint, name, revision, frontends, _settings(set_ or [], served_name, chat_template))
+    elif name or revision or frontends or set_ or served_name or chat_template:
+        raise _failure(
+            "--name, --revision, --frontends, --served-name, --chat-template and --set are for a CHECKPOINT: name one, "
+            "or leave them out"
+        )
     options = launcher.Options(
         repository=own or (model_repository or REPOSITORY).absolute(),
         models=tuple(model or ()),
@@ -111,10 +122,12 @@ def add(
             help="Also write preprocessing, tensorrt_llm, postprocessing, tensorrt_llm_bls and ensemble over NAME.",
         ),
     ] = False,
+    served_name: ServedNames = None,
+    chat_template: Template = None,
     set_: Settings = None,
 ) -> None:
     """Write a model-repository entry for CHECKPOINT: config.pbtxt, model.py, and a tokenizer and an ensemble for it."""
-    settings = _settings(set_ or [])
+    settings = _settings(set_ or [], served_name, chat_template)
     folder = _folder(checkpoint, revision)
     try:
         written = repository.add(
@@ -129,7 +142,7 @@ def add(
             decoupled=decoupled,
         )
         held = repository.held(folder, written[0])
-        if not renderer.has_template(held):
+        if chat_template is None and not renderer.has_template(held):
             console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")
     except (repository.AddError, RequestError) as error:
         raise _failure(str(error)) from None
@@ -198,8 +211,14 @@ def _own_repository(
     return own
 
 
-def _settings(pairs: list[str]) -> dict[str, str]:
+def _settings(
+    pairs: list[str], served_names: list[str] | None = None, chat_template: Path | None = None
+) -> dict[str, str]:
     settings = {}
+    if served_names:
+        settings["served_names"] = json.dumps(served_names, ensure_ascii=False)
+    if chat_template is not None:
+        settings["chat_template"] = str(chat_template.absolute())
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:

@@ -16,8 +16,7 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -31,7 +30,7 @@ from engine.serving.resets import MAX_OPEN, Resets
 from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
-from engine.text import TemplateMarks, Tokenizer
+from engine.text import Tokenizer
 from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent, derive_seed
 
 logger = logging.getLogger("nereid.frontend")
@@ -53,7 +52,7 @@ class Frontend:
 
     link: set by `attach` before any request comes. leading: whether this frontend writes the engine's gauges.
     decoupled: whether a request may have several responses. batched: tensors have a batch dimension, of prompts, and
-    the ensemble's names.
+    the ensemble's names. about: what the model says of itself besides what it can hold.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Frontend:
         leading: Callable[[], bool],
         decoupled: bool = True,
         batched: bool = False,
-        marks: TemplateMarks | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self._name = name
         self._model = model
@@ -80,7 +79,7 @@ class Frontend:
         self._leading = leading
         self._decoupled = decoupled
         self._batched = batched
-        self._marks = marks or TemplateMarks()
+        self._about = dict(about or {})
         self._resets = Resets(lambda sender: responses.send_description(sender, {"prefix_cache": "empty"}))
         self._link: Link | None = None
         self._up = False
@@ -228,7 +227,7 @@ class Frontend:
         """A stream for a request, in the table: from here on it ends in time. None when the answer has been sent."""
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if decode.wants_description(tensors):
-            self._responses.send_description(sender, {"max_model_len": self._context, "template": asdict(self._marks)})
+            self._responses.send_description(sender, {"max_model_len": self._context, **self._about})
             return None
         if decode.wants_reset(tensors):
             self._reset(sender)

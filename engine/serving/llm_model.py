@@ -69,21 +69,18 @@ class TritonPythonModel:
         if settings.frontend.engine is None:
             self._supervisor.start()  # the engine's own frontends see to it
         # The engine's process imports torch while this one imports its own modules and reads the tokenizer.
+        from engine.serving.description import description
         from engine.serving.frontend import Frontend
         from engine.serving.link import Link
         from engine.serving.metrics import Metrics
         from engine.serving.responses import Responses
-        from engine.text import TemplateMarks, Tokenizer, read_templates, template_marks
+        from engine.text import Tokenizer
 
         try:
             tokenizer = Tokenizer.from_folder(settings.tokenizer)
         except RequestError as error:
             self._leave()
             raise pb.TritonModelException(str(error)) from None
-        try:
-            marks = template_marks(read_templates(settings.tokenizer))
-        except RequestError:
-            marks = TemplateMarks()  # the model serves text; whoever renders the template says what is wrong with it
         heap.trim_malloc()
         # Under the entry's own name: the server would free series that another model still writes to.
         self._metrics = Metrics(pb, self._name, version, settings.engine.cache)
@@ -100,7 +97,7 @@ class TritonPythonModel:
             leading=lambda: self._supervisor.leading,
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             batched=batched,
-            marks=marks,
+            about=description(settings),
         )
         self._link = Link(self._folder, label, self._frontend)
         self._linked = True

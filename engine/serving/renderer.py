@@ -57,18 +57,21 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Renderer:
-    """Renders with the template of a checkpoint folder. Safe to use from any thread, which must outlive the renderer.
+    """Renders with the template of a checkpoint folder, or with the one in `file`. Safe to use from any thread, which
+    must outlive the renderer.
 
     most_s: longest that one rendering takes. Raises RequestError when the template is broken.
     """
 
-    def __init__(self, folder: Path, most_s: float = RENDER_S, processes: int = _PROCESSES) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, most_s: float = RENDER_S, processes: int = _PROCESSES, file: Path | None = None
+    ) -> None:
+        self._source = (folder, file)
         self._most_s = most_s
         self._free = threading.Semaphore(processes)
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
-        first = _Process(folder)
+        first = _Process(*self._source)
         self.found = first.start()
         if self.found:
             self._idle.append(first)
@@ -102,7 +105,7 @@ class Renderer:
             answer = process.ask(msgspec.msgpack.encode((messages, parameters)), self._most_s)
         except OSError as error:  # TimeoutError is one
             process.kill()
-            process = _Process(self._folder)  # it starts while nobody waits for it
+            process = _Process(*self._source)  # it starts while nobody waits for it
             late = isinstance(error, TimeoutError)
             raise RequestError(_SLOW.format(most_s=self._most_s) if late else _ENDED) from None
         finally:
@@ -116,7 +119,7 @@ class Renderer:
         """A process that lives and has read the template. Raises RequestError when none can be started."""
         while True:
             with self._lock:
-                process = self._idle.pop() if self._idle else _Process(self._folder)
+                process = self._idle.pop() if self._idle else _Process(*self._source)
             if not process.dead():
                 process.start()
                 return process
@@ -126,12 +129,15 @@ class Renderer:
 class _Process:
     """The asking side of one process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: Path | None) -> None:
         self._socket, theirs = socket.socketpair()
         self._started = False
         with theirs:
             self._child = subprocess.Popen(
-                [str(env.read().python), "-m", __name__, str(theirs.fileno()), str(os.getpid()), str(folder)],
+                [
+                    *(str(env.read().python), "-m", __name__, str(theirs.fileno()), str(os.getpid()), str(folder)),
+                    *(() if file is None else (str(file),)),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C in the server's terminal is the server's business
@@ -199,9 +205,14 @@ def _receive_bytes(connection: socket.socket, count: int, end: float | None) -> 
 
 
 def answer(template: ChatTemplate, messages: bytes, parameters: bytes | None) -> Answer:
-    """Render in this process."""
+    """Render in this process, with the template that the parameters bring, if they bring one."""
     try:
         fields = {} if parameters is None else _json(parameters, protocol.TEMPLATE_PARAMETERS, dict)
+        own = fields.pop("chat_template", None)
+        if own is not None:
+            if not isinstance(own, str):
+                raise RequestError("chat_template must be a string, the source of a template")
+            template = template.replaced(own)
         known = {name: value for name, value in fields.items() if name in _FIELDS}
         more = {name: value for name, value in fields.items() if name not in _FIELDS}
         chat = _json(messages, protocol.MESSAGES, list)
@@ -229,7 +240,7 @@ def _json(raw: bytes, name: str, kind: type[Any]) -> Any:
 
 def main(arguments: list[str]) -> None:
     """A process: read the template, say how that went, then render what comes until the other side has gone."""
-    descriptor, parent, folder = arguments
+    descriptor, parent, *source = arguments
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         return
@@ -238,7 +249,7 @@ def main(arguments: list[str]) -> None:
     connection = socket.socket(fileno=int(descriptor))
     template, said = None, Answer(found=False)
     try:
-        template = ChatTemplate.from_folder(folder)
+        template = ChatTemplate.from_folder(*source)
         said = Answer(found=template is not None)
     except RequestError as error:
         said = Answer(error=error.message, code=error.code)

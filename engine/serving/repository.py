@@ -17,7 +17,7 @@ from engine.models.reader import ConfigError
 from engine.serving import catalog, gguf_folder, protocol, tensorrt_llm
 from engine.serving.protocol import Tensor
 from engine.serving.renderer import Renderer
-from engine.serving.settings import SettingsError, parse
+from engine.serving.settings import SettingsError, parse, template_file
 from engine.text import Tokenizer
 from engine.types import RequestError, shown
 
@@ -191,7 +191,10 @@ def add(
             parse({"model": str(read), **chosen}, repository / name)
             parameters = {"model": str(folder), **chosen}
             Tokenizer.from_folder(read)
-            Renderer(read).close()
+            template = chosen.get("chat_template")
+            if template is not None:
+                template = parameters["chat_template"] = str(template_file(template, repository / name))
+            Renderer(read, file=None if template is None else Path(template)).close()
         except (ConfigError, SettingsError, RequestError, GgufError) as error:
             raise AddError(str(error)) from None
         try:
@@ -199,7 +202,8 @@ def add(
             if own:
                 shutil.copytree(read, folder, symlinks=True)
             if tokenizer:
-                write_tokenizer(repository, tokenizer_name, {"model": str(folder)})
+                shown_by = {} if template is None else {"chat_template": template}
+                write_tokenizer(repository, tokenizer_name, {"model": str(folder), **shown_by})
             if ensemble:
                 write_ensemble(repository, ensemble_name, tokenizer_name, name)
             if tensorrt_llm_names:

@@ -20,10 +20,15 @@ class SettingsError(ValueError):
     """A parameter of config.pbtxt that cannot be used; the message names it."""
 
 
+ServedName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the frontends of a model behave.
 
     tokenizer: checkpoint folder to tokenize with; None takes `model`.
+    chat_template: a file with the template of chats, in place of the checkpoint's.
+    served_names: other names of the model in the OpenAI API.
     engine: another model whose engine process these frontends share: its settings of the engine must be these.
     stream_interval: tokens a streamed response waits for, after the first, which is sent at once.
     senders: threads of a frontend that send responses; each send waits for the server, so a second one helps.
@@ -37,6 +42,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     tokenizer: str | None = None
+    chat_template: str | None = None
+    served_names: Annotated[tuple[ServedName, ...], Meta(max_length=16)] = ()
     engine: str | None = None
     stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
     senders: Annotated[int, Meta(ge=1, le=16)] = 2
@@ -85,6 +92,9 @@ def parse(parameters: Mapping[str, str], folder: Path) -> ModelSettings:
     if isinstance(speculation.get("model"), str):
         speculation["model"] = str(checkpoint(speculation["model"], folder))
     frontend_config = _convert(frontend, FrontendConfig)
+    if frontend_config.chat_template is not None:
+        file = str(template_file(frontend_config.chat_template, folder))
+        frontend_config = msgspec.structs.replace(frontend_config, chat_template=file)
     tokenizer = checkpoint(frontend_config.tokenizer or engine["model"], folder)
     engine["tokenizer"] = str(tokenizer)
     return ModelSettings(_convert(engine, EngineConfig), frontend_config, tokenizer)
@@ -92,11 +102,23 @@ def parse(parameters: Mapping[str, str], folder: Path) -> ModelSettings:
 
 def checkpoint(value: str, folder: Path) -> Path:
     """The folder that a parameter names. Raises SettingsError when there is none."""
-    path = Path(value.replace("$$TRITON_MODEL_DIRECTORY", str(folder))).expanduser()
-    path = path if path.is_absolute() else folder / path
+    path = _path(value, folder)
     if not path.is_dir():
         raise SettingsError(f"there is no checkpoint folder {path} (parameter of {folder / 'config.pbtxt'})")
     return path.resolve()
+
+
+def template_file(value: str, folder: Path) -> Path:
+    """The file that a parameter names. Raises SettingsError when there is none."""
+    path = _path(value, folder)
+    if not path.is_file():
+        raise SettingsError(f"there is no chat template {path} (parameter of {folder / 'config.pbtxt'})")
+    return path.resolve()
+
+
+def _path(value: str, folder: Path) -> Path:
+    path = Path(value.replace("$$TRITON_MODEL_DIRECTORY", str(folder))).expanduser()
+    return path if path.is_absolute() else folder / path
 
 
 def keys(config: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:

@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb
 from engine.serving.array_guard import ArrayGuard
 from engine.serving.process_watch import die_with
 from engine.serving.responses import unexpected
-from engine.serving.settings import SettingsError, checkpoint
+from engine.serving.settings import SettingsError, checkpoint, template_file
 from engine.text import Tokenizer
 from engine.types import ErrorCode, RequestError
 
@@ -26,7 +26,13 @@ _AT_ONCE = 8  # requests: while one renders in vain, or is megabytes long, the o
 
 
 class TextModel(ABC):
-    """One instance. Requests are answered by threads through their response senders, so that none waits for another."""
+    """One instance. Requests are answered by threads through their response senders, so that none waits for another.
+
+    parameters: those of config.pbtxt besides `model`.
+    """
+
+    parameters: tuple[str, ...] = ()
+    _template: Path | None = None
 
     def initialize(self, args: dict[str, str]) -> None:
         self._guard = ArrayGuard().install()
@@ -35,11 +41,16 @@ class TextModel(ABC):
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         try:
-            unknown = sorted(set(parameters) - {"model"})
+            known = {"model", *self.parameters}
+            unknown = sorted(set(parameters) - known)
             if unknown:
-                raise SettingsError(f"config.pbtxt has an unknown parameter {unknown[0]!r}: known is 'model'")
-            folder = checkpoint(parameters.get("model", ""), Path(args["model_repository"]))
+                told = ", ".join(map(repr, sorted(known)))
+                raise SettingsError(f"config.pbtxt has an unknown parameter {unknown[0]!r}: known are {told}")
+            entry = Path(args["model_repository"])
+            folder = checkpoint(parameters.get("model", ""), entry)
             self._tokenizer = Tokenizer.from_folder(folder)
+            if "chat_template" in parameters:
+                self._template = template_file(parameters["chat_template"], entry)
             self._open(folder)
         except (SettingsError, RequestError) as error:
             raise pb.TritonModelException(str(error)) from None

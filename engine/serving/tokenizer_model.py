@@ -17,12 +17,14 @@ from engine.types import RequestError
 class TritonPythonModel(TextModel):
     """Takes one of a text, chat messages and token ids."""
 
+    parameters = ("chat_template",)
+
     def finalize(self) -> None:
         super().finalize()
         self._renderer.close()
 
     def _open(self, folder: Path) -> None:
-        self._renderer = Renderer(folder)
+        self._renderer = Renderer(folder, file=self._template)
 
     def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:
         ids, text = self._convert(tensors)

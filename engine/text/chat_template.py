@@ -21,6 +21,7 @@ from engine.types import ErrorCode, RequestError, shown
 Message = Mapping[str, Any]
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+MAX_SOURCE = 64 << 10  # characters of a template that a request brings
 _MOST = 300  # characters of what a template says
 _CONTINUE_MARK = "\ue000CONTINUE\ue001"  # private-use characters: no text holds them by chance
 
@@ -46,12 +47,19 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> ChatTemplate | None:
-        """The template of a checkpoint folder, None when it has none. Raises RequestError when it is broken."""
-        templates = read_templates(path)
+    def from_folder(cls, path: str | Path, file: str | Path | None = None) -> ChatTemplate | None:
+        """The template of a checkpoint folder, or the one in `file`; None when there is none. Raises RequestError when
+        it is broken."""
+        templates = read_templates(path, file)
         if not templates:
             return None
         return cls(templates, _special_tokens(read_json_object(checkpoint_folder(path) / "tokenizer_config.json")))
+
+    def replaced(self, source: str) -> ChatTemplate:
+        """Another template with the same special tokens. Raises RequestError when it is broken or too long."""
+        if len(source) > MAX_SOURCE:
+            raise RequestError(f"chat_template has {len(source)} characters; at most {MAX_SOURCE} are allowed")
+        return ChatTemplate({"default": source}, self._special_tokens)
 
     def render(
         self,
@@ -130,11 +138,14 @@ class ChatTemplate:
             raise RequestError(f"the chat template cannot render these messages: {_reason(error)}") from error
 
 
-def read_templates(path: str | Path) -> dict[str, str]:
+def read_templates(path: str | Path, file: str | Path | None = None) -> dict[str, str]:
     """The sources of a checkpoint folder's chat templates by name. Raises RequestError when they cannot be read.
 
-    chat_template.jinja and additional_chat_templates/NAME.jinja come before tokenizer_config.json.
+    chat_template.jinja and additional_chat_templates/NAME.jinja come before tokenizer_config.json. file: a template
+    that stands in for all of them.
     """
+    if file is not None:
+        return {"default": read_text(Path(file))}
     folder = checkpoint_folder(path)
     templates = _templates_of(read_json_object(folder / "tokenizer_config.json").get("chat_template"), folder)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):

@@ -287,7 +287,7 @@ def test_the_model_says_what_it_can_hold(rig: Callable[..., Rig]) -> None:
     model.frontend.submit(request)
     (response,) = request.all()
     found = json.loads(response.tensors["description"][0])
-    assert found == {"max_model_len": 511 * 4 + 1, "template": {"calls": [], "thinking": []}}
+    assert found == {"max_model_len": 511 * 4 + 1}
     mixed = Request(describe=True, text_input=b"a")
     model.frontend.submit(mixed)
     assert "text_input" in str(outcome(mixed))

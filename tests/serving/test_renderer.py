@@ -190,3 +190,18 @@ def test_any_template_is_read_or_refused(pieces: list[str]) -> None:
         ChatTemplate({"default": " ".join(pieces)}).render([{"role": "user", "content": "x"}])
     except RequestError:
         return
+
+
+def test_a_file_and_then_a_request_stand_in_for_the_checkpoints_template(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("file: {{ messages[0].content }}")
+    made = Renderer(folder, most_s=30.0, file=file)
+    try:
+        assert made.render(chat("x"), None) == "file: x"
+        assert made.render(chat("x"), b'{"chat_template": "own: {{ messages[0].content }}"}') == "own: x"
+        for value, why in ((5, "must be a string"), ("x" * 70_000, "at most 65536"), ("{% if %}", "not valid Jinja")):
+            with pytest.raises(RequestError, match=why):
+                made.render(chat("x"), json.dumps({"chat_template": value}).encode())
+        assert made.render(chat("x"), None) == "file: x"
+    finally:
+        made.close()

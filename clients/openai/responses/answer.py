@@ -184,8 +184,8 @@ class _Answer:
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
-            "temperature": 1.0 if request.temperature is None else request.temperature,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "temperature": self._drawn(request.temperature, "temperature"),
+            "top_p": self._drawn(request.top_p, "top_p"),
             "top_logprobs": request.top_logprobs or 0,
             "text": {"format": {"type": "text"}} | text,
             "tools": [tool.model_dump() for tool in request.tools or ()],
@@ -200,6 +200,9 @@ class _Answer:
             "prompt_cache_key": request.prompt_cache_key,
             "usage": None,
         }
+
+    def _drawn(self, asked: float | None, name: str) -> float:
+        return self._call.defaults.get(name, 1.0) if asked is None else asked
 
     def _sse(self, event: Event) -> bytes:
         numbered = {**event, "sequence_number": next(self._numbers)}

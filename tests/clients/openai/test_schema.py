@@ -126,7 +126,7 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
         ({"reasoning_effort": "x" * 65}, "reasoning_effort"),
         ({"best_of": 2}, "best_of"),
         ({"documents": [{"text": "x"}]}, "documents"),
-        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"chat_template": "x" * 65537}, "chat_template"),
         ({"messages": [{**ASK[0], "mood": "good"}]}, "messages[0].mood"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),

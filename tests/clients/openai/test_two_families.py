@@ -47,10 +47,17 @@ def test_each_models_answers_are_read_in_its_own_form(tmp_path: Path) -> None:
         file = folder / "tokenizer_config.json"
         config = json.loads(file.read_text())
         config["chat_template"] = template.replace(usual, config["chat_template"])
+        settings = {}
+        if name == "channels":  # named and templated by whoever added it
+            given = tmp_path / "given.jinja"
+            given.write_text(config.pop("chat_template"))
+            settings = {"served_names": '["gpt", "org/gpt"]', "chat_template": str(given)}
+            (folder / "generation_config.json").write_text('{"temperature": 0.0, "top_k": -5, "max_new_tokens": 9}')
         file.write_text(json.dumps(config))
-        repository.add(folder, name, models, settings={}, tokenizer=True, ensemble=False, frontends=1)
+        repository.add(folder, name, models, settings=settings, tokenizer=True, ensemble=False, frontends=1)
     with LocalServer(models) as server:
-        shim = Shim(tmp_path, "--triton", f"{server.grpc}:{server.metrics.rsplit(':', 1)[1]}")
+        triton = f"{server.grpc}:{server.metrics.rsplit(':', 1)[1]}"
+        shim = Shim(tmp_path, "--triton", triton)
         try:
             client = openai.OpenAI(base_url=f"{shim.url}/v1", api_key="none", max_retries=0)
 
@@ -77,5 +84,34 @@ def test_each_models_answers_are_read_in_its_own_form(tmp_path: Path) -> None:
             assert (call.function.name, call.function.arguments) == ("get_time", '{"zone": "UTC"}')
             bound = answer("channels", "x", response_format={"type": "json_object"})
             assert (bound.content, hasattr(bound, "reasoning_content")) == ('{"n": 5}', False)
+            listed = {card.id: card.root for card in client.models.list()}
+            assert listed == {"usual": "usual", "other": "other"} | dict.fromkeys(
+                ("channels", "gpt", "org/gpt"), "channels"
+            )
+            # Its generation_config.json: greedy, and 9 tokens at most; what no request could send is left out.
+            fields = {"model": "org/gpt", "messages": [{"role": "user", "content": "x"}]}
+            drawn = client.chat.completions.create(**fields, tools=[TOOL], max_tokens=100)
+            assert drawn.choices[0].message.tool_calls[0].function.arguments == '{"zone": "UTC"}'
+            cut = client.completions.create(model="gpt", prompt="s", max_tokens=100)
+            assert cut.usage.completion_tokens <= 9
+            own = {"chat_template": "{{ messages[0].content }}<|start|>assistant<|channel|>final<|message|>"}
+            with pytest.raises(openai.BadRequestError, match="--trust-request-chat-template"):
+                client.chat.completions.create(**fields, extra_body=own)
+            trusting = Shim(
+                tmp_path, "--triton", triton, "--trust-request-chat-template", "--generation-config", "none"
+            )
+            try:
+                client = openai.OpenAI(base_url=f"{trusting.url}/v1", api_key="none", max_retries=0)
+                said = client.chat.completions.create(**fields, extra_body=own, temperature=0).choices[0].message
+                assert said.content == '{"n": 5}'
+                for broken, why in (("{% if %}", "not valid Jinja"), ("x" * 70_000, "65536")):
+                    with pytest.raises(openai.BadRequestError, match=why):
+                        client.chat.completions.create(**fields, extra_body={"chat_template": broken})
+                free = client.completions.create(
+                    model="gpt", prompt="s", max_tokens=40, extra_body={"ignore_eos": True}
+                )
+                assert free.usage.completion_tokens == 40
+            finally:
+                trusting.stop()
         finally:
             shim.stop()
