@@ -174,7 +174,7 @@ class Engine:
             self._scheduler,
             self._kv,
             overlap=config.runtime.overlap,
-            late_launch=config.runtime.late_launch,
+            delay_launch=config.runtime.delay_launch,
             clock=clock,
             sleep=sleep,
             on_failure=on_failure,

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 Positive = Annotated[int, Meta(ge=1)]
 # Tokens drafted for a request in a step.
-MOST_DRAFTS = 16
+MAX_DRAFTS = 16
 # The same where their number is chosen from step to step.
 AUTO_DRAFTS = 8
 # What speculation.method may be.
@@ -82,7 +82,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
     @property
-    def kept_as(self) -> str:
+    def storage_dtype(self) -> str:
         """`dtype` by one name: auto, fp8 or 16bit."""
         return CACHE_DTYPES[self.dtype]
 
@@ -91,14 +91,14 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How steps are executed. Each switch is an optimisation that can be turned off without changing tokens.
 
     device: "auto" takes the GPU if there is one. kernels: "auto" binds references on CPU and kernels on a GPU.
-    overlap: prepare step N+1 while step N runs. late_launch: with overlap, not before step N is about to end, so that
+    overlap: prepare step N+1 while step N runs. delay_launch: with overlap, not before step N is about to end, so that
     requests which arrive meanwhile join step N+1. dependent_launch: a kernel starts while the one before it ends.
     graphs: replay captured CUDA graphs for decode steps. compile_ahead: compile every kernel that steps can need before
     the engine is ready, many at once, in other processes or in threads of this one; "off" leaves each to the first step
     that needs it.
     fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
     trim_last_layer: the last layer computes the last token of each line alone, where nobody asks for prompt_logprobs.
-    chosen_products: products of many rows take the library's algorithms that were measured to be fastest.
+    tuned_gemms: products of many rows take the library's algorithms that were measured to be fastest.
     direct_copies: a step's numbers come from pinned host memory, and its tokens go there, by kernels instead of by a
     copy engine, for which the device waits.
     deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
@@ -108,13 +108,13 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Literal["auto", "reference", "triton"] = "auto"
     overlap: bool = True
-    late_launch: bool = True
+    delay_launch: bool = True
     dependent_launch: bool = True
     graphs: bool = True
     compile_ahead: Literal["processes", "threads", "off"] = "processes"
     fused_attention: bool = True
     trim_last_layer: bool = True
-    chosen_products: bool = True
+    tuned_gemms: bool = True
     direct_copies: bool = True
     deterministic: bool = False
 
@@ -146,7 +146,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
 
     method: str = "none"
-    tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFTS)] | Literal["auto"] | None = None
+    tokens: Annotated[int, Meta(ge=1, le=MAX_DRAFTS)] | Literal["auto"] | None = None
     model: str | None = None
 
     def __post_init__(self) -> None:

@@ -30,8 +30,8 @@ MAX_ITEMS = 4_000_000  # of all arrays of a file
 MAX_TENSORS = 100_000  # of all files
 MAX_DIMS = 4
 MAX_FILES = 512
-_MOST_ALIGNMENT = 1 << 20
-_MOST_NAME = 200  # characters of a name in a message
+_MAX_ALIGNMENT = 1 << 20
+_MAX_NAME = 200  # characters of a name in a message
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<at>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 # Scalars by their number in a file, in struct's letters. Strings are 8 and arrays 9.
@@ -151,7 +151,7 @@ def _joined(parts: list[list[Tensor]]) -> dict[str, Tensor]:
     for tensor in itertools.chain.from_iterable(parts):
         before = tensors.setdefault(tensor.name, tensor)
         if before is not tensor:
-            label = shown(tensor.name, _MOST_NAME)
+            label = shown(tensor.name, _MAX_NAME)
             raise GgufError(f"tensor {label} is stored twice, in {before.file} and in {tensor.file}")
     return tensors
 
@@ -240,11 +240,11 @@ def _header(file: Path) -> tuple[dict[str, Value], list[Tensor]]:
     for _ in range(num_keys):
         key = cursor.string()
         if key in metadata:
-            raise GgufError(f"{file} names the metadata key {shown(key, _MOST_NAME)} more than once")
+            raise GgufError(f"{file} names the metadata key {shown(key, _MAX_NAME)} more than once")
         metadata[key] = cursor.value(key)
     alignment = _whole(metadata, "general.alignment", file, 32)
-    if not 8 <= alignment <= _MOST_ALIGNMENT or alignment % 8:
-        raise GgufError(f"{file}: general.alignment is {alignment}; multiples of 8 up to {_MOST_ALIGNMENT} are read")
+    if not 8 <= alignment <= _MAX_ALIGNMENT or alignment % 8:
+        raise GgufError(f"{file}: general.alignment is {alignment}; multiples of 8 up to {_MAX_ALIGNMENT} are read")
     placed = [_tensor(cursor, alignment) for _ in range(num_tensors)]
     data = -(-cursor.at // alignment) * alignment
     tensors = [Tensor(name, file, data + offset, kind, shape) for name, offset, kind, shape in placed]
@@ -255,7 +255,7 @@ def _header(file: Path) -> tuple[dict[str, Value], list[Tensor]]:
 def _tensor(cursor: _Cursor, alignment: int) -> tuple[str, int, BlockFormat, tuple[int, ...]]:
     """Name, offset in the data, format and shape of the next tensor."""
     name = cursor.string()
-    label = f"{cursor.file}: tensor {shown(name, _MOST_NAME)}"
+    label = f"{cursor.file}: tensor {shown(name, _MAX_NAME)}"
     num_dims = cursor.number("I")
     if not 1 <= num_dims <= MAX_DIMS:
         raise GgufError(f"{label} has {num_dims} dimensions; 1 to {MAX_DIMS} are read")
@@ -276,9 +276,9 @@ def _check_places(file: Path, tensors: list[Tensor], size: int) -> None:
     """Every tensor's bytes are in the file, and no two share any."""
     for tensor in tensors:
         if tensor.start + tensor.num_bytes > size:
-            label = shown(tensor.name, _MOST_NAME)
+            label = shown(tensor.name, _MAX_NAME)
             raise GgufError(f"{file}: the bytes of tensor {label} are missing, the file is cut short or broken")
     for before, after in itertools.pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
         if after.start < before.start + before.num_bytes:
-            names = " and ".join(shown(tensor.name, _MOST_NAME) for tensor in (before, after))
+            names = " and ".join(shown(tensor.name, _MAX_NAME) for tensor in (before, after))
             raise GgufError(f"{file}: tensors {names} lie in the same bytes, it is broken")

@@ -170,7 +170,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ValueError(f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed")
-        for name, most in _MOST_ITEMS.items():
+        for name, most in _MAX_ITEMS.items():
             if len(getattr(self, name)) > most:
                 raise ValueError(f"{name} holds {len(getattr(self, name))} values; at most {most} are allowed")
         if any(not s or _num_bytes(s) > MAX_STOP_BYTES for s in self.stop):
@@ -233,7 +233,7 @@ _NOT_WITH_BEAMS = (
 )
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)} | {"logit_bias": {}}
 
-_MOST_ITEMS = {
+_MAX_ITEMS = {
     "stop_token_ids": MAX_STOP_IDS,
     "bad_words": MAX_BAD_WORDS,
     "logit_bias": MAX_BIASES,

@@ -27,10 +27,10 @@ class Workspace:
     Launches that share a workspace must run in one stream order.
     """
 
-    def __init__(self, device: torch.device, dependent_launch: bool = True, chosen_products: bool = True) -> None:
+    def __init__(self, device: torch.device, dependent_launch: bool = True, tuned_gemms: bool = True) -> None:
         self.device = device
         self.pdl = dependent_launch and hardware.dependent_launch(device)
-        self.products = Products() if chosen_products else None
+        self.products = Products() if tuned_gemms else None
         self._counters: dict[tuple[str, int], torch.Tensor] = {}
         self._side: torch.cuda.Stream | None = None
         self._launcher: Launcher | None = None

@@ -29,8 +29,8 @@ from kernels.registry import Case, Op, registry
 from kernels.testing import bound, seeded
 
 GRAPH_SECONDS = 1e-3
-MOST_CALLS = 200
-MOST_INPUTS = 8
+MAX_CALLS = 200
+MAX_INPUTS = 8
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ def time_case(op: Op, case: Case, device: torch.device, ceiling: Ceilings, sampl
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     sets = [case.make(device, seeded(device))]
     size = _nbytes(sets[0])
-    for seed in range(1, min(MOST_INPUTS, max(2, 1 + 3 * cache // max(size, 1)))):
+    for seed in range(1, min(MAX_INPUTS, max(2, 1 + 3 * cache // max(size, 1)))):
         sets.append(case.make(device, seeded(device, seed)))
     kernel = bound(op)
     for inputs in sets:
         kernel(**inputs)
     turns = itertools.cycle(sets)
     once = statistics.median(_seconds(lambda: kernel(**next(turns)), 5))
-    calls = max(len(sets), min(MOST_CALLS, int(GRAPH_SECONDS / max(once, 1e-6)) // len(sets) * len(sets)))
+    calls = max(len(sets), min(MAX_CALLS, int(GRAPH_SECONDS / max(once, 1e-6)) // len(sets) * len(sets)))
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):

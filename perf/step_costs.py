@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from engine.cache.writes import BlockWrite
-from engine.config import MOST_DRAFTS
+from engine.config import MAX_DRAFTS
 from engine.core.plan import Draft, Pending, RowStart, Runner, StepPlan
 from perf.engine import config_from
 from perf.provenance import provenance
@@ -61,7 +61,7 @@ class Steps:
         self._draw = np.random.default_rng(0)
         self._vocab = runner.info.vocab_size
         self._step = 0
-        self._entries = -(-(max(context + WARM + MOST + MOST_DRAFTS, length) + 1) // self._pool.block_size)
+        self._entries = -(-(max(context + WARM + MOST + MAX_DRAFTS, length) + 1) // self._pool.block_size)
 
     def _start(self, row: int, tokens: int) -> RowStart:
         ids = self._draw.integers(self._vocab, size=tokens).tolist()

@@ -286,7 +286,7 @@ def layer(shape: str, rows: int) -> str:
 
     graphs, results = [], []
     # graphs read and write their workspaces: these outlive them
-    workspaces = [Workspace(torch.device("cuda"), chosen_products=on) for on in (True, False)]
+    workspaces = [Workspace(torch.device("cuda"), tuned_gemms=on) for on in (True, False)]
     for workspace in workspaces:
         graphs.append(captured(partial(chain, workspace)))
         graphs[-1].replay()

@@ -34,7 +34,7 @@ from perf.provenance import provenance
 
 Choice = Tile | VectorTile | StreamTile | WarpSpecializedTile | GatedPersistentTile | None
 CHAIN_BYTES = 6e8
-MOST_LAYERS = 16
+MAX_LAYERS = 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Product:
 
     @property
     def layers(self) -> int:
-        return max(2, min(MOST_LAYERS, round(CHAIN_BYTES / self.bytes)))
+        return max(2, min(MAX_LAYERS, round(CHAIN_BYTES / self.bytes)))
 
 
 # layers, hidden, heads times their width, qkv, intermediate, vocabulary

@@ -29,7 +29,7 @@ FIELDS = (
     "guided_whitespace_pattern",
     "structural_tag",
 )
-MOST_CALLS = 16  # of tools, in one answer that must be calls
+MAX_CALLS = 16  # of tools, in one answer that must be calls
 _ANY = {"type": "object"}
 
 
@@ -61,7 +61,7 @@ def chat_constraint(request: ChatRequest, forms: ModelForms, begins: Begins) -> 
         prefix = FORMS[forms.tools].prefix(forced)
         return Constraint(kind="grammar", text=calls(tools, forms.tools, 1), prefix=prefix)
     if request.tool_choice == "required":
-        most = 1 if request.parallel_tool_calls is False else MOST_CALLS
+        most = 1 if request.parallel_tool_calls is False else MAX_CALLS
         made: Constraint | None = Constraint(kind="grammar", text=calls(tools, forms.tools, most))
     elif strict:
         made = Constraint(kind="grammar", text=calls_or_text(tools, forms.tools, constraint_of(request)))
@@ -115,7 +115,7 @@ def calls_or_text(tools: list[Tool], form: str, content: Constraint | None) -> s
         rules += [f"trigger[lazy]: TEXT {json.dumps(made.trigger)}", "TEXT: /(.|\\n)*/"]
         one = "call"
         if made.begin:
-            one = f"call ({between} call){{0,{MOST_CALLS - 1}}} {json.dumps(made.end)}"
+            one = f"call ({between} call){{0,{MAX_CALLS - 1}}} {json.dumps(made.end)}"
         return "\n".join([f"start: (trigger {one})* rest", "rest: TEXT", *rules])
     # Calls in this form begin an answer, with a brace; any other beginning is text.
     return "\n".join([f"start: call ({between} call)* | rest", "rest: /([^{\\s](.|\\n)*)?/", *rules])

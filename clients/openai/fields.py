@@ -13,8 +13,8 @@ from engine.types import shown
 log = logging.getLogger("nereid.openai")
 
 HEADER = "X-Ignored-Fields"
-_MOST_REPORTED = 16  # of one request
-_MOST_LOGGED = 256  # names by one worker: a client can make up any number
+_MAX_REPORTED = 16  # of one request
+_MAX_LOGGED = 256  # names by one worker: a client can make up any number
 
 
 class UnknownFields:
@@ -32,10 +32,10 @@ class UnknownFields:
             if self._strict:
                 message = f"Unrecognized request argument supplied: {shown(path)}"
                 raise ApiError(400, message, param=path, code="unknown_parameter")
-            if len(found) < _MOST_REPORTED:
+            if len(found) < _MAX_REPORTED:
                 found[quote(shown(path), safe=".[]")] = None
         for name in found:
-            if name not in self._logged and len(self._logged) < _MOST_LOGGED:
+            if name not in self._logged and len(self._logged) < _MAX_LOGGED:
                 self._logged.add(name)
                 log.warning("requests bring the unknown field %s: it is ignored (--strict-fields refuses it)", name)
         return tuple(found)

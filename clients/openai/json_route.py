@@ -17,7 +17,7 @@ from starlette.responses import Response
 from clients.openai.errors import ApiError, from_validation
 from clients.openai.trace import trace_of
 
-_MOST_MISTAKES = 1000
+_MAX_MISTAKES = 1000
 
 M = TypeVar("M", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -56,7 +56,7 @@ def checked(model: type[M], data: bytes, http: Request) -> M:
     try:
         body = model.model_validate_json(data)
     except ValidationError as error:
-        if error.error_count() > _MOST_MISTAKES:  # each would be made a dict of, only to show the first
+        if error.error_count() > _MAX_MISTAKES:  # each would be made a dict of, only to show the first
             raise ApiError(400, f"The request body holds {error.error_count()} mistakes; see /docs.") from None
         raise from_validation(error.errors(include_url=False)) from None
     state = http.app.state

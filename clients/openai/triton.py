@@ -21,7 +21,7 @@ from clients.openai.wire import Generation, ModelInfo, Piece
 _DESCRIBE_S = 2.0
 _RESET_S = 30.0  # it happens between two steps
 _LATE_S = 0.6  # a frontend ends what is 0.3 s past its time; a server that still says nothing is given up
-_LEAST_S = 1e-3
+_MIN_S = 1e-3
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _CHANNEL = [
     ("grpc.max_send_message_length", -1),
@@ -62,7 +62,7 @@ class TritonReplica:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces as they come. Leaving the iteration cancels the request in the engine. Raises BackendError."""
-        left = max(_LEAST_S, generation.deadline - time.monotonic())
+        left = max(_MIN_S, generation.deadline - time.monotonic())
         # In tenths, so that requests of one kind have one text of fields, which frontends know from the one before.
         told = round(left, 1) if left > 2 else left
         call = self._generate(wire.llm_request(generation, told), timeout=left + _LATE_S)

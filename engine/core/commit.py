@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.cache.manager import KVManager
-from engine.config import MOST_DRAFTS
+from engine.config import MAX_DRAFTS
 from engine.core import stopping
 from engine.core.plan import Draft, Pending, StepPlan, StepResult
 from engine.core.request import Request, Status
@@ -38,7 +38,7 @@ class Committer:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
-        self.accepted_at = [0] * MOST_DRAFTS  # of the drafts at each place of an entry, how many stood
+        self.accepted_at = [0] * MAX_DRAFTS  # of the drafts at each place of an entry, how many stood
         self._scheduler = scheduler
         self._kv = kv
         self._emit = emit

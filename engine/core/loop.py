@@ -57,7 +57,7 @@ class EngineLoop:
         kv: KVManager,
         *,
         overlap: bool = True,
-        late_launch: bool = True,
+        delay_launch: bool = True,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
@@ -70,7 +70,7 @@ class EngineLoop:
         self.committer = Committer(scheduler, kv, self._emit, clock)
         self._runner = runner
         self._overlap = overlap
-        self._late_launch = late_launch
+        self._delays_launch = delay_launch
         self._clock = clock
         self._sleep = sleep
         self._launch_timer = LaunchTimer(clock)
@@ -181,7 +181,7 @@ class EngineLoop:
 
     def iterate(self, inflight: InFlight | None) -> InFlight | None:
         """One step. Takes the step that is in flight and returns the one that is then."""
-        if inflight is not None and self._late_launch and self.scheduler.has_room:
+        if inflight is not None and self._delays_launch and self.scheduler.has_room:
             self._delay_launch(inflight)
         self._drain()
         launched = self._launch()

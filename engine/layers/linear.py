@@ -39,17 +39,17 @@ class Linear(nn.Module):
         self, x: torch.Tensor, norm: RmsNorm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [T, size], residual [T, out] → [T, out], or [T, out / 2] behind a gated activation."""
-        once = self._communicator.once
+        on_first_rank = self._communicator.on_first_rank
         y = self._op(
             x,
             self.weight.value,
-            once(self.bias),
-            residual=once(residual),
+            on_first_rank(self.bias),
+            residual=on_first_rank(residual),
             activation=self._activation,
             deterministic=self._deterministic,
             **taken_in(norm),
         )
-        return self._communicator.sum(y)
+        return self._communicator.all_reduce(y)
 
     def forward_with_next_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, norm: RmsNorm | None

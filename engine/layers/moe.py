@@ -67,7 +67,7 @@ class Moe(nn.Module):
             self.down.value,
             routing,
             token_ids,
-            residual=self._communicator.once(residual),
+            residual=self._communicator.on_first_rank(residual),
             activation=config.activation,
             limit=config.limit,
             deterministic=self._deterministic,
@@ -76,4 +76,4 @@ class Moe(nn.Module):
         # In this order, for the sum may stand in its residual's place, and x may be the residual of the routed ones.
         if self.shared is not None:
             y = self.shared(x, norm, token_ids, residual=y)
-        return self._communicator.sum(y)
+        return self._communicator.all_reduce(y)

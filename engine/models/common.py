@@ -27,7 +27,7 @@ from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, Split, 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 # Layers of a model, and experts of a layer: each has rules of its own.
-MOST_PARTS = 1 << 12
+MAX_PARTS = 1 << 12
 DTYPES = ("float32", "bfloat16", "float16")
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -193,7 +193,7 @@ def mlp(reader: Reader) -> MlpConfig:
 def experts(reader: Reader, **own: Any) -> MoeConfig:
     """Routed experts. `own` are the fields of MoeConfig that a family reads by itself."""
     counts = ("num_experts", "n_routed_experts", "num_local_experts")  # releases of transformers differ
-    said = {count for key in counts if (count := reader.size(key, None, most=MOST_PARTS)) is not None}
+    said = {count for key in counts if (count := reader.size(key, None, most=MAX_PARTS)) is not None}
     if len(said) != 1:
         raise ConfigError(f"{reader.where} must give one of {', '.join(counts)}; it gives {len(said)} different values")
     made = MoeConfig(
@@ -268,7 +268,7 @@ def layer_types(reader: Reader, kinds: tuple[str, ...], every: int = 1) -> list[
 
 
 def num_layers(reader: Reader) -> int:
-    return reader.size("num_hidden_layers", most=MOST_PARTS)
+    return reader.size("num_hidden_layers", most=MAX_PARTS)
 
 
 def attention_rules(config: AttentionConfig, name: str = "model.layers.{layer}.self_attn") -> list[Rule]:

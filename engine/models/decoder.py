@@ -153,7 +153,7 @@ class Decoder(Loaded):
         are asked: steps are padded to the same shapes everywhere."""
         dense = [layer.ffn for layer in self.layers if isinstance(layer.ffn, Mlp)]
         own = max(ffn.down.weight.shape[1] for ffn in dense) if len(dense) == len(self.layers) else 0
-        return max(told for (told,) in self._communicator.agree([own]))
+        return max(told for (told,) in self._communicator.all_gather_numbers([own]))
 
     @property
     def kinds(self) -> list[int]:

@@ -24,19 +24,19 @@ class Communicator:
     rank = 0
     size = 1
 
-    def once(self, x: torch.Tensor | None) -> torch.Tensor | None:
+    def on_first_rank(self, x: torch.Tensor | None) -> torch.Tensor | None:
         """What the sum over ranks is to hold once: x on the first rank, None on the others."""
         return x if self.rank == 0 else None
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x, in x's place. Every rank gets the same bits."""
         return x
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [B, C] of each rank → [size, B, C]."""
         return x[None]
 
-    def agree(self, numbers: list[int]) -> list[list[int]]:
+    def all_gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         """Numbers of each rank, by rank. On the host, for the start."""
         return [numbers]
 
@@ -55,19 +55,19 @@ class GroupCommunicator(Communicator):
         self._group = group
         self._device = device
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         self._group.allreduce([x]).wait()
         return x
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         made = x.new_empty(self.size, *x.shape)
         self._group._allgather_base(made.flatten(0, 1), x.contiguous()).wait()
         return made
 
-    def agree(self, numbers: list[int]) -> list[list[int]]:
+    def all_gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         told = torch.tensor([numbers], dtype=torch.int64, device=self._device)
-        given: list[list[int]] = self.gather(told).flatten(0, 1).tolist()
+        given: list[list[int]] = self.all_gather(told).flatten(0, 1).tolist()
         return given
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ def connect(store: Any, rank: int, size: int, device: torch.device, timeout_s: f
             loose._devices = [gloo.create_device(hostname="127.0.0.1")]
             group = gloo(store, rank, size, loose)
         made = GroupCommunicator(group, device)
-        made.agree([rank])
+        made.all_gather_numbers([rank])
     except RuntimeError as error:
         raise GroupError(f"rank {rank} of {size} does not find the others: {shown(str(error), 200)}") from None
     return made

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _BLAME_S = 1.0
 _END_S = 10.0  # for ranks to end by themselves
-_MOST_WORDS = 1 << 16
+_MAX_WORDS = 1 << 16
 
 
 class RankError(RuntimeError):
@@ -200,6 +200,6 @@ class Group:
     def _last_words(self, index: int) -> str | None:
         """Why a rank ended, if it could say so."""
         with contextlib.suppress(OSError):
-            words = self.ring.bell(index).recv(_MOST_WORDS, socket.MSG_DONTWAIT).decode(errors="replace")
+            words = self.ring.bell(index).recv(_MAX_WORDS, socket.MSG_DONTWAIT).decode(errors="replace")
             return f"rank {index + 1}: {words}" if words else None
         return None

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
-from engine.parallel.share import Runs, Share, runs_of
+from engine.parallel.shard import Runs, Shard, runs_of
 from engine.parallel.vocabulary import Vocabulary
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError
 from engine.weights.rules import Rule, Split
@@ -47,29 +47,29 @@ def agreed(pool: PoolSpec, communicator: Communicator) -> PoolSpec:
     if communicator.size == 1:
         return pool
     layers = crc32(repr([group.layers for group in pool.groups]).encode())
-    told = communicator.agree([layers, len(pool.num_blocks), pool.num_state_slots])
+    told = communicator.all_gather_numbers([layers, len(pool.num_blocks), pool.num_state_slots])
     if any(other != told[0] for other in told):
         raise ConfigError("ranks hold layers of different sizes, which one pool does not: use another parallel.tensor")
-    counts = communicator.agree(list(pool.num_blocks))
+    counts = communicator.all_gather_numbers(list(pool.num_blocks))
     return replace(pool, num_blocks=tuple(map(min, *counts)))
 
 
-def sliced(
+def shard_checkpoint(
     checkpoint: Checkpoint,
     rules: Iterable[Rule],
     model: ModelConfig,
-    share: Share,
+    shard: Shard,
     vocabulary: Vocabulary,
     copies: Mapping[str, str],
 ) -> Checkpoint:
     """The rank's slices of a checkpoint of `model`, the whole one. copies: as `loader.load` has them.
 
-    Raises WeightsError with the numbers where a border between ranks falls into a block or group of a format.
+    Raises WeightsError with the numbers where a boundary between ranks falls into a block or group of a format.
     """
-    if share.size == 1:
+    if shard.size == 1:
         return checkpoint
     entries, cuts = dict(checkpoint.entries), {}
-    layers = [runs_of(layer, model, share) for layer in model.layers]
+    layers = [runs_of(layer, model, shard) for layer in model.layers]
     words = (vocabulary.start, vocabulary.start + vocabulary.count)
     for rule in rules:
         runs = _of_target(rule.target, layers)
@@ -90,7 +90,7 @@ def sliced(
         if end == SHAPE:
             del entries[name]
         else:
-            entries[name] = cut.of(entry, end, share)
+            entries[name] = cut.of(entry, end, shard)
     return Checkpoint(entries)
 
 
@@ -108,13 +108,13 @@ class _Cut:
     start: int
     stop: int
 
-    def of(self, entry: Entry, end: str, share: Share) -> Entry:
+    def of(self, entry: Entry, end: str, shard: Shard) -> Entry:
         """The slice of one of the module's tensors, each entry of which stands for one or several numbers."""
         along = int(self.split.axis == "inputs")
         if end == "g_idx" or end == "weight_g_idx":
             if along:
                 raise WeightsError(
-                    f"{entry.name} says which group each input is of, and {share.size} ranks share the inputs, which "
+                    f"{entry.name} says which group each input is of, and {shard.size} ranks share the inputs, which "
                     "is not implemented: use a checkpoint without g_idx, or parallel.tensor 1"
                 )
             return entry
@@ -126,7 +126,7 @@ class _Cut:
         each = -(-self.whole // size)
         if self.start % each or (self.stop % each and self.stop != self.whole):
             raise WeightsError(
-                f"{entry.name} has one number for {each} of {self.whole} {self.split.axis}, and {share.size} ranks "
+                f"{entry.name} has one number for {each} of {self.whole} {self.split.axis}, and {shard.size} ranks "
                 f"would share them at {self.start} and {self.stop}: use a parallel.tensor that divides "
                 f"{self.whole // each}"
             )

@@ -30,11 +30,11 @@ class Vocabulary:
 
     def sum(self, rows: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
         """Embeddings [T, hidden] of ids that each are on one rank."""
-        return self._communicator.sum(torch.where(here, rows, 0))
+        return self._communicator.all_reduce(torch.where(here, rows, 0))
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits of this rank's tokens [B, count] → of all [B, total]."""
         if self._communicator.size == 1:
             return logits
         padded = torch.nn.functional.pad(logits, (0, self._run - self.count))
-        return self._communicator.gather(padded).transpose(0, 1).flatten(1)[:, : self.total].contiguous()
+        return self._communicator.all_gather(padded).transpose(0, 1).flatten(1)[:, : self.total].contiguous()

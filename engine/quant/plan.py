@@ -80,7 +80,7 @@ def shared_apart(
     return False
 
 
-def grain(rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind | None = None) -> int:
+def shard_alignment(rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind | None = None) -> int:
     """Inputs or outputs of a layer's projections that share a scale or a word, which no slice may part."""
     if quantize is not None:
         return rounded.GROUP if quantize == "int4" else 1

@@ -23,15 +23,15 @@ from engine.models.draft_heads import DraftHead
 from engine.models.gguf.names import open_folder
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
-from engine.parallel.share import Share, narrowed
-from engine.parallel.slices import agreed, check_parallel, sliced
+from engine.parallel.shard import Shard, shard_config
+from engine.parallel.slices import agreed, check_parallel, shard_checkpoint
 from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache as cached
 from engine.quant import cache_scales
 from engine.quant import plan as quant
 from engine.runner import draft_build
 from engine.runner.graphs import Capture, CudaCapture
-from engine.runner.memory import LEAST_BLOCKS, free_bytes, size_pools
+from engine.runner.memory import MIN_BLOCKS, free_bytes, size_pools
 from engine.runner.runner import DeviceRunner
 from engine.runner.warmup import warmup_steps
 from engine.types import MAX_LOGPROBS, SamplingParams
@@ -44,7 +44,7 @@ from kernels.compiles import Compiler, CompileWatch, Elsewhere
 # takes their cores (four threads took 4.1 times as long for 8 MB, 1.3 times for 92, as long for 436 and 1,300).
 ONE_THREAD_BYTES = 1 << 30
 # Compilations at once: each holds 100 MB.
-MOST_COMPILERS = 32
+MAX_COMPILERS = 32
 
 # Called with (what is being done, how much of it is done, how much there is).
 Progress = Callable[[str, int, int], None]
@@ -71,7 +71,7 @@ def build_runner(
     quantize = config.weights.quantize
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
-    workspace = Workspace(device, runtime.dependent_launch, runtime.chosen_products)
+    workspace = Workspace(device, runtime.dependent_launch, runtime.tuned_gemms)
     ops = select(workspace, runtime.kernels, runtime.direct_copies)
     length = _max_model_len(config, model)
     checkpoint = None
@@ -83,13 +83,13 @@ def build_runner(
     if quant.shared_apart(rules, checkpoint, method, quantize):
         model = with_shared_apart(model)
         rules = family.rules(model)
-    share = Share(communicator.rank, communicator.size, quant.grain(rules, method, quantize))
+    shard = Shard(communicator.rank, communicator.size, quant.shard_alignment(rules, method, quantize))
     vocabulary = Vocabulary(model.vocab_size, communicator)
-    target = draft_build.Target(model, family, share, checkpoint, method)
+    target = draft_build.Target(model, family, shard, checkpoint, method)
     if checkpoint is not None:
-        checkpoint = sliced(checkpoint, rules, model, share, vocabulary, copies)
-    if share.size > 1:
-        model = narrowed(model, share)
+        checkpoint = shard_checkpoint(checkpoint, rules, model, shard, vocabulary, copies)
+    if shard.size > 1:
+        model = shard_config(model, shard)
         rules = family.rules(model)
     # Routers keep all their bits, which is float32 unless the checkpoint has them in the model's dtype, as published
     # ones do.
@@ -181,7 +181,7 @@ def _on_gpu(
 ) -> DeviceRunner:
     """Compile the kernels of steps while `fill` reads the weights, size the pools by what is free once a largest
     step has run, and put a runner over them."""
-    few = replace(config.cache, num_blocks=LEAST_BLOCKS)
+    few = replace(config.cache, num_blocks=MIN_BLOCKS)
     specs, length = _specs(decoder, drafter), build.max_model_len
     small = _runner(config, build, decoder, drafter, size_pools(specs, few, config.scheduler, length, 0))
     limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
@@ -189,7 +189,7 @@ def _on_gpu(
     report = progress or (lambda stage, done, total: None)
     report("launches", 0, 0)
     ahead = config.runtime.compile_ahead != "off"
-    with Compiler(min(len(os.sched_getaffinity(0)), MOST_COMPILERS), elsewhere) as compiler:
+    with Compiler(min(len(os.sched_getaffinity(0)), MAX_COMPILERS), elsewhere) as compiler:
         if ahead and config.runtime.kernels != "reference":
             with compiler.only(workspace):
                 for step in steps:
@@ -293,7 +293,7 @@ def check_speculation(config: EngineConfig, decoder: Decoder) -> None:
 
 def _holds_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
     """Whether caches hold 8-bit floats. Raises ConfigError where they cannot."""
-    asked = config.cache.kept_as
+    asked = config.cache.storage_dtype
     fp8 = asked != "16bit" and cached.holds_fp8(asked, registry.cache_is_fp8(config.model))
     if not fp8:
         return False

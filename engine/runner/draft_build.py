@@ -22,8 +22,8 @@ from engine.models.gguf.names import open_folder
 from engine.models.loaded import Loaded
 from engine.models.mtp import outer_rule
 from engine.models.reader import ConfigError
-from engine.parallel.share import Share, narrowed
-from engine.parallel.slices import sliced
+from engine.parallel.shard import Shard, shard_config
+from engine.parallel.slices import shard_checkpoint
 from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache_scales
 from engine.quant import plan as quant
@@ -51,7 +51,7 @@ class Target:
 
     model: ModelConfig
     family: registry.Family
-    share: Share
+    shard: Shard
     checkpoint: Checkpoint | None
     method: Method | None
 
@@ -154,11 +154,11 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     model = replace(target.model, layers=(said.layer,))
     if checkpoint is not None:
         vocabulary = Vocabulary(model.vocab_size, build.communicator)
-        checkpoint = sliced(checkpoint, rules, model, target.share, vocabulary, {})
+        checkpoint = shard_checkpoint(checkpoint, rules, model, target.shard, vocabulary, {})
     scales = cache_scales.found(target.checkpoint, model.prefix, bool(build.cache_scales))
     own_build = replace(
         build,
-        config=narrowed(model, target.share),
+        config=shard_config(model, target.shard),
         cache_scales=scales.of(len(target.model.layers) + 1)[-1:] if build.cache_scales else (),
     )
     head = MtpHead(said, own_build, decoder, "embed" in apart, "head" in apart)

@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.config import MOST_DRAFTS
+from engine.config import MAX_DRAFTS
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
 from engine.runner.drafting import Seen, Verify
-from engine.runner.inputs import LONGER, StepShape
+from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
 from engine.sampling.sampler import Drawn
 from kernels.linear.waves import filled
 from kernels.thresholds import SHORT_CONTEXT
@@ -55,7 +55,7 @@ COMMON_TOKENS = (1152, 1088)
 FILLED_TOKENS, WITH_EXPERTS, NEARLY = (1024, 1152, 1280, 1536, 1792), 1536, 0.025
 # Entries with drafts, and drafts an entry. Beside them stand MIXED_ENTRIES.
 DRAFTED_ENTRIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-DEPTHS = (1, 2, 4, 8, MOST_DRAFTS)
+DEPTHS = (1, 2, 4, 8, MAX_DRAFTS)
 # Made before the engine is ready.
 FIRST_ENTRIES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -82,7 +82,7 @@ def mixed_shapes(max_rows: int, max_tokens: int, wave_aligned_tokens: int = WITH
     if max_rows == 1:
         return NO_SHAPES
     tokens = tuple(n for n in MIXED_TOKENS if n <= max_tokens)
-    return MixedShapes(_up_to(max_rows, MIXED_ENTRIES), tokens, LONGER - 1, wave_aligned_tokens)
+    return MixedShapes(_up_to(max_rows, MIXED_ENTRIES), tokens, MULTI_TOKEN_ENTRIES - 1, wave_aligned_tokens)
 
 
 def find_wave_aligned_tokens(widest: int, programs: int) -> int:
@@ -194,7 +194,9 @@ class StepGraphs:
         return self._with_total_context(StepShape(2, tokens, num_single=0, max_query=tokens, max_context=longest), past)
 
     def mixed(self, entries: int, tokens: int, past: int = 0) -> StepShape:
-        shape = StepShape(entries + LONGER, tokens, num_single=entries, max_query=tokens, max_context=self._max_context)
+        shape = StepShape(
+            entries + MULTI_TOKEN_ENTRIES, tokens, num_single=entries, max_query=tokens, max_context=self._max_context
+        )
         return self._with_total_context(shape, past)
 
     def drafted(self, singles: int, entries: int, depth: int) -> StepShape:
@@ -264,7 +266,7 @@ class StepGraphs:
         if self._failed:
             return None
         held = self.mixed_shapes
-        mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + LONGER]
+        mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + MULTI_TOKEN_ENTRIES]
         drafting = self._drafting
         shapes = [*self._decodes, *(shape for shape in drafting if not shape.num_single)]
         common = (held.wave_aligned_tokens, *COMMON_TOKENS)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.cache.spec import PoolSpec
-from engine.config import MOST_DRAFTS
+from engine.config import MAX_DRAFTS
 from engine.core.plan import StepPlan
 from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.tables import Change, RowTables, Words
@@ -25,7 +25,7 @@ from kernels import Ops
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16
 # Entries of a padded step behind those of one token: chunks of prompts, and at least one dummy entry.
-LONGER = 8
+MULTI_TOKEN_ENTRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Inputs:
         self._pool = pool
         self._cuda = device.type == "cuda"
         # the dummy entries that pad a prompt or a mixed step are beyond max_rows, and so are those beside drafts
-        most = (4 * max_rows if drafts else max_rows) + LONGER
-        largest = StepShape(most, max_tokens, 0, 0, 0, drafts=MOST_DRAFTS if drafts else 0)
+        most = (4 * max_rows if drafts else max_rows) + MULTI_TOKEN_ENTRIES
+        largest = StepShape(most, max_tokens, 0, 0, 0, drafts=MAX_DRAFTS if drafts else 0)
         size = _layout(largest)[-1].stop
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [self._host(size + CHANGE_WORDS) for _ in range(1 + self._cuda)]
@@ -296,7 +296,7 @@ def _sizes(shape: StepShape) -> tuple[int, ...]:
     sizes = (entries + 1, entries, entries, entries, entries, tokens, tokens)
     if not shape.drafts:
         return sizes
-    return (*sizes, entries, entries, entries, (entries - shape.num_single) * 2 * MOST_DRAFTS)
+    return (*sizes, entries, entries, entries, (entries - shape.num_single) * 2 * MAX_DRAFTS)
 
 
 def _layout(shape: StepShape) -> list[slice]:

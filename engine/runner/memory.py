@@ -10,7 +10,7 @@ from engine.cache.spec import Group, LayerSpec, PoolSpec, Recurrent, group_layer
 from engine.config import CacheConfig, SchedulerConfig
 
 # Block 0 is padding's, so a pool of one block could hold nothing.
-LEAST_BLOCKS = 2
+MIN_BLOCKS = 2
 
 
 def free_bytes(device: torch.device, cache: CacheConfig, activations: int) -> int:
@@ -50,7 +50,7 @@ def size_pools(
         )
         counts = _share(groups, room - states, cache.block_size, scheduler, max_model_len)
     for group, count in zip(groups, counts, strict=True):
-        if not isinstance(group.spec, Recurrent) and count < LEAST_BLOCKS:
+        if not isinstance(group.spec, Recurrent) and count < MIN_BLOCKS:
             size = group.block_bytes(cache.block_size)
             raise ValueError(
                 f"{room} bytes are left for the KV cache and a block takes {size}: lower max_rows, token_budget or "

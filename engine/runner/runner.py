@@ -203,7 +203,7 @@ class DeviceRunner:
                     verify.put_back(self._tables)
                 return self._draw(x, shape, verify, outcome.seen, extras)
             if extras.num_logprobs is not None:
-                return self._sampler.explain(self._decoder.logits(x), plain, extras.num_logprobs)
+                return self._sampler.with_logprobs(self._decoder.logits(x), plain, extras.num_logprobs)
             return plain
 
         return x, draw

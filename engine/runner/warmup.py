@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.runner.inputs import LONGER
+from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.sampling.sampler import PLAIN, SamplingExtras
 from engine.types import MAX_LOGPROBS
 
@@ -56,7 +56,7 @@ def logprobs_bucket(count: int) -> int:
 def warmup_steps(max_rows: int, token_budget: int, max_model_len: int, max_drafts: int = 0) -> list[WarmupStep]:
     """What to play, for an engine of these limits."""
     contexts = (0, 100, 2048)
-    most = max_rows + LONGER  # of a padded step
+    most = max_rows + MULTI_TOKEN_ENTRIES  # of a padded step
     singles = (1, 2, 5, 9, 17, 32, 33, 49, 64, 65, 97, 113, 128, 129, max_rows, most)
     made = [WarmupStep(entries, 0, first, 0) for entries in singles for first in contexts]
     # Beside prompts such numbers of entries take other kernels.

@@ -100,9 +100,9 @@ class Sampler:
             final, rows, params.temperature, params.top_k, params.top_p, params.min_p, params.seeds, lengths
         )
         drawn = Drawn(tokens)
-        return drawn if extras.num_logprobs is None else self.explain(logits, drawn, extras.num_logprobs)
+        return drawn if extras.num_logprobs is None else self.with_logprobs(logits, drawn, extras.num_logprobs)
 
-    def explain(self, logits: torch.Tensor, drawn: Drawn, num_logprobs: int) -> Drawn:
+    def with_logprobs(self, logits: torch.Tensor, drawn: Drawn, num_logprobs: int) -> Drawn:
         """The same draw with log-probabilities of its tokens and of the `num_logprobs` likeliest, logits [B, V]."""
         found = self._ops.logprobs(logits, drawn.tokens.clamp(min=0).long(), num_logprobs)
         return replace(drawn, logprobs=found)

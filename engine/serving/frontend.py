@@ -42,7 +42,7 @@ _WATCH_S = 0.02
 _LATE_S = 0.3  # the engine ends a request that is past its time, unless it hangs, restarts or has not got it yet
 _ASK_SHARE = 10  # of the time, at most one part in so many goes into asking
 _SUSPECT_DEATHS = 2  # of engines that ran a request, without a token between: it may be what they die of
-_MOST_DEATHS = 3  # the last of them while it ran alone
+_MAX_DEATHS = 3  # the last of them while it ran alone
 _FATAL = "the engine died {deaths} times while it ran this request, so it is not tried again"
 _DOWN = "the engine process of model {model!r} is not there: {why}"
 
@@ -159,7 +159,7 @@ class Frontend:
             self._alone = NOBODY
             self._context = context
             for stream in self._streams.values():
-                if stream.submitted and stream.asks and stream.deaths < _MOST_DEATHS:
+                if stream.submitted and stream.asks and stream.deaths < _MAX_DEATHS:
                     self._link.submit(stream.engine_request(), suspect=stream.deaths >= _SUSPECT_DEATHS)
         self.served.set()
         self.ready.set()
@@ -202,7 +202,7 @@ class Frontend:
             for stream in self._streams.values():
                 if self._up and stream.submitted and alone in (None, stream.request_id):
                     stream.deaths += 1
-                    if stream.deaths >= _MOST_DEATHS:
+                    if stream.deaths >= _MAX_DEATHS:
                         # Another replica would die of it too, so it is no end that a client or a router tries again.
                         self._leave(stream, _FATAL.format(deaths=stream.deaths), ErrorCode.INTERNAL)
             self._up = False

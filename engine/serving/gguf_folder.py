@@ -16,7 +16,7 @@ from engine.models.gguf import config, tokenizer
 
 # Divisors of frequencies: one for two channels of a head.
 FREQUENCIES = "rope_freqs.weight"
-MOST_FREQUENCIES = 4096
+MAX_FREQUENCIES = 4096
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -48,8 +48,8 @@ def _frequencies(held: GgufFile) -> tuple[float, ...] | None:
     tensor = held.tensors.get(FREQUENCIES)
     if tensor is None:
         return None
-    if tensor.format.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > MOST_FREQUENCIES:
-        raise GgufError(f"{tensor.file}: {FREQUENCIES} must hold up to {MOST_FREQUENCIES} numbers of F32")
+    if tensor.format.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > MAX_FREQUENCIES:
+        raise GgufError(f"{tensor.file}: {FREQUENCIES} must hold up to {MAX_FREQUENCIES} numbers of F32")
     with files.open_regular(tensor.file) as stream:
         stream.seek(tensor.start)
         return struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.num_bytes))

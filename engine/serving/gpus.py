@@ -12,7 +12,7 @@ import msgspec
 
 from engine.models import registry
 from engine.models.reader import ConfigError
-from engine.parallel.share import Share, narrowed
+from engine.parallel.shard import Shard, shard_config
 
 # Of a GPU's memory: what the engine plans with, and what steps and libraries take beside weights and cache.
 USED = 0.9
@@ -95,7 +95,7 @@ def _shares(checkpoint: Path, size: int) -> bool:
     try:
         model, _ = registry.load(checkpoint)
         for rank in range(size):
-            narrowed(model, Share(rank, size))
+            shard_config(model, Shard(rank, size))
     except ConfigError:
         return False
     return True

@@ -61,7 +61,7 @@ SWITCH_S = 5e-4
 logger = logging.getLogger("nereid.host")
 
 _STATS_S = 0.1
-_LONELY_S = 30.0  # without a frontend: long enough for one to be started in place of the last
+_NO_FRONTEND_S = 30.0  # without a frontend: long enough for one to be started in place of the last
 _BACKLOG = 64
 _ACCEPT_S = 0.01  # before a connection that could not be accepted is tried again
 _UNITS = {"weights": "bytes"}
@@ -109,7 +109,7 @@ class Host:
     """Serves one engine to the frontends that say hello. The engine loads on a thread of its own, so that the death
     of the server is noticed during a long load too.
 
-    lonely_s: an engine without frontends ends after so long, for nobody else would end it.
+    no_frontend_s: an engine without frontends ends after so long, for nobody else would end it.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class Host:
         model_name: str,
         config: EngineConfig,
         factory: EngineFactory,
-        lonely_s: float = _LONELY_S,
+        no_frontend_s: float = _NO_FRONTEND_S,
     ) -> None:
         self._folder = folder
         self._epoch = epoch
         self._model_name = model_name
         self._config = config
         self._factory = factory
-        self._lonely_s = lonely_s
+        self._no_frontend_s = no_frontend_s
         self._listener: socket.socket | None = None
         self._deaf: str | None = None  # why nobody can connect
         self._poller = select.poll()
@@ -349,7 +349,7 @@ class Host:
         """Whether frontends have been missing for long and none is about to come. The folder is gone then."""
         if self._frontends:
             self._accompanied = time.monotonic()
-        if time.monotonic() - self._accompanied < self._lonely_s:
+        if time.monotonic() - self._accompanied < self._no_frontend_s:
             return False
         with self._folder.leave() as last:
             return last

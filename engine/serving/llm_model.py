@@ -23,7 +23,7 @@ from engine.types import RequestError
 if TYPE_CHECKING:
     from engine.serving.metrics import Metrics
 
-_LOOK_S, _MOST_LOOKS = 1.0, 20
+_LOOK_S, _MAX_LOOKS = 1.0, 20
 
 
 class TritonPythonModel:
@@ -117,7 +117,7 @@ class TritonPythonModel:
         looks = 0
         while not self._frontend.settled.wait(_LOOK_S):
             looks = 0 if shared is None or self._folder.others() else looks + 1
-            if looks > _MOST_LOOKS:
+            if looks > _MAX_LOOKS:
                 self._shut_down("the model did not load")
                 raise pb.TritonModelException(f"load {shared} first: this model shares its engine process")
 

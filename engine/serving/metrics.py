@@ -23,10 +23,10 @@ from engine.serving.messages import Stats
 from engine.types import FinishReason
 
 _FLUSH_S = 0.5
-_MOST_REMOVE_S = 3.0
+_MAX_REMOVE_S = 3.0
 # Values of a histogram that are written at once; each takes about 0.07 ms.
-_MOST_OBSERVED = 50
-_MOST_OF_ITL = 500
+_MAX_OBSERVED = 50
+_MAX_OF_ITL = 500
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Metrics:
         tritonserver 2.51 sometimes never answers, while this process has the interpreter's lock and a lock that other
         servers wait for: then the process ends, which was about to.
         """
-        faulthandler.dump_traceback_later(_MOST_REMOVE_S, exit=True)
+        faulthandler.dump_traceback_later(_MAX_REMOVE_S, exit=True)
         for name in family.GAUGES:
             self._metrics[name].set(0)
         self._metrics.clear()
@@ -178,7 +178,7 @@ class Metrics:
             self._counted = stats
 
     def _observe(self, name: str, values: Sequence[float]) -> None:
-        most = _MOST_OF_ITL if name == family.ITL else _MOST_OBSERVED
+        most = _MAX_OF_ITL if name == family.ITL else _MAX_OBSERVED
         for value in random.sample(values, most) if len(values) > most else values:
             self._metrics[name].observe(value)
 

@@ -19,9 +19,9 @@ from engine.config import EngineConfig
 from engine.serving.process_watch import start_time
 
 # Of a socket's path (unix(7)), without the zero at its end.
-_MOST_BYTES = 107
+_MAX_BYTES = 107
 _MANY_EPOCHS = 9999
-_MOST_SENTENCE = 3000  # characters; the target of a symbolic link has at most 4,095 bytes
+_MAX_SENTENCE = 3000  # characters; the target of a symbolic link has at most 4,095 bytes
 
 logger = logging.getLogger("nereid.run_folder")
 
@@ -59,8 +59,8 @@ class RunFolder:
         """Raises RunFolderError when the folder cannot be made, is another user's, who could answer for the engine, or
         is too deep for a socket."""
         remedy = f"set {env.RUN_DIR} to a short path of a folder of your own"
-        if len(os.fsencode(self.engine_socket(_MANY_EPOCHS))) > _MOST_BYTES:
-            raise RunFolderError(f"{self._root} is too long for the path of a socket ({_MOST_BYTES} bytes): {remedy}")
+        if len(os.fsencode(self.engine_socket(_MANY_EPOCHS))) > _MAX_BYTES:
+            raise RunFolderError(f"{self._root} is too long for the path of a socket ({_MAX_BYTES} bytes): {remedy}")
         try:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             owner = self._root.stat().st_uid
@@ -158,7 +158,7 @@ class RunFolder:
             self._link(state)
             return
         try:
-            self._link(msgspec.structs.replace(state, failed=state.failed[:_MOST_SENTENCE]))
+            self._link(msgspec.structs.replace(state, failed=state.failed[:_MAX_SENTENCE]))
         except OSError as error:
             self._link(msgspec.structs.replace(state, failed=f"{error.strerror}; the log says more"))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.serving.batch import Batch
     from engine.serving.choices import Choices
 
-_LEAST_TIMEOUT_S = 1e-3
+_MIN_TIMEOUT_S = 1e-3
 _ENDED_BADLY = frozenset({FinishReason.CANCELLED, FinishReason.REJECTED, FinishReason.ERROR})
 
 
@@ -165,7 +165,7 @@ class Stream:
     def engine_request(self) -> RequestInput:
         """The request as the engine takes it; after tokens have come, the one that goes on behind them, in what is left
         of its time."""
-        left = max(_LEAST_TIMEOUT_S, self.timeout_s - (now() - self.arrived))
+        left = max(_MIN_TIMEOUT_S, self.timeout_s - (now() - self.arrived))
         return RequestInput(
             request_id=self.request_id,
             prompt_ids=self.prompt_ids,

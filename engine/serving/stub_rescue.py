@@ -25,7 +25,7 @@ _PARENT_QUEUE = struct.Struct("<96xq")  # of IPCControlShm: the handle of the qu
 # MessageQueueShm: two semaphores of 32 bytes (free and used places), a mutex, places, handle of the buffer, head, tail.
 _QUEUE = struct.Struct("<I28xI28x40xQqii")
 _USED = 32  # offset of the semaphore of used places
-_MOST_PLACES = 1 << 20
+_MAX_PLACES = 1 << 20
 
 
 def release(region: str, control: int) -> bool:
@@ -51,7 +51,7 @@ def _count(memory: mmap.mmap, control: int) -> bool:
         free, used, places, _, head, tail = _QUEUE.unpack_from(memory, at)
     except struct.error:
         return False
-    if not (0 < places <= _MOST_PLACES and free == places and used == head == tail == 0 and at % 8 == 0):
+    if not (0 < places <= _MAX_PLACES and free == places and used == head == tail == 0 and at % 8 == 0):
         return False
     semaphore = ctypes.c_char.from_buffer(memory, at + _USED)
     try:

@@ -14,7 +14,7 @@ from engine.speculation.backoff import Backoff
 SIZES = (4, 2)
 # Entries of a table: at least two a token that is there at the first call, within these bounds. Of n-grams that share
 # an entry the later one stays.
-LEAST_ENTRIES, MOST_ENTRIES = 1 << 10, 1 << 16
+MIN_ENTRIES, MAX_ENTRIES = 1 << 10, 1 << 16
 # From so many new tokens on they are indexed as arrays: 128,000 take milliseconds.
 MANY = 64
 _FACTOR, _BITS = 1_000_003, 0x7FFFFFFF
@@ -80,7 +80,7 @@ class Ngrams:
         """Take in the n-grams that a token follows."""
         length = len(tokens)
         if not self._tables:
-            entries = min(max(LEAST_ENTRIES, 1 << (2 * length - 1).bit_length()), MOST_ENTRIES)
+            entries = min(max(MIN_ENTRIES, 1 << (2 * length - 1).bit_length()), MAX_ENTRIES)
             self._tables = [array("i", bytes(4 * entries)) for _ in SIZES]
         first, self._indexed = self._indexed, length
         for size, table in zip(SIZES, self._tables, strict=True):

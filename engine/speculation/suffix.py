@@ -12,11 +12,11 @@ from engine.speculation.ngram import Ngrams
 # Tokens of the longest suffix that is looked up, and of the shortest that counts.
 DEEPEST, LEAST = 24, 3
 # Nodes and tokens of a tree; when it has them a new one is begun, and the one before it is let go: 20 MB each.
-MOST_NODES, MOST_TOKENS = 1 << 17, 1 << 18
+MAX_NODES, MAX_TOKENS = 1 << 17, 1 << 18
 # Tokens that wait to be taken in, and how many a proposal takes in: each costs some microseconds.
-MOST_WAITING, TAKEN = 1 << 15, 8
+MAX_WAITING, TAKEN = 1 << 15, 8
 # A run of proposals ends where it is less likely than this, by how often each token followed.
-LEAST_LIKELY = 0.1
+MIN_LIKELY = 0.1
 _END = -1  # behind each text
 _SHIFT = 32
 
@@ -139,7 +139,7 @@ class SuffixTree:
             if not best:
                 return run
             likely *= self._counts[best] / self._counts[node]
-            if likely < LEAST_LIKELY:
+            if likely < MIN_LIKELY:
                 return run
             run.append(self._tokens[best])
             node, place = best, self._places[best]
@@ -152,7 +152,7 @@ class SuffixTree:
 class Outputs:
     """What the requests of an engine gave, in bounded memory: a tree of the latest, and the one before it."""
 
-    def __init__(self, most_nodes: int = MOST_NODES, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(self, most_nodes: int = MAX_NODES, most_tokens: int = MAX_TOKENS) -> None:
         self._most = (most_nodes, most_tokens)
         self._latest, self._before = SuffixTree(), SuffixTree()
 
@@ -162,7 +162,7 @@ class Outputs:
 
     def add(self, text: Sequence[int]) -> None:
         """A text that is to be known. Where too much waits to be taken in it is left out."""
-        if self._latest.num_waiting + len(text) <= MOST_WAITING:
+        if self._latest.num_waiting + len(text) <= MAX_WAITING:
             self._latest.append(text)
 
     def take_in(self, count: int) -> None:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WORKERS = 2
-MOST_STUCK = 8  # threads that are past their time and not back yet
+MAX_STUCK = 8  # threads that are past their time and not back yet
 COMPILE_S = 10.0
-MOST_KEPT = 64
+MAX_KEPT = 64
 
 Ready = Callable[["Matcher | RequestError"], None]
 
@@ -74,7 +74,7 @@ class Grammars:
         gets it, or the reason why there is none, on another thread or on this one."""
         job = _Job(input, ready)
         with self._lock:
-            if self._stuck >= MOST_STUCK:
+            if self._stuck >= MAX_STUCK:
                 refusal = "structured_outputs: grammars take too long to compile at the moment; try again later"
                 job.resolve(RequestError(refusal, ErrorCode.UNAVAILABLE))
                 return
@@ -146,7 +146,7 @@ class Grammars:
             first = self._vocabulary.compiled(constraint)
             with self._lock:
                 self._kept[constraint] = first
-                while len(self._kept) > MOST_KEPT:
+                while len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)
         params = input.params
         free_until = params.max_tokens if params.ignore_eos else params.min_tokens

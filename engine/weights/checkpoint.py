@@ -43,7 +43,7 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_INDEX_BYTES = 32 << 20
 MAX_TENSORS = 100_000
 MAX_DIMS = 8
-_MOST_NAME = 200  # characters of a tensor's name in a message
+_MAX_NAME = 200  # characters of a tensor's name in a message
 
 
 class WeightsError(ValueError):
@@ -223,7 +223,7 @@ def _header(file: Path) -> list[Entry]:
     for name, about in table.items():
         if name == "__metadata__":
             continue
-        label = shown(name, _MOST_NAME)
+        label = shown(name, _MAX_NAME)
         try:
             dtype, shape, (start, end) = str(about["dtype"]), tuple(about["shape"]), about["data_offsets"]
             if len(shape) > MAX_DIMS:
@@ -268,4 +268,4 @@ def _once(pairs: list[tuple[str, Any]], file: Path) -> dict[str, Any]:
 def listed(names: list[str], most: int = 8, separator: str = ", ") -> str:
     """Names for a message: the first few, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return separator.join(shown(name, _MOST_NAME) for name in names[:most]) + more
+    return separator.join(shown(name, _MAX_NAME) for name in names[:most]) + more

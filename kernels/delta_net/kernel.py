@@ -7,8 +7,8 @@ import torch
 from kernels.batch import AttentionBatch
 from kernels.causal_conv.kernel import conv_seqs
 from kernels.gated_delta.chunks import chunk_seqs
+from kernels.gated_delta.recurrent import recurrent_seqs
 from kernels.gated_delta.step import step_seqs
-from kernels.gated_delta.walk import walk_seqs
 from kernels.gated_norm.kernel import gated_norm
 from kernels.workspace import Workspace
 
@@ -44,7 +44,7 @@ def delta_net(
         qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         places = (state_slots, batch.query_start, batch.context_len)
         conv_seqs(workspace, x, conv_weight, conv_state, *places, qkv, 0, seqs, batch.max_query, deterministic)
-        walk_seqs(workspace, qkv, *delta, o)
+        recurrent_seqs(workspace, qkv, *delta, o)
         return gated_norm(workspace, o, z, norm_weight, eps)
     if num_single:
         step_seqs(workspace, x, *delta, num_single, o, (conv_weight, conv_state))

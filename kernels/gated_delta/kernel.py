@@ -6,8 +6,8 @@ import torch
 
 from kernels.batch import AttentionBatch
 from kernels.gated_delta.chunks import chunk_seqs
+from kernels.gated_delta.recurrent import recurrent_seqs
 from kernels.gated_delta.step import step_seqs
-from kernels.gated_delta.walk import walk_seqs
 from kernels.workspace import Workspace
 
 
@@ -31,7 +31,7 @@ def gated_delta(
     out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
     values = (qkv, a, b, a_log, dt_bias, state, state_slots, batch.query_start, batch.context_len, num_key_heads)
     if deterministic:
-        walk_seqs(workspace, *values, out)
+        recurrent_seqs(workspace, *values, out)
         return out
     if num_single:
         step_seqs(workspace, *values, num_single, out)

@@ -20,7 +20,7 @@ from kernels.workspace import Workspace
 
 LOG2E = tl.constexpr(1.4426950408889634)
 _MAX_SPLITS = 64
-_LEAST_SEQS = 128
+_MIN_SEQS = 128
 # Sequences up to which each has its own programs to combine its partials.
 FEW_SEQS = 4
 
@@ -289,7 +289,7 @@ def attend_split_kv(
     partials = torch.empty(seqs, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
     sums = torch.empty(seqs, splits, heads, dtype=torch.float32, device=absorbed.device)
     block_l = max(16, next_power_of_2(latent))
-    block_b = max(_LEAST_SEQS, next_power_of_2(seqs))
+    block_b = max(_MIN_SEQS, next_power_of_2(seqs))
     precision = "ieee" if absorbed.dtype == torch.float32 else "tf32"
     workspace.launch(_split_kernel, (seqs, head_tiles, splits))(
         absorbed, held.latents, held.keys, block_table, context_len, partials, sums, scale, held.scale,

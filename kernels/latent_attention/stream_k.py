@@ -35,7 +35,7 @@ ENTRIES = gl.constexpr(64)
 HEADS_HELD = gl.constexpr(16)
 SLAB = gl.constexpr(64)
 STAGES = 2
-LEAST_SEQS = 128
+MIN_SEQS = 128
 
 
 @gluon.jit
@@ -336,7 +336,7 @@ def attend_stream_k(
     latent, value = kv_up.shape[-1], out.shape[-1]
     block_size, block_rows, rows = cache.shape[1], cache.stride(0) // width, rows_of(cache[:, None])
     programs = multiprocessors(absorbed.device)
-    held = max(LEAST_SEQS, next_power_of_2(seqs))
+    held = max(MIN_SEQS, next_power_of_2(seqs))
     copied = min(block_size, ENTRIES.value)
     partials = torch.empty(programs + seqs, heads, latent, dtype=torch.float32, device=absorbed.device)
     sums = torch.empty(programs + seqs, heads, dtype=torch.float32, device=absorbed.device)

@@ -24,7 +24,7 @@ TABLE = Path(__file__).with_name("algorithms.json")
 # algorithms of 4,096, it was not.
 LONG_ROWS = 6000
 # Sizes of products that are remembered: steps without a graph have any number of rows.
-MOST_PLANS = 4096
+MAX_PLANS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Products:
             found = self._plans[key]
         except KeyError:
             found = self._plan(*key)
-            if len(self._plans) >= MOST_PLANS:
+            if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = found
         if found is None or not _as_measured(x, weight, residual):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.moe.count import chosen_in_tiles
-from kernels.moe.lists import MOST_EXPERTS, chosen_in_lists
+from kernels.moe.lists import MAX_EXPERTS, chosen_in_lists
 from kernels.moe.rows import routed_rows_moe
 from kernels.moe.scores import scored
 from kernels.moe_gemm.dense import GROUPED_PAIRS, ROW_TOKENS, bulk_rows, moe_gemm, pair_tiles, row_tiles
@@ -28,7 +28,7 @@ SMALL_EXPERT = 1024
 def chooses_in_products(tokens: int, inter: int, experts: int, plain: bool) -> bool:
     """Whether the products find their experts by themselves: for a few tokens and small experts, where the choice is
     `plain`, that is the highest of the scores."""
-    return tokens <= ROW_TOKENS and inter <= SMALL_EXPERT and experts <= MOST_EXPERTS and plain
+    return tokens <= ROW_TOKENS and inter <= SMALL_EXPERT and experts <= MAX_EXPERTS and plain
 
 
 def down_tile(tokens: int, inter: int) -> RowTile:

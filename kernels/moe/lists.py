@@ -19,7 +19,7 @@ from kernels.sizes import cdiv
 from kernels.workspace import Workspace
 
 # Experts whose ranks a warp holds, a few a thread.
-MOST_EXPERTS = 128
+MAX_EXPERTS = 128
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def choose_and_list(
 def in_rounds(num_experts: int, how: Choice) -> bool:
     """Whether one warp finds the highest logits."""
     plain = how.score == "softmax" and how.groups == 1 and not how.has_bias and not how.hashed
-    return plain and num_experts <= MOST_EXPERTS
+    return plain and num_experts <= MAX_EXPERTS
 
 
 def chosen_in_lists(

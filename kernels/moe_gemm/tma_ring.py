@@ -221,13 +221,13 @@ class Rings:
 # Two programs of the first fit a multiprocessor, three of the second.
 UP, DOWN = RingTile(64, 128, 3), RingTile(128, 128, 2)
 # Pairs a tile and inner channels of an expert: more of either were not measured.
-MOST_ROWS, MOST_INNER = 16, 1408
+MAX_ROWS, MAX_INNER = 16, 1408
 
 
 def ring_tiles(x: torch.Tensor, inter: int, rows: int) -> Rings | None:
     """None where these kernels are not taken: they read 16-bit values in whole tiles."""
     whole = group_products(x.device) and x.element_size() == 2 and x.shape[1] % 128 == 0 and inter % 128 == 0
-    if not whole or rows > MOST_ROWS or inter > MOST_INNER:
+    if not whole or rows > MAX_ROWS or inter > MAX_INNER:
         return None
     return Rings(UP, DOWN, 2 * multiprocessors(x.device))
 

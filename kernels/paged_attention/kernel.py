@@ -21,7 +21,7 @@ from kernels.workspace import Workspace
 
 MAX_SPLITS = 64
 _ARRIVALS = 1 << 14
-LEAST_SEQS = 128
+MIN_SEQS = 128
 
 # Programs that a grid of decode sequences may hold for each that would do: sequences of very different length still
 # spread.
@@ -277,7 +277,7 @@ def attend_into(
             BLOCK_N=tile.keys,
             BLOCK_D=block_d,
             BLOCK_DV=block_dv,
-            BLOCK_B=max(LEAST_SEQS, next_power_of_2(num_seqs)) if single and splits > 1 else 1,
+            BLOCK_B=max(MIN_SEQS, next_power_of_2(num_seqs)) if single and splits > 1 else 1,
             ROWS=rows,
             SPLITS=1 if splits == 1 else MAX_SPLITS,
             MERGE=tile.merged(rows * block_dv),

@@ -18,7 +18,7 @@ from kernels.workspace import Workspace
 
 # The most bytes that keys and values may take, and sequences that one compiled kernel serves; more of them take
 # another.
-MOST_BYTES, SEQS = 1 << 30, 128
+MAX_BYTES, SEQS = 1 << 30, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def upcasts(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, entri
     _, g, _, d = k_cache.shape
     if k_cache.dtype != FP8 or not group_products(q.device) or q.element_size() != 2 or d not in (64, 128):
         return False
-    return 0 < entries * 2 * g * d * q.element_size() <= MOST_BYTES and v_cache.shape == k_cache.shape
+    return 0 < entries * 2 * g * d * q.element_size() <= MAX_BYTES and v_cache.shape == k_cache.shape
 
 
 def upcast(

@@ -11,8 +11,8 @@ from kernels.batch import AttentionBatch
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import multiprocessors
 from kernels.paged_attention.kernel import (
-    LEAST_SEQS,
     MAX_SPLITS,
+    MIN_SEQS,
     Tile,
     arrivals,
     attend_into,
@@ -199,7 +199,7 @@ def _singles(
         BLOCK_N=tile.keys,
         BLOCK_D=block_d,
         # The keys of one sequence are all there are to deal out.
-        BLOCK_B=max(LEAST_SEQS, next_power_of_2(seqs)) if splits > 1 and seqs > 1 else 1,
+        BLOCK_B=max(MIN_SEQS, next_power_of_2(seqs)) if splits > 1 and seqs > 1 else 1,
         ROWS=rows,
         SPLITS=1 if splits == 1 else MAX_SPLITS,
         MERGE=tile.merged(rows * block_d),

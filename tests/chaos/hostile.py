@@ -17,7 +17,7 @@ from tests.chaos.clients import Ask, perform
 from tests.chaos.fleet import Fleet, Replica
 
 _IN_TIME_S = 15.0
-_MOST_ANSWER = 10_000  # bytes
+_MAX_ANSWER = 10_000  # bytes
 _TRACES = ("Traceback", "site-packages", 'File "')
 REFUSALS = {400, 413, 414, 422, 429, 431, 501, 503}
 
@@ -51,7 +51,7 @@ def judged(status: int, text: str, statuses: frozenset[int]) -> str | None:
         return f"a stack trace reaches the client: {status} {text[:300]}"
     if status not in statuses:
         return f"{status} {text[:300]}"
-    return f"an answer of {len(text)} bytes" if len(text) > _MOST_ANSWER else None
+    return f"an answer of {len(text)} bytes" if len(text) > _MAX_ANSWER else None
 
 
 def raw_shape(dims: list[int], content: bytes = b"", name: str = "input_ids") -> Body:

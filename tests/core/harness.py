@@ -24,7 +24,7 @@ def make_config(
     *,
     prefix_cache: bool = True,
     overlap: bool = True,
-    late_launch: bool = True,
+    delay_launch: bool = True,
     checkpoint_interval: int = 16,
     **scheduler: object,
 ) -> EngineConfig:
@@ -32,7 +32,7 @@ def make_config(
         model="scripted",
         scheduler=SchedulerConfig(**{"max_rows": 8, "token_budget": 64, **scheduler}),
         cache=CacheConfig(prefix_cache=prefix_cache, checkpoint_interval=checkpoint_interval),
-        runtime=RuntimeConfig(overlap=overlap, late_launch=late_launch),
+        runtime=RuntimeConfig(overlap=overlap, delay_launch=delay_launch),
     )
 
 

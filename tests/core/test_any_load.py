@@ -80,7 +80,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     return make_config(
         prefix_cache=draw(st.booleans()),
         overlap=draw(st.booleans()),
-        late_launch=draw(st.booleans()),
+        delay_launch=draw(st.booleans()),
         max_rows=rows,
         token_budget=draw(st.integers(rows, 40)),
         chunk_size=draw(st.sampled_from([0, 1, 3, 7])),

@@ -34,7 +34,7 @@ def played(right: float, draft_s: float, tokens: int = 400, rows: int = 1, overl
     """Drafts and seconds of requests of so many tokens each."""
     runner = Costly(draft_s)
     config = msgspec.structs.replace(
-        make_config(overlap=overlap, late_launch=False), speculation=SpeculationConfig(method="ngram", tokens="auto")
+        make_config(overlap=overlap, delay_launch=False), speculation=SpeculationConfig(method="ngram", tokens="auto")
     )
     engine = Harness(runner, config, lambda: Seer(runner, right=right, seed=3), 8)
     for i in range(rows):

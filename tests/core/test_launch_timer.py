@@ -140,9 +140,9 @@ def test_a_device_that_ran_dry_is_given_its_next_step_sooner_for_a_while() -> No
     assert timer.launch_margin_s == LAUNCH_MARGIN_S
 
 
-def arrival(late_launch: bool, max_rows: int = 8) -> Harness:
+def arrival(delay_launch: bool, max_rows: int = 8) -> Harness:
     """`b` comes while a step of `a` runs, 3 ms before it ends."""
-    harness = Harness(ScriptedRunner(pool(), step_s=STEP_S), make_config(late_launch=late_launch, max_rows=max_rows))
+    harness = Harness(ScriptedRunner(pool(), step_s=STEP_S), make_config(delay_launch=delay_launch, max_rows=max_rows))
     harness.submit("a", PROMPT, max_tokens=20)
     harness.step(6)
     harness.arriving.append(lambda: harness.submit("b", PROMPT[1:], max_tokens=2))
@@ -152,9 +152,9 @@ def arrival(late_launch: bool, max_rows: int = 8) -> Harness:
     return harness
 
 
-@pytest.mark.parametrize(("late_launch", "step"), [(True, 7), (False, 8)])
-def test_who_arrives_while_a_step_runs_joins_the_next_one(late_launch: bool, step: int) -> None:
-    harness = arrival(late_launch)
+@pytest.mark.parametrize(("delay_launch", "step"), [(True, 7), (False, 8)])
+def test_who_arrives_while_a_step_runs_joins_the_next_one(delay_launch: bool, step: int) -> None:
+    harness = arrival(delay_launch)
     harness.run()
     joined = next(plan.step for plan in harness.runner.plans if len(plan.rows) == 2)
     assert joined == step

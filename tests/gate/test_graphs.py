@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runner.build import build_runner
-from engine.runner.inputs import LONGER, StepShape
+from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
 from engine.runner.runner import DeviceRunner
 from tests.gate.conftest import Record
 from tests.gate.oracle import FORCED, Golden
@@ -89,7 +89,7 @@ def test_a_prompt_beside_decoding_entries(replayed: Replayed, truth: Golden, dty
 def test_prompts_together(replayed: Replayed, truth: Golden, dtype: str, record: Record, decoding: int) -> None:
     """As many short prompts as a graph holds, alone and beside entries that decode."""
     by_length = sorted((s for s in truth.sequences if len(s.prompt) > 1), key=lambda sequence: len(sequence.prompt))
-    late = by_length[: LONGER - 1]
+    late = by_length[: MULTI_TOKEN_ENTRIES - 1]
     player = PlanPlayer(replayed.runner, WHOLE)
     tracks = player.deal([*by_length[len(late) : len(late) + decoding], *late])
     player.bind(tracks)
@@ -98,7 +98,7 @@ def test_prompts_together(replayed: Replayed, truth: Golden, dtype: str, record:
     replayed.shapes.clear()
     player.advance(tracks)
     (shape,) = replayed.shapes
-    assert (shape.num_single, shape.entries) == (8, 8 + LONGER)
+    assert (shape.num_single, shape.entries) == (8, 8 + MULTI_TOKEN_ENTRIES)
     assert replayed.captured(shape)
     verdict = record(judge([track.sequence for track in tracks], player.finish(tracks), dtype))
     assert verdict.positions == len(tracks) * (FORCED + 1)

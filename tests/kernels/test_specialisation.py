@@ -22,7 +22,7 @@ from tests.kernels.sizes import COUNTS, Step, steps
 
 STEPS = steps()
 # Tiles chosen by the number of tokens or sequences, at most, of a kernel in one kind of step.
-MOST_TILES = 6
+MAX_TILES = 6
 
 Constants = tuple[Any, ...]
 Traits = tuple[tuple[str, str], ...]
@@ -109,7 +109,7 @@ def problems(launches: Launches) -> list[str]:
     """A sentence for each kernel that compiles again for what varies."""
     found = []
     for kernel, by_constants in launches.seen.items():
-        if len(by_constants) > MOST_TILES:
+        if len(by_constants) > MAX_TILES:
             found.append(f"{kernel.__name__} has {len(by_constants)} sets of constants over {len(COUNTS)} sizes")
         for many in by_constants.values():
             varied = [set(column) for column in zip(*many, strict=True)]

@@ -104,8 +104,8 @@ def test_the_switch_leaves_the_products_of_its_engine_to_torch(library: StandIn,
     from kernels.linear import dense
 
     x, weight, _ = operands(device)
-    for chosen_products, launched in ((False, 0), (True, 1), (False, 1)):
-        dense._library(Workspace(device, chosen_products=chosen_products), x, weight, None, None, None)
+    for measured, launched in ((False, 0), (True, 1), (False, 1)):
+        dense._library(Workspace(device, tuned_gemms=measured), x, weight, None, None, None)
         assert len(library.launched) == launched
 
 

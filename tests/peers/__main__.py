@@ -26,7 +26,7 @@ from tests.peers.runs import ADD_SUB_CONFIG, ADD_SUB_MODEL, CLIENT_RUNS, SAMPLE_
 VLLM_BACKEND = "https://github.com/triton-inference-server/vllm_backend"
 TENSORRT_LLM = "https://github.com/NVIDIA/TensorRT-LLM"
 _BEGIN, _END = "<!-- make test-peers: begin -->\n", "<!-- make test-peers: end -->\n"
-_MOST_S = 3600
+_MAX_S = 3600
 _MANY = 100
 _PYTEST = ("-p", "no:cacheprovider", "-c", "/dev/null")
 
@@ -120,7 +120,7 @@ def tests(vllm: Path, every: int) -> Iterator[Outcome]:
             if every > 1 and len(known) > _MANY:
                 chosen, run = known[::every], f"{run} ({len(known[::every])} of its {len(known):,} tests)"
         command += [] if by_itself else chosen
-        ended = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MOST_S)
+        ended = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MAX_S)
         said = ended.stderr if by_itself else ended.stdout
         passed, failed = unittest_results(said) if by_itself else pytest_results(said)
         if not (passed or failed):
@@ -134,7 +134,7 @@ def tests(vllm: Path, every: int) -> Iterator[Outcome]:
 def collected(file: Path) -> list[str]:
     """The ids of a file's tests."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *_PYTEST, f"--rootdir={file.parent}", file.name]
-    said = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MOST_S).stdout
+    said = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MAX_S).stdout
     return re.findall(r"^\S+::\S+$", said, re.MULTILINE)
 
 
@@ -157,7 +157,7 @@ def samples(vllm: Path) -> Iterator[Outcome]:
     failures: dict[str, str | None] = {}
     for flags, refused in SAMPLE_RUNS:
         command = [sys.executable, "client.py", "-m", "vllm_opt", *flags]
-        ended = subprocess.run(command, cwd=vllm / "samples", capture_output=True, text=True, timeout=_MOST_S)
+        ended = subprocess.run(command, cwd=vllm / "samples", capture_output=True, text=True, timeout=_MAX_S)
         well = refused in ended.stdout + ended.stderr if refused else "PASS" in ended.stdout
         if not well:
             failures[" ".join(flags) or "without flags"] = reason(f"samples {' '.join(flags)}")
@@ -173,7 +173,7 @@ def clients(trt: Path) -> Outcome:
     failures: dict[str, str | None] = {}
     for prompt, flags in CLIENT_RUNS:
         command = [sys.executable, found[0].name, "-p", prompt, "-o", "12", *flags]
-        ended = subprocess.run(command, cwd=found[0].parent, capture_output=True, text=True, timeout=_MOST_S)
+        ended = subprocess.run(command, cwd=found[0].parent, capture_output=True, text=True, timeout=_MAX_S)
         if ended.returncode or "Received an error" in ended.stdout:
             failures[" ".join(flags) or "without flags"] = reason(f"client {' '.join(flags)}")
             print(flags, ended.stdout[-800:], ended.stderr[-800:], file=sys.stderr)

@@ -79,11 +79,11 @@ def test_weights_stay_as_they_are_where_the_cache_alone_is_quantized() -> None:
     [("auto", False, False), ("auto", True, True), ("fp8", False, True), ("16bit", True, False)],
 )
 def test_a_setting_goes_before_what_the_checkpoint_says(setting: str, says: bool, fp8: bool) -> None:
-    assert cache.holds_fp8(CacheConfig(dtype=setting).kept_as, says) is fp8
+    assert cache.holds_fp8(CacheConfig(dtype=setting).storage_dtype, says) is fp8
 
 
 def test_other_dtypes_are_refused() -> None:
-    assert CacheConfig(dtype="fp8_e4m3").kept_as == "fp8"
+    assert CacheConfig(dtype="fp8_e4m3").storage_dtype == "fp8"
     with pytest.raises(ValueError, match=r"fp8_e5m2' is not there.*take fp8"):
         CacheConfig(dtype="fp8_e5m2")
     with pytest.raises(ValueError, match=r"'int8' is not there: it is auto, fp8 \(fp8_e4m3\) or 16bit$"):

@@ -27,7 +27,7 @@ from engine.runner.graphs import (
     find_wave_aligned_tokens,
     mixed_shapes,
 )
-from engine.runner.inputs import LONGER, StepShape
+from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
 from engine.runner.runner import DeviceRunner
 from engine.types import SamplingParams, TokenLogprobs
 from kernels.thresholds import SHORT_CONTEXT
@@ -188,10 +188,14 @@ def test_steps_with_more_entries_or_tokens_than_the_largest_shape_run_eagerly(ch
     assert graphs.fit(StepPlan(0, list(range(12)), [5] * 12, [1] * 12, [True] * 12)) == graphs.decode(12)
     assert graphs.fit(StepPlan(0, [0, 1], [0, 0], [7, 9], [True, True])) == graphs.mixed(8, 128)
     assert graphs.fit(StepPlan(0, [0, 1, 2], [9, 0, 0], [1, 9, 9], [True] * 3)) == graphs.mixed(8, 128)
-    chunks = [0] * (LONGER - 1)
-    most = StepPlan(0, [*range(LONGER)], [9, *chunks], [1, *(9 for _ in chunks)], [True] * LONGER)
+    chunks = [0] * (MULTI_TOKEN_ENTRIES - 1)
+    most = StepPlan(
+        0, [*range(MULTI_TOKEN_ENTRIES)], [9, *chunks], [1, *(9 for _ in chunks)], [True] * MULTI_TOKEN_ENTRIES
+    )
     assert graphs.fit(most) == graphs.mixed(8, 128)
-    more = StepPlan(0, [*range(LONGER)], [0, *chunks], [9, *(9 for _ in chunks)], [True] * LONGER)
+    more = StepPlan(
+        0, [*range(MULTI_TOKEN_ENTRIES)], [0, *chunks], [9, *(9 for _ in chunks)], [True] * MULTI_TOKEN_ENTRIES
+    )
     assert graphs.fit(more) is None
     assert graphs.fit(StepPlan(0, [0], [0], [300], [True])) is None
 

@@ -24,7 +24,7 @@ from tests.runner.tiny import generate, make, start, step
 PROMPT = [11 + 7 * i for i in range(6)]
 TOKENS = 2
 SWITCHED_OFF = RuntimeConfig(
-    dependent_launch=False, chosen_products=False, direct_copies=False, fused_attention=False, graphs=False
+    dependent_launch=False, tuned_gemms=False, direct_copies=False, fused_attention=False, graphs=False
 )
 
 

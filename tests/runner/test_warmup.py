@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from engine.runner.inputs import LONGER
+from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.runner.warmup import LOGPROBS, logprobs_bucket, warmup_steps
 from kernels.compiles import CompileWatch
 from tests.compiled import environment
@@ -73,7 +73,7 @@ def test_warmup_steps_stay_within_the_limits_of_the_engine() -> None:
         steps = warmup_steps(rows, budget, context)
         assert steps
         for step in steps:
-            assert 1 <= step.singles + step.longer <= rows + LONGER
+            assert 1 <= step.singles + step.longer <= rows + MULTI_TOKEN_ENTRIES
             assert step.tokens <= budget
             assert step.first + max(step.count, 1) <= context
 

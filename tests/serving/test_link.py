@@ -327,7 +327,7 @@ def test_an_engine_process_whose_frontends_have_all_died_ends_and_leaves_nothing
     (folder.path / f"frontend-{gone.pid}").touch()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        assert Host(folder, 1, "m", EngineConfig(model="fine"), scripted_host.build, lonely_s=0.3).run() == 0
+        assert Host(folder, 1, "m", EngineConfig(model="fine"), scripted_host.build, no_frontend_s=0.3).run() == 0
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert not folder.path.exists()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.speculation.backoff import MAX_BACKOFF
-from engine.speculation.ngram import MANY, MOST_ENTRIES, SIZES, NgramDrafter, Ngrams
+from engine.speculation.ngram import MANY, MAX_ENTRIES, SIZES, NgramDrafter, Ngrams
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=200)
 
@@ -70,7 +70,7 @@ def test_memory_is_bounded_whatever_the_length() -> None:
     tokens = array("i", [draw.randrange(150_000) for _ in range(300_000)])
     tokens.extend(tokens[-5000:-4000])
     assert ngrams.following(tokens, 3) == tokens[-5000:-4997]
-    assert ngrams.entries == MOST_ENTRIES * len(SIZES)
+    assert ngrams.entries == MAX_ENTRIES * len(SIZES)
 
 
 def calls_with_proposals(right: bool, steps: int) -> int:

@@ -8,7 +8,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.speculation.suffix import DEEPEST, LEAST_LIKELY, MOST_WAITING, TAKEN, Outputs, SuffixDrafter, SuffixTree
+from engine.speculation.suffix import DEEPEST, MAX_WAITING, MIN_LIKELY, TAKEN, Outputs, SuffixDrafter, SuffixTree
 
 texts = st.lists(st.lists(st.integers(0, 2), max_size=DEEPEST // 2), max_size=6)
 ends = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -48,7 +48,7 @@ def likeliest(known: list[list[int]], tokens: list[int], count: int) -> tuple[in
                 break
             best = max(set(nexts), key=lambda token: (nexts.count(token), len(nexts) - nexts[::-1].index(token)))
             likely *= nexts.count(best) / len(places)
-            if len(places) > 1 and likely < LEAST_LIKELY:
+            if len(places) > 1 and likely < MIN_LIKELY:
                 break
             run = [*run, best]
         if len(run) > size:
@@ -111,7 +111,7 @@ def test_what_comes_faster_than_it_is_taken_in_is_left_out() -> None:
     outputs = Outputs()
     for _ in range(100):
         outputs.add([1] * 1000)
-    assert outputs._latest.num_waiting <= MOST_WAITING + 100
+    assert outputs._latest.num_waiting <= MAX_WAITING + 100
 
 
 def test_texts_of_other_requests_and_its_own_are_proposed() -> None:

@@ -158,7 +158,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(engine: Engine, kind: str, t
     assert sentence in (got.error or "")
 
 
-@pytest.mark.parametrize("runtime", [{"overlap": False}, {"late_launch": False}])
+@pytest.mark.parametrize("runtime", [{"overlap": False}, {"delay_launch": False}])
 def test_the_same_tokens_however_steps_are_launched(engine: Engine, checkpoint: Path, runtime: dict[str, Any]) -> None:
     requests = [request(str(i), "json", PEOPLE, seed=i) for i in range(5)]
     free = RequestInput(request_id="free", prompt_ids=[50] * 9, params=SamplingParams(max_tokens=40, seed=3))

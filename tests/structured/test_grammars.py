@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core.request import Matcher
-from engine.structured.grammars import MOST_KEPT, MOST_STUCK, Grammars
+from engine.structured.grammars import MAX_KEPT, MAX_STUCK, Grammars
 from engine.types import Constraint, ErrorCode, RequestError, RequestInput, SamplingParams
 
 SMALL = Constraint(kind="regex", text="[ab]+")
@@ -47,7 +47,7 @@ def test_what_takes_too_long_is_refused_and_holds_nobody_up(grammars: Grammars) 
 
 
 def test_so_many_that_take_long_are_refused_at_once(grammars: Grammars) -> None:
-    grammars._stuck = MOST_STUCK
+    grammars._stuck = MAX_STUCK
     refusal = asked(grammars, SMALL).get(timeout=60)
     assert isinstance(refusal, RequestError)
     assert refusal.code is ErrorCode.UNAVAILABLE
@@ -62,9 +62,9 @@ def test_equal_constraints_are_compiled_once_and_few_are_kept(grammars: Grammars
     assert not isinstance(other, RequestError)
     one.advance(letter)
     assert [of.count for of in (one, other)] == [1, 0]  # type: ignore[attr-defined]
-    for i in range(MOST_KEPT):
+    for i in range(MAX_KEPT):
         asked(grammars, Constraint(kind="regex", text=f"a{{{i + 1}}}")).get(timeout=60)
-    assert len(grammars._kept) == MOST_KEPT
+    assert len(grammars._kept) == MAX_KEPT
     assert SMALL not in grammars._kept
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -47,7 +47,7 @@ class ResponseStore:
     Only the caller that a response belongs to (`owner`) finds it.
     """
 
-    def __init__(self, most: int, path: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most: int, path: Path | None = None, most_bytes: int = MAX_BYTES) -> None:
         self.most = most
         self._most_bytes = most_bytes
         self._lock = threading.Lock()

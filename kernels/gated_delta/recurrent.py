@@ -21,7 +21,7 @@ SLICE, WARPS = 32, 4
 
 
 @triton.jit(do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"])
-def _walk(
+def _recurrent(
     x,
     a,
     b,
@@ -97,7 +97,7 @@ def _walk(
     tl.store(p_state, s, mask=inside)
 
 
-def walk_seqs(
+def recurrent_seqs(
     workspace: Workspace,
     x: torch.Tensor,
     a: torch.Tensor,
@@ -115,7 +115,7 @@ def walk_seqs(
     _, heads, dk, dv = state.shape
     block_v = min(SLICE, next_power_of_2(dv))
     pdl = workspace.pdl
-    workspace.launch(_walk, (len(context_len), heads, cdiv(dv, block_v)))(
+    workspace.launch(_recurrent, (len(context_len), heads, cdiv(dv, block_v)))(
         x, a, b, a_log, dt_bias, state, state_slots, query_start, context_len, out, x.stride(0), a.stride(0),
         b.stride(0), state.stride(0), KEY_HEADS=num_key_heads, HEADS=heads, DK=dk, DV=dv,
         BLOCK_K=max(16, next_power_of_2(dk)), BLOCK_V=block_v, PDL=pdl, launch_pdl=pdl, num_warps=WARPS,

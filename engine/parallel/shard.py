@@ -28,34 +28,34 @@ Runs = dict[Part, tuple[int, Run]]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """One of `size` ranks. grain: inputs that share a scale, which no border may part."""
+class Shard:
+    """What one of `size` ranks holds. alignment: inputs that share a scale, which no boundary may part."""
 
     rank: int
     size: int
-    grain: int = 1
+    alignment: int = 1
 
-    def deal(self, count: int) -> Run:
+    def partition(self, count: int) -> Run:
         """The run of `count` things that the rank takes: the first ranks take one more where they do not go up."""
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
         return start, start + each + (self.rank < more)
 
 
-def narrowed(model: ModelConfig, share: Share) -> ModelConfig:
-    """The model as `share` holds it. Its vocabulary stays whole (`Vocabulary`).
+def shard_config(model: ModelConfig, shard: Shard) -> ModelConfig:
+    """The model as `shard` holds it. Its vocabulary stays whole (`Vocabulary`).
 
     Raises ConfigError with the numbers for what cannot be shared out.
     """
-    if share.size == 1:
+    if shard.size == 1:
         return model
     if model.hyper is not None:
-        raise _refused(share, f"{model.family} keeps parallel residual streams")
-    return replace(model, layers=tuple(_layer(layer, model, share) for layer in model.layers))
+        raise _refused(shard, f"{model.family} keeps parallel residual streams")
+    return replace(model, layers=tuple(_layer(layer, model, shard) for layer in model.layers))
 
 
-def _layer(layer: LayerConfig, model: ModelConfig, share: Share) -> LayerConfig:
-    runs = runs_of(layer, model, share)
+def _layer(layer: LayerConfig, model: ModelConfig, shard: Shard) -> LayerConfig:
+    runs = runs_of(layer, model, shard)
     size = {part: stop - start for part, (_, (start, stop)) in runs.items()}
     mixer, ffn = layer.mixer, layer.ffn
     if isinstance(mixer, AttentionConfig):
@@ -65,58 +65,60 @@ def _layer(layer: LayerConfig, model: ModelConfig, share: Share) -> LayerConfig:
     return replace(layer, mixer=mixer, ffn=replace(ffn, intermediate=size["inner"]))
 
 
-def runs_of(layer: LayerConfig, model: ModelConfig, share: Share) -> Runs:
-    """What the rank takes of each part of a layer. Raises ConfigError as `narrowed` does."""
+def runs_of(layer: LayerConfig, model: ModelConfig, shard: Shard) -> Runs:
+    """What the rank takes of each part of a layer. Raises ConfigError as `shard_config` does."""
     mixer, ffn = layer.mixer, layer.ffn
     known = isinstance(mixer, AttentionConfig | LatentAttentionConfig) and isinstance(ffn, MlpConfig | MoeConfig)
     if not known or getattr(mixer, "gated", False) or getattr(mixer, "sinks", False):
-        raise _refused(share, f"{model.family} has layers of {type(mixer).__name__}")
+        raise _refused(shard, f"{model.family} has layers of {type(mixer).__name__}")
     if isinstance(ffn, MoeConfig) and getattr(ffn, "bias", False):
-        raise _refused(share, f"{model.family} has experts with biases")
-    made: Runs = {"inner": (ffn.intermediate, _inner(ffn.intermediate, share))}
+        raise _refused(shard, f"{model.family} has experts with biases")
+    made: Runs = {"inner": (ffn.intermediate, _inner(ffn.intermediate, shard))}
     assert isinstance(mixer, AttentionConfig | LatentAttentionConfig)
     if isinstance(mixer, AttentionConfig):
-        heads, groups = _heads(mixer.num_heads, mixer.num_kv_heads, share)
+        heads, groups = _heads(mixer.num_heads, mixer.num_kv_heads, shard)
         made["groups"] = (mixer.num_kv_heads, groups)
-    elif mixer.num_heads < share.size:
-        raise _refused(share, f"it has {mixer.num_heads} heads, less than one for each")
+    elif mixer.num_heads < shard.size:
+        raise _refused(shard, f"it has {mixer.num_heads} heads, less than one for each")
     else:
-        heads = share.deal(mixer.num_heads)
+        heads = shard.partition(mixer.num_heads)
     made["heads"] = (mixer.num_heads, heads)
     return made
 
 
-def _heads(heads: int, groups: int, share: Share) -> tuple[Run, Run]:
+def _heads(heads: int, groups: int, shard: Shard) -> tuple[Run, Run]:
     """The rank's query heads and key-value heads, of which each serves heads / groups queries."""
     each = heads // groups
-    if groups >= share.size:
-        start, stop = share.deal(groups)
+    if groups >= shard.size:
+        start, stop = shard.partition(groups)
         return (start * each, stop * each), (start, stop)
-    holders = share.size // groups
-    if share.size % groups or each < holders:
+    holders = shard.size // groups
+    if shard.size % groups or each < holders:
         raise _refused(
-            share,
-            f"its {groups} key-value heads, each of {each} query heads, go neither into {share.size} nor "
-            f"{share.size} into them",
+            shard,
+            f"its {groups} key-value heads, each of {each} query heads, go neither into {shard.size} nor "
+            f"{shard.size} into them",
         )
-    group = share.rank // holders
-    start, stop = Share(share.rank % holders, holders).deal(each)
+    group = shard.rank // holders
+    start, stop = Shard(shard.rank % holders, holders).partition(each)
     return (group * each + start, group * each + stop), (group, group + 1)
 
 
-def _inner(count: int, share: Share) -> Run:
+def _inner(count: int, shard: Shard) -> Run:
     """The rank's inner channels: as many as the others have, if that can be."""
-    units = [unit for unit in UNITS if unit % share.grain == 0 and count % unit == 0 and count // unit >= share.size]
-    even = [unit for unit in units if count // unit % share.size == 0]
+    units = [
+        unit for unit in UNITS if unit % shard.alignment == 0 and count % unit == 0 and count // unit >= shard.size
+    ]
+    even = [unit for unit in units if count // unit % shard.size == 0]
     for unit in even or units:
-        start, stop = share.deal(count // unit)
+        start, stop = shard.partition(count // unit)
         return start * unit, stop * unit
     raise _refused(
-        share, f"a feed-forward part of {count} channels is stored in runs of {share.grain}, too few of them"
+        shard, f"a feed-forward part of {count} channels is stored in runs of {shard.alignment}, too few of them"
     )
 
 
-def _refused(share: Share, why: str) -> ConfigError:
+def _refused(shard: Shard, why: str) -> ConfigError:
     return ConfigError(
-        f"parallel.tensor = {share.size} is not possible for this model: {why}; set it to 1 or to a number that fits"
+        f"parallel.tensor = {shard.size} is not possible for this model: {why}; set it to 1 or to a number that fits"
     )
