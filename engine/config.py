@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+log = logging.getLogger(__name__)
+
 Positive = Annotated[int, Meta(ge=1)]
+# Settings of the runtime by their former names.
+RENAMED = {"late_launch": "delay_launch", "chosen_products": "tuned_gemms"}
 # Tokens drafted for a request in a step.
 MAX_DRAFTS = 16
 # The same where their number is chosen from step to step.
@@ -117,6 +122,20 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tuned_gemms: bool = True
     direct_copies: bool = True
     deterministic: bool = False
+    # Former names, for one version: None unless they are given.
+    late_launch: bool | None = None
+    chosen_products: bool | None = None
+
+    def __post_init__(self) -> None:
+        for old, new in RENAMED.items():
+            value, default = getattr(self, old), self.__struct_defaults__[self.__struct_fields__.index(new)]
+            if value is None:
+                continue
+            if getattr(self, new) not in (default, value):
+                raise ValueError(f"runtime.{old} is the former name of runtime.{new}, and they differ: leave {old} out")
+            log.warning("runtime.%s is called runtime.%s now; the next version does not take the old name", old, new)
+            msgspec.structs.force_setattr(self, new, value)
+            msgspec.structs.force_setattr(self, old, None)
 
 
 class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

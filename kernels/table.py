@@ -11,7 +11,7 @@ README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- ops: python -m kernels.table -->", "<!-- end of ops -->"
 
 
-def _line(op: Op) -> str:
+def _table_row(op: Op) -> str:
     cases = op.cases()
     what = (importlib.import_module(f"kernels.{op.name}.reference").__doc__ or "").strip().splitlines()[0].rstrip(".:")
     dtypes = dict.fromkeys(str(case.dtype).removeprefix("torch.") for case in cases)
@@ -22,7 +22,7 @@ def _line(op: Op) -> str:
 
 def table() -> str:
     head = ["| op | what | types in its cases | writes into | cases: small + real shapes |", "|---|---|---|---|---|"]
-    return "\n".join([BEGIN, *head, *map(_line, registry()), END])
+    return "\n".join([BEGIN, *head, *map(_table_row, registry()), END])
 
 
 def filled(text: str) -> str:

@@ -283,8 +283,8 @@ def check_speculation(config: EngineConfig, decoder: Decoder) -> None:
     method = config.speculation.method
     if method == "none":
         return
-    kept = {spec for specs in decoder.specs for spec in specs}
-    if any(isinstance(spec, Recurrent | CompressedKV) for spec in kept):
+    specs = {spec for specs in decoder.specs for spec in specs}
+    if any(isinstance(spec, Recurrent | CompressedKV) for spec in specs):
         raise ConfigError(
             f"speculation.method {method} needs layers that keep an entry a token, and this model has layers with a "
             "running state, from which drafts that do not stand cannot be taken back yet: set it to none"

@@ -163,8 +163,8 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     )
     head = MtpHead(said, own_build, decoder, "embed" in apart, "head" in apart)
     unused = (*scales.names, *said.outer.values())
-    kept = (config.weights.activations, quantize)
-    fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, *kept)
+    asked = (config.weights.activations, quantize)
+    fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, *asked)
     head.materialize(build.device)
     return DraftWeights(head, fill)
 

@@ -48,7 +48,7 @@ def size_pools(
             for group in groups
             if isinstance(group.spec, Recurrent)
         )
-        counts = _share(groups, room - states, cache.block_size, scheduler, max_model_len)
+        counts = _distribute(groups, room - states, cache.block_size, scheduler, max_model_len)
     for group, count in zip(groups, counts, strict=True):
         if not isinstance(group.spec, Recurrent) and count < MIN_BLOCKS:
             size = group.block_bytes(cache.block_size)
@@ -59,7 +59,7 @@ def size_pools(
     return PoolSpec(groups, tuple(counts), cache.block_size, slots)
 
 
-def _share(
+def _distribute(
     groups: Sequence[Group], room: int, block_size: int, scheduler: SchedulerConfig, max_model_len: int
 ) -> list[int]:
     sizes = {i: group.block_bytes(block_size) for i, group in enumerate(groups) if group.block_bytes(block_size)}
@@ -73,9 +73,9 @@ def _share(
     counts = [0] * len(groups)
     left = dict(sizes)
     while left:
-        share = max(room, 0) // sum(left.values())
-        capped = [i for i in left if most[i] <= share]
+        each = max(room, 0) // sum(left.values())
+        capped = [i for i in left if most[i] <= each]
         for i in capped or list(left):
-            counts[i] = min(most[i], share)
+            counts[i] = min(most[i], each)
             room -= counts[i] * left.pop(i)
     return counts

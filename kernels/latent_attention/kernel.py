@@ -57,7 +57,7 @@ def latent_attention(
     longer = len(batch.context_len) > num_single
     expanded = longer and len(absorbed) < t
     whole = fills_device(num_single, t - num_single, heads)
-    with workspace.branch(expanded and num_single > 0 and not whole) as join:
+    with workspace.branch(expanded and num_single > 0 and not whole) as wait_for_branch:
         if expanded:
             attend_expanded(workspace,
                 q, kv_up, cache, held, block_table, batch.query_start, batch.context_len, out, scale, num_single,
@@ -89,7 +89,7 @@ def latent_attention(
             batch.max_context,
             split_cut(q.dtype, heads, num_single),
         )  # fmt: skip
-    join()
+    wait_for_branch()
     return out
 
 

@@ -56,7 +56,7 @@ def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.
         packed = tl.reshape(tl.join(packed & 15, packed >> 4), (BN, BK))
     q = packed.to(tl.int32)
     own = n.to(tl.int64) * G
-    # In one chain: the compiler goes on behind a return that stands within an if, where PARTS may be 0.
+    # In one chain: the compiler goes on behind a return that stands within an if, where GROUPS may be 0.
     if FLOAT:
         each = group_scales(scale, own, live, at, G, GROUP, BK)
         # Twice the magnitude is whole: the last bit alone, or behind a leading one, moved up by the exponent less one.
@@ -76,10 +76,10 @@ def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.
             q -= 1 << (BITS - 1)
         w = q.to(tl.float32).to(DTYPE)
     else:
-        PARTS: tl.constexpr = BK // GROUP
-        group = at // GROUP + tl.arange(0, PARTS)
+        GROUPS: tl.constexpr = BK // GROUP
+        group = at // GROUP + tl.arange(0, GROUPS)
         there = live[:, None] & (group < G)[None, :]
-        q = tl.reshape(q, (BN, PARTS, GROUP))
+        q = tl.reshape(q, (BN, GROUPS, GROUP))
         if ZERO:
             q -= tl.load(zero + own[:, None] + group[None, :], mask=there, other=0).to(tl.int32)[:, :, None]
         else:

@@ -253,8 +253,8 @@ def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool
     d = q.shape[-1]
     whole = whole_rows(k_cache) and whole_rows(v_cache) and k_cache.shape[2] == BLOCK.value
     narrow = q.shape[1] // k_cache.shape[1] <= HELD.value and d == v_cache.shape[-1] == WIDTH.value
-    eight = q.element_size() == 2 and k_cache.dtype == FP8
-    return group_products(q.device) and eight and narrow and whole and q.is_contiguous()
+    fp8 = q.element_size() == 2 and k_cache.dtype == FP8
+    return group_products(q.device) and fp8 and narrow and whole and q.is_contiguous()
 
 
 def attend_decode(

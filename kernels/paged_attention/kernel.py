@@ -301,7 +301,7 @@ def attend_into(
     many = tokens >= (_SHORT_TOKENS if batch.max_context <= _SHORT_CONTEXT else _PROMPT_TOKENS)
     many = many and batch.max_query >= _PROMPT_QUERIES
     given = (k_cache, v_cache, block_table)
-    with workspace.branch(singles and 0 < num_single < seqs) as join:
+    with workspace.branch(singles and 0 < num_single < seqs) as wait_for_branch:
         held = UpcastCache(k_cache, v_cache, block_table)
         prompts = num_single < seqs and many and window is None
         if prompts and upcasts(q, k_cache, v_cache, batch.max_total_context):
@@ -324,4 +324,4 @@ def attend_into(
         stream_fp8.attend_decode(workspace, q, *given, *more, arrivals(workspace), scale, num_single, scales)
     elif num_single and singles:
         launch(0, num_single, num_single, 1, single=True)
-    join()
+    wait_for_branch()

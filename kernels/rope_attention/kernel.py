@@ -110,7 +110,7 @@ def rope_attention(
         given = (block_table, batch, scale, window, softcap, None, deterministic, scales)
         return paged_attention(workspace, q, k_cache, v_cache, *given)
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
-    with workspace.branch(tokens > num_single) as join:
+    with workspace.branch(tokens > num_single) as wait_for_branch:
         if tokens > num_single:
             q = torch.empty_like(out)
             rest = slice(num_single, None)
@@ -120,7 +120,7 @@ def rope_attention(
             attend_into(workspace, *own, singles=False, scales=scales)
     single = (qkv, positions, slots, rope, k_cache, v_cache, block_table, batch, scale, window, softcap, scales)
     _singles(workspace, out, *single)
-    join()
+    wait_for_branch()
     return out
 
 

@@ -266,8 +266,8 @@ def _choose(
     if by_mass:
         if by_count | (min_p > 0.0):
             total = _mass(p_seq, p_mine, n, low, top, temperature, log_min_p, V, IS_COUNT=False)
-        share = top_p * total
-        low = _bound(p_seq, p_mine, n, share, low, top, temperature, log_min_p, V, IS_COUNT=False, ZERO_BITS=ZERO_BITS)
+        mass = top_p * total
+        low = _bound(p_seq, p_mine, n, mass, low, top, temperature, log_min_p, V, IS_COUNT=False, ZERO_BITS=ZERO_BITS)
 
     seed = tl.load(p_seeds + row)
     position = tl.load(p_positions + i_seq).to(tl.int32)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import RENAMED, EngineConfig, RuntimeConfig
 from engine.serving.settings import FrontendConfig, SettingsError, keys, parse
 
 
@@ -47,6 +48,32 @@ def test_refusals_name_the_parameter(folder: Path, parameters: dict[str, str], s
 
 def test_what_the_python_backend_reads_is_left_to_it(folder: Path) -> None:
     assert parse({"model": "../../checkpoint", "EXECUTION_ENV_PATH": "x"}, folder).frontend.stream_interval == 1
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_renamed_setting_is_taken_with_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture, old: str, new: str
+) -> None:
+    runtime = parse({"model": "../../checkpoint", f"runtime.{old}": "false"}, folder).engine.runtime
+    assert runtime == RuntimeConfig(**{new: False})
+    assert [f"runtime.{old}" in line and f"runtime.{new}" in line for line in caplog.messages] == [True]
+    assert RuntimeConfig(**{old: False}) == runtime, "in a program too"
+
+
+def test_a_former_name_is_not_said_again_by_those_that_the_settings_are_handed_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime = RuntimeConfig(late_launch=False)
+    caplog.clear()
+    assert msgspec.json.decode(msgspec.json.encode(runtime), type=RuntimeConfig) == runtime
+    assert msgspec.structs.replace(runtime, overlap=False).delay_launch is False
+    assert not caplog.messages
+
+
+def test_a_former_name_beside_another_value_of_the_new_one_is_refused(folder: Path) -> None:
+    parameters = {"model": "../../checkpoint", "runtime.late_launch": "true", "runtime.delay_launch": "false"}
+    with pytest.raises(SettingsError, match="leave late_launch out"):
+        parse(parameters, folder)
 
 
 def test_every_setting_is_in_the_documentation() -> None:
