@@ -61,13 +61,13 @@ def test_compiles_for_hopper_once_for_all_rows_of_a_tile(tmp_path: Path) -> None
         "_count:1",
         "_quantize:4",
         "combine:1",
-        "eight_down:2",
-        "eight_up:2",
         "fp8_kernel:2",
         "packed_down:1",
         "packed_kernel:2",
         "packed_up:1",
         "unpack_kernel:1",
+        "w8a8_down:2",
+        "w8a8_up:2",
     ]
     assert int(shared) <= SHARED_BYTES
 
