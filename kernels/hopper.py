@@ -96,7 +96,12 @@ def ring_product(
     return acc, stage, phase
 
 
-_KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+_KINDS = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.uint8: gl.uint8,
+}
 
 
 @lru_cache(maxsize=4096)

@@ -105,6 +105,8 @@ def fp8_cases() -> list[Case]:
         fp8_case("fp8 rows", bf16, 3, 72, 200, None, row, norm=True, residual=True),
         fp8_case("fp8 rows, silu", bf16, 20, 40, 264, None, row, activation="silu"),
         fp8_case("fp8 rows, a given scale of inputs", bf16, 70, 72, 200, None, static),
+        fp8_case("fp8 blocks, odd outputs, inputs beyond a block", bf16, 11, 200, 1104, square, group, residual=True),
+        fp8_case("fp8 rows, silu, a given scale", bf16, 64, 136, 528, None, static, activation="silu", bias=True),
     ]
     for t in (1, 8, 64, 1024, 8192):
         for name, n, k, fused in (
@@ -280,6 +282,9 @@ def packed_cases() -> list[Case]:
         packed_case("int4, many rows", bf16, 260, 72, 328, 4, 32, bias=True, norm=True, **whole),
         packed_case("int8, many rows, silu", f32, 258, 24, 136, 8, 64, activation="silu"),
         packed_case("int4, deterministic", bf16, 11, 40, 264, 4, 128, deterministic=True, residual=True),
+        packed_case("int4 blocks of 128, odd outputs", bf16, 3, 200, 640, 4, 128, zeros=True, residual=True),
+        packed_case("int4 blocks of 128, an order, silu", f16, 19, 72, 384, 4, 128, activation="silu", **whole),
+        packed_case("int4 blocks of 128, one group", bf16, 37, 136, 896, 4, 896, bias=True),
     ]
     for t in (1, 8, 64, 1024, 8192):
         for name, n, k, fused in (

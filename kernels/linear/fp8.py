@@ -12,6 +12,9 @@ import torch
 from kernels.gated_activation.kernel import gated_activation
 from kernels.hardware import group_products
 from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
+from kernels.linear.quantized_stream import fp8_stream, streams_fp8
+from kernels.linear.skinny import counters
+from kernels.linear.stream import StreamTile
 from kernels.quantize.kernel import quantized
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
@@ -53,10 +56,23 @@ def linear(
         if activation is not None:
             return gated_activation(workspace, product, activation)
         return product if residual is None else residual.add_(product)
+    if not deterministic and isinstance(weight, Fp8) and scales is not None and streams_fp8(x, weight):
+        stream = stream_tile(rows, activation is not None)
+        counts = counters(workspace)
+        return fp8_stream(workspace, x, scales, weight, bias, residual, activation, stream, counts, dtype)
     y = torch.empty(rows, n, dtype=dtype, device=x.device) if residual is None else residual
     tile = row_tile(rows, n, x.shape[1], activation is not None, deterministic)
     fp8_linear(workspace, x, scales, weight, bias, residual, y, activation, tile)
     return y
+
+
+def stream_tile(rows: int, activation: bool) -> StreamTile:
+    """One program a multiprocessor. Up to 16 rows leave room for one of the next product; more rows want rings as deep
+    as shared memory allows (measured on an H200)."""
+    height = next(h for h in (8, 16, 32, FEW_ROWS) if rows <= h)
+    if activation:
+        return StreamTile(height, 64, 2 * GROUP, 3) if height < 32 else StreamTile(height, 64, GROUP, 6)
+    return StreamTile(height, 64, 2 * GROUP, {8: 6, 16: 5, 32: 6, FEW_ROWS: 4}[height])
 
 
 def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -> RowTile:

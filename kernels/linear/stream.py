@@ -54,7 +54,7 @@ def activate(x, KIND: gl.constexpr):
 
 
 @gluon.jit
-def _ask_weight(w_desc, bars, w_ring, stage, tile, slice_, up_row, live, BYTES: gl.constexpr,
+def ask_weight(w_desc, bars, w_ring, stage, tile, slice_, up_row, live, BYTES: gl.constexpr,
                 BN: gl.constexpr, BK: gl.constexpr, GATED: gl.constexpr):  # fmt: skip
     """Ask for a unit's weights (gate and up when GATED); its barrier expects the unit's x too."""
     bar = bars.index(stage)
@@ -64,6 +64,74 @@ def _ask_weight(w_desc, bars, w_ring, stage, tile, slice_, up_row, live, BYTES: 
         load_box(w_desc, [up_row + tile * BN, slice_ * BK], bar, w_ring.index(2 * stage + 1), pred=live)
     else:
         load_box(w_desc, [tile * BN, slice_ * BK], bar, w_ring.index(stage), pred=live)
+
+
+@gluon.jit
+def close_tile(
+    acc, acc_up, tile, begin, end, slices, units, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+    M, N, y_stride, residual_stride,
+    SHARED: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
+):  # fmt: skip
+    """What follows a tile's sums acc [BN, BM] of units begin to end, of `slices` a tile: sharers' parts, bias,
+    activation, residual. acc_up: the up half's sums, with ACT."""
+    BN: gl.constexpr = acc.shape[0]
+    BM: gl.constexpr = acc.shape[1]
+    mma: gl.constexpr = acc.type.layout
+    GATED: gl.constexpr = ACT is not None
+    WIDE: gl.constexpr = 2 if GATED else 1
+    WARPS: gl.constexpr = gl.num_warps()
+    # parts of a shared tile that are read at once: as many as registers hold
+    EACH: gl.constexpr = BN * BM * WIDE // (32 * WARPS)
+    AT_ONCE: gl.constexpr = 8 if EACH <= 8 else (4 if EACH <= 16 else 1)
+    VEC: gl.constexpr = 4 if BN * BM >= WARPS * 128 else 2
+    flat: gl.constexpr = gl.BlockedLayout([VEC, 1], [16, 2], [1, WARPS], [0, 1])
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))
+    m = gl.arange(0, BM, gl.SliceLayout(0, flat))
+    live = (n < N)[:, None] & (m < M)[None, :]
+    if RESIDUAL:
+        spot = residual_ptr + m.to(gl.int64)[None, :] * residual_stride + n[:, None]
+        add = gl.load(spot, mask=live, other=0.0)
+    last = end - begin == slices
+    if SHARED and end - begin < slices:
+        cell = (
+            gl.arange(0, BN, gl.SliceLayout(1, mma))[:, None] * BM + gl.arange(0, BM, gl.SliceLayout(0, mma))[None, :]
+        )
+        opens = (begin == tile * slices).to(gl.int32)
+        mine = partial_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM)
+        gl.store(mine + cell, acc)
+        if GATED:
+            gl.store(mine + BN * BM + cell, acc_up)
+        one = unit_owner(tile * slices, units, programs)
+        other = unit_owner((tile + 1) * slices - 1, units, programs)
+        sync()
+        last = gl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == other - one
+        if last:
+            acc = gl.zeros((BN, BM), gl.float32, mma)
+            acc_up = acc
+            for some in range(one, other + 1, AT_ONCE):
+                for place in gl.static_range(AT_ONCE):
+                    sharer = some + place
+                    opens = (first_unit(sharer, units, programs) <= tile * slices).to(gl.int32)
+                    theirs = partial_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
+                    held = (cell >= 0) & (sharer <= other)
+                    acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")
+                    if GATED:
+                        acc_up += gl.load(theirs + BN * BM + cell, mask=held, other=0.0, cache_modifier=".cg")
+            gl.store(count_ptr + tile, 0)
+    if last:
+        y = gl.convert_layout(acc, flat)
+        if BIAS:
+            y += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
+        if GATED:
+            up = gl.convert_layout(acc_up, flat)
+            if BIAS:
+                up += gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
+            y = activate(y, ACT) * up
+        if RESIDUAL:
+            y += add.to(gl.float32)
+        gl.store(y_ptr + m.to(gl.int64)[None, :] * y_stride + n[:, None], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -81,11 +149,6 @@ def stream_kernel(
     BYTES: gl.constexpr = (BN * WIDE + BM) * BK * 2
     WARPS: gl.constexpr = gl.num_warps()
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BM, 16])
-    # parts of a shared tile that are read at once: as many as registers hold
-    EACH: gl.constexpr = BN * BM * WIDE // (32 * WARPS)
-    AT_ONCE: gl.constexpr = 8 if EACH <= 8 else (4 if EACH <= 16 else 1)
-    VEC: gl.constexpr = 4 if BN * BM >= WARPS * 128 else 2
-    flat: gl.constexpr = gl.BlockedLayout([VEC, 1], [16, 2], [1, WARPS], [0, 1])
 
     program = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -107,7 +170,7 @@ def stream_kernel(
     ask_slice = first % slices
     x_slice = ask_slice
     for place in gl.static_range(STAGES):
-        _ask_weight(w_desc, bars, w_ring, place, ask_tile, ask_slice, N, first + place < stop, BYTES, BN, BK, GATED)
+        ask_weight(w_desc, bars, w_ring, place, ask_tile, ask_slice, N, first + place < stop, BYTES, BN, BK, GATED)
         ask_slice += 1
         ask_tile = gl.where(ask_slice == slices, ask_tile + 1, ask_tile)
         ask_slice = gl.where(ask_slice == slices, 0, ask_slice)
@@ -137,59 +200,17 @@ def stream_kernel(
                 acc = warpgroup_mma_wait(0, deps=[token])
             sync()
             more = first + turn + STAGES < stop
-            _ask_weight(w_desc, bars, w_ring, stage, ask_tile, ask_slice, N, more, BYTES, BN, BK, GATED)
+            ask_weight(w_desc, bars, w_ring, stage, ask_tile, ask_slice, N, more, BYTES, BN, BK, GATED)
             load_box(x_desc, [0, ask_slice * BK], bars.index(stage), x_ring.index(stage), pred=more)
             ask_slice += 1
             ask_tile = gl.where(ask_slice == slices, ask_tile + 1, ask_tile)
             ask_slice = gl.where(ask_slice == slices, 0, ask_slice)
             turn += 1
 
-        n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))
-        m = gl.arange(0, BM, gl.SliceLayout(0, flat))
-        live = (n < N)[:, None] & (m < M)[None, :]
-        if RESIDUAL:
-            spot = residual_ptr + m.to(gl.int64)[None, :] * residual_stride + n[:, None]
-            add = gl.load(spot, mask=live, other=0.0)
-        last = end - begin == slices
-        if SHARED and end - begin < slices:
-            cell = (
-                gl.arange(0, BN, gl.SliceLayout(1, mma))[:, None] * BM
-                + gl.arange(0, BM, gl.SliceLayout(0, mma))[None, :]
-            )
-            opens = (begin == tile * slices).to(gl.int32)
-            mine = partial_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM)
-            gl.store(mine + cell, acc)
-            if GATED:
-                gl.store(mine + BN * BM + cell, acc_up)
-            one = unit_owner(tile * slices, units, programs)
-            other = unit_owner((tile + 1) * slices - 1, units, programs)
-            sync()
-            last = gl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == other - one
-            if last:
-                acc = gl.zeros((BN, BM), gl.float32, mma)
-                acc_up = acc
-                for some in range(one, other + 1, AT_ONCE):
-                    for place in gl.static_range(AT_ONCE):
-                        sharer = some + place
-                        opens = (first_unit(sharer, units, programs) <= tile * slices).to(gl.int32)
-                        theirs = partial_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
-                        held = (cell >= 0) & (sharer <= other)
-                        acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")
-                        if GATED:
-                            acc_up += gl.load(theirs + BN * BM + cell, mask=held, other=0.0, cache_modifier=".cg")
-                gl.store(count_ptr + tile, 0)
-        if last:
-            y = gl.convert_layout(acc, flat)
-            if BIAS:
-                y += gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
-            if GATED:
-                up = gl.convert_layout(acc_up, flat)
-                if BIAS:
-                    up += gl.load(bias_ptr + N + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
-                y = activate(y, ACT) * up
-            if RESIDUAL:
-                y += add.to(gl.float32)
-            gl.store(y_ptr + m.to(gl.int64)[None, :] * y_stride + n[:, None], y.to(y_ptr.dtype.element_ty), mask=live)
+        close_tile(
+            acc, acc_up, tile, begin, end, slices, units, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+            M, N, y_stride, residual_stride, SHARED, ACT, BIAS, RESIDUAL,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +253,18 @@ class Work:
     partials: torch.Tensor
 
 
-def work_of(x: torch.Tensor, n: int, rows: int, outputs: int, inputs: int, wide: int, split: int, most: int) -> Work:
+def work_of(
+    x: torch.Tensor, n: int, rows: int, outputs: int, inputs: int, wide: int, split: int, most: int,
+    dtype: torch.dtype | None = None,
+) -> Work:  # fmt: skip
     """The work of x [M, k] and n outputs in tiles of `rows` by `outputs`, cut into slices of `inputs`: for `split`
     programs a tile, or for up to `most` that take equal ranges of all slices. A program has a partial tile, or
-    `wide` of them, for its first and for its last tile."""
+    `wide` of them, for its first and for its last tile. dtype: y's; None is x's."""
     m, k = x.shape
     tiles, slices = cdiv(n, outputs), cdiv(k, inputs)
     programs = min(tiles * slices, tiles * split if split else most)
     shared = programs > tiles or tiles % programs != 0
-    y = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    y = torch.empty((m, n), dtype=dtype or x.dtype, device=x.device)
     cells = 2 * programs * wide * outputs * rows
     return Work(programs, shared, y, torch.empty(cells, dtype=torch.float32, device=x.device) if shared else y)
 

@@ -1,0 +1,392 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Products of up to 64 rows with a weight of packed 4-bit integers or 8-bit floats on Hopper, in Gluon: the weight
+streams through shared memory as it is stored.
+
+Work is cut as in `stream`: every program takes an equal range of all tiles' slices (stream-K, arXiv:2301.03598). Each
+block of 128 inputs has sums of its own, which are scaled and added up in float32.
+
+8-bit floats are multiplied as they are, by inputs that are 8-bit floats too. 4-bit integers are unpacked in registers:
+a thread reads 16 bytes of a row, 32 inputs, and makes them the operand of its matrix instructions without an exchange
+between threads. Which inputs meet in an instruction does not matter, as long as the rows of x are taken in the same
+order. Up to 16 rows are put in that order on their way out of shared memory; more rows come ordered from a launch
+before (`order_inputs`). An integer u becomes a 16-bit float by its bits alone: 0x4300 | u is 128 + u in bfloat16,
+0x6400 | u is 1024 + u in float16 (Kim et al. 2022, arXiv:2211.10017). The difference to the zero point is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import group_products, multiprocessors
+from kernels.hopper import boxes, load_box, next_stage, sync
+from kernels.linear.stream import StreamTile, close_tile, first_unit, streams, work_of
+from kernels.sizes import cdiv
+from kernels.weight import Fp8, PackedInt
+from kernels.workspace import Workspace
+
+# Inputs of a block.
+WIDTH = 128
+FEW_ROWS, MOST_ROWS = 16, 64
+
+_SPLIT = """
+{
+.reg .b32 a, b, c;
+prmt.b32 a, $4, 0, 0x4140;
+prmt.b32 b, $4, 0, 0x4342;
+lop3.b32 $0, a, 0x000F000F, MAGIC, 0xEA;
+lop3.b32 $1, b, 0x000F000F, MAGIC, 0xEA;
+shr.u32 a, a, 4;
+shr.u32 b, b, 4;
+lop3.b32 $2, a, 0x000F000F, MAGIC, 0xEA;
+lop3.b32 $3, b, 0x000F000F, MAGIC, 0xEA;
+"""
+_MIDDLE = """
+mov.b32 c, EIGHT;
+sub.KIND $0, $0, c;
+sub.KIND $1, $1, c;
+sub.KIND $2, $2, c;
+sub.KIND $3, $3, c;
+}
+"""
+_ZERO = """
+sub.KIND $0, $0, $5;
+sub.KIND $1, $1, $6;
+sub.KIND $2, $2, $5;
+sub.KIND $3, $3, $6;
+}
+"""
+
+
+def _asm(kind: str, magic: int, rest: str) -> gl.constexpr:
+    twice = magic << 16 | magic
+    text = (_SPLIT + rest).replace("KIND", f"{kind}x2").replace("MAGIC", hex(twice))
+    return gl.constexpr(text.replace("EIGHT", hex(twice | 0x80008)))
+
+
+BF16_MIDDLE, BF16_ZERO = _asm("bf16", 0x4300, _MIDDLE), _asm("bf16", 0x4300, _ZERO)
+F16_MIDDLE, F16_ZERO = _asm("f16", 0x6400, _MIDDLE), _asm("f16", 0x6400, _ZERO)
+
+
+@gluon.jit
+def weights_of(bytes_, zero, ZERO: gl.constexpr, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
+    """Bytes [BN, 64] of a row's 128 integers, less their zero points [BN, 64], as an operand [BN, 128] of a product."""
+    BN: gl.constexpr = bytes_.shape[0]
+    given: gl.constexpr = "=&r,=&r,=&r,=&r,r,r,r" if ZERO else "=&r,=&r,=&r,=&r,r"
+    args = [bytes_, zero] if ZERO else [bytes_]
+    bf16: gl.constexpr = BF16_ZERO if ZERO else BF16_MIDDLE
+    f16: gl.constexpr = F16_ZERO if ZERO else F16_MIDDLE
+    if gl.bfloat16 == DTYPE:
+        low, high = gl.inline_asm_elementwise(bf16, given, args, (gl.bfloat16, gl.bfloat16), True, 4)
+    else:
+        low, high = gl.inline_asm_elementwise(f16, given, args, (gl.float16, gl.float16), True, 4)
+    # [BN, quarter, pair of bytes, byte, half]: two bytes' low halves stand in a register, then their high halves
+    w = gl.reshape(gl.join(low, high), (BN, 4, 8, 2, 2))
+    w = gl.reshape(gl.permute(w, (0, 2, 4, 1, 3)), (BN, 128))
+    return gl.convert_layout(w, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def inputs_of(x, OPERAND: gl.constexpr):
+    """Rows [BM, 128] as the other operand [128, BM], in the same order."""
+    BM: gl.constexpr = x.shape[0]
+    x = gl.reshape(x, (BM, 4, 8, 2, 2))
+    x = gl.reshape(gl.permute(x, (2, 4, 1, 3, 0)), (128, BM))
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def _ask(w_desc, bars, w_ring, stage, tile, slice_, up_row, live, BYTES: gl.constexpr,
+         BN: gl.constexpr, BK: gl.constexpr, BLOCKS: gl.constexpr, WIDE: gl.constexpr):  # fmt: skip
+    """Ask for a unit's weights (gate and up when WIDE is 2); its barrier expects the unit's x too."""
+    bar = bars.index(stage)
+    mbarrier.expect(bar, BYTES, pred=live)
+    for block in gl.static_range(BLOCKS):
+        place = (stage * BLOCKS + block) * WIDE
+        column = (slice_ * BLOCKS + block) * BK
+        load_box(w_desc, [tile * BN, column], bar, w_ring.index(place), pred=live)
+        if WIDE == 2:
+            load_box(w_desc, [up_row + tile * BN, column], bar, w_ring.index(place + 1), pred=live)
+
+
+@gluon.jit
+def _ask_inputs(x_desc, bars, x_ring, stage, slice_, live, BLOCKS: gl.constexpr):
+    for block in gl.static_range(BLOCKS):
+        column = (slice_ * BLOCKS + block) * 128
+        load_box(x_desc, [0, column], bars.index(stage), x_ring.index(stage * BLOCKS + block), pred=live)
+
+
+@gluon.jit
+def _scale_of(scale_ptr, rows, N, G, group):
+    """Scales of a block, [BN] float32: none beyond the last group or row."""
+    found = gl.load(scale_ptr + rows.to(gl.int64) * G + group, mask=(rows < N) & (group < G), other=0.0)
+    return found.to(gl.float32)
+
+
+@gluon.jit
+def _zero_of(zero_ptr, rows, N, G, group, DTYPE: gl.constexpr, BYTES: gl.constexpr):
+    """Zero points of a block's bytes and 128 (float16: 1024), [BN, 64]."""
+    zero = gl.load(zero_ptr + rows.to(gl.int64) * G + group, mask=(rows < N) & (group < G), other=0).to(gl.float32)
+    zero += 128.0 if gl.bfloat16 == DTYPE else 1024.0
+    return gl.expand_dims(zero.to(DTYPE), 1) + gl.zeros([rows.shape[0], 64], DTYPE, BYTES)
+
+
+@gluon.jit(do_not_specialize=["M", "xs_row", "xs_group"])
+def quantized_stream_kernel(
+    x_desc, xs_ptr, w_desc, scale_ptr, zero_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+    M, N, K, G, xs_row, xs_group, y_stride, residual_stride,
+    BM: gl.constexpr, BN: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
+    PACKED: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, ZERO: gl.constexpr, GROUPED: gl.constexpr,
+    ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """See `kernels.linear.stream.stream_kernel`. A unit is BLOCKS times 128 inputs.
+
+    GROUP: inputs that share a scale of the weight, a multiple of 128; 0: all. ROWS: outputs that share it. PACKED: the
+    weight is 4-bit integers, ZERO: with zero points, and x 16-bit floats; else both are 8-bit floats, and x has a scale
+    for 128 inputs of a row (GROUPED), or one a row.
+    """
+    WIDE: gl.constexpr = 1 if ACT is None else 2
+    BK: gl.constexpr = 64 if PACKED else 128
+    BYTES: gl.constexpr = (BN * WIDE * BK + BM * (256 if PACKED else 128)) * BLOCKS
+    WARPS: gl.constexpr = gl.num_warps()
+    DTYPE: gl.constexpr = x_desc.dtype
+    REGISTERS: gl.constexpr = PACKED and BM <= 16
+    mma: gl.constexpr = (
+        gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+        if REGISTERS
+        else gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BM, 16 if PACKED else 32])
+    )
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    again: gl.constexpr = [[16 * WARPS, 0]] if BN > 16 * WARPS else []
+    bytes_: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]] + again,  # noqa: RUF005
+        [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]] if WARPS == 4 else [[16, 0], [32, 0], [64, 0]],
+        [],
+        [BN, 64],
+    )
+    sixteen: gl.constexpr = [[8, 0]] if BM == 16 else []
+    inputs: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + sixteen,  # noqa: RUF005
+        [[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]],
+        [[0, 0], [0, 0]] if WARPS == 4 else [[0, 0], [0, 0], [0, 0]],
+        [],
+        [BM if REGISTERS else 8, 128],
+    )
+
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    slices = (K + 128 * BLOCKS - 1) // (128 * BLOCKS)
+    units = (N + BN - 1) // BN * slices
+    first = first_unit(program, units, programs)
+    stop = first_unit(program + 1, units, programs)
+    if PDL:
+        gdc_launch_dependents()
+
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS * WIDE, BN, BK], w_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BLOCKS, BM, 128], x_desc.layout)
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAGES):
+        mbarrier.init(bars.index(place), count=1)
+    fence_async_shared()
+
+    ask_tile = first // slices
+    ask_slice = first % slices
+    x_slice = ask_slice
+    for place in gl.static_range(STAGES):
+        _ask(w_desc, bars, w_ring, place, ask_tile, ask_slice, N, first + place < stop, BYTES, BN, BK, BLOCKS, WIDE)
+        ask_slice += 1
+        ask_tile = gl.where(ask_slice == slices, ask_tile + 1, ask_tile)
+        ask_slice = gl.where(ask_slice == slices, 0, ask_slice)
+    if PDL:
+        gdc_wait()
+    for place in gl.static_range(STAGES):
+        _ask_inputs(x_desc, bars, x_ring, place, x_slice, first + place < stop, BLOCKS)
+        x_slice += 1
+        x_slice = gl.where(x_slice == slices, 0, x_slice)
+
+    stage = first * 0
+    phase = stage
+    for tile in range(first // slices, (stop + slices - 1) // slices):
+        begin = gl.maximum(first, tile * slices)
+        end = gl.minimum(stop, (tile + 1) * slices)
+        acc = gl.zeros((BN, BM), gl.float32, mma)
+        acc_up = acc
+        n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, mma))
+        m = gl.arange(0, BM, gl.SliceLayout(0, mma))
+        cells = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, bytes_))
+        scale_rows = n // ROWS
+        up_rows = (n + N) // ROWS
+        last_row = ((N * WIDE + ROWS - 1) // ROWS).to(gl.int32)
+        for unit in range(begin, end):
+            for block in gl.static_range(BLOCKS):
+                at = (unit - tile * slices) * BLOCKS + block
+                group = at * 128 // GROUP if GROUP > 0 else at * 0
+                scale = _scale_of(scale_ptr, scale_rows, last_row, G, group)
+                if WIDE == 2:
+                    scale_up = _scale_of(scale_ptr, up_rows, last_row, G, group)
+                if ZERO:
+                    zero = _zero_of(zero_ptr, cells, N * WIDE, G, group, DTYPE, bytes_)
+                    if WIDE == 2:
+                        zero_up = _zero_of(zero_ptr, cells + N, N * WIDE, G, group, DTYPE, bytes_)
+                else:
+                    zero = cells
+                    zero_up = cells
+                if not PACKED:
+                    spot = xs_ptr + m.to(gl.int64) * xs_row + (at * xs_group if GROUPED else at * 0)
+                    there = (m < M) & (at * 128 < K)
+                    sx = gl.expand_dims(gl.load(spot, mask=there, other=0.0), 0)
+                if block == 0:
+                    mbarrier.wait(bars.index(stage), phase)
+                box = stage * BLOCKS + block
+                none = gl.zeros((BN, BM), gl.float32, mma)
+                if REGISTERS:
+                    x = inputs_of(x_ring.index(box).load(inputs), right)
+                    w = weights_of(w_ring.index(box * WIDE).load(bytes_), zero, ZERO, DTYPE, left)
+                    part = mma_v2(w, x, none)
+                    if WIDE == 2:
+                        w = weights_of(w_ring.index(box * WIDE + 1).load(bytes_), zero_up, ZERO, DTYPE, left)
+                        part_up = mma_v2(w, x, none)
+                else:
+                    x = x_ring.index(box).permute((1, 0))
+                    if PACKED:
+                        w = weights_of(w_ring.index(box * WIDE).load(bytes_), zero, ZERO, DTYPE, left)
+                    else:
+                        w = w_ring.index(box * WIDE)
+                    part = warpgroup_mma(w, x, none, use_acc=False)
+                    if WIDE == 2:
+                        if PACKED:
+                            w = weights_of(w_ring.index(box * WIDE + 1).load(bytes_), zero_up, ZERO, DTYPE, left)
+                        else:
+                            w = w_ring.index(box * WIDE + 1)
+                        part_up = warpgroup_mma(w, x, none, use_acc=False)
+                if not PACKED:
+                    part *= sx
+                acc += part * gl.expand_dims(scale, 1)
+                if WIDE == 2:
+                    if not PACKED:
+                        part_up *= sx
+                    acc_up += part_up * gl.expand_dims(scale_up, 1)
+            sync()
+            more = unit + STAGES < stop
+            _ask(w_desc, bars, w_ring, stage, ask_tile, ask_slice, N, more, BYTES, BN, BK, BLOCKS, WIDE)
+            _ask_inputs(x_desc, bars, x_ring, stage, ask_slice, more, BLOCKS)
+            ask_slice += 1
+            ask_tile = gl.where(ask_slice == slices, ask_tile + 1, ask_tile)
+            ask_slice = gl.where(ask_slice == slices, 0, ask_slice)
+            stage, phase = next_stage(stage, phase, STAGES)
+        close_tile(
+            acc, acc_up, tile, begin, end, slices, units, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+            M, N, y_stride, residual_stride, SHARED, ACT, BIAS, RESIDUAL,
+        )  # fmt: skip
+
+
+@triton.jit
+def order_kernel(x_ptr, order_ptr, out_ptr, K, x_stride, ORDER: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr):
+    """A row's inputs, in the order that they stand in in an operand of `quantized_stream_kernel`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BK + tl.arange(0, BK)
+    # of 128: byte / 2, half, quarter, byte % 2
+    source = (k & ~127) + ((k >> 1) & 3) * 32 + ((k >> 4) & 7) * 4 + (k & 1) * 2 + ((k >> 3) & 1)
+    if ORDER:
+        source = tl.load(order_ptr + source, mask=k < K, other=0)
+    tl.store(out_ptr + row * K + k, tl.load(x_ptr + row * x_stride + source, mask=k < K, other=0.0), mask=k < K)
+
+
+def order_inputs(workspace: Workspace, x: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """x [T, K] for more than FEW_ROWS rows, its inputs in `order` first."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    workspace.launch(order_kernel, (len(x), cdiv(x.shape[1], 1024)))(
+        x, order, out, x.shape[1], x.stride(0), ORDER=order is not None, BK=1024, PDL=workspace.pdl,
+        num_warps=4, launch_pdl=workspace.pdl,
+    )  # fmt: skip
+    return out
+
+
+def streams_packed(x: torch.Tensor, weight: PackedInt) -> bool:
+    """Whether `packed_stream` takes both: 16-bit rows, 4-bit integers, groups of 128 inputs or multiples of them."""
+    return (
+        weight.bits == 4
+        and weight.inputs % WIDTH == 0
+        and (weight.group % WIDTH == 0 or weight.group >= weight.inputs)
+        and (weight.order is None or len(x) > FEW_ROWS)
+        and len(x) <= MOST_ROWS
+        and group_products(x.device)
+        and streams(x, weight.data)
+    )
+
+
+def streams_fp8(x: torch.Tensor, weight: Fp8) -> bool:
+    """Whether `fp8_stream` takes both: quantized rows, scales of the weight for 128 inputs or for all."""
+    return (
+        weight.inputs.number == "fp8"
+        and weight.block[1] in (WIDTH, x.shape[1])
+        and weight.inputs.group in (0, WIDTH)
+        and len(x) <= MOST_ROWS
+        and group_products(x.device)
+        and x.shape[1] % 16 == 0
+        and x.data_ptr() % 16 == 0
+        and weight.data.data_ptr() % 16 == 0
+    )
+
+
+def packed_stream(
+    workspace: Workspace, x: torch.Tensor, weight: PackedInt, bias: torch.Tensor | None,
+    residual: torch.Tensor | None, activation: str | None, tile: StreamTile, counts: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """`linear` without a norm; counts: zeros, one for each tile of outputs, left zero."""
+    if tile.rows > FEW_ROWS:
+        x = order_inputs(workspace, x, weight.order)
+    group = 0 if weight.group >= weight.inputs else weight.group
+    held = (boxes(weight.data, tile.outputs, WIDTH // 2), weight.scale, weight.zero)
+    shape = (weight.shape[0], weight.scale.shape[-1])
+    constants = {"PACKED": True, "GROUP": group, "ROWS": 1, "ZERO": weight.zero is not None, "GROUPED": False}
+    return _launch(workspace, x, None, held, shape, bias, residual, activation, tile, counts, x.dtype, constants)
+
+
+def fp8_stream(
+    workspace: Workspace, x: torch.Tensor, scales: torch.Tensor, weight: Fp8, bias: torch.Tensor | None,
+    residual: torch.Tensor | None, activation: str | None, tile: StreamTile, counts: torch.Tensor, dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """`linear` without a norm, of numbers x [T, K] and their scales [T, groups], in `dtype`."""
+    group = 0 if weight.scale.shape[1] == 1 else weight.block[1]
+    held = (boxes(weight.data, tile.outputs, WIDTH), weight.scale, None)
+    shape = (weight.shape[0], weight.scale.shape[1])
+    constants = {
+        "PACKED": False, "GROUP": group, "ROWS": weight.block[0], "ZERO": False, "GROUPED": scales.shape[1] > 1,
+    }  # fmt: skip
+    return _launch(workspace, x, scales, held, shape, bias, residual, activation, tile, counts, dtype, constants)
+
+
+def _launch(
+    workspace: Workspace, x: torch.Tensor, scales: torch.Tensor | None, held: tuple[Any, ...], shape: tuple[int, int],
+    bias: torch.Tensor | None, residual: torch.Tensor | None, activation: str | None, tile: StreamTile,
+    counts: torch.Tensor, dtype: torch.dtype, constants: dict[str, Any],
+) -> torch.Tensor:  # fmt: skip
+    """held: the weight's descriptor, scales and zero points; shape: its rows, and scales of a row."""
+    m, k = x.shape
+    wide = 2 if activation else 1
+    n = shape[0] // wide
+    most = tile.programs * multiprocessors(x.device)
+    work = work_of(x, n, tile.rows, tile.outputs, tile.inputs, wide, tile.split, most, dtype)
+    workspace.launch(quantized_stream_kernel, (work.programs,))(
+        boxes(x, tile.rows, WIDTH), scales, *held, bias, residual, work.y, work.partials, counts,
+        m, n, k, shape[1], 0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1),
+        work.y.stride(0), residual.stride(0) if residual is not None else 0,
+        BM=tile.rows, BN=tile.outputs, BLOCKS=tile.inputs // WIDTH, STAGES=tile.stages, SHARED=work.shared,
+        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,
+        **constants, num_warps=tile.warps, launch_pdl=workspace.pdl,
+    )  # fmt: skip
+    return work.y
