@@ -20,7 +20,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from engine.demo.make import CHAT_TEMPLATE, SPECIAL, learn_merges, vocabulary
 from engine.demo.passage import PASSAGE
-from tests.gguf_blocks import SCALES, blocks
+from kernels.linear.gguf_cases import blocks
 
 Tensors = dict[str, torch.Tensor]
 # The format of a tensor, by its name in a checkpoint.
@@ -144,14 +144,9 @@ def encode(wide: torch.Tensor, kind: str, seed: int) -> np.ndarray:
         return quants.quantize(wide.numpy(), Kind[kind])
     except NotImplementedError:
         *rows, k = wide.shape
-        each, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
-        n, count = math.prod(rows), k // each
-        made = blocks(kind, n, count, seed).view(n, count, size)
-        spread = quants.dequantize(made.flatten(1).numpy(), Kind[kind]).std()
-        for at in SCALES[kind]:
-            scale = made[..., at : at + 2].contiguous().view(torch.float16).float() * float(wide.std() / spread)
-            made[..., at : at + 2] = scale.half().view(torch.uint8)
-        return made.view(*rows, -1).numpy()
+        each, _ = gguf.GGML_QUANT_SIZES[Kind[kind]]
+        generator = torch.Generator().manual_seed(seed)
+        return blocks(kind, math.prod(rows), k // each, generator, float(wide.std())).view(*rows, -1).numpy()
 
 
 def permuted(w: torch.Tensor, heads: int) -> torch.Tensor:

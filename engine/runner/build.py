@@ -161,11 +161,6 @@ def _check_quantized(
     gguf = checkpoint is not None and any(entry.file.suffix == ".gguf" for entry in checkpoint.entries.values())
     if gguf and communicator.size > 1:
         raise ConfigError(f"a GGUF file is served by one rank, and parallel.tensor is {communicator.size}: set it to 1")
-    if blocks and device.type == "cuda" and config.runtime.kernels != "reference":
-        raise ConfigError(
-            "quantized weights of a GGUF file have no GPU kernels yet: set runtime.device=cpu, or serve the model's "
-            "checkpoint in Hugging Face layout"
-        )
 
 
 def _on_gpu(

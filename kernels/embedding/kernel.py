@@ -10,8 +10,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.embedding import reference
+from kernels.linear.gguf_rows import write_numbers
 from kernels.sizes import cdiv
-from kernels.weight import Dense, Weight
+from kernels.weight import Dense, GgufBlocks, Weight
 from kernels.workspace import Workspace
 
 _BLOCK = 1024
@@ -47,6 +48,10 @@ def embedding(
     One program copies up to 1024 channels of one token. Shapes as in the reference; rows of a dense weight may be
     strided.
     """
+    if isinstance(weight, GgufBlocks) and len(weight.parts) == 1:
+        y = torch.empty(len(ids), weight.inputs, dtype=dtype, device=ids.device)
+        write_numbers(workspace, weight.parts[0], weight.formats[0], y, ids, _rounded(scale, dtype))
+        return y
     if not isinstance(weight, Dense) or weight.data.dtype != dtype:
         return reference.embedding(ids, weight, dtype, scale)
     data = weight.data

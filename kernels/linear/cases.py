@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from kernels.linear.gguf_cases import with_blocks
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt
+from kernels.weight.gguf import FORMATS
 from kernels.weight.inputs import Inputs
 from kernels.weight.packed import packed
 
@@ -297,6 +299,39 @@ def packed_cases() -> list[Case]:
     return made
 
 
+def gguf_case(
+    name: str, dtype: torch.dtype, t: int, n: int, k: int, formats: dict[str, int] | str, **fused: Any
+) -> Case:
+    """formats: the weight's, or rows of each."""
+    plain = replace(case(name, dtype, t, n, k, **fused), tolerance=FUSED[dtype])
+    return with_blocks(plain, 2 * n if fused.get("activation") else n, k, formats)
+
+
+def gguf_cases() -> list[Case]:
+    f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
+    made = [gguf_case(f"{name} blocks", f32, 3, 41, 768, name, bias=True) for name in FORMATS]
+    mixed = {"Q4_K": 33, "Q6_K": 20, "F16": 7}
+    made += [
+        gguf_case("blocks of 32, several of a tile", f32, 2, 20, 96, "Q5_0", residual=True),
+        gguf_case("blocks of three formats, several slices", f32, 5, 60, 1280, mixed, bias=True, residual=True),
+        gguf_case("Q4_K blocks, silu, norm", bf16, 17, 40, 512, "Q4_K", activation="silu", norm=True),
+        gguf_case("blocks, gate and up in two formats", f32, 4, 24, 256, {"Q4_K": 24, "Q5_K": 24}, activation="silu"),
+        gguf_case("Q6_K blocks, more rows than a tile has", bf16, 70, 40, 256, "Q6_K", bias=True),
+        gguf_case("blocks of three formats, many rows", f16, 260, 60, 256, mixed, residual=True, norm=True, offset=1.0),
+        gguf_case("IQ4_XS blocks, many rows, gelu", bf16, 258, 24, 256, "IQ4_XS", activation="gelu_tanh", bias=True),
+        gguf_case("Q8_0 blocks, deterministic", bf16, 11, 40, 288, "Q8_0", deterministic=True, residual=True),
+    ]
+    for t in (1, 8, 64, 1024):
+        for name, n, k, formats, fused in (
+            ("qkv", 6144, 4096, {"Q4_K": 5120, "Q6_K": 1024}, {"norm": True}),
+            ("gate and up", 14336, 4096, "Q4_K", {"norm": True, "activation": "silu"}),
+            ("down", 4096, 14336, "Q6_K", {"residual": True}),
+        ):
+            given: Any = {"small": False, **fused}
+            made.append(gguf_case(f"T{t} Llama-3.1-8B Q4_K_M {name}", bf16, t, n, k, formats, **given))
+    return made
+
+
 def cases() -> list[Case]:
     made = []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -340,4 +375,4 @@ def cases() -> list[Case]:
     made.append(case("T64 DeepSeek-V2-Lite out", n=2048, k=2048, residual=True, **bf16))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
-    return made + fp8_cases() + int8_cases() + packed_cases() + fp4_cases()
+    return made + fp8_cases() + int8_cases() + packed_cases() + fp4_cases() + gguf_cases()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.linear import dense, fp8, packed
-from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt, Weight
+from kernels.linear import dense, fp8, gguf, packed
+from kernels.weight import Dense, Fp4, Fp8, GgufBlocks, Int8, PackedInt, Weight
 from kernels.workspace import Workspace
 
 # Each takes the workspace, a weight of its kind and the op's other arguments.
@@ -15,6 +15,7 @@ LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
     Dense: dense.linear,
     Fp4: packed.linear,
     Fp8: fp8.linear,
+    GgufBlocks: gguf.linear,
     Int8: fp8.linear,
     PackedInt: packed.linear,
 }

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from kernels.linear.cases import QUANTIZED, fp4, packed_int
+from kernels.linear.gguf_cases import gguf_weight
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp8, Int8, Weight
+from kernels.weight.gguf import row_bytes
 from kernels.weight.inputs import Inputs
 
 # gate_up and down by name
@@ -187,6 +189,42 @@ def packed_cases() -> list[Case]:
     return made
 
 
+def gguf_case(
+    name: str, dtype: torch.dtype, t: int, hidden: int, inter: int, e: int, k: int, formats: str, **options: Any
+) -> Case:
+    """Experts of blocks of GGUF files. formats: those of gate, up and down."""
+    gate, up, down = formats.split()
+
+    def weights(device: torch.device, g: torch.Generator) -> Weights:
+        ups = {gate: 2 * inter} if gate == up else {gate: inter, up: inter}
+        made: Weights = {"gate_up": gguf_weight(g, device, (e, 2 * inter, hidden), ups)}
+        if down == "dense":
+            return {**made, "down": Dense(randn(g, device, dtype, e, hidden, inter, scale=inter**-0.5))}
+        return {**made, "down": gguf_weight(g, device, (e, hidden, inter), {down: hidden})}
+
+    last = dtype.itemsize * inter if down == "dense" else row_bytes(inter, down)
+    held = inter * (row_bytes(hidden, gate) + row_bytes(hidden, up)) + hidden * last
+    moved = min(e, t * k) * held + dtype.itemsize * 2 * t * hidden + t * k * 8
+    return replace(case(name, dtype, t, hidden, inter, e, k, weights=weights, **options), bytes=moved)
+
+
+def gguf_cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    made = [
+        gguf_case("blocks, gate and up in two formats", f32, 3, 256, 32, 6, 2, "Q4_K Q6_K Q8_0", residual=True),
+        gguf_case("blocks, a row an expert", bf16, 2, 256, 64, 8, 3, "Q5_K Q5_K Q5_0"),
+        gguf_case("blocks, many pairs, odd sizes", bf16, 45, 256, 96, 5, 3, "Q3_K Q3_K Q4_0", residual=True),
+        gguf_case("blocks, and down as it is", bf16, 6, 64, 32, 5, 2, "Q8_0 Q8_0 dense"),
+        gguf_case("blocks, clipped, gelu", f32, 12, 64, 32, 6, 2, "F16 Q4_1 BF16", limit=0.5, activation="gelu_tanh"),
+        gguf_case("blocks, experts that live elsewhere", f32, 20, 256, 32, 4, 3, "Q2_K IQ4_XS IQ4_NL", absent=4),
+        gguf_case("blocks, batch-invariant", bf16, 11, 64, 32, 5, 3, "Q8_0 Q8_0 Q5_1", deterministic=True),
+    ]
+    for t in (1, 8, 64, 1024):
+        name, formats = f"{t} tokens, Qwen3-30B-A3B Q4_K_M", "Q4_K Q4_K Q6_K"
+        made.append(gguf_case(name, bf16, t, 2048, 768, 128, 8, formats, small=False))
+    return made
+
+
 def cases() -> list[Case]:
     f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
     lite: dict[str, Any] = {"small": False, "residual": True}
@@ -220,4 +258,5 @@ def cases() -> list[Case]:
         *w8a8_cases(),
         *packed_cases(),
         *fp4_cases(),
+        *gguf_cases(),
     ]

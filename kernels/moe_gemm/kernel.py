@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.moe_gemm import dense, packed, w8a8
-from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt, Weight
+from kernels.moe_gemm import dense, gguf, packed, w8a8
+from kernels.weight import Dense, Fp4, Fp8, GgufBlocks, Int8, PackedInt, Weight
+from kernels.weight.gguf import as_blocks
 from kernels.workspace import Workspace
 
 # Each takes the workspace, tables of its kind and the op's other arguments.
@@ -15,6 +16,7 @@ LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
     Dense: dense.moe_gemm,
     Fp4: packed.moe_gemm,
     Fp8: w8a8.moe_gemm,
+    GgufBlocks: gguf.moe_gemm,
     Int8: w8a8.moe_gemm,
     PackedInt: packed.moe_gemm,
 }
@@ -37,6 +39,9 @@ def moe_gemm(
 
     Raises TypeError for a kind of weight without launches, and for two tables of different kinds.
     """
+    if isinstance(gate_up, GgufBlocks) or isinstance(down, GgufBlocks):
+        # A file may leave either as it is.
+        gate_up, down = as_blocks(gate_up), as_blocks(down)
     launch = LAUNCHES.get(type(gate_up))
     if launch is None or type(down) is not type(gate_up):
         kinds = f"{type(gate_up).__name__} and {type(down).__name__}"

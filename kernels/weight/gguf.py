@@ -19,6 +19,7 @@ from kernels.weight.dense import Dense
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Numbers that are written out at once on the way to a product.
 CHUNK = 1 << 22
+PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,15 @@ def dequantize(data: torch.Tensor, name: str) -> torch.Tensor:
     """data uint8 [.., bytes of a row] in the format `name` → its numbers [.., K] float32."""
     form = FORMATS[name]
     blocks = data.reshape(-1, form.num_bytes)
-    return form.numbers(blocks).reshape(*data.shape[:-1], -1)
+    return form.numbers(blocks).reshape(*data.shape[:-1], data.shape[-1] // form.num_bytes * form.num_values)
+
+
+def as_blocks(weight: Weight) -> Weight:
+    """A dense weight as blocks of one number each; others as they are."""
+    name = PLAIN.get(weight.data.dtype) if isinstance(weight, Dense) else None
+    if not isinstance(weight, Dense) or name is None:
+        return weight
+    return GgufBlocks((weight.data.contiguous().view(torch.uint8),), (name,), weight.shape[-1])
 
 
 def row_bytes(inputs: int, name: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,58 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from engine import gguf_file
 from kernels.weight import GgufBlocks
 from kernels.weight.gguf import CHUNK, FORMATS, dequantize
+from tests.compiled import SHARED_BYTES, run
 from tests.gguf_blocks import blocks
+
+COMPILE = """
+from collections import Counter
+import torch
+import triton
+from kernels import Workspace
+from kernels.compiles import Compiler
+from kernels.embedding import kernel as embedding
+from kernels.linear import gguf
+from kernels.linear.cases import gguf_case
+from kernels.linear.gguf_cases import gguf_weight
+from kernels.moe_gemm import gguf as experts
+from kernels.moe_gemm.cases import gguf_case as experts_case
+from kernels.testing import seeded
+from kernels.weight.gguf import FORMATS
+from tests.runner.compile_driver import Driver
+
+triton.runtime.driver.set_active(Driver())
+compiled, shared = Counter(), []
+
+
+def heard(*, src, metadata, **_):
+    compiled[src.name] += 1
+    shared.append(metadata["shared"])
+
+
+triton.knobs.compilation.listener = heard
+workspace, cpu = Workspace(torch.device("cpu")), torch.device("cpu")
+bf16, generator = torch.bfloat16, seeded(cpu)
+with Compiler(1, None) as compiler, compiler.only(workspace):
+    for name in FORMATS:
+        for rows in (1, 3, 16):
+            gguf.linear(workspace, **gguf_case("", bf16, rows, 96, 256, name, residual=True).make(cpu, generator))
+    gguf.linear(workspace, **gguf_case("", bf16, 40, 96, 256, "Q4_K", activation="silu").make(cpu, generator))
+    table = gguf_weight(generator, cpu, (96, 256), {"Q6_K": 96})
+    gguf.unpacked(workspace, table, bf16)
+    for count in (1, 5):
+        embedding.embedding(workspace, torch.zeros(count, dtype=torch.int32), table, bf16, 16.0)
+    for formats in ("Q4_K Q4_K Q6_K", "IQ4_XS Q5_K Q8_0"):
+        experts.moe_gemm(workspace, **experts_case("", bf16, 4, 256, 256, 16, 4, formats).make(cpu, generator))
+print(*(f"{name}:{compiled[name]}" for name in sorted(compiled)), max(shared))
+"""
+
+
+@pytest.mark.slow
+def test_compiles_for_hopper_once_for_all_rows_of_a_tile(tmp_path: Path) -> None:
+    *counts, shared = run(COMPILE, tmp_path).split()
+    wanted = {"gguf_kernel": len(FORMATS) + 1, "numbers_kernel": 2, "gguf_up": 2, "gguf_down": 2}
+    assert {name: int(count) for name, count in (each.split(":") for each in counts)}.items() >= wanted.items()
+    assert int(shared) <= SHARED_BYTES
 
 
 def test_formats_are_those_that_files_are_read_with() -> None:

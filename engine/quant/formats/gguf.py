@@ -13,11 +13,10 @@ from engine.quant.scheme import GgufScheme
 from engine.weights.checkpoint import Entry, WeightsError, listed
 from engine.weights.rules import Concat, Rule, Shape, Stack, StackConcat, Whole
 from kernels.weight import GgufBlocks as Value
-from kernels.weight.gguf import FORMATS, dequantize, row_bytes
+from kernels.weight.gguf import FORMATS, PLAIN, dequantize, row_bytes
 
 DATA: tuple[str, ...] = ()
 SPLITS = False
-PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
