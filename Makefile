@@ -17,7 +17,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        packages test-web test-docker test-image test-peers chaos fuzz
+        packages test-web test-docker test-image test-peers test-sdks chaos fuzz
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,13 @@ test-image:  ## build the CPU image with buildah, start it, ask it for a complet
 # tests where a file has more than 100: one has 1,458, which take 10 minutes.
 test-peers: $(SETUP)  ## vllm_backend's and TensorRT-LLM's own clients and tests (VLLM_BACKEND, TENSORRTLLM_BACKEND)
 	@$(PY) -m tests.peers --vllm-backend "$(VLLM_BACKEND)" --tensorrt-llm "$(TENSORRTLLM_BACKEND)" --every $(or $(EVERY),1) --write docs/compatibility.md
+
+test-sdks: $(SETUP)  ## the JavaScript SDKs of OpenAI, Anthropic and Vercel, and litellm, against the shim; needs npm
+	@mkdir -p .cache/sdks && cp tests/clients/sdks/package.json .cache/sdks/
+	@npm install --prefix .cache/sdks --silent --no-audit --no-fund
+	@test -x .cache/sdks/litellm/bin/python || $(PY) -m venv .cache/sdks/litellm
+	@.cache/sdks/litellm/bin/python -m pip install --quiet -r tests/clients/sdks/litellm.txt
+	@$(PY) -m pytest -rs tests/clients/sdks
 
 chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
 	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
