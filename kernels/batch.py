@@ -18,6 +18,8 @@ class AttentionBatch:
                        is known
     max_query, max_context    host bounds: no sequence computes or reads more. Kernels read the true lengths from the
                               device, so a captured graph serves any within the bounds.
+    num_kept     [B] int32 or None: states are left as they stand behind so many of a sequence's tokens, 0 as they were;
+                              None leaves them behind the last
     """
 
     query_start: torch.Tensor
@@ -26,3 +28,4 @@ class AttentionBatch:
     max_query: int
     max_context: int
     max_total_context: int = 0
+    num_kept: torch.Tensor | None = None

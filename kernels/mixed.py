@@ -38,8 +38,14 @@ class Mixed:
 
     @property
     def attention(self) -> AttentionBatch:
+        return self.keeping(None)
+
+    def keeping(self, tokens: Sequence[int] | None) -> AttentionBatch:
+        """With states that stay behind so many tokens of each sequence; None: behind the last."""
         bounds = (self.num_single, max(self.counts), max(self.contexts))
-        return AttentionBatch(self.query_start, self.context_len, *bounds)
+        device = self.query_start.device
+        held = None if tokens is None else torch.tensor(tokens, dtype=torch.int32, device=device)
+        return AttentionBatch(self.query_start, self.context_len, *bounds, num_kept=held)
 
 
 def mixed(

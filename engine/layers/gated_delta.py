@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -11,7 +14,7 @@ from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
 from engine.models.config import GatedDeltaConfig
-from engine.runner.batch import select_last
+from engine.runner.batch import DeviceBatch, select_last
 
 
 class GatedDelta(nn.Module):
@@ -45,7 +48,7 @@ class GatedDelta(nn.Module):
         )
 
     def forward(self, step: MixerInput) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Brings the entries' states up to their last token."""
+        """Brings the entries' states up to their last token, or defers that where not all tokens may stand."""
         (cache,) = step.caches
         assert isinstance(cache, StateCache)
         inputs, state = cache.states
@@ -67,4 +70,33 @@ class GatedDelta(nn.Module):
             self.config.num_key_heads,
             deterministic=self._deterministic,
         )
+        if step.batch.deferred is not None:
+            step.batch.deferred.append(partial(self._advance, qkv, a, b, cache, step.batch))
         return self.out.forward_with_next_norm(select_last(y, step.last_tokens), step.residual, step.next_norm)
+
+    def _advance(
+        self,
+        qkv: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        cache: StateCache,
+        batch: DeviceBatch,
+        num_kept: torch.Tensor,
+    ) -> None:
+        """Bring states up to each entry's first `num_kept` tokens [B], from the inputs that they had."""
+        (inputs, state), attention = cache.states, replace(batch.attention, num_kept=num_kept)
+        x = self._ops.causal_conv(
+            qkv, self.conv[:, 0], inputs, batch.state_slots, attention, deterministic=self._deterministic
+        )
+        self._ops.gated_delta(
+            x,
+            a,
+            b,
+            self.a_log,
+            self.dt_bias,
+            state,
+            batch.state_slots,
+            attention,
+            self.config.num_key_heads,
+            deterministic=self._deterministic,
+        )

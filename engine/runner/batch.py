@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +26,8 @@ class DeviceBatch:
                               device; a captured graph never bakes them in.
     max_total_context  host bound on the tokens that entries past num_single have in the cache together; 0 when none is
                        known
+    deferred     of a step with drafts, what layers with a running state put off until it is known which of its tokens
+                 stand: calls with their number for each entry, [B] int32. None: layers bring states up at once
     attention    of these, what ops take that go entry by entry
     """
 
@@ -40,11 +43,15 @@ class DeviceBatch:
     max_query: int
     max_context: int
     max_total_context: int = 0
+    deferred: list[Callable[[torch.Tensor], None]] | None = None
     attention: AttentionBatch = field(init=False)
 
     def __post_init__(self) -> None:
         bounds = (self.num_single, self.max_query, self.max_context, self.max_total_context)
-        object.__setattr__(self, "attention", AttentionBatch(self.query_start, self.context_len, *bounds))
+        num_kept = None if self.deferred is None else torch.zeros_like(self.context_len)
+        object.__setattr__(
+            self, "attention", AttentionBatch(self.query_start, self.context_len, *bounds, num_kept=num_kept)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from engine import env
-from engine.cache.spec import CompressedKV, LayerSpec, PoolSpec, Recurrent
+from engine.cache.spec import CompressedKV, LayerSpec, PoolSpec
 from engine.cache.tensors import CacheTensors
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
@@ -278,11 +278,10 @@ def check_speculation(config: EngineConfig, decoder: Decoder) -> None:
     method = config.speculation.method
     if method == "none":
         return
-    specs = {spec for specs in decoder.specs for spec in specs}
-    if any(isinstance(spec, Recurrent | CompressedKV) for spec in specs):
+    if any(isinstance(spec, CompressedKV) for specs in decoder.specs for spec in specs):
         raise ConfigError(
-            f"speculation.method {method} needs layers that keep an entry a token, and this model has layers with a "
-            "running state, from which drafts that do not stand cannot be taken back yet: set it to none"
+            f"speculation.method {method} is not implemented for layers with compressed entries, from which drafts "
+            "that do not stand cannot be taken back yet, and this model has some: set it to none"
         )
 
 

@@ -82,6 +82,10 @@ class Verify:
         """The step's tokens stand in the token table again, where draws behind them were put since."""
         tables.tokens[self.draws.rows, self.draws.lengths - 1] = self.ids
 
+    def num_kept(self, batch: DeviceBatch, given: torch.Tensor) -> torch.Tensor:
+        """Tokens of each entry of the step that stand, [B] int32, of what each gave."""
+        return batch.query_start.diff() - 1 - self.count + given
+
     def accept(self, drawn: Drawn, tables: RowTables) -> Drawn:
         """Says how many tokens each entry gave, of drawn [E]; the rows are longer by as many from now on. A draw behind
         a draft that is no token (−1) is left to the next step."""

@@ -22,6 +22,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -64,14 +65,16 @@ FIRST_TOKENS = (128,)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A computed step: the residual stream of what draws [E, hidden], what was drawn, what drafts were verified by, and
-    what a head that drafts goes on with."""
+    what a head that drafts goes on with. settle: what is done once it is drawn for good, None where nothing is."""
 
     x: torch.Tensor
     drawn: Drawn
     verify: Verify | None = None
     seen: Seen | None = None
+    settle: Callable[[], None] | None = None
 
 
+T = TypeVar("T")
 Compute = Callable[[StepShape], Outcome]
 Replay = Callable[[], Outcome]
 Capture = Callable[[Compute, StepShape], Replay]
@@ -108,6 +111,18 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, compute: Compute, shape: StepShape) -> Replay:
+        graph, outcome = self._captured(lambda: compute(shape))
+        if outcome.settle is not None:
+            after, _ = self._captured(outcome.settle)
+            outcome = replace(outcome, settle=after.replay)
+
+        def replay() -> Outcome:
+            graph.replay()
+            return outcome
+
+        return replay
+
+    def _captured(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -115,19 +130,14 @@ class CudaCapture:
             # Not torch.cuda.graph(): it collects garbage and empties the allocator's cache each time.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                outcome = compute(shape)
+                outcome = work()
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 raise
             graph.capture_end()
         current.wait_stream(self._stream)
-
-        def replay() -> Outcome:
-            graph.replay()
-            return outcome
-
-        return replay
+        return graph, outcome
 
 
 class StepGraphs:

@@ -9,7 +9,7 @@ sampled ever comes back to be sent again. Buffer addresses and the layout for a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -67,7 +67,10 @@ class Proposals:
 
 
 class Inputs:
-    """Staging for steps of at most `max_rows` entries and `max_tokens` tokens; `drafts`: they may hold drafts."""
+    """Staging for steps of at most `max_rows` entries and `max_tokens` tokens; `drafts`: they may hold drafts.
+
+    most: entries, with those that pad a step.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class Inputs:
         self._pool = pool
         self._cuda = device.type == "cuda"
         # the dummy entries that pad a prompt or a mixed step are beyond max_rows, and so are those beside drafts
-        most = (4 * max_rows if drafts else max_rows) + MULTI_TOKEN_ENTRIES
+        self.most = most = (4 * max_rows if drafts else max_rows) + MULTI_TOKEN_ENTRIES
         largest = StepShape(most, max_tokens, 0, 0, 0, drafts=MAX_DRAFTS if drafts else 0)
         size = _layout(largest)[-1].stop
         # Two host buffers: while one is on its way up, the next step is written into the other.
@@ -165,7 +168,8 @@ class Inputs:
     def batch(self, shape: StepShape) -> DeviceBatch:
         """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
         query_start, context_len, rows, _, _, positions, entries = self._parts(shape)[:7]
-        return self._gathered(shape, query_start, context_len, rows, positions, entries)
+        batch = self._gathered(shape, query_start, context_len, rows, positions, entries)
+        return replace(batch, deferred=[]) if shape.drafts and self._pool.num_state_slots else batch
 
     def single_tokens(self, rows: torch.Tensor, positions: torch.Tensor, max_context: int) -> DeviceBatch:
         """A step of entries of one token: row and position of each, [B] int32."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from engine.cache.tensors import CacheTensors
 from engine.core.plan import Draft, Pending, RowStart, RunnerInfo, StepPlan
 from engine.models.decoder import Decoder
 from engine.models.draft_heads import DraftHead
-from engine.runner.batch import select_last
+from engine.runner.batch import DeviceBatch, select_last
 from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
 from engine.runner.drafting import Seen, Verify, draw_places, first_draws, put_proposals
@@ -89,6 +90,8 @@ class DeviceRunner:
         self._edit_ids = torch.zeros((max_rows, EDIT_IDS), dtype=torch.int64, device=device)
         self._rows_with_extras: set[int] = set()  # rows whose drawing takes more than their parameters on the device
         self._rows_with_prompt_logprobs: set[int] = set()  # rows that asked for log-probabilities of their prompt
+        # How many tokens the entries of a step with drafts gave, for what is done behind the draw.
+        self._given = torch.zeros(self._inputs.most if drafts else 0, dtype=torch.int32, device=device)
         self._limits = (max_rows, token_budget, info.max_model_len)
         self._graphs: StepGraphs | None = None
         if capture is not None:
@@ -156,12 +159,12 @@ class DeviceRunner:
         Of x there are the entries' last tokens, or all of them in a step with drafts; drawn tokens are in the token
         table already.
         """
-        _, last, verify, seen = self._decode(shape, only, False)
-        return Outcome(last, self._draw(last, shape, verify, seen, extras), verify, seen)
+        _, last, verify, seen, settle = self._decode(shape, only, False)
+        return Outcome(last, self._draw(last, shape, verify, seen, extras), verify, seen, settle)
 
     def _decode(
         self, shape: StepShape, only: Sequence[int] | None, whole: bool, behind: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, Verify | None, Seen | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, Verify | None, Seen | None, Callable[[], None] | None]:
         """The residual stream of the staged step, `whole` or of the entries' last tokens, and of those that draw:
         behind the entries' last tokens, or in a step with drafts behind the tokens at the places `behind`, all when
         None."""
@@ -184,27 +187,44 @@ class DeviceRunner:
         seen = None if head is None else Seen(batch, hidden)
         if shape.drafts:
             verify = Verify.of(self._inputs, shape, batch.token_ids, behind)
-            return x, verify.select_drawing(x), verify, seen
+            settle = None if batch.deferred is None else partial(self._settle, batch, verify)
+            return x, verify.select_drawing(x), verify, seen, settle
         last = x if trimmed else select_last(x, last_tokens)
-        return (x if whole else last), last, None, seen
+        return (x if whole else last), last, None, seen, None
+
+    def _settle(self, batch: DeviceBatch, verify: Verify) -> None:
+        """Bring running states up to the tokens that stand: drafts may be drawn twice, and states not."""
+        num_kept = verify.num_kept(batch, self._given[: len(verify.count)])
+        for advance in batch.deferred or ():
+            advance(num_kept)
 
     def _eager(self, shape: StepShape, whole: bool, behind: torch.Tensor | None) -> tuple[torch.Tensor, Draw]:
-        x, last, verify, seen = self._decode(shape, None, whole, behind)
-        return x, lambda extras: self._draw(last, shape, verify, seen, extras)
+        x, last, verify, seen, settle = self._decode(shape, None, whole, behind)
+
+        def draw(extras: SamplingExtras) -> Drawn:
+            drawn = self._draw(last, shape, verify, seen, extras)
+            if settle is not None:
+                settle()
+            return drawn
+
+        return x, draw
 
     def _replay(self, graphs: StepGraphs, shape: StepShape) -> tuple[torch.Tensor, Draw]:
         outcome = graphs.run(shape)
         x, plain, verify = outcome.x, outcome.drawn, outcome.verify
 
         def draw(extras: SamplingExtras) -> Drawn:
+            drawn = plain
             # A graph that kept its logits would hold memory for every shape: the last product is done again.
             if not extras.plain:
                 if verify is not None:
                     verify.put_back(self._tables)
-                return self._draw(x, shape, verify, outcome.seen, extras)
-            if extras.num_logprobs is not None:
-                return self._sampler.with_logprobs(self._decoder.logits(x), plain, extras.num_logprobs)
-            return plain
+                drawn = self._draw(x, shape, verify, outcome.seen, extras)
+            elif extras.num_logprobs is not None:
+                drawn = self._sampler.with_logprobs(self._decoder.logits(x), plain, extras.num_logprobs)
+            if outcome.settle is not None:
+                outcome.settle()
+            return drawn
 
         return x, draw
 
@@ -245,7 +265,9 @@ class DeviceRunner:
         if step.masked:
             bits = np.full((entries, -(-self._info.vocab_size // 32)), -1, np.int32)
             extras = replace(extras, masks=EntryMasks.sent(range(entries), bits, self._device))
-        self.compute(shape, extras, self._decoder.kinds)
+        outcome = self.compute(shape, extras, self._decoder.kinds)
+        if outcome.settle is not None:
+            outcome.settle()
 
     @torch.inference_mode()
     def warm(self, shape: StepShape) -> None:
@@ -260,7 +282,7 @@ class DeviceRunner:
         """Free the device memory. The runner cannot be used afterwards."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        held = ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs")
+        held = ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs", "_given")
         for name in (*held, "_draft_model", "_draft_head"):
             delattr(self, name)
         gc.collect()
@@ -294,6 +316,8 @@ class DeviceRunner:
         drawn = replace(drawn, tokens=tokens)
         if verify is not None:
             drawn = verify.accept(drawn, tables)
+            assert drawn.given is not None
+            self._given[: len(drawn.given)] = drawn.given
         elif self._drafts:
             tables.lengths[entries.out_rows] = entries.lengths + 1
         if self._draft_head is not None and seen is not None:

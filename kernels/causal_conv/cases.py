@@ -12,7 +12,13 @@ from kernels.testing import TOLERANCES, deterministic, randn
 
 
 def case(
-    name: str, dtype: torch.dtype, seqs: list[tuple[int, int]], channels: int, width: int = 4, small: bool = True
+    name: str,
+    dtype: torch.dtype,
+    seqs: list[tuple[int, int]],
+    channels: int,
+    width: int = 4,
+    small: bool = True,
+    kept: list[int] | None = None,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         batch = mixed(device, g, seqs)
@@ -23,7 +29,7 @@ def case(
             "weight": randn(g, device, dtype, channels, width),
             "state": randn(g, device, dtype, len(seqs) + 2, width, channels),
             "state_slots": slots.to(device),
-            "batch": batch.attention,
+            "batch": batch.keeping(kept),
         }
 
     tokens = sum(count for count, _ in seqs)
@@ -39,6 +45,7 @@ def cases() -> list[Case]:
         case("decode", f32, [(1, 1), (1, 2), (1, 9)], 37),
         case("mixed lines, shorter than the filter and longer", f32, [(1, 5), (2, 2), (2, 7), (11, 11), (19, 30)], 24),
         case("a line that begins within the filter", f32, [(1, 2), (1, 3), (2, 4), (3, 5), (70, 71)], 600),
+        case("drafts", f32, [(1, 1), (1, 9), (2, 7), (5, 5), (5, 30), (19, 30)], 24, kept=[1, 0, 2, 3, 0, 5]),
         case("two taps, bfloat16", bf16, [(1, 4), (5, 9)], 40, width=2),
         case("64 lines, 8192 channels", bf16, [(1, 1024)] * 64, 8192, small=False),
         case("one chunk of 4096, 8192 channels", bf16, [(4096, 4096)], 8192, small=False),

@@ -31,7 +31,8 @@ def tap(filters, w, BLOCK_W: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["first_seq"], do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"]
+    do_not_specialize=["first_seq"],
+    do_not_specialize_on_alignment=["state_slots", "query_start", "context_len", "kept"],
 )
 def _conv(
     x,
@@ -40,6 +41,7 @@ def _conv(
     state_slots,
     query_start,
     context_len,
+    kept,
     out,
     first_seq,
     channels,
@@ -49,6 +51,7 @@ def _conv(
     BLOCK_W: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -81,12 +84,15 @@ def _conv(
     if begin == 0:
         # every thread has read the state before any writes to it
         tl.debug_barrier()
+        stop = count
+        if KEPT:
+            stop = tl.load(kept + seq).to(tl.int64)
         for w in tl.static_range(WIDTH):
-            kept = count - WIDTH + w
-            fresh = c < tl.where(kept >= 0, channels, 0)
-            v_kept = tl.load(row + kept * x_stride + c, mask=fresh, other=0.0)
-            place = slot + (first + kept + WIDTH) % WIDTH * channels
-            tl.store(place + c, v_kept.to(state.dtype.element_ty), mask=fresh)
+            last = stop - WIDTH + w
+            fresh = c < tl.where(last >= 0, channels, 0)
+            v_last = tl.load(row + last * x_stride + c, mask=fresh, other=0.0)
+            place = slot + (first + last + WIDTH) % WIDTH * channels
+            tl.store(place + c, v_last.to(state.dtype.element_ty), mask=fresh)
     y = y / (1.0 + tl.exp(-y))
     tl.store(out + (lo + q)[:, None] * channels + c[None], y.to(out.dtype.element_ty), mask=inside)
 
@@ -104,6 +110,7 @@ def conv_seqs(
     stop: int,
     longest: int,
     deterministic: bool = False,
+    kept: torch.Tensor | None = None,
 ) -> None:
     """Sequences first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
     channels, width = weight.shape
@@ -116,6 +123,7 @@ def conv_seqs(
         state_slots,
         query_start,
         context_len,
+        context_len if kept is None else kept,
         out,
         first,
         channels,
@@ -125,6 +133,7 @@ def conv_seqs(
         BLOCK_W=next_power_of_2(width),
         QUERIES=queries,
         BLOCK_C=BLOCK_C,
+        KEPT=kept is not None,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=WARPS,
@@ -144,9 +153,9 @@ def causal_conv(
     num_single = batch.num_single
     seqs = batch.context_len.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    alone = 0 if deterministic else num_single
+    alone = 0 if deterministic or batch.num_kept is not None else num_single
     for first, stop, longest in ((0, alone, 1), (alone, seqs, batch.max_query)):
         if stop > first:
             given = (x, weight, state, state_slots, batch.query_start, batch.context_len, out)
-            conv_seqs(workspace, *given, first, stop, longest, deterministic)
+            conv_seqs(workspace, *given, first, stop, longest, deterministic, batch.num_kept)
     return out

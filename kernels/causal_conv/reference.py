@@ -16,7 +16,8 @@ def causal_conv(
     batch: AttentionBatch,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a sequence; state keeps its last W inputs.
+    """y[t] = silu(Σⱼ weight[:, j] ∘ x[t − W + 1 + j]) over the tokens of a sequence; state keeps its last W inputs,
+    or those of the tokens that are `num_kept`.
 
     Inputs before the sequence's tokens come from state[state_slots[i]], where the input of position p stands in place
     p % W; those before a request's first token are zeros. Sequences of state slot 0 are padding.
@@ -27,7 +28,7 @@ def causal_conv(
     """
     out = torch.empty_like(x)
     starts, lens, slots = batch.query_start.tolist(), batch.context_len.tolist(), state_slots.tolist()
-    width = weight.shape[1]
+    width, kept = weight.shape[1], None if batch.num_kept is None else batch.num_kept.tolist()
     for i, slot in enumerate(slots):
         lo, hi = starts[i], starts[i + 1]
         if hi == lo:
@@ -41,6 +42,8 @@ def causal_conv(
         else:
             y = F.conv1d(seq.float().T[None], weight.float()[:, None], groups=x.shape[1])[0].T
         out[lo:hi] = F.silu(y).to(x.dtype)
-        kept = min(width, hi - lo)
-        state[slot, torch.arange(lens[i] - kept, lens[i], device=x.device) % width] = x[hi - kept : hi].to(state.dtype)
+        stop = hi - lo if kept is None else kept[i]
+        last = min(width, stop)
+        places = torch.arange(first + stop - last, first + stop, device=x.device) % width
+        state[slot, places] = x[lo + stop - last : lo + stop].to(state.dtype)
     return out

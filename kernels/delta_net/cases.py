@@ -23,6 +23,7 @@ def case(
     dk: int,
     dv: int,
     small: bool = True,
+    kept: list[int] | None = None,
 ) -> Case:
     channels, values = 2 * key_heads * dk + heads * dv, heads * dv
 
@@ -44,7 +45,7 @@ def case(
             "norm_weight": randn(g, device, dtype, dv),
             "eps": 1e-6,
             "state_slots": slots.to(device),
-            "batch": batch.attention,
+            "batch": batch.keeping(kept),
             "num_key_heads": key_heads,
         }
 
@@ -63,6 +64,7 @@ def cases() -> list[Case]:
         case("decode from the first tokens on", f32, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 30)], 2, 4, 16, 16),
         case("mixed lines, odd sizes", f32, [(1, 9), (2, 2), (2, 3), (3, 40), (65, 66), (90, 130)], 1, 3, 24, 20),
         case("mixed lines, bfloat16", bf16, [(1, 9), (1, 1), (70, 70)], 1, 2, 32, 32),
+        case("drafts", f32, [(1, 1), (1, 9), (2, 7), (5, 5), (5, 30), (19, 30)], 1, 3, 24, 20, kept=[1, 0, 2, 3, 0, 5]),
         case("float32, heads of 128 x 128", f32, [(1, 9), (1, 1), (70, 70), (130, 190)], 2, 4, 128, 128, small=False),
         case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], *real, small=False),
         case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, *real, small=False),

@@ -40,11 +40,11 @@ def delta_net(
     _, heads, _, dv = state.shape
     o = torch.empty(tokens, heads, dv, dtype=x.dtype, device=x.device)
     delta = (a, b, a_log, dt_bias, state, state_slots, batch.query_start, batch.context_len, num_key_heads)
-    if deterministic:
+    if deterministic or batch.num_kept is not None:
         qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         places = (state_slots, batch.query_start, batch.context_len)
-        conv_seqs(workspace, x, conv_weight, conv_state, *places, qkv, 0, seqs, batch.max_query, deterministic)
-        recurrent_seqs(workspace, qkv, *delta, o)
+        conv_seqs(workspace, x, conv_weight, conv_state, *places, qkv, 0, seqs, batch.max_query, True, batch.num_kept)
+        recurrent_seqs(workspace, qkv, *delta, o, batch.num_kept)
         return gated_norm(workspace, o, z, norm_weight, eps)
     if num_single:
         step_seqs(workspace, x, *delta, num_single, o, (conv_weight, conv_state))

@@ -31,7 +31,8 @@ def delta_net(
 
     x [T, 2·Hk·Dk + H·Dv]; z [T, H·Dv]; a, b [T, H]; conv_weight [C, W], conv_state [S, W, C]; a_log, dt_bias [H];
     state [S, H, Dk, Dv] float32; norm_weight [Dv]; state_slots [B] int64; query_start [B+1], context_len [B] int32 →
-    [T, H·Dv] in x's dtype. conv_state and state are written in place.
+    [T, H·Dv] in x's dtype. conv_state and state are written in place,
+    as far as `batch.num_kept` says.
     deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     qkv = causal_conv(x, conv_weight, conv_state, state_slots, batch, deterministic)

@@ -23,6 +23,7 @@ def case(
     dk: int,
     dv: int,
     small: bool = True,
+    kept: list[int] | None = None,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         batch = mixed(device, g, seqs)
@@ -36,7 +37,7 @@ def case(
             "dt_bias": randn(g, device, torch.float32, heads),
             "state": randn(g, device, torch.float32, len(seqs) + 2, heads, dk, dv),
             "state_slots": slots.to(device),
-            "batch": batch.attention,
+            "batch": batch.keeping(kept),
             "num_key_heads": key_heads,
         }
 
@@ -54,6 +55,7 @@ def cases() -> list[Case]:
         case("decode, odd sizes", f32, [(1, 5), (1, 2), (1, 1)], 1, 3, 24, 20),
         case("mixed lines", f32, [(1, 9), (3, 3), (5, 40), (32, 32), (45, 60)], 2, 4, 16, 24),
         case("lines past a chunk", f32, [(1, 9), (64, 64), (65, 70), (150, 150), (17, 300)], 1, 2, 24, 20),
+        case("drafts", f32, [(1, 9), (2, 7), (5, 5), (5, 40), (70, 71)], 1, 2, 24, 20, kept=[0, 2, 3, 0, 65]),
         case("mixed lines, bfloat16", bf16, [(1, 9), (40, 70), (130, 130)], 1, 2, 32, 32),
         case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], 16, 32, 128, 128, small=False),
         case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, 16, 32, 128, 128, small=False),

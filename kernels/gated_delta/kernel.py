@@ -1,4 +1,5 @@
-"""Gated delta rule: sequences of one token by a kernel of their own, the others in chunks on the tensor cores."""
+"""Gated delta rule: sequences of one token by a kernel of their own, the others in chunks on the tensor cores. Where
+states keep a part of the tokens alone, which are drafts and few, all sequences go token by token."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def gated_delta(
     seqs = batch.context_len.shape[0]
     out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
     values = (qkv, a, b, a_log, dt_bias, state, state_slots, batch.query_start, batch.context_len, num_key_heads)
-    if deterministic:
-        recurrent_seqs(workspace, *values, out)
+    if deterministic or batch.num_kept is not None:
+        recurrent_seqs(workspace, *values, out, batch.num_kept)
         return out
     if num_single:
         step_seqs(workspace, *values, num_single, out)

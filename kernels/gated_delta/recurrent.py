@@ -20,7 +20,7 @@ from kernels.workspace import Workspace
 SLICE, WARPS = 32, 4
 
 
-@triton.jit(do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"])
+@triton.jit(do_not_specialize_on_alignment=["state_slots", "query_start", "context_len", "kept"])
 def _recurrent(
     x,
     a,
@@ -31,6 +31,7 @@ def _recurrent(
     state_slots,
     query_start,
     context_len,
+    kept,
     out,
     x_stride,
     a_stride,
@@ -42,6 +43,7 @@ def _recurrent(
     DV: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -67,6 +69,7 @@ def _recurrent(
         gdc_wait()
     if count <= 0:
         return
+    stop = tl.load(kept + seq) if KEPT else count
     s = tl.load(p_state, mask=(k_i < known)[:, None] & m_v[None], other=0.0)
     # A token's inputs are on their way while the one before it is worked on.
     q_x = tl.load(p_q, mask=m_k, other=0.0)
@@ -94,7 +97,11 @@ def _recurrent(
         o = tl.sum(s * q[:, None], 0) + tl.sum(q * k, 0) * u
         s += k[:, None] * u[None]
         tl.store(out + ((lo + i) * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
-    tl.store(p_state, s, mask=inside)
+        if KEPT:
+            live = tl.where(i + 1 == stop, DK, 0)
+            tl.store(p_state, s, mask=(k_i < live)[:, None] & m_v[None])
+    if not KEPT:
+        tl.store(p_state, s, mask=inside)
 
 
 def recurrent_seqs(
@@ -110,13 +117,16 @@ def recurrent_seqs(
     context_len: torch.Tensor,
     num_key_heads: int,
     out: torch.Tensor,
+    kept: torch.Tensor | None = None,
 ) -> None:
     """All sequences of `gated_delta` into `out` [T, H, Dv]."""
     _, heads, dk, dv = state.shape
     block_v = min(SLICE, next_power_of_2(dv))
     pdl = workspace.pdl
     workspace.launch(_recurrent, (len(context_len), heads, cdiv(dv, block_v)))(
-        x, a, b, a_log, dt_bias, state, state_slots, query_start, context_len, out, x.stride(0), a.stride(0),
+        x, a, b, a_log, dt_bias, state, state_slots, query_start, context_len,
+        context_len if kept is None else kept, out, x.stride(0), a.stride(0),
         b.stride(0), state.stride(0), KEY_HEADS=num_key_heads, HEADS=heads, DK=dk, DV=dv,
-        BLOCK_K=max(16, next_power_of_2(dk)), BLOCK_V=block_v, PDL=pdl, launch_pdl=pdl, num_warps=WARPS,
+        BLOCK_K=max(16, next_power_of_2(dk)), BLOCK_V=block_v, KEPT=kept is not None,
+        PDL=pdl, launch_pdl=pdl, num_warps=WARPS,
     )  # fmt: skip

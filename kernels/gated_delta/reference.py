@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 
@@ -27,8 +29,8 @@ def gated_delta(
     with g = −e^a_log · softplus(a + dt_bias), β = sigmoid(b), and q and k divided by their length √(Σx² + 1e-6).
 
     A sequence whose first token is its request's first starts from S = 0, another from state[state_slots[i]]; both
-    leave S there. Key head i serves the value heads i·H/Hk … (i+1)·H/Hk − 1. Many tokens are taken in chunks: within
-    one, the updates solve a unit triangular system.
+    leave S there, or that behind the tokens that are `num_kept`. Key head i serves the value heads
+    i·H/Hk … (i+1)·H/Hk − 1. Many tokens are taken in chunks: within one, the updates solve a unit triangular system.
 
     qkv [T, 2·Hk·Dk + H·Dv] (queries, keys, values); a, b [T, H]; a_log, dt_bias [H]; state [S, H, Dk, Dv] float32,
     written in place; state_slots [B] int64; query_start [B+1], context_len [B] int32 → [T, H, Dv] in qkv's dtype.
@@ -49,6 +51,7 @@ def gated_delta(
     g = (-a_log.float().exp() * F.softplus(a.float() + dt_bias.float())).T
     beta = torch.sigmoid(b.float()).T
     out = torch.empty(t, heads, dv, dtype=qkv.dtype, device=qkv.device)
+    kept = None if batch.num_kept is None else batch.num_kept.tolist()
     starts, lens, slots = batch.query_start.tolist(), batch.context_len.tolist(), state_slots.tolist()
     for i, slot in enumerate(slots):
         lo, hi = starts[i], starts[i + 1]
@@ -56,11 +59,17 @@ def gated_delta(
             continue
         s = state[slot].clone() if lens[i] > hi - lo else torch.zeros_like(state[slot])
         step = 1 if deterministic else CHUNK
-        for first in range(lo, hi, step):
-            c = slice(first, min(first + step, hi))
+        stop = hi if kept is None else lo + kept[i]
+        # A chunk ends where the state is kept.
+        bounds = [*range(lo, stop, step), *range(stop, hi, step), hi]
+        for first, end in itertools.pairwise(bounds):
+            if first == stop:
+                state[slot] = s if first > lo else state[slot]
+            c = slice(first, end)
             o, s = _chunk(q[:, c], k[:, c], v[:, c], g[:, c], beta[:, c], s)
             out[c] = o.transpose(0, 1).to(out.dtype)
-        state[slot] = s
+        if stop == hi:
+            state[slot] = s
     return out
 
 

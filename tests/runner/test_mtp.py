@@ -21,7 +21,7 @@ from engine.weights.checkpoint import WeightsError
 from tests.gate import families
 from tests.gate.oracle import random_model
 from tests.runner.proposals import Proposals, prompts, run
-from tests.runner.test_drafts import VOCAB, play, same, small
+from tests.runner.test_drafts import SEEDS, STATES, VOCAB, play, same, small
 from tests.runner.test_graphs import Recorder
 
 LAYERS = 3
@@ -38,7 +38,7 @@ class Module:
         torch.manual_seed(3)
         self.model = _MODELS[name](knows)
         config = self.model.config
-        config.num_hidden_layers = LAYERS
+        config.num_hidden_layers = LAYERS  # transformers does without the last
         hidden, generator = config.hidden_size, torch.Generator().manual_seed(5)
 
         def norm() -> torch.Tensor:
@@ -57,7 +57,9 @@ class Module:
 
     def write(self, folder: Path, without: tuple[str, ...] = ()) -> Path:
         """As the family's checkpoints are published."""
+        self.model.config.num_hidden_layers = LAYERS + 1
         self.model.save_pretrained(folder)
+        self.model.config.num_hidden_layers = LAYERS
         config = json.loads((folder / "config.json").read_text())
         held = {_published(self.name, name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
         norms = (self.norms["embedding"], self.norms["hidden"], self.project, self.norms["last"])
@@ -99,6 +101,14 @@ def _deepseek_v3(knows: bool) -> Any:
     return _model("DeepseekV3", config, knows)
 
 
+def _qwen3_5(knows: bool) -> Any:
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    narrow = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "head_dim": 64, "tie_word_embeddings": False}
+    config = {**families.QWEN3_5.config, **_SHORT, "layer_types": kinds, **narrow}
+    config["rope_parameters"] = {**config["rope_parameters"], "mrope_section": [3, 3, 2]}
+    return _model("Qwen3_5Text", config, knows)
+
+
 def _model(kind: str, config: dict[str, Any], knows: bool) -> Any:
     shape = families.Shape("small", kind, config, branch=0.3, router=1.0)
     model = random_model(shape).float()
@@ -112,21 +122,25 @@ def _model(kind: str, config: dict[str, Any], knows: bool) -> Any:
 
 
 _SHORT = {"vocab_size": VOCAB, "max_position_embeddings": 256, "num_hidden_layers": LAYERS + 1}
-_MODELS = {"deepseek-v3": _deepseek_v3}
-_OFFSET = {"deepseek-v3": 1.0}
-_PASSES_NORMED = {"deepseek-v3": False}
-_COUNTS = {"deepseek-v3": "num_nextn_predict_layers"}
+_MODELS = {"deepseek-v3": _deepseek_v3, "qwen3.5": _qwen3_5}
+_OFFSET = {"deepseek-v3": 1.0, "qwen3.5": 0.0}
+_PASSES_NORMED = {"deepseek-v3": False, "qwen3.5": True}
+_COUNTS = {"deepseek-v3": "num_nextn_predict_layers", "qwen3.5": "mtp_num_hidden_layers"}
 _AT = f"model.layers.{LAYERS}."
 _PARTS = {
     "deepseek-v3": [
         f"{_AT}{part}.weight"
         for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm", "embed_tokens", "shared_head.head")
-    ]
+    ],
+    "qwen3.5": [
+        f"mtp.{part}.weight"
+        for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "embed_tokens", "lm_head")
+    ],
 }
 
 
 def _published(family: str, name: str) -> str:
-    return name
+    return name.replace(_AT, "mtp.layers.0.") if family == "qwen3.5" else name
 
 
 def config_for(folder: Path, overlap: bool = True, tokens: int = 3, blocks: int = 14, rows: int = 3) -> EngineConfig:
@@ -176,17 +190,19 @@ def test_drafts_of_a_module_that_knows_stand(tmp_path: Path, family: str, overla
 
 
 DUMMIES = {
-    "deepseek-v3": small(
-        families.DEEPSEEK_V3, "DeepseekV3ForCausalLM", first_k_dense_replace=1, num_nextn_predict_layers=1
-    )
+    "deepseek-v3": {
+        **small(families.DEEPSEEK_V3, "DeepseekV3ForCausalLM", first_k_dense_replace=1),
+        "num_nextn_predict_layers": 1,
+    },
+    "qwen3.5": {**STATES, "mtp_num_hidden_layers": 1},
 }
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
 @pytest.mark.parametrize("family", DUMMIES)
 def test_a_module_changes_no_token(tmp_path: Path, family: str, padded: bool) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**DUMMIES[family], "num_nextn_predict_layers": 1}))
-    for seed in (1, 2):
+    (tmp_path / "config.json").write_text(json.dumps(DUMMIES[family]))
+    for seed in SEEDS.get("states" if family == "qwen3.5" else family, (1, 2)):
         want, _ = play(tmp_path, seed, SpeculationConfig())
         got, stats = play(tmp_path, seed, MTP, capture=Recorder() if padded else None)
         same(got, want)
