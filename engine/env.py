@@ -13,6 +13,7 @@ PYTHON = "NEREID_PYTHON"
 RUN_DIR = "NEREID_RUN_DIR"
 CACHE_DIR = "NEREID_CACHE_DIR"
 PROGRESS = "NEREID_PROGRESS"
+OTLP_ENDPOINT = "NEREID_OTLP_ENDPOINT"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -24,6 +25,7 @@ class Environment(msgspec.Struct, frozen=True):
     run_dir: sockets and locks of running models; short, because a socket's path has at most 107 bytes.
     cache_dir: the assembled server and other things that can be made again.
     progress: socket address that an engine process reports its loading to; None when nobody watches.
+    otlp_endpoint: an OpenTelemetry collector that spans of requests go to; None where there is none.
     threads: of torch on a CPU, which reads the variable itself; None leaves their number to the runner.
     """
 
@@ -31,6 +33,7 @@ class Environment(msgspec.Struct, frozen=True):
     run_dir: Path
     cache_dir: Path
     progress: str | None
+    otlp_endpoint: str | None
     threads: str | None
 
 
@@ -43,6 +46,7 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
         run_dir=Path(env.get(RUN_DIR) or temporary_folder(env) / f"nereid-{os.getuid()}"),
         cache_dir=Path(env.get(CACHE_DIR) or home_cache / "nereid"),
         progress=env.get(PROGRESS) or None,
+        otlp_endpoint=env.get(OTLP_ENDPOINT) or None,
         threads=env.get(THREADS) or None,
     )
 

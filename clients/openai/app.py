@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -42,6 +42,9 @@ from clients.openai.stream import connected
 from clients.openai.trace import trace_of
 from clients.openai.wire import ModelInfo
 
+if TYPE_CHECKING:
+    from clients.openai.spans import ShimSpans
+
 log = logging.getLogger("nereid.openai")
 
 _PROMPT_FIELDS = {
@@ -58,6 +61,7 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
     metrics = ShimMetrics(shared)
     shim = Shim(config, Router(config, metrics), metrics)
     stats, probe = Stats(shim.router), Probe(shim.router)
+    spans = _spans(config)
     kept = ResponseStore(config.stored_responses, Path(shared) / "responses" if shared else None)
 
     @contextlib.asynccontextmanager
@@ -68,6 +72,8 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
         finally:
             await stats.close()
             kept.close()
+            if spans is not None:
+                spans.close()
             await shim.router.close()
 
     app = FastAPI(
@@ -88,7 +94,7 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
     if config.web:
         web.add(app)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
-    gate: ASGIApp = Gate(app, paths, config, metrics)
+    gate: ASGIApp = Gate(app, paths, config, metrics, spans)
     if config.cors_origins:
         gate = CORSMiddleware(
             gate,
@@ -98,6 +104,14 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
             expose_headers=["X-Request-Id", "Retry-After", HEADER],
         )
     return gate
+
+
+def _spans(config: ShimConfig) -> ShimSpans | None:
+    if config.otlp_endpoint is None:
+        return None
+    from clients.openai.spans import ShimSpans  # here, so that the shim starts without the tracing extra
+
+    return ShimSpans(config.otlp_endpoint, config.otlp_ratio)
 
 
 def _errors(app: FastAPI) -> None:

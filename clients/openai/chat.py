@@ -309,4 +309,5 @@ class ChatCall(Generic[C]):
             logprobs=wanted is not None,
             prompt_logprobs=request.prompt_logprobs is not None,
             answers=request.num_choices if request.beams > 1 else 1,
+            trace=self.trace.headers,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -67,6 +68,10 @@ class Flags:
     generation_config: Annotated[
         str, typer.Option(help="auto: a model's generation_config.json has its default sampling; none: the API's own.")
     ] = "auto"
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="An OpenTelemetry collector (http://HOST:4318) that spans of requests go to.")
+    ] = None
+    otlp_ratio: Annotated[float, typer.Option(help="Share of the requests without a trace that are traced.")] = 1.0
     affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True
     affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8
     health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0
@@ -107,6 +112,8 @@ def _serve_with(flags: Flags) -> None:
             reasoning_parser=flags.reasoning_parser,
             trust_request_chat_template=flags.trust_request_chat_template,
             generation_config=flags.generation_config,
+            otlp_endpoint=flags.otlp_endpoint,
+            otlp_ratio=flags.otlp_ratio,
             affinity=flags.affinity,
             affinity_slack=flags.affinity_slack,
             health_interval_s=flags.health_interval,
@@ -146,6 +153,8 @@ def _serve(config: ShimConfig, log_level: str) -> None:
         from clients.openai.workers import serve  # here, so that `nereid` starts without the openai extra
     except ImportError as error:
         raise ValueError(f"{error.name} is not installed: pip install 'nereid[openai]'") from None
+    if config.otlp_endpoint is not None and find_spec("opentelemetry") is None:
+        raise ValueError("--otlp-endpoint needs the OpenTelemetry SDK: pip install 'nereid[tracing]'")
     serve(config, log_level)
 
 

@@ -141,6 +141,7 @@ class _Answer:
             cumulative=request.num_candidates > request.num_choices,
             prompt_logprobs="prompt_logprobs" in sampling,
             answers=answers,
+            trace=self._trace.headers,
         )
 
     def _count(self, piece: Piece) -> Piece:

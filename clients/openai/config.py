@@ -80,6 +80,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     stored_responses: responses kept for `previous_response_id`, all workers together; 0 keeps none.
     trust_request_chat_template: a request may bring a chat template.
     generation_config: auto: a model's own generation_config.json has the sampling of requests that say nothing.
+    otlp_endpoint: an OpenTelemetry collector, http://HOST:4318, that spans go to; None sends none.
+    otlp_ratio: of requests that bring no trace of their own; those that do follow it.
     tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in; auto: each model's
         own, as its chat template shows it.
     """
@@ -104,6 +106,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reasoning_parser: ReasoningParser = "auto"
     trust_request_chat_template: bool = False
     generation_config: Literal["auto", "none"] = "auto"
+    otlp_endpoint: Annotated[str, Meta(pattern="^https?://[^/]+")] | None = None
+    otlp_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
     affinity: bool = True
     affinity_slack: Annotated[int, Meta(ge=0)] = 8
     health_interval_s: Annotated[float, Meta(gt=0)] = 2.0

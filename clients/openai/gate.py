@@ -12,6 +12,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import anyio
@@ -25,6 +26,9 @@ from clients.openai.fields import HEADER
 from clients.openai.metrics import ShimMetrics
 from clients.openai.stream import ClientGone
 from clients.openai.trace import Trace
+
+if TYPE_CHECKING:
+    from clients.openai.spans import ShimSpans
 
 log = logging.getLogger("nereid.openai.access")
 
@@ -59,11 +63,19 @@ class Keys:
 class Gate:
     """paths: those that the application serves; others count as "unknown", or labels for made-up ones would pile up."""
 
-    def __init__(self, app: ASGIApp, paths: Collection[str], config: ShimConfig, metrics: ShimMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        paths: Collection[str],
+        config: ShimConfig,
+        metrics: ShimMetrics,
+        spans: ShimSpans | None = None,
+    ) -> None:
         self._app = app
         self._paths = frozenset(paths)
         self._config = config
         self._metrics = metrics
+        self._spans = spans
         self._keys = Keys(config.api_keys)
         self._admin_keys = Keys(config.admin_keys)
         self._open: Counter[str] = Counter()
@@ -79,6 +91,8 @@ class Gate:
         given = headers.get("x-request-id", "")
         trace = Trace(request_id=given if _PLAIN_ID.match(given) else uuid.uuid4().hex)
         scope["nereid.trace"] = trace
+        if self._spans is not None:
+            self._spans.begin(trace, headers)
         answer = _Answer(send, trace)
         self._metrics.open_requests.inc()
         counted = False
@@ -171,6 +185,8 @@ class Gate:
         path = getattr(route, "path", scope["path"])
         path = path if path in self._paths else "unknown"
         self._metrics.requests.labels(path, str(status)).inc()
+        if self._spans is not None:
+            self._spans.end(trace, method, path, status)
         if status == CLIENT_CLOSED:
             self._metrics.disconnects.inc()
         if trace.model != "-" and status == 200:

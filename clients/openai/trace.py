@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
@@ -22,6 +23,8 @@ class Trace:
     first_token_s: float | None = None
     usage: Usage | None = None
     ignored_fields: tuple[str, ...] = ()  # unknown to the schema
+    headers: dict[str, str] = field(default_factory=dict)  # of OpenTelemetry, for those who work for the request
+    span: Any = None
     gone: bool = False  # the client closed the connection while its answer was being streamed
 
     def token_came(self) -> None:

@@ -65,7 +65,8 @@ class TritonReplica:
         left = max(_MIN_S, generation.deadline - time.monotonic())
         # In tenths, so that requests of one kind have one text of fields, which frontends know from the one before.
         told = round(left, 1) if left > 2 else left
-        call = self._generate(wire.llm_request(generation, told), timeout=left + _LATE_S)
+        metadata = tuple(generation.trace.items()) or None  # for the server's own spans
+        call = self._generate(wire.llm_request(generation, told), timeout=left + _LATE_S, metadata=metadata)
         several = wire.AnswersReader(generation) if generation.answers > 1 else None
         reader = several or wire.PieceReader(generation.index)
         read, parse = call.read, reader.read

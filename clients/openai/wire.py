@@ -61,7 +61,7 @@ class Generation:
     `deadline` (on the monotonic clock) as its timeout.
 
     index: its place among the generations of one HTTP request. answers: how many come, all at the end where there are
-    several: those of a beam search.
+    several: those of a beam search. trace: the context of its trace.
     """
 
     model: str
@@ -75,6 +75,7 @@ class Generation:
     prompt_logprobs: bool = False
     index: int = 0
     answers: int = 1
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -144,6 +145,8 @@ def llm_request(generation: Generation, timeout_s: float) -> Any:
     if generation.answers > 1:
         add_flag(request, "return_num_output_tokens", True)
         request.outputs.add(name="num_output_tokens")
+    for name, value in generation.trace.items():
+        request.parameters[name].string_param = value
     request.model_name = generation.model
     request.id = generation.request_id
     _add(request, "sampling_parameters", "BYTES", _string(_ENCODE({**generation.sampling, "timeout_s": timeout_s})))

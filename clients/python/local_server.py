@@ -11,6 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -22,11 +23,14 @@ class ServerFailed(Exception):
 
 
 class LocalServer:
-    """Context manager around `nereid serve`. http, grpc, metrics: its addresses, host:port."""
+    """Context manager around `nereid serve`. http, grpc, metrics: its addresses, host:port. flags: more of them."""
 
-    def __init__(self, repository: Path = Path("model_repository"), ready_s: float = 180.0) -> None:
+    def __init__(
+        self, repository: Path = Path("model_repository"), ready_s: float = 180.0, flags: Sequence[str] = ()
+    ) -> None:
         self._repository = repository
         self._ready_s = ready_s
+        self._flags = flags
         ports = free_ports(3)
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports)
         self._ports = ports
@@ -37,7 +41,7 @@ class LocalServer:
     def __enter__(self) -> LocalServer:
         http, grpc, metrics = map(str, self._ports)
         command = [sys.executable, "-m", "engine.serving.cli", "serve", "--model-repository", str(self._repository)]
-        command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
+        command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, *self._flags]
         with self._log_file.open("w") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -68,6 +68,9 @@ def serve(
     local: Annotated[bool, typer.Option("--local", help="Listen on 127.0.0.1 alone.")] = False,
     exit_timeout_secs: Annotated[int, typer.Option(help="How long SIGTERM waits for streams to end.")] = 30,
     log_verbose: Annotated[int, typer.Option(help="Triton's verbosity.")] = 0,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="An OpenTelemetry collector (http://HOST:4318) that spans of requests go to.")
+    ] = None,
 ) -> None:
     """Start Triton Inference Server on the model repository, or for CHECKPOINT alone, until Ctrl-C or SIGTERM."""
     own: Path | None = None
@@ -92,6 +95,7 @@ def serve(
         local=local,
         exit_timeout_s=exit_timeout_secs,
         log_verbose=log_verbose,
+        otlp_endpoint=otlp_endpoint,
     )
     try:
         status = serve_loop.serve(options, console)

@@ -17,7 +17,7 @@ import queue
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -32,6 +32,9 @@ from engine.serving.settings import FrontendConfig
 from engine.serving.stream import Stream, now
 from engine.text import Tokenizer
 from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, TokenEvent, derive_seed
+
+if TYPE_CHECKING:
+    from engine.serving.spans import EngineSpans
 
 logger = logging.getLogger("nereid.frontend")
 
@@ -68,6 +71,7 @@ class Frontend:
         decoupled: bool = True,
         batched: bool = False,
         about: Mapping[str, Any] | None = None,
+        spans: EngineSpans | None = None,
     ) -> None:
         self._name = name
         self._model = model
@@ -80,6 +84,7 @@ class Frontend:
         self._decoupled = decoupled
         self._batched = batched
         self._about = dict(about or {})
+        self._spans = spans
         self._resets = Resets(lambda sender: responses.send_description(sender, {"prefix_cache": "empty"}))
         self._link: Link | None = None
         self._up = False
@@ -236,6 +241,7 @@ class Frontend:
         if self._batched:
             outputs = frozenset(protocol.ENSEMBLE_OUTPUT_MAP[name] for name in outputs)
         parameters, timeout_us = decode.parameters(request), request.timeout()
+        trace = {name: parameters.pop(name) for name in protocol.TRACE_PARAMETERS if name in parameters}
         each = batch.prompts(tensors) if self._batched else [tensors]
         asked = [decode.llm_request(one, parameters, outputs, timeout_us, self._batched) for one in each]
         if not self._decoupled:
@@ -249,6 +255,8 @@ class Frontend:
                 raise RequestError(_DOWN.format(model=self._model, why=why), ErrorCode.UNAVAILABLE)
             self._serial += 1
             rows = [self._answers(one, at, sender, arrived) for at, one in enumerate(asked)]
+            if self._spans is not None:
+                rows[0][0].trace = self._spans.context_of(request, trace)
             if len(rows) > 1:
                 batch.Batch(rows)
             elif len(rows[0]) > 1:
@@ -354,6 +362,8 @@ class Frontend:
             else:
                 figures = stream.figures() if stream.choices is None else stream.choices.figures()
                 self._metrics.finished(taken.reason, now() - stream.arrived, figures)
+                if self._spans is not None:
+                    self._spans.finished(stream, taken.reason.value, figures)
                 with stream.ending:
                     _end(members)
                     self._responses.send(last, True)

@@ -45,6 +45,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: shared memory of each Python-backend instance at its start (it grows by itself).
     response_threads: of the server for each Python-backend instance. They pass its responses on and run the requests
         that it sends to other models.
+    otlp_endpoint: an OpenTelemetry collector, to which the frontends send spans.
     """
 
     repository: Path
@@ -57,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: int = 4 << 20
     response_threads: int = 4
     log_verbose: int = 0
+    otlp_endpoint: str | None = None
     extra: tuple[str, ...] = ()
 
     @property
@@ -180,7 +182,7 @@ def command(server: Server, options: Options) -> list[str]:
     ]
 
 
-def environment(server: Server, progress: str | None = None) -> dict[str, str]:
+def environment(server: Server, progress: str | None = None, otlp_endpoint: str | None = None) -> dict[str, str]:
     """Environment of the server: stubs inherit it and find `engine` and the packages of this Python by it.
 
     The 2.51 stub starts an interpreter that ignores PYTHONPATH and takes the packages of the `python3` on PATH.
@@ -201,6 +203,8 @@ def environment(server: Server, progress: str | None = None) -> dict[str, str]:
         changes["LD_LIBRARY_PATH"] = ":".join(libraries)
     if progress is not None:
         changes[env.PROGRESS] = progress
+    if otlp_endpoint is not None:
+        changes[env.OTLP_ENDPOINT] = otlp_endpoint
     return env.inherited(**changes)
 
 
@@ -214,7 +218,7 @@ def start(options: Options, progress: str | None = None, **popen: object) -> sub
     argv: Sequence[str] = command(server, options)
     package = Path(__file__).resolve().parents[2]  # stubs look for `engine` in the folder they start in
     return subprocess.Popen(  # type: ignore[call-overload]
-        argv, env=environment(server, progress), text=True, cwd=package, **popen
+        argv, env=environment(server, progress, options.otlp_endpoint), text=True, cwd=package, **popen
     )
 
 

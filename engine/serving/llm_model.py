@@ -22,6 +22,7 @@ from engine.types import RequestError
 
 if TYPE_CHECKING:
     from engine.serving.metrics import Metrics
+    from engine.serving.spans import EngineSpans
 
 _LOOK_S, _MAX_LOOKS = 1.0, 20
 
@@ -81,6 +82,11 @@ class TritonPythonModel:
         except RequestError as error:
             self._leave()
             raise pb.TritonModelException(str(error)) from None
+        try:
+            self._spans = _spans(self._name)
+        except ValueError as error:
+            self._leave()
+            raise pb.TritonModelException(str(error)) from None
         heap.trim_malloc()
         # Under the entry's own name: the server would free series that another model still writes to.
         self._metrics = Metrics(pb, self._name, version, settings.engine.cache)
@@ -98,6 +104,7 @@ class TritonPythonModel:
             decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             batched=batched,
             about=description(settings),
+            spans=self._spans,
         )
         self._link = Link(self._folder, label, self._frontend)
         self._linked = True
@@ -133,6 +140,8 @@ class TritonPythonModel:
 
     def _shut_down(self, sentence: str) -> None:
         self._frontend.close(sentence)
+        if self._spans is not None:
+            self._spans.close()
         self._metrics.close()
         self._leave(self._metrics)
 
@@ -152,3 +161,15 @@ class TritonPythonModel:
         if self._supervisor.leading:
             with contextlib.suppress(pb.TritonModelException):
                 pb.unload_model(self._name)
+
+
+def _spans(model: str) -> EngineSpans | None:
+    """None where no collector is named. Raises ValueError for what is no endpoint, and without the SDK."""
+    endpoint = env.read().otlp_endpoint
+    if endpoint is None:
+        return None
+    try:
+        from engine.serving.spans import EngineSpans
+    except ImportError as error:
+        raise ValueError(f"{env.OTLP_ENDPOINT}: {error.name} is missing: pip install 'nereid[tracing]'") from None
+    return EngineSpans(endpoint, model)

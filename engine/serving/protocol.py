@@ -68,6 +68,8 @@ SEQUENCE_LENGTH = "sequence_length"
 GUIDE_TYPE = "guided_decoding_guide_type"
 GUIDE = "guided_decoding_guide"
 
+TRACE_PARAMETERS = ("traceparent", "tracestate")  # request parameters: the W3C context of the trace it belongs to
+
 # Flags that each let one output through: vllm_backend's five, and three of our own.
 RETURN_FLAGS = {
     "return_finish_reason": FINISH_REASON,

@@ -79,6 +79,7 @@ class Stream:
         self.received: list[int] = []
         self.heard = self.first_heard = 0.0
         self.waited = (0.0, 0.0)
+        self.trace: dict[str, str] = {}  # the context of the trace it belongs to
         self.deaths = 0  # of engines that ran it, since its last token
         self.ended = False
         self.ending = threading.Lock()
