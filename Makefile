@@ -17,7 +17,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        packages test-web test-docker test-image test-peers test-sdks chaos fuzz
+        compile-all packages test-web test-docker test-image test-peers test-sdks chaos fuzz
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-gpu: $(SETUP)  ## the tests of kernels, which are compiled when there is a 
 
 test-sanitizer: $(SETUP)  ## every kernel under compute-sanitizer, on a GPU
 	@$(PY) -m perf.sanitize
+
+compile-all: $(SETUP)  ## every case of every kernel compiled for six GPUs, without one (ARCH="90 120", ONLY="linear", JOBS)
+	@$(PY) -m kernels.compile_all $(if $(ARCH),--arch $(ARCH)) $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
 verify-gpu: $(SETUP)  ## every claim of the docs that a GPU can say yes or no to, under 10 minutes
 	@$(PY) -m perf.verify

@@ -1,34 +1,74 @@
-"""Facts of a device that launchers size their grids by."""
+"""Facts of a device that launchers choose kernels and size grids by."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What launchers ask of a GPU.
+
+    capability: CUDA compute capability, (major, minor). multiprocessors: streaming multiprocessors.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+
+
+# The first with instructions that convert 8-bit floats (e4m3): Ada.
+FP8_CAPABILITY = (8, 9)
+
+_described: ContextVar[Gpu | None] = ContextVar("described", default=None)
+
+
+@contextmanager
+def described(gpu: Gpu) -> Iterator[None]:
+    """Within, for this thread, every CUDA device is `gpu`, whatever the machine has. So launchers can be walked for a
+    GPU that is not there (`kernels.compile_all`)."""
+    token = _described.set(gpu)
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
 @lru_cache(maxsize=16)
+def _asked(device: torch.device) -> Gpu:
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return Gpu(torch.cuda.get_device_capability(device), count)
+
+
+def _gpu(device: torch.device) -> Gpu:
+    return _described.get() or _asked(device)
+
+
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; a small number on a CPU, where the interpreter runs programs in turn."""
-    if device.type != "cuda":
-        return 4
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+    return _gpu(device).multiprocessors if device.type == "cuda" else 4
 
 
-@lru_cache(maxsize=16)
 def dependent_launch(device: torch.device) -> bool:
     """Whether kernels can start while the one before them ends (programmatic dependent launch): Hopper and later."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return device.type == "cuda" and _gpu(device).capability >= (9, 0)
 
 
-@lru_cache(maxsize=16)
 def bulk_copies(device: torch.device) -> bool:
     """Whether the device has a bulk tensor copy engine (TMA): Hopper and later."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return device.type == "cuda" and _gpu(device).capability >= (9, 0)
 
 
-@lru_cache(maxsize=16)
 def group_products(device: torch.device) -> bool:
     """Whether groups of four warps multiply from shared memory (WGMMA): Hopper alone."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return device.type == "cuda" and _gpu(device).capability[0] == 9
+
+
+def fp8_conversions(device: torch.device) -> bool:
+    """Whether the device converts 8-bit floats (e4m3): Ada and later. The references on a CPU do."""
+    return device.type != "cuda" or _gpu(device).capability >= FP8_CAPABILITY

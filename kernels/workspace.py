@@ -66,7 +66,8 @@ class Workspace:
         Gives what joins the two again: to be called after the block, before anything that needs its results. The
         branches must not write to the same memory, counters of arrivals included.
         """
-        if not wanted or self.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        runs = wanted and self._launcher is None and self.device.type == "cuda"
+        if not runs or not torch.cuda.is_current_stream_capturing():
             yield lambda: None
             return
         if self._side is None:
