@@ -78,6 +78,7 @@ TORCH_SIDE = (
     "engine/quant/format",
     "engine/quant/plan",
     "engine/quant/cache_scales",
+    "engine/quant/device",
     "engine/quant/weight",
     "engine/sampling/",
     "engine/runner/",

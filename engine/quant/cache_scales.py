@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.models.reader import ConfigError
 from engine.quant.cache import WAY_OUT
 from engine.weights.checkpoint import Checkpoint, Entry, Files, WeightsError
 from kernels.cache_scales import UNSCALED, CacheScales
@@ -85,11 +84,3 @@ def _number(files: Files, entry: Entry) -> float:
     if not math.isfinite(value) or value <= 0:
         raise WeightsError(f"{entry.name} is {value}, and a scale is above 0: {WAY_OUT}")
     return value
-
-
-def check_device(device: torch.device) -> None:
-    """Raises ConfigError for a GPU without 8-bit floats."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-        raise ConfigError(
-            "a cache of 8-bit floats needs a GPU that converts them (Ada, Hopper or later): set cache.dtype to 16bit"
-        )

@@ -28,6 +28,7 @@ from engine.parallel.slices import agreed, check_parallel, shard_checkpoint
 from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache as cached
 from engine.quant import cache_scales
+from engine.quant import device as quant_device
 from engine.quant import plan as quant
 from engine.runner import draft_build
 from engine.runner.graphs import Capture, CudaCapture
@@ -105,6 +106,7 @@ def build_runner(
     spare = quant.spare_biases(rules, checkpoint)
     unused = (*unused, *scales.names)
     rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
+    quant_device.check_weights(decoder.weights, device)
     if checkpoint is not None:
         # What does not fit is named before memory is asked for.
         loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
@@ -291,7 +293,7 @@ def _holds_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -
     fp8 = asked != "16bit" and cached.holds_fp8(asked, registry.cache_is_fp8(config.model))
     if not fp8:
         return False
-    cache_scales.check_device(device)
+    quant_device.check_cache(device)
     if not any(isinstance(layer.mixer, AttentionConfig | LatentAttentionConfig) for layer in model.layers):
         raise ConfigError(
             "cache.dtype fp8 is for layers of grouped-query and latent attention, and this model has none: set it to "

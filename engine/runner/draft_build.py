@@ -26,6 +26,7 @@ from engine.parallel.shard import Shard, shard_config
 from engine.parallel.slices import shard_checkpoint
 from engine.parallel.vocabulary import Vocabulary
 from engine.quant import cache_scales
+from engine.quant import device as quant_device
 from engine.quant import plan as quant
 from engine.quant.formats import rounded
 from engine.quant.method import Method
@@ -89,6 +90,7 @@ def _model(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeigh
         )
     unused = (*registry.unused(family, model), *scales.names)
     fill = _planned(decoder, model, checkpoint, rules, registry.quantization(folder), unused, registry.copies(model))
+    quant_device.check_weights(decoder.weights, build.device)
     decoder.materialize(build.device)
     return DraftWeights(decoder, fill)
 
@@ -114,6 +116,7 @@ def _eagle3(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeig
     own = _own_build(build, model, checkpoint, rules, (UNSCALED,) * len(model.layers))
     head = Eagle3Head(parsed, own, own_embedding, eagle3.has_table(parsed, names))
     filled = _planned(head, model, checkpoint, rules, registry.quantization(folder), eagle3.UNUSED, {})
+    quant_device.check_weights(head.weights, build.device)
     head.materialize(build.device)
 
     def fill() -> None:
@@ -165,6 +168,7 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     unused = (*scales.names, *said.outer.values())
     asked = (config.weights.activations, quantize)
     fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, *asked)
+    quant_device.check_weights(head.weights, build.device)
     head.materialize(build.device)
     return DraftWeights(head, fill)
 
