@@ -37,12 +37,44 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
 
 
+# Of DeepSeek's first tokenizer: the letters that it takes together.
+_CASES = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
+    "\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556"
+    "\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    "\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc"
+    "\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"
+    "\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b"
+    "\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_MARKS = "!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002"
+_ASCII_MARKS = r"!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~"
+DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_CASES}]+",
+    rf"\s?[{_MARKS}]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}+",
+)
+DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    rf"[{_ASCII_MARKS}][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Pre:
-    """A pre-tokenizer: the pattern of words, None for GPT-2's own; whether digits stand alone before it; whether a word
-    that is a token is taken as it is; the normalization; whether texts begin with a token unless the file says."""
+    """A pre-tokenizer. patterns: what texts are cut by, one after another, none for GPT-2's own. digits: whether these
+    stand alone before it. whole_words: whether a word that is a token is taken as it is. normal: the normalization.
+    begins: whether texts begin with a token unless the file says."""
 
-    pattern: str | None
+    patterns: tuple[str, ...]
     digits: bool = False
     whole_words: bool = False
     normal: str | None = None
@@ -50,11 +82,13 @@ class Pre:
 
 
 PRE = {
-    "gpt-2": Pre(None),
-    "smollm": Pre(None, digits=True),
-    "llama-bpe": Pre(_LETTERS + r"\p{N}{1,3}" + _REST, whole_words=True, begins=True),
-    "qwen2": Pre(_LETTERS + r"\p{N}" + _REST, normal="NFC"),
-    "tekken": Pre(_CASED + _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1), whole_words=True),
+    "gpt-2": Pre(()),
+    "smollm": Pre((), digits=True),
+    "llama-bpe": Pre((_LETTERS + r"\p{N}{1,3}" + _REST,), whole_words=True, begins=True),
+    "qwen2": Pre((_LETTERS + r"\p{N}" + _REST,), normal="NFC"),
+    "tekken": Pre((_CASED + _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1),), whole_words=True),
+    "deepseek-llm": Pre(DEEPSEEK_LLM),
+    "deepseek-v3": Pre(DEEPSEEK_V3),
 }
 PRE["deepseek-r1-qwen"] = replace(PRE["qwen2"], normal=None)
 
@@ -205,10 +239,11 @@ def _bpe(reader: _Reader) -> dict[str, Any]:
     if pre is None:
         raise _refused(f"tokenizer.ggml.pre is {shown(named)}, which is not implemented; implemented: {', '.join(PRE)}")
     steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}] if pre.digits else []
-    if pre.pattern is not None:
-        pattern = {"Regex": pre.pattern}
-        steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
-    steps.append(_byte_level(use_regex=pre.pattern is None))
+    steps += [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in pre.patterns
+    ]
+    steps.append(_byte_level(use_regex=not pre.patterns))
     return {
         "version": "1.0",
         "truncation": None,
