@@ -163,6 +163,7 @@ CASES: list[tuple[Shape, str, Mapping[str, str]]] = [
     (QWEN3_MOE, "odd", ODD),
     (DEEPSEEK_V2, "q4_k_m", {"k_b": "Q5_0", **Q4_K_M}),
     (DEEPSEEK_V2, "q5_1", {"": "Q5_1"}),
+    (DEEPSEEK_V2, "undivided", {"": "Q8_0"}),
     (DEEPSEEK_V3, "q3_k", {"k_b": "Q4_1", "v_b": "F16", "up_proj": "Q4_K", "shared": "Q5_K", "": "Q3_K"}),
     (DEEPSEEK_V3, "bf16", {"": "BF16"}),
 ]
@@ -177,7 +178,7 @@ def truth_of(shape: Shape, name: str, formats: Mapping[str, str], root: Path) ->
     folder = cache / f"{shape.name}-{name}-{hashlib.sha256(source).hexdigest()[:12]}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=cache) as made:
-            _make(base, formats, Path(made))
+            _make(base, formats, Path(made), divided=name != "undivided")
             Path(made).rename(folder)
     served = folder / "served"
     if not served.exists():
@@ -191,13 +192,17 @@ def truth_of(shape: Shape, name: str, formats: Mapping[str, str], root: Path) ->
     return Golden(served, kept, kept[-1])
 
 
-def _make(base: Golden, formats: Mapping[str, str], folder: Path) -> None:
+def _make(base: Golden, formats: Mapping[str, str], folder: Path, divided: bool) -> None:
+    """divided: the up-projection of latents stands in two tensors, as files have it since caches hold latents."""
     import transformers
 
     config = gguf_files.plain_config(base.folder)
     tensors = load_file(base.folder / "model.safetensors")
     written = gguf_files.write(
-        folder / "m.gguf", config, tensors, lambda name: next(kind for word, kind in formats.items() if word in name)
+        folder / "m.gguf",
+        {**config, "split_latent": divided},
+        tensors,
+        lambda name: next(kind for word, kind in formats.items() if word in name),
     )
     with tempfile.TemporaryDirectory() as plain:
         save_file(written.numbers, Path(plain) / "model.safetensors", metadata={"format": "pt"})
