@@ -32,6 +32,7 @@ from clients.openai.messages.schema import CountRequest, MessagesRequest
 from clients.openai.metrics import ShimMetrics
 from clients.openai.probe import Probe
 from clients.openai.prompts import decode_ids, token_texts, tokenize_source
+from clients.openai.request_log import RequestLog
 from clients.openai.responses import routes as responses
 from clients.openai.responses.store import ResponseStore
 from clients.openai.router import Router
@@ -62,6 +63,7 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
     shim = Shim(config, Router(config, metrics), metrics)
     stats, probe = Stats(shim.router), Probe(shim.router)
     spans = _spans(config)
+    requests = _request_log(config)
     kept = ResponseStore(config.stored_responses, Path(shared) / "responses" if shared else None)
 
     @contextlib.asynccontextmanager
@@ -74,6 +76,8 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
             kept.close()
             if spans is not None:
                 spans.close()
+            if requests is not None:
+                requests.close()
             await shim.router.close()
 
     app = FastAPI(
@@ -94,7 +98,7 @@ def create_app(config: ShimConfig, shared: str | None = None) -> ASGIApp:
     if config.web:
         web.add(app)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
-    gate: ASGIApp = Gate(app, paths, config, metrics, spans)
+    gate: ASGIApp = Gate(app, paths, config, metrics, spans, requests)
     if config.cors_origins:
         gate = CORSMiddleware(
             gate,
@@ -112,6 +116,12 @@ def _spans(config: ShimConfig) -> ShimSpans | None:
     from clients.openai.spans import ShimSpans  # here, so that the shim starts without the tracing extra
 
     return ShimSpans(config.otlp_endpoint, config.otlp_ratio)
+
+
+def _request_log(config: ShimConfig) -> RequestLog | None:
+    if config.request_log is None:
+        return None
+    return RequestLog(Path(config.request_log), config.request_log_bytes, config.request_log_texts)
 
 
 def _errors(app: FastAPI) -> None:

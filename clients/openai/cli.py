@@ -72,6 +72,13 @@ class Flags:
         str | None, typer.Option(help="An OpenTelemetry collector (http://HOST:4318) that spans of requests go to.")
     ] = None
     otlp_ratio: Annotated[float, typer.Option(help="Share of the requests without a trace that are traced.")] = 1.0
+    request_log: Annotated[
+        Path | None, typer.Option(help="A file for a line of JSON a request, in which texts are their lengths.")
+    ] = None
+    request_log_bytes: Annotated[int, typer.Option(help="Past so many bytes that file is moved to FILE.1.")] = 100 << 20
+    request_log_texts: Annotated[
+        bool, typer.Option("--request-log-texts", help="With the requests as they came, texts and all.")
+    ] = False
     affinity: Annotated[bool, typer.Option(help="Send equal prompt beginnings to the same replica.")] = True
     affinity_slack: Annotated[int, typer.Option(help="How many requests busier that replica may be.")] = 8
     health_interval: Annotated[float, typer.Option(help="Seconds between health checks of replicas.")] = 2.0
@@ -114,6 +121,9 @@ def _serve_with(flags: Flags) -> None:
             generation_config=flags.generation_config,
             otlp_endpoint=flags.otlp_endpoint,
             otlp_ratio=flags.otlp_ratio,
+            request_log=None if flags.request_log is None else str(flags.request_log.absolute()),
+            request_log_bytes=flags.request_log_bytes,
+            request_log_texts=flags.request_log_texts,
             affinity=flags.affinity,
             affinity_slack=flags.affinity_slack,
             health_interval_s=flags.health_interval,
@@ -155,6 +165,8 @@ def _serve(config: ShimConfig, log_level: str) -> None:
         raise ValueError(f"{error.name} is not installed: pip install 'nereid[openai]'") from None
     if config.otlp_endpoint is not None and find_spec("opentelemetry") is None:
         raise ValueError("--otlp-endpoint needs the OpenTelemetry SDK: pip install 'nereid[tracing]'")
+    if config.request_log is not None:
+        Path(config.request_log).touch(mode=0o600)  # a worker could only fail on it
     serve(config, log_level)
 
 

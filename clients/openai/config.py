@@ -82,6 +82,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     generation_config: auto: a model's own generation_config.json has the sampling of requests that say nothing.
     otlp_endpoint: an OpenTelemetry collector, http://HOST:4318, that spans go to; None sends none.
     otlp_ratio: of requests that bring no trace of their own; those that do follow it.
+    request_log: a file that gets a line of JSON for each POST; None: no file does.
+    request_log_bytes: past so many it is moved to FILE.1. request_log_texts: with what people wrote.
     tool_parser, reasoning_parser: the forms that the models write tool calls and reasoning in; auto: each model's
         own, as its chat template shows it.
     """
@@ -108,6 +110,9 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     generation_config: Literal["auto", "none"] = "auto"
     otlp_endpoint: Annotated[str, Meta(pattern="^https?://[^/]+")] | None = None
     otlp_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    request_log: str | None = None
+    request_log_bytes: Annotated[int, Meta(ge=1 << 20)] = 100 << 20
+    request_log_texts: bool = False
     affinity: bool = True
     affinity_slack: Annotated[int, Meta(ge=0)] = 8
     health_interval_s: Annotated[float, Meta(gt=0)] = 2.0
@@ -119,6 +124,8 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not self.replicas:
             raise ValueError("at least one tritonserver is needed: --triton HOST:GRPC_PORT[:METRICS_PORT]")
+        if self.request_log_texts and self.request_log is None:
+            raise ValueError("--request-log-texts needs --request-log FILE")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("TLS needs both --tls-certificate and --tls-key")
         if self.tls_client_ca is not None and self.tls_certificate is None:

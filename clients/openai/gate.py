@@ -24,6 +24,7 @@ from clients.openai.encode import error_response
 from clients.openai.errors import CLIENT_CLOSED, ApiError
 from clients.openai.fields import HEADER
 from clients.openai.metrics import ShimMetrics
+from clients.openai.request_log import RequestLog
 from clients.openai.stream import ClientGone
 from clients.openai.trace import Trace
 
@@ -70,12 +71,14 @@ class Gate:
         config: ShimConfig,
         metrics: ShimMetrics,
         spans: ShimSpans | None = None,
+        requests: RequestLog | None = None,
     ) -> None:
         self._app = app
         self._paths = frozenset(paths)
         self._config = config
         self._metrics = metrics
         self._spans = spans
+        self._requests = requests
         self._keys = Keys(config.api_keys)
         self._admin_keys = Keys(config.admin_keys)
         self._open: Counter[str] = Counter()
@@ -173,7 +176,10 @@ class Gate:
             more = message.get("more_body", False)
             if size > limit:
                 raise too_large
-        whole: list[Message] = [{"type": "http.request", "body": b"".join(chunks), "more_body": False}]
+        data = b"".join(chunks)
+        if self._requests is not None:
+            scope["nereid.trace"].body = data
+        whole: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
 
         async def replay() -> Message:
             return whole.pop() if whole else await receive()
@@ -187,6 +193,8 @@ class Gate:
         self._metrics.requests.labels(path, str(status)).inc()
         if self._spans is not None:
             self._spans.end(trace, method, path, status)
+        if self._requests is not None and method == "POST":
+            self._requests.write(trace, method, path, status)
         if status == CLIENT_CLOSED:
             self._metrics.disconnects.inc()
         if trace.model != "-" and status == 200:

@@ -26,7 +26,8 @@ from clients.openai.shim import Shim
 def add(app: FastAPI, shim: Shim, health: Callable[[], dict[str, Any]]) -> None:
     """health: what GET /ping answers; it raises ApiError while nothing is served."""
 
-    @app.api_route("/ping", methods=["GET", "POST"], responses=ERRORS, tags=["service"], summary="As /health")
+    @app.post("/ping", responses=ERRORS, include_in_schema=False)
+    @app.get("/ping", responses=ERRORS, tags=["service"], summary="As /health")
     async def ping() -> Response:
         return json_response(health())
 
