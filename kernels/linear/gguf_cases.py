@@ -52,20 +52,20 @@ def gguf_weight(
 ) -> GgufBlocks:
     """A random weight of `shape` [.., N, K] whose numbers have about the size of K^-0.5; formats: rows of each."""
     *table, _, k = shape
-    parts = []
+    tensors = []
     for name, rows in formats.items():
         made = blocks(name, prod(table) * rows, k // FORMATS[name].num_values, generator, k**-0.5)
-        parts.append(made.view(*table, rows, -1).to(device))
-    return GgufBlocks(tuple(parts), tuple(formats), k)
+        tensors.append(made.view(*table, rows, -1).to(device))
+    return GgufBlocks(tuple(tensors), tuple(formats), k)
 
 
 def with_blocks(plain: Case, rows: int, k: int, formats: dict[str, int] | str) -> Case:
     """A case of a dense weight [rows, K] with one of blocks in its place."""
-    shares = {formats: rows} if isinstance(formats, str) else formats
+    row_counts = {formats: rows} if isinstance(formats, str) else formats
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        return {**plain.make(device, generator), "weight": gguf_weight(generator, device, (rows, k), shares)}
+        return {**plain.make(device, generator), "weight": gguf_weight(generator, device, (rows, k), row_counts)}
 
-    held = sum(count * row_bytes(k, name) for name, count in shares.items())
+    held = sum(count * row_bytes(k, name) for name, count in row_counts.items())
     assert plain.bytes is not None
     return replace(plain, make=make, bytes=plain.bytes - rows * k * plain.dtype.itemsize + held)

@@ -141,15 +141,15 @@ def block_numbers(data, half, row, at, live, K, FORMAT: tl.constexpr, VALUES: tl
     if VALUES == 1:
         w = tl.load(data + row[:, None] + k[None, :], mask=there, other=0.0).to(tl.float32)
     else:
-        PARTS: tl.constexpr = BK // GROUP
+        GROUPS: tl.constexpr = BK // GROUP
         q = _quants(data, row[:, None] + (k // VALUES * SIZE)[None, :], (k % VALUES)[None, :], there, FORMAT)
-        first = at + tl.arange(0, PARTS) * GROUP
+        first = at + tl.arange(0, GROUPS) * GROUP
         inside = live[:, None] & (first < K)[None, :]
         scale, added = _scales(
             data, half, row[:, None] + (first // VALUES * SIZE)[None, :], (first % VALUES // GROUP)[None, :], inside,
             FORMAT,
         )  # fmt: skip
-        wide = tl.reshape(q.to(tl.float32), (BN, PARTS, GROUP))
+        wide = tl.reshape(q.to(tl.float32), (BN, GROUPS, GROUP))
         w = tl.reshape(wide * scale[:, :, None] + added[:, :, None], (BN, BK))
     return w
 

@@ -11,7 +11,7 @@ from kernels.linear import dense
 from kernels.linear.fp8 import PROGRAMS
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
-from kernels.linear.quantized_stream import MOST_ROWS, packed_stream, streams_packed
+from kernels.linear.quantized_stream import MAX_ROWS, packed_stream, streams_packed
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
 from kernels.rms_norm.kernel import rms_norm
@@ -58,10 +58,10 @@ def linear(
 def stream_tile(rows: int, activation: bool) -> StreamTile:
     """Up to 8 rows, rings of about half a multiprocessor's shared memory: the next product has the other half, and no
     multiprocessor gets two programs of one. More rows want two programs each (measured on an H200)."""
-    height = next(h for h in (8, 16, 32, MOST_ROWS) if rows <= h)
+    height = next(h for h in (8, 16, 32, MAX_ROWS) if rows <= h)
     if height == 8:
         return StreamTile(height, 128, 2 * WIDTH, 3 if activation else 5)
-    if height == MOST_ROWS:
+    if height == MAX_ROWS:
         return StreamTile(height, 64, 2 * WIDTH, 2, 2)
     if height == 32 and activation:
         return StreamTile(height, 64, WIDTH, 6, 2)

@@ -35,7 +35,7 @@ from kernels.workspace import Workspace
 
 # Inputs of a block.
 WIDTH = 128
-FEW_ROWS, MOST_ROWS = 16, 64
+FEW_ROWS, MAX_ROWS = 16, 64
 
 _SPLIT = """
 {
@@ -322,7 +322,7 @@ def streams_packed(x: torch.Tensor, weight: PackedInt) -> bool:
         and weight.inputs % WIDTH == 0
         and (weight.group % WIDTH == 0 or weight.group >= weight.inputs)
         and (weight.order is None or len(x) > FEW_ROWS)
-        and len(x) <= MOST_ROWS
+        and len(x) <= MAX_ROWS
         and group_products(x.device)
         and streams(x, weight.data)
     )
@@ -334,7 +334,7 @@ def streams_fp8(x: torch.Tensor, weight: Fp8) -> bool:
         weight.inputs.number == "fp8"
         and weight.block[1] in (WIDTH, x.shape[1])
         and weight.inputs.group in (0, WIDTH)
-        and len(x) <= MOST_ROWS
+        and len(x) <= MAX_ROWS
         and group_products(x.device)
         and x.shape[1] % 16 == 0
         and x.data_ptr() % 16 == 0

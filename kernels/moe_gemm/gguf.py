@@ -20,7 +20,7 @@ from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
 
 # Outputs of a tile, and the most pairs.
-OUTPUTS, MOST_PAIRS = 64, 64
+OUTPUTS, MAX_PAIRS = 64, 64
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def moe_gemm(
     x, experts = x.contiguous(), experts.contiguous()
     (t, hidden), (count, width, _) = x.shape, gate_up.shape
     inter, k = width // 2, experts.shape[1]
-    rows = 16 if deterministic else min(MOST_PAIRS, max(16, next_power_of_2(t * k // count)))
+    rows = 16 if deterministic else min(MAX_PAIRS, max(16, next_power_of_2(t * k // count)))
     places = ordered(workspace, experts, count, rows)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
