@@ -48,7 +48,8 @@ def serve(
     checkpoint: Annotated[
         str | None,
         typer.Argument(
-            help="A checkpoint to serve alone: a folder, or ORG/NAME of the Hugging Face Hub.", show_default=False
+            help="A checkpoint to serve alone: a folder, a GGUF file, or ORG/NAME of the Hugging Face Hub.",
+            show_default=False,
         ),
     ] = None,
     model_repository: Annotated[

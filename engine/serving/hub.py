@@ -29,8 +29,9 @@ class HubError(Exception):
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` is ORG/NAME of the hub: it looks like one, and no such path is on this machine."""
-    return bool(_NAME.fullmatch(text)) and not Path(text).exists()
+    """Whether `text` is ORG/NAME of the hub: it looks like one and not like a file, and no such path is on this
+    machine."""
+    return bool(_NAME.fullmatch(text)) and not text.endswith(".gguf") and not Path(text).exists()
 
 
 def fetch(name: str, revision: str | None = None) -> Path:

@@ -181,7 +181,15 @@ def test_a_checkpoint_that_cannot_be_served_leaves_no_entry(add: Add, held: Repo
 
 @pytest.mark.parametrize(
     ("text", "is_name"),
-    [("a/b", True), ("Qwen/Qwen3-0.6B", True), ("a", False), ("/a/b", False), ("./a/b", False), ("a/b/c", False)],
+    [
+        ("a/b", True),
+        ("Qwen/Qwen3-0.6B", True),
+        ("a", False),
+        ("/a/b", False),
+        ("./a/b", False),
+        ("a/b/c", False),
+        ("a/b.gguf", False),
+    ],
 )
 def test_a_name_has_one_slash(text: str, is_name: bool) -> None:
     assert hub.is_name(text) is is_name
