@@ -23,7 +23,7 @@ import msgspec
 from engine.beam.group import BeamGroup, Submission
 from engine.beam.search import BeamSearch
 from engine.cache.manager import GroupUse, KVManager
-from engine.config import EngineConfig
+from engine.config import HOST_METHODS, EngineConfig
 from engine.core import stopping
 from engine.core.depth import Depth
 from engine.core.loop import EngineLoop
@@ -33,7 +33,7 @@ from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
 from engine.parallel.group import Group
 from engine.runner import compile_process
-from engine.speculation.drafters import maker
+from engine.speculation.drafters import maker, predicted
 from engine.types import (
     MAX_LOGPROBS,
     SEED_BITS,
@@ -144,7 +144,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
-        drafter: Callable[[], Drafter] | None = None,
+        drafter: Callable[[], Drafter | None] | None = None,
         draft_tokens: int = 0,
         grammars: Grammars | None = None,
         lost: Callable[[], BaseException | None] = _nobody,
@@ -184,6 +184,8 @@ class Engine:
         self._lost = lost
         self._clock = clock
         self._drafter = drafter
+        self._method = config.speculation.method
+        self._takes_predictions = self._method in HOST_METHODS
         self._max_waiting = config.scheduler.max_waiting
         held = self._kv.capacity_tokens
         # The last token drawn is never computed, so it needs no place in the pool.
@@ -272,7 +274,6 @@ class Engine:
     def _request(self, input: RequestInput, sink: Sink, arrival: int, deadline: float | None) -> Request:
         params = input.params
         gated = params.structured_outputs is not None
-        draftless = self._drafter is None or gated or params.speculation is not None
         request = Request(
             input,
             sink,
@@ -283,10 +284,18 @@ class Engine:
             eos_ids=() if params.ignore_eos and not gated else self.info.eos_ids,
             deadline=deadline,
             entered=self._clock(),
-            drafter=None if draftless or self._drafter is None else self._drafter(),
+            drafter=None if gated else self._drafter_of(input),
         )
         request.gated = gated
         return request
+
+    def _drafter_of(self, input: RequestInput) -> Drafter | None:
+        """Raises RequestError for a prediction where the engine drafts otherwise."""
+        asked = input.params.speculation
+        if self._drafter is None or (asked is not None and asked.method == "none"):
+            return None
+        own = self._drafter()
+        return own if asked is None else predicted(asked.token_ids, len(input.prompt_ids), own)
 
     def _deadline(self, params: SamplingParams) -> float | None:
         return None if params.timeout_s is None else self._clock() + params.timeout_s
@@ -351,6 +360,13 @@ class Engine:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        if params.speculation is not None:
+            self._check_ids("speculation.token_ids", params.speculation.token_ids)
+            if params.speculation.method == "prediction" and not self._takes_predictions:
+                raise RequestError(
+                    "speculation: this model takes no predictions of its answers, since its speculation.method is "
+                    f"{self._method}; serve it with prediction, ngram or suffix, or leave the prediction out"
+                )
         check_bad_word_ids(input.bad_word_ids)
         for word in input.bad_word_ids:
             self._check_ids("bad_word_ids", word)

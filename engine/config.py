@@ -18,7 +18,9 @@ MAX_DRAFTS = 16
 # The same where their number is chosen from step to step.
 AUTO_DRAFTS = 8
 # What speculation.method may be.
-METHODS = ("none", "ngram", "suffix", "draft", "eagle3", "mtp")
+METHODS = ("none", "ngram", "suffix", "draft", "eagle3", "mtp", "prediction")
+# Those whose drafts the host makes: they leave room for what a request predicts of its answer.
+HOST_METHODS = ("ngram", "suffix", "prediction")
 # Those that take speculation.model, and what it is.
 DRAFT_FOLDERS = {"draft": "the model that drafts", "eagle3": "the head that drafts"}
 
@@ -158,7 +160,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     method: "ngram" proposes what followed the last tokens before, in the prompt and what the request gave; "suffix"
     that, or what followed most often in what all requests gave; "draft" what a smaller model draws; "eagle3" what a
     head draws that reads the model's hidden states; "mtp" what the checkpoint's own layers for further tokens draw;
-    "none".
+    "prediction" what a request says its answer will be, as the first two do as well; "none".
     model: the checkpoint folder of that model, or head.
     tokens: most tokens proposed for a request in a step; None takes 4. "auto" takes up to 8, as many as pay by what
     steps took and what the request's drafts came to.

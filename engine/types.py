@@ -33,6 +33,8 @@ MAX_ANSWERS = 128  # n and best_of
 MAX_SALT = 256  # characters
 MAX_BEAMS = 16
 MAX_CONSTRAINT_BYTES = 256 << 10  # a schema, a regular expression, a grammar or choices
+# Tokens that an answer may be predicted to be.
+MAX_PREDICTED_IDS = 1 << 17
 SEED_BITS = 63
 
 
@@ -116,10 +118,19 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("structured_outputs: free bounds an answer's thinking by think_tokens, and nothing else")
 
 
-class RequestSpeculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request's own word on speculation: it may go without."""
+class RequestSpeculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request's own word on speculation: it may go without, or bring the tokens that its answer may be."""
 
-    method: Literal["none"]
+    method: Literal["none", "prediction"]
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.method == "prediction") != bool(self.token_ids):
+            raise ValueError("speculation: token_ids go with the method prediction, which needs them")
+        if len(self.token_ids) > MAX_PREDICTED_IDS:
+            raise ValueError(
+                f"speculation: token_ids holds {len(self.token_ids)} tokens; at most {MAX_PREDICTED_IDS} are allowed"
+            )
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -129,7 +140,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `seed` None means that the frontend draws one: by the time a request reaches the engine it always has a seed,
     so that it can be replayed.
     `beam_width` above 1 searches for the likeliest answers instead of drawing one; `length_penalty` and
-    `early_stopping` are transformers'. `speculation` {"method": "none"}: no tokens are drafted for this request.
+    `early_stopping` are transformers'. `speculation` {"method": "none"}: no tokens are drafted for this request;
+    {"method": "prediction", "token_ids": […]}: those are, as long as the answer goes along.
     `cache_salt`: only requests with the same one share what is in the prefix cache.
     """
 

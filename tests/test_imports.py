@@ -66,7 +66,7 @@ MAY_IMPORT = {
     },
     "engine.serving": {"engine.api", "engine.text", "engine.models", "engine.parallel"},
     "engine.demo": {"engine.text"},
-    "clients": {"engine.types", "engine.text", "engine.serving", "engine.config"},
+    "clients": {"engine.types", "engine.text", "engine.serving", "engine.config", "engine.speculation"},
 }
 # The files that may import torch: what executes. Everything else is the control side.
 TORCH_SIDE = (

@@ -16,7 +16,7 @@ from clients.openai.errors import unsupported
 from clients.openai.logprobs import Entry, chat_logprobs
 from clients.openai.model_forms import ModelForms
 from clients.openai.params import check_length, sampling_fields
-from clients.openai.prompts import Source, chat_source
+from clients.openai.prompts import Source, chat_source, encode_text
 from clients.openai.reader import reader_of
 from clients.openai.relay import relay
 from clients.openai.schema import ChatRequest
@@ -161,6 +161,7 @@ class ChatCall(Generic[C]):
         self.choices: list[C] = []
         self.source = Source(Prompt())
         self._constraint: Constraint | None = None
+        self._predicted: list[int] = []
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -277,6 +278,9 @@ class ChatCall(Generic[C]):
         check_length(self._info, field, request.limit)
         chat_constraint(request, self._forms, "before")  # what is refused is refused before anything is done
         self.source = await chat_source(shim.router, self._info, request, self._forms)
+        if request.prediction is not None:
+            self._predicted = await encode_text(shim.router, self._info, request.prediction.text, False)
+            self.usage.predict(self._predicted)
         begins = self._forms.begins(request, self.source.end)
         self.choices += [
             self._choice(request, reader_of(request, self._forms, begins, self.source.end))
@@ -302,6 +306,7 @@ class ChatCall(Generic[C]):
                 logprobs=wanted,
                 choice=choice,
                 constraint=self._constraint,
+                predicted=self._predicted,
                 defaults=self.defaults,
             ),
             stream=stream,

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 from urllib.parse import quote
 
+from clients.openai.body import Strict
 from clients.openai.errors import ApiError
-from clients.openai.schema import Strict
 from engine.types import shown
 
 log = logging.getLogger("nereid.openai")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -53,6 +53,7 @@ def sampling_fields(
     logprobs: int | None,
     choice: int,
     constraint: Constraint | None = None,
+    predicted: Sequence[int] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The JSON of sampling_parameters but for its timeout. Only what was asked for is in it, and the model's own
@@ -68,6 +69,9 @@ def sampling_fields(
         fields["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     if request.logit_bias:
         fields["logit_bias"] = request.logit_bias
+    if predicted:
+        # A request that wants no drafts has none.
+        fields.setdefault("speculation", {"method": "prediction", "token_ids": list(predicted)})
     if constraint is not None:
         fields["structured_outputs"] = msgspec.to_builtins(constraint)
     if request.beams:

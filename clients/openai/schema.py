@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from clients.openai.body import List, Strict, Text
 from clients.openai.constraints import constraint_of
 from clients.openai.errors import invalid, unsupported
+from clients.openai.predicted import Prediction
 from engine.text.chat_template import MAX_SOURCE
 from engine.types import (
     MAX_ALLOWED_IDS,
@@ -22,12 +24,7 @@ from engine.types import (
     MAX_STOP_STRINGS,
 )
 
-T = TypeVar("T")
-
-# The first wrong item ends the reading of a list: millions of mistakes in one body would take minutes and gigabytes.
-List = Annotated[list[T], Field(fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Text = Annotated[str, Field(max_length=64 << 20)]
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -37,12 +34,6 @@ Stop = Annotated[str, Field(max_length=MAX_STOP_BYTES)]
 Stops = Annotated[List[Stop], Field(max_length=MAX_STOP_STRINGS)]
 Template = Annotated[str, Field(min_length=1, max_length=MAX_SOURCE)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_BYTES)]
-
-
-class Strict(BaseModel):
-    """No coercion between JSON types, no NaN. Unknown fields are kept until `fields` has reported or refused them."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 # vLLM's fields that this server cannot honour: the values besides null that ask for nothing, and why no other is taken.
@@ -370,7 +361,7 @@ class ChatRequest(Sampling):
     functions: Any = None
     function_call: Any = None
     moderation: Any = None
-    prediction: Any = None
+    prediction: Prediction | None = Field(None, description="What the answer is predicted to be: it comes faster.")
     prompt_cache_options: Any = None
     web_search_options: Any = None
 
@@ -446,7 +437,6 @@ def refuse(request: ChatRequest) -> None:
         "functions": ((None, []), "it is the deprecated form; send `tools`."),
         "function_call": ((None,), "it is the deprecated form; send `tool_choice`."),
         "moderation": ((None,), "no moderation model is served here."),
-        "prediction": ((None,), "predicted outputs are not used here."),
         "prompt_cache_options": ((None,), "the prefix cache is automatic; see `prompt_cache_key`."),
         "web_search_options": ((None,), "no search is attached."),
     }

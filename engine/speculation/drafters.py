@@ -39,16 +39,28 @@ def _device() -> Callable[[], Drafter]:
     return DeviceDrafter
 
 
-MAKERS: dict[str, Callable[[], Callable[[], Drafter]]] = {
+def _prediction() -> Callable[[], None]:
+    return lambda: None
+
+
+MAKERS: dict[str, Callable[[], Callable[[], Drafter | None]]] = {
     "ngram": _ngram,
     "suffix": _suffix,
     "draft": _device,
     "eagle3": _device,
     "mtp": _device,
+    "prediction": _prediction,
 }
 
 
-def maker(config: SpeculationConfig) -> Callable[[], Drafter] | None:
-    """Makes the drafter of each request of an engine; None when nothing is drafted."""
+def maker(config: SpeculationConfig) -> Callable[[], Drafter | None] | None:
+    """Makes the drafter of each request of an engine, or None for one without; None when nothing is drafted."""
     made = MAKERS.get(config.method)
     return None if made is None else made()
+
+
+def predicted(token_ids: Sequence[int], num_prompt: int, other: Drafter | None) -> Drafter:
+    """The drafter of a request of `num_prompt` tokens that says what its answer will be."""
+    from engine.speculation.prediction import PredictionDrafter
+
+    return PredictionDrafter(token_ids, num_prompt, other)

@@ -67,7 +67,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     demo.make(folder / "demo")
     scripted_checkpoint.make(folder / "scripted")
     for name in ("demo", "scripted"):
-        repository.add(folder / name, name, models, settings={}, tokenizer=True, ensemble=False, frontends=2)
+        # A request that predicts its answer is drafted for, and no other.
+        settings = {"speculation.method": "prediction"} if name == "demo" else {}
+        repository.add(folder / name, name, models, settings=settings, tokenizer=True, ensemble=False, frontends=2)
     with LocalServer(models) as running:
         yield running
 

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from clients.openai.body import List, Strict
 from clients.openai.errors import invalid, unsupported
-from clients.openai.schema import List, Stops, Strict, Unit
+from clients.openai.schema import Stops, Unit
 
 # Prefixes are cached whether a request marks them or not, so a mark is taken as it is.
 Mark = dict[str, Any] | None

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from clients.openai.body import List, Strict, Text
 from clients.openai.errors import invalid, unsupported
-from clients.openai.schema import List, Strict, Text
 
 LOGPROBS = "message.output_text.logprobs"
 # Thinking goes out as it is, so there is nothing that a client would need encrypted.

@@ -131,7 +131,6 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"web_search_options": {}}, "web_search_options"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
     ],
 )
 def test_chat_refuses_by_name(fields: dict[str, Any], param: str) -> None:
