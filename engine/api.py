@@ -152,6 +152,7 @@ class Engine:
         """drafter makes what proposes up to `draft_tokens` tokens a step for one request; None takes the config's.
         grammars makes what holds answers to their constraints; without it a request that has one is refused. lost says
         what of the runner's other processes cannot go on."""
+        self._drafts_on_host = drafter is not None or config.speculation.method in HOST_METHODS
         if drafter is None:
             drafter, draft_tokens = maker(config.speculation), config.speculation.most
         self.info: RunnerInfo = runner.info
@@ -284,7 +285,7 @@ class Engine:
             eos_ids=() if params.ignore_eos and not gated else self.info.eos_ids,
             deadline=deadline,
             entered=self._clock(),
-            drafter=None if gated else self._drafter_of(input),
+            drafter=self._drafter_of(input),
         )
         request.gated = gated
         return request
@@ -294,8 +295,13 @@ class Engine:
         asked = input.params.speculation
         if self._drafter is None or (asked is not None and asked.method == "none"):
             return None
+        gated = input.params.structured_outputs is not None
+        if gated and not self._drafts_on_host:
+            return None  # what a device drafts nobody knows in time to say what may stand behind it
         own = self._drafter()
-        return own if asked is None else predicted(asked.token_ids, len(input.prompt_ids), own)
+        if asked is None and (own is not None or not gated):
+            return own
+        return predicted(() if asked is None else asked.token_ids, len(input.prompt_ids), own)
 
     def _deadline(self, params: SamplingParams) -> float | None:
         return None if params.timeout_s is None else self._clock() + params.timeout_s

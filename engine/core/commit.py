@@ -115,7 +115,10 @@ class Committer:
             request.tokens.append(token)
             request.num_tokens += 1
             count += 1
-            if request.num_tokens >= request.limit or token in request.stop_ids:
+            if request.matcher is not None:
+                request.matcher.advance(token)
+                ended = stopping.check(request)
+            elif request.num_tokens >= request.limit or token in request.stop_ids:
                 ended = stopping.check(request)
         self.num_generated += count
         end, size = request.num_tokens - 1, self._kv.block_size

@@ -61,7 +61,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
-        masks: Callable[[Sequence[Matcher]], Masks] | None = None,
+        masks: Callable[[Sequence[Matcher], Sequence[Sequence[int]]], Masks] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.kv = kv
@@ -236,7 +236,11 @@ class EngineLoop:
         assert self._masks is not None
         requests = [step.requests[entry] for entry in step.plan.masked]
         matchers = [of.matcher for of in requests if of.matcher is not None]
-        cast(MaskedPending, step.pending).draw(self._masks(matchers))
+        drafts = [
+            draft.behind(of.num_tokens) if (draft := step.plan.drafts.get(entry)) is not None else ()
+            for entry, of in zip(step.plan.masked, requests, strict=True)
+        ]
+        cast(MaskedPending, step.pending).draw(self._masks(matchers, drafts))
         for request, matcher in zip(requests, matchers, strict=True):
             if matcher.error is not None and request.status is not Status.FINISHED:
                 self._end(request, FinishReason.ERROR, matcher.error, ErrorCode.INVALID_ARG)
@@ -279,6 +283,8 @@ class EngineLoop:
             self._end(request, FinishReason.REJECTED, matcher.message, matcher.code)
             return
         request.matcher = matcher
+        if request.drafter is not None:
+            request.drafter = matcher.drafting(request.drafter)
         self._num_matched += 1
         self._gated.remove(request)
         self._queue(request)

@@ -66,6 +66,11 @@ class Draft:
     start: int
     tokens: Sequence[int]
 
+    def behind(self, held: int) -> list[int]:
+        """The drafted tokens of a row that truly holds `held`."""
+        last = len(self.tokens) - 1
+        return [self.tokens[min(max(held + i - self.start, 0), last)] for i in range(self.count)]
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -189,8 +194,8 @@ class MaskedPending(Pending, Protocol):
     """A launched step of a plan with masked entries."""
 
     def draw(self, masks: Masks) -> None:
-        """Draw the step's tokens: called once, and before `wait`. masks [n, W] int32, of each masked entry: bit v % 32
-        of word v // 32 says whether it may draw token v."""
+        """Draw the step's tokens: called once, and before `wait`. masks [n, W] int32, of each masked entry, and behind
+        it of each of its drafts: bit v % 32 of word v // 32 says whether it may draw token v there."""
         ...
 
 

@@ -53,6 +53,15 @@ class Matcher(Protocol):
         """Why it cannot go on."""
         ...
 
+    @property
+    def looks_ahead(self) -> bool:
+        """It can say what may stand behind tokens that the request was not given yet."""
+        ...
+
+    def drafting(self, other: Drafter) -> Drafter:
+        """Proposes the tokens that alone may follow, and what `other` does where there are several."""
+        ...
+
     def advance(self, token: int) -> None:
         """The request was given a token."""
         ...

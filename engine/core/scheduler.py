@@ -244,7 +244,7 @@ class Scheduler:
                 kv.save_state(request.kv, first)
             request.num_computed = known
             request.num_inflight += 1
-            if request.drafter is not None:
+            if request.drafter is not None and (request.matcher is None or request.matcher.looks_ahead):
                 drafting.append((len(rows), request))
             rows.append(request.row)
             firsts.append(first)

@@ -142,7 +142,9 @@ class DeviceRunner:
 
         @torch.inference_mode()
         def masked(bits: np.ndarray) -> PendingStep:
-            held = plan.masked if at is None else [at[entry] for entry in plan.masked]
+            first = {entry: entry if at is None else at[entry] for entry in plan.masked}
+            counts = {entry: plan.drafts[entry].count if entry in plan.drafts else 0 for entry in plan.masked}
+            held = [place + i for entry, place in first.items() for i in range(1 + counts[entry])]
             return drawn(replace(extras, masks=EntryMasks.sent(held, bits, self._device)))
 
         return MaskedStep(masked) if plan.masked else drawn(extras)

@@ -82,9 +82,10 @@ class Grammars:
                 self._start()
         self._jobs.put(job)
 
-    def masks(self, matchers: Sequence[Matcher]) -> npt.NDArray[np.int32]:
-        """What each may draw next, [n, words] int32, one bit a token. A matcher that fails has an error afterwards."""
-        return self._vocabulary.masks(cast("Sequence[GrammarMatcher]", matchers))
+    def masks(self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int32]:
+        """What each may draw next, and behind each of its drafts, [n, words] int32, one bit a token. A matcher that
+        fails has an error afterwards."""
+        return self._vocabulary.masks(cast("Sequence[GrammarMatcher]", matchers), drafts)
 
     def close(self) -> None:
         """End the threads that are not busy; busy ones end with what they do."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 from llguidance import LLMatcher
+
+from engine.core.request import Drafter
 
 
 class ThinkingBudget:
@@ -39,6 +44,24 @@ class ThinkingBudget:
         return True
 
 
+class ForcedDrafter:
+    """Proposes what a grammar forces, and what `other` does where it leaves a choice."""
+
+    __slots__ = ("_matcher", "_other")
+
+    def __init__(self, matcher: GrammarMatcher, other: Drafter) -> None:
+        self._matcher = matcher
+        self._other = other
+
+    def propose(self, tokens: array[int], count: int) -> Sequence[int]:
+        """Up to `count` tokens that may follow."""
+        others = self._other.propose(tokens, count)
+        return self._matcher.forced()[:count] or others
+
+    def close(self, given: Sequence[int]) -> None:
+        self._other.close(given)
+
+
 class GrammarMatcher:
     """One request's way through a grammar.
 
@@ -70,6 +93,20 @@ class GrammarMatcher:
     @property
     def error(self) -> str | None:
         return self._error
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Behind drafts it follows the grammar, and no thinking that ends in the midst of them."""
+        return self.inner is not None and self.budget is None and not self._free
+
+    def forced(self) -> list[int]:
+        """Tokens that alone may follow, as the tokenizer would write them."""
+        if self.inner is None or not self.looks_ahead or self.ended or self._error is not None:
+            return []
+        return list(self.inner.compute_ff_tokens())
+
+    def drafting(self, other: Drafter) -> Drafter:
+        return ForcedDrafter(self, other)
 
     def copy(self, free_until: int) -> GrammarMatcher:
         """The same, at the beginning of another answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from typing import cast
@@ -83,30 +84,52 @@ class Vocabulary:
             raise RequestError(f"output_ids: {matcher.error}")
         return matcher
 
-    def masks(self, matchers: Sequence[GrammarMatcher]) -> Masks:
-        """[n, words] int32: bit v % 32 of word v // 32 says whether token v may follow."""
-        masks = np.full((len(matchers), len(self._ending)), _ALL, np.int32)
+    def masks(self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]] = ()) -> Masks:
+        """[n, words] int32: bit v % 32 of word v // 32 says whether token v may follow. drafts: of each matcher, tokens
+        behind which it is said as well, in as many rows behind its own."""
+        counts = [1 + len(tokens) for tokens in drafts] or [1] * len(matchers)
+        rows = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
+        masks = np.full((sum(counts), len(self._ending)), _ALL, np.int32)
         open_ = []
-        for i, of in enumerate(matchers):
+        for row, of in zip(rows, matchers, strict=True):
             if of.ended or of.error is not None:
                 continue
             if of.inner is not None:
-                open_.append((of.inner, i))
+                open_.append((of.inner, row, of))
             elif of.count < of.free_until:
-                masks[i] = (~self._ending).view(np.int32)
+                masks[row] = (~self._ending).view(np.int32)
         if len(open_) == 1:
             fill_next_token_bitmask(open_[0][0], masks, open_[0][1])
         elif open_:
-            fill_next_token_bitmask_par(self._executor, open_, masks)
-        for inner, i in open_:
-            matcher = matchers[i]
+            fill_next_token_bitmask_par(self._executor, [(inner, row) for inner, row, _ in open_], masks)
+        for inner, row, matcher in open_:
             if inner.is_error():
                 matcher.fail(inner.get_error())
             elif matcher.count < matcher.free_until:
-                without = masks[i].view(np.uint32) & ~self._ending
-                if without.any():
-                    masks[i] = without.view(np.int32)
+                self._unended(masks, row)
+        for row, of, tokens in zip(rows, matchers, drafts or ((),) * len(matchers), strict=True):
+            if tokens and of.looks_ahead and not of.ended and of.error is None:
+                self._look_ahead(of, tokens, masks, row + 1)
         return masks
+
+    def _look_ahead(self, matcher: GrammarMatcher, tokens: Sequence[int], masks: Masks, row: int) -> None:
+        """Behind each of `tokens`, up to the first that may not stand: nothing behind it is read."""
+        assert matcher.inner is not None
+        inner = matcher.inner.deep_copy()
+        for i, token in enumerate(tokens):
+            if token in self._eos or inner.try_consume_tokens([token]) != 1 or inner.is_stopped():
+                return
+            fill_next_token_bitmask(inner, masks, row + i)
+            if inner.is_error():
+                return
+            if matcher.count + 1 + i < matcher.free_until:
+                self._unended(masks, row + i)
+
+    def _unended(self, masks: Masks, row: int) -> None:
+        """No end of sequence, unless nothing else may follow."""
+        without = masks[row].view(np.uint32) & ~self._ending
+        if without.any():
+            masks[row] = without.view(np.int32)
 
 
 class _Tokens:
