@@ -1,8 +1,8 @@
 """python -m kernels.compile_all [--arch 90 …] [--only linear …] [--jobs N]
 
-Prints a table of ops and architectures, then each failure and each case that is left out, with a sentence. Exits 1 when
-a kernel failed, 2 where nothing can be compiled. Machine code goes to Triton's cache (TRITON_CACHE_DIR): a second run
-compiles what changed.
+Prints failures as they come, and at the end a table of ops and architectures, with each failure and each case that is
+left out, with a sentence. Exits 1 when a kernel failed, 2 where nothing can be compiled. Machine code goes to Triton's
+cache (TRITON_CACHE_DIR): a second run compiles what changed.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def main(argv: list[str] | None = None) -> int:
     held: dict[tuple[str, int], Report] = {}
 
     def done(report: Report) -> None:
+        for sentence in sentences([report]):
+            print(sentence, file=sys.stderr)
         key = (report.op, report.arch)
         if key in held:
             held[key].add(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -65,7 +66,7 @@ def run_all(todo: Iterable[Task], jobs: int, done: Callable[[Report], None]) -> 
 def _serve(waiting: queue.SimpleQueue[Task], done: Callable[[Report], None]) -> None:
     """Runs tasks in one process until none waits."""
     while True:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with_parent) as process:
             while True:
                 try:
                     task = waiting.get_nowait()
@@ -80,6 +81,18 @@ def _serve(waiting: queue.SimpleQueue[Task], done: Callable[[Report], None]) -> 
                 waiting.put(Task(task.op, task.arch, first, first + 1))
         else:
             done(_ended(task))
+
+
+def _end_with_parent() -> None:
+    """A process whose parent was killed would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _ended(task: Task) -> Report:
