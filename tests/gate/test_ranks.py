@@ -90,7 +90,7 @@ def missing_sum(runner: DeviceRunner, rank: int) -> None:
 
 def one_residual_more(runner: DeviceRunner, rank: int) -> None:
     class Twice(GroupCommunicator):
-        def once(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        def on_first_rank(self, x: torch.Tensor | None) -> torch.Tensor | None:
             return x
 
     down = runner._decoder.layers[1].ffn.down
