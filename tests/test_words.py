@@ -41,7 +41,7 @@ REPLACED = (
     Replaced("pace paced", "PrefillPolicy", ("engine", "tests/core")),
     Replaced("crowd", "backlog_threshold", EVERYWHERE),
     Replaced("even", "wave_aligned_tokens", ("engine/core", "engine/runner"), whole=True),
-    Replaced("cadence ahead", "launch_margin_s", ("engine/core",)),
+    Replaced("cadence ahead", "launch_margin_s", ("engine/core/launch_timer.py", "engine/core/loop.py")),
     Replaced("hold late_launch", "delay_launch", ("engine/core", "engine/runner"), whole=True),
     Replaced("settle settles", "insert_prefix_blocks", ("engine/core", "engine/cache"), whole=True),
     Replaced("line lines", "entry", (*STEPS, "tests/runner")),
