@@ -161,6 +161,8 @@ CASES: list[tuple[Shape, str, Mapping[str, str]]] = [
     (GEMMA3, "f16", {"": "F16"}),
     (QWEN3_MOE, "q4_k_m", Q4_K_M),
     (QWEN3_MOE, "odd", ODD),
+    (QWEN3_MOE, "half", {"gate_proj": "F16", "": "Q8_0"}),
+    (DEEPSEEK_V2, "half", {"shared_experts.up": "F16", "down_proj": "BF16", "": "Q8_0"}),
     (DEEPSEEK_V2, "q4_k_m", {"k_b": "Q5_0", **Q4_K_M}),
     (DEEPSEEK_V2, "q5_1", {"": "Q5_1"}),
     (DEEPSEEK_V2, "undivided", {"": "Q8_0"}),
