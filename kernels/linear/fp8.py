@@ -1,8 +1,9 @@
 """Products with weights of 8-bit floats or integers: numbers of both sides are multiplied, sums of 128 inputs are
 scaled and added up in float32 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 
-Inputs are quantized by one launch, which has the norm before them inside. Few rows take a Triton kernel that streams
-the weight, with bias, activation and residual inside. Many rows of floats go to cuBLAS.
+Inputs are quantized by one launch, which has the norm before them inside. Few rows take one kernel with bias,
+activation and residual inside: a Triton kernel, or on Hopper above 16 rows a Gluon kernel (`quantized_stream`). Many
+rows of floats go to cuBLAS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
-FEW_ROWS, LIBRARY_ROWS = 64, 256
+# Up to these, rows take a split of the inputs, stream through shared memory, take one tile of rows.
+SPLIT_ROWS, FEW_ROWS, LIBRARY_ROWS = 16, 64, 256
 # One for each multiprocessor of a Hopper GPU.
 PROGRAMS = 132
 
@@ -56,7 +58,8 @@ def linear(
         if activation is not None:
             return gated_activation(workspace, product, activation)
         return product if residual is None else residual.add_(product)
-    if not deterministic and isinstance(weight, Fp8) and scales is not None and streams_fp8(x, weight):
+    few = rows <= SPLIT_ROWS or deterministic
+    if not few and scales is not None and isinstance(weight, Fp8) and streams_fp8(x, weight):
         stream = stream_tile(rows, activation is not None)
         counts = counters(workspace)
         return fp8_stream(workspace, x, scales, weight, bias, residual, activation, stream, counts, dtype)
@@ -67,12 +70,11 @@ def linear(
 
 
 def stream_tile(rows: int, activation: bool) -> StreamTile:
-    """One program a multiprocessor. Up to 16 rows leave room for one of the next product; more rows want rings as deep
-    as shared memory allows (measured on an H200)."""
-    height = next(h for h in (8, 16, 32, FEW_ROWS) if rows <= h)
+    """One program a multiprocessor, with a ring as deep as its shared memory allows (measured on an H200)."""
+    height = 32 if rows <= 32 else FEW_ROWS
     if activation:
-        return StreamTile(height, 64, 2 * GROUP, 3) if height < 32 else StreamTile(height, 64, GROUP, 6)
-    return StreamTile(height, 64, 2 * GROUP, {8: 6, 16: 5, 32: 6, FEW_ROWS: 4}[height])
+        return StreamTile(height, 64, GROUP, 6)
+    return StreamTile(height, 64, 2 * GROUP, 6 if height == 32 else 4)
 
 
 def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -> RowTile:

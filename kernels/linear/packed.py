@@ -1,7 +1,7 @@
-"""Products with weights of packed integers and of 4-bit floats. Few rows take a Triton kernel that reads the weight
-packed, with bias, activation and residual inside. For many rows the weight's numbers are written out once, and the
-dense product takes them: that costs one pass over the weight, where the product has hundreds of operations a byte of
-it."""
+"""Products with weights of packed integers and of 4-bit floats. Few rows take one kernel that reads the weight packed,
+with bias, activation and residual inside: a Gluon kernel on Hopper where it can (`quantized_stream`), else a Triton
+kernel. For many rows the weight's numbers are written out once, and the dense product takes them: that costs one pass
+over the weight, where the product has hundreds of operations a byte of it."""
 
 from __future__ import annotations
 
@@ -56,16 +56,13 @@ def linear(
 
 
 def stream_tile(rows: int, activation: bool) -> StreamTile:
-    """Up to 8 rows, rings of about half a multiprocessor's shared memory: the next product has the other half, and no
-    multiprocessor gets two programs of one. More rows want two programs each (measured on an H200)."""
+    """Two programs a multiprocessor, whose rings fill its shared memory: programs of the next product, started early,
+    slow these down (measured on an H200)."""
     height = next(h for h in (8, 16, 32, MAX_ROWS) if rows <= h)
-    if height == 8:
-        return StreamTile(height, 128, 2 * WIDTH, 3 if activation else 5)
-    if height == MAX_ROWS:
-        return StreamTile(height, 64, 2 * WIDTH, 2, 2)
-    if height == 32 and activation:
-        return StreamTile(height, 64, WIDTH, 6, 2)
-    return StreamTile(height, 64, 2 * WIDTH, 4 if height == 32 or activation else 6, 2)
+    if activation and height in (8, 32):
+        return StreamTile(height, 64, WIDTH, 8 if height == 8 else 6, 2)
+    stages = {8: 8, 16: 4 if activation else 6, 32: 4, MAX_ROWS: 2}
+    return StreamTile(height, 64, 2 * WIDTH, stages[height], 2)
 
 
 def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -> RowTile:

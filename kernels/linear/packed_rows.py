@@ -41,53 +41,118 @@ def group_scales(scale, own, live, at, G, GROUP: tl.constexpr, BK: tl.constexpr)
 
 
 @triton.jit
-def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-            FLOAT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    """Rows n of a matrix of B bytes and G groups a row, inputs from `at` on: [BN, BK] in DTYPE, and the scales [BN]
-    that are still to be applied, which are none where a tile holds several groups. GROUP 0: one group.
+def e2m1(codes, EXACT: tl.constexpr):
+    """Codes of 4-bit floats, uint8, as numbers: bfloat16, or float32 where the dtype asks for it (EXACT)."""
+    if EXACT:
+        q = codes.to(tl.int32)
+        # Twice the magnitude is whole: the last bit alone, or behind a leading one, moved up by the exponent less one.
+        twice = ((q & 1) | tl.where((q & 6) != 0, 2, 0)) << (tl.maximum((q & 7) >> 1, 1) - 1)
+        number = 0.5 * tl.where((q & 8) != 0, -twice, twice).to(tl.float32)
+    else:
+        q = codes.to(tl.int16)
+        # The exponent's two bits are the last of bfloat16's, whose numbers below the normal ones are e2m1's as well.
+        bits = ((q & 7) << 6) | ((q & 8) << 12)
+        number = bits.to(tl.bfloat16, bitcast=True) * 8.507059173023462e37  # 2^126
+    return number
 
-    FLOAT: numbers are e2m1, groups divide BK, and zero holds a factor a row, if there is one.
+
+@triton.jit
+def numbers(data, scale, zero, at, n, live, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+            FLOAT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr,
+            EXACT: tl.constexpr):  # fmt: skip
+    """Rows n of a matrix of B bytes and G groups a row, inputs from `at` on, in DTYPE, and the scales [BN] that are
+    still to be applied, which are none where a tile holds several groups. GROUP 0: one group.
+
+    Integers come as [BN, BK], twice. FLOAT: numbers are e2m1, groups divide BK, and zero holds a factor a row, if there
+    is one; they come as [BN, BK / 2] of even inputs and of odd ones, which stay where they were loaded. EXACT: floats
+    go through float32, for an interpreter that shortcuts by bits are not for.
     """
     BYTES: tl.constexpr = BK * BITS // 8
     place = at * BITS // 8 + tl.arange(0, BYTES)
     mask = live[:, None] & (place < B)[None, :]
     packed = tl.load(data + n.to(tl.int64)[:, None] * B + place[None, :], mask=mask, other=0)
-    if BITS == 4:
-        packed = tl.reshape(tl.join(packed & 15, packed >> 4), (BN, BK))
-    q = packed.to(tl.int32)
     own = n.to(tl.int64) * G
     # In one chain: the compiler goes on behind a return that stands within an if, where GROUPS may be 0.
     if FLOAT:
         each = group_scales(scale, own, live, at, G, GROUP, BK)
-        # Twice the magnitude is whole: the last bit alone, or behind a leading one, moved up by the exponent less one.
-        twice = ((q & 1) | tl.where((q & 6) != 0, 2, 0)) << (tl.maximum((q & 7) >> 1, 1) - 1)
-        wide = tl.reshape(tl.where((q & 8) != 0, -twice, twice).to(tl.float32), (BN, BK // GROUP, GROUP))
-        w = tl.reshape(wide * (0.5 * each)[:, :, None], (BN, BK)).to(DTYPE)
+        WIDE: tl.constexpr = EXACT or tl.bfloat16 != DTYPE
+        one = scaled(e2m1(packed & 15, WIDE), each, BN, BK // GROUP, DTYPE)
+        two = scaled(e2m1(packed >> 4, WIDE), each, BN, BK // GROUP, DTYPE)
         if ZERO:
             left = tl.load(zero + n.to(tl.int64), mask=live, other=0.0)
         else:
             left = tl.full((BN,), 1.0, tl.float32)
-    elif GROUP == 0 or GROUP >= BK:
-        group = 0 if GROUP == 0 else at // GROUP
-        left = tl.load(scale + own + group, mask=live, other=0.0).to(tl.float32)
-        if ZERO:
-            q -= tl.load(zero + own + group, mask=live, other=0).to(tl.int32)[:, None]
-        else:
-            q -= 1 << (BITS - 1)
-        w = q.to(tl.float32).to(DTYPE)
     else:
-        GROUPS: tl.constexpr = BK // GROUP
-        group = at // GROUP + tl.arange(0, GROUPS)
-        there = live[:, None] & (group < G)[None, :]
-        q = tl.reshape(q, (BN, GROUPS, GROUP))
-        if ZERO:
-            q -= tl.load(zero + own[:, None] + group[None, :], mask=there, other=0).to(tl.int32)[:, :, None]
+        if BITS == 4:
+            packed = tl.reshape(tl.join(packed & 15, packed >> 4), (BN, BK))
+        q = packed.to(tl.int32)
+        if GROUP == 0 or GROUP >= BK:
+            group = 0 if GROUP == 0 else at // GROUP
+            left = tl.load(scale + own + group, mask=live, other=0.0).to(tl.float32)
+            if ZERO:
+                q -= tl.load(zero + own + group, mask=live, other=0).to(tl.int32)[:, None]
+            else:
+                q -= 1 << (BITS - 1)
+            one = q.to(tl.float32).to(DTYPE)
         else:
-            q -= 1 << (BITS - 1)
-        each = tl.load(scale + own[:, None] + group[None, :], mask=there, other=0.0).to(tl.float32)
-        w = tl.reshape(q.to(tl.float32) * each[:, :, None], (BN, BK)).to(DTYPE)
-        left = tl.full((BN,), 1.0, tl.float32)
-    return w, left
+            GROUPS: tl.constexpr = BK // GROUP
+            group = at // GROUP + tl.arange(0, GROUPS)
+            there = live[:, None] & (group < G)[None, :]
+            q = tl.reshape(q, (BN, GROUPS, GROUP))
+            if ZERO:
+                q -= tl.load(zero + own[:, None] + group[None, :], mask=there, other=0).to(tl.int32)[:, :, None]
+            else:
+                q -= 1 << (BITS - 1)
+            each = tl.load(scale + own[:, None] + group[None, :], mask=there, other=0.0).to(tl.float32)
+            one = tl.reshape(q.to(tl.float32) * each[:, :, None], (BN, BK)).to(DTYPE)
+            left = tl.full((BN,), 1.0, tl.float32)
+        two = one
+    return one, two, left
+
+
+@triton.jit
+def scaled(w, each, BN: tl.constexpr, GROUPS: tl.constexpr, DTYPE: tl.constexpr):
+    """w [BN, …], whose runs of numbers share scales `each` [BN, GROUPS], in DTYPE: [BN, numbers]."""
+    COUNT: tl.constexpr = w.numel // BN
+    runs = tl.reshape(w, (BN, GROUPS, COUNT // GROUPS))
+    # 16-bit numbers whose product with a scale of that dtype is rounded once; others are, from float32.
+    if w.dtype == tl.float32:
+        made = (runs * each.to(tl.float32)[:, :, None]).to(DTYPE)
+    else:
+        made = runs * each.to(w.dtype)[:, :, None]
+    return tl.reshape(made, (BN, COUNT))
+
+
+@triton.jit
+def inputs(x_rows, columns, at, K, some, ORDER: tl.constexpr, FLOAT: tl.constexpr, WORDS: tl.constexpr,
+           BK: tl.constexpr):  # fmt: skip
+    """Inputs from `at` on of rows x_rows [BM, 1], zeros past the K-th: all [BM, BK], twice, or for a weight of floats
+    even and odd ones [BM, BK / 2]. ORDER: `columns` says where each stands. WORDS: two follow each other in a word."""
+    if not FLOAT:
+        k = at + tl.arange(0, BK)
+        where = tl.load(columns + k, mask=k < K, other=0) if ORDER else k
+        even = tl.load(x_rows + where[None, :], mask=some & (k < K)[None, :], other=0.0)
+        odd = even
+    elif WORDS:
+        k = at + 2 * tl.arange(0, BK // 2)
+        words = (x_rows + at).to(tl.pointer_type(tl.int32)) + tl.arange(0, BK // 2)[None, :]
+        both = tl.load(words, mask=some & (k < K)[None, :], other=0)
+        even = both.to(tl.int16).to(x_rows.dtype.element_ty, bitcast=True)
+        odd = (both >> 16).to(tl.int16).to(x_rows.dtype.element_ty, bitcast=True)
+    else:
+        k = at + 2 * tl.arange(0, BK // 2)
+        even = tl.load(x_rows + k[None, :], mask=some & (k < K)[None, :], other=0.0)
+        odd = tl.load(x_rows + k[None, :] + 1, mask=some & (k + 1 < K)[None, :], other=0.0)
+    return even, odd
+
+
+@triton.jit
+def times(one, two, even, odd, FLOAT: tl.constexpr, DOT: tl.constexpr):
+    """The product [BN, BM] of what `numbers` and `inputs` give."""
+    made = tl.dot(one, tl.trans(even), input_precision=DOT)
+    if FLOAT:
+        made = tl.dot(two, tl.trans(odd), made, input_precision=DOT)
+    return made
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -95,7 +160,7 @@ def packed_kernel(
     x_ptr, data_ptr, scale_ptr, zero_ptr, order_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, B, G, x_stride, y_stride, residual_stride,
     BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
+    EXACT: tl.constexpr, WORDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +173,6 @@ def packed_kernel(
     pid_k = tl.program_id(2)
     n = pid_n * BN + tl.arange(0, BN)
     m = pid_m * BM + tl.arange(0, BM)
-    k = tl.arange(0, BK)
     live, some = n < N, m < M
     reach = tl.cdiv(K, BK * SPLIT) * BK
     start = pid_k * reach
@@ -121,16 +185,16 @@ def packed_kernel(
     acc_up = acc
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     for at in tl.range(start, stop, BK, num_stages=STAGES):
-        inside = at + k < K
-        column = tl.load(order_ptr + at + k, mask=inside, other=0) if ORDER else at + k
-        x = tl.load(x_rows + column[None, :], mask=some[:, None] & inside[None, :], other=0.0)
-        w, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype)
-        acc += tl.dot(w, tl.trans(x), input_precision=DOT) * left[:, None]
+        even, odd = inputs(x_rows, order_ptr, at, K, some[:, None], ORDER, FLOAT, WORDS, BK)
+        one, two, left = numbers(
+            data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
+        )
+        acc += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
         if ACT is not None:
-            w, left = numbers(
-                data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype
+            one, two, left = numbers(
+                data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
             )
-            acc_up += tl.dot(w, tl.trans(x), input_precision=DOT) * left[:, None]
+            acc_up += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
     y = tl.trans(acc)
     y_up = tl.trans(acc_up)
     spot = m.to(tl.int64)[:, None]
@@ -159,7 +223,10 @@ def unpack_kernel(
     k = at + tl.arange(0, BK)
     if PDL:
         gdc_launch_dependents()
-    q, left = numbers(data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, tl.float32)
+    one, two, left = numbers(
+        data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, tl.float32, True
+    )
+    q = tl.reshape(tl.join(one, two), (BN, BK)) if FLOAT else one
     w = (q * left[:, None]).to(w_ptr.dtype.element_ty)
     if PDL:
         # What is written may stand where a kernel before still reads.
@@ -187,12 +254,19 @@ def packed_linear(
         x, *held(weight), bias, residual, y, partials, counts,
         rows, n, k, weight.data.shape[-1], weight.scale.shape[-1],
         x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
-        **constants(weight),
+        **constants(weight), **shortcuts(x, weight),
         BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
         STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
         launch_pdl=workspace.pdl, num_warps=tile.warps,
     )  # fmt: skip
+
+
+def shortcuts(x: torch.Tensor, weight: PackedInt | Fp4) -> dict[str, bool]:
+    """How `numbers` and `inputs` read them: two inputs a word where rows of x, of 16 bits, begin at whole words."""
+    exact = INTERPRETED or x.dtype == torch.float32
+    words = x.dtype != torch.float32 and x.stride(0) % 2 == 0 and x.stride(-1) == 1 and x.shape[-1] % 2 == 0
+    return {"EXACT": exact, "WORDS": words and x.data_ptr() % 4 == 0 and not constants(weight)["ORDER"]}
 
 
 def unpacked(workspace: Workspace, weight: PackedInt | Fp4, dtype: torch.dtype) -> torch.Tensor:

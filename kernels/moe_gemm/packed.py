@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.packed_rows import WIDTH, constants, held, numbers
+from kernels.linear.packed_rows import WIDTH, constants, held, inputs, numbers, shortcuts, times
 from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.rows import activate
 from kernels.moe_gemm.tiles import _find, combined
@@ -27,7 +27,7 @@ OUTPUTS, MAX_PAIRS = 64, 64
 def packed_up(
     x, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit,
     BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
-    K: tl.constexpr, GELU: tl.constexpr, LIMITED: tl.constexpr,
+    EXACT: tl.constexpr, WORDS: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr, LIMITED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,6 @@ def packed_up(
     pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < inter
-    m = tl.arange(0, BLOCK_M)
     gate_rows = expert.to(tl.int64) * 2 * inter + n
     x_rows = x + (pair // K)[:, None] * hidden
     columns = order_ptr + expert.to(tl.int64) * hidden if ORDER else order_ptr
@@ -51,17 +50,16 @@ def packed_up(
     u = tl.zeros((BLOCK_N, ROWS), tl.float32)
     dtype: tl.constexpr = x.dtype.element_ty
     for first in tl.range(0, hidden, BLOCK_M, num_stages=STAGES):
-        inside = first + m < hidden
-        column = tl.load(columns + first + m, mask=inside, other=0) if ORDER else first + m
-        a = tl.trans(tl.load(x_rows + column[None, :], mask=inside[None, :], other=0.0))
-        w, left = numbers(
-            data, scale, zero, first, gate_rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype
+        even, odd = inputs(x_rows, columns, first, hidden, True, ORDER, FLOAT, WORDS, BLOCK_M)
+        one, two, left = numbers(
+            data, scale, zero, first, gate_rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
-        g += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
-        w, left = numbers(
-            data, scale, zero, first, gate_rows + inter, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype
+        g += times(one, two, even, odd, FLOAT, PRECISION) * left[:, None]
+        up_rows = gate_rows + inter
+        one, two, left = numbers(
+            data, scale, zero, first, up_rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
-        u += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
+        u += times(one, two, even, odd, FLOAT, PRECISION) * left[:, None]
     y = tl.trans(activate(g, u, limit, GELU, LIMITED).to(dtype))
     tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & live[None])
 
@@ -70,6 +68,7 @@ def packed_up(
 def packed_down(
     h, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G,
     BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
+    EXACT: tl.constexpr, WORDS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -84,18 +83,17 @@ def packed_down(
     pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < hidden
-    m = tl.arange(0, BLOCK_M)
     rows = expert.to(tl.int64) * hidden + n
     h_rows = h + pair[:, None] * inter
     columns = order_ptr + expert.to(tl.int64) * inter if ORDER else order_ptr
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     dtype: tl.constexpr = h.dtype.element_ty
     for first in tl.range(0, inter, BLOCK_M, num_stages=STAGES):
-        inside = first + m < inter
-        column = tl.load(columns + first + m, mask=inside, other=0) if ORDER else first + m
-        a = tl.trans(tl.load(h_rows + column[None, :], mask=inside[None, :], other=0.0))
-        w, left = numbers(data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype)
-        acc += tl.dot(w, a, input_precision=PRECISION) * left[:, None]
+        even, odd = inputs(h_rows, columns, first, inter, True, ORDER, FLOAT, WORDS, BLOCK_M)
+        one, two, left = numbers(
+            data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
+        )
+        acc += times(one, two, even, odd, FLOAT, PRECISION) * left[:, None]
     out = tl.trans(acc) * tl.load(weights + pair)[:, None]
     tl.store(y + pair[:, None] * hidden + n[None], out.to(dtype), mask=(place < stop)[:, None] & live[None])
 
@@ -137,10 +135,11 @@ def moe_gemm(
     }
     workspace.launch(packed_up, (cdiv(inter, OUTPUTS), places.tiles))(
         x, *held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
-        limit or 0.0, **constants(gate_up), K=k, GELU=activation != "silu", LIMITED=limit is not None, **same,
+        limit or 0.0, **constants(gate_up), **shortcuts(x, gate_up), K=k, GELU=activation != "silu",
+        LIMITED=limit is not None, **same,
     )  # fmt: skip
     workspace.launch(packed_down, (cdiv(hidden, OUTPUTS), places.tiles))(
         h, *held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
-        **constants(down), **same,
+        **constants(down), **shortcuts(h, down), **same,
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)

@@ -7,14 +7,11 @@ Results are held by the cases of `linear` on a GPU (tests/kernels/test_ops.py): 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kernels.linear import fp8, packed
-from kernels.linear.quantized_stream import FEW_ROWS, WIDTH, order_inputs
-from kernels.linear.stream import StreamTile
-from kernels.testing import workspace
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
@@ -37,7 +34,7 @@ workspace.pdl = True
 counts = torch.zeros(64, dtype=torch.int32)
 with Compiler(1, None) as compiler:
     with compiler.only(workspace):
-        for rows in (1, 16, 64):
+        for rows in (8, 32, 64):
             for act in (None, "silu"):
                 case = packed_case("", bf16, rows, 256, 640, 4, 128, zeros=True, residual=act is None, activation=act)
                 made = case.make(cpu, generator)
@@ -50,7 +47,7 @@ with Compiler(1, None) as compiler:
                 stream.fp8_stream(workspace, x, scales, weight, None, None, act, tile, counts, bf16)
     kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
     texts = [kernel.asm["ptx"] for kernel in kernels if kernel.metadata.name == "quantized_stream_kernel"]
-    assert len(texts) == 12
+    assert len(texts) == 10
     assert all(text.index("cp.async.bulk.tensor") < text.index("griddepcontrol.wait") for text in texts)
     print(sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
     print(sum("m64n64k16.f32.bf16" in text for text in texts), sum("k32.f32.e4m3.e4m3" in text for text in texts))
@@ -59,11 +56,13 @@ with Compiler(1, None) as compiler:
 
 @pytest.mark.slow
 def test_few_rows_are_multiplied_from_registers_and_8_bit_floats_as_they_are(tmp_path: Path) -> None:
-    assert run(COMPILE, tmp_path).split() == ["4", "2", "6"]
+    assert run(COMPILE, tmp_path).split() == ["2", "2", "4"]
 
 
-def ring_bytes(tile: StreamTile, packed_weight: bool, activation: bool) -> int:
+def ring_bytes(tile: Any, packed_weight: bool, activation: bool) -> int:
     """Shared memory of a program's ring."""
+    from kernels.linear.quantized_stream import WIDTH
+
     weights = tile.outputs * (2 if activation else 1) * (64 if packed_weight else 128)
     return tile.stages * (tile.inputs // WIDTH) * (weights + tile.rows * (256 if packed_weight else 128))
 
@@ -71,17 +70,24 @@ def ring_bytes(tile: StreamTile, packed_weight: bool, activation: bool) -> int:
 @pytest.mark.parametrize("activation", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 32, 33, 64])
 def test_programs_of_a_product_fill_every_multiprocessor_alike(rows: int, activation: bool) -> None:
-    """Where more of them fit than are meant for one, some multiprocessors would get one more than others."""
+    """Where more of them fit than are meant for one, some multiprocessors would get one more than others, and programs
+    of the next product would take memory from these."""
+    from kernels.linear import fp8, packed
+
     for module in (packed, fp8):
+        if module is fp8 and rows <= fp8.SPLIT_ROWS:
+            continue
         tile = module.stream_tile(rows, activation)
         held = ring_bytes(tile, module is packed, activation)
-        fit = SHARED_BYTES // (held + 2048)
-        assert fit == tile.programs or (tile.programs == 1 and fit == 2), (module.__name__, tile, held)
+        assert SHARED_BYTES // (held + 2048) == tile.programs, (module.__name__, tile, held)
 
 
 def test_rows_are_ordered_as_a_weight_is_unpacked() -> None:
     """A thread has 16 bytes of a row. Of two neighbouring bytes, the low halves stand in a register, then the high
     ones; four threads of a row follow each other, two places each."""
+    from kernels.linear.quantized_stream import FEW_ROWS, WIDTH, order_inputs
+    from kernels.testing import workspace
+
     device = workspace().device
     x = torch.arange(FEW_ROWS * 2 * WIDTH, dtype=torch.float32, device=device).view(FEW_ROWS, 2 * WIDTH)
     places = [
