@@ -17,6 +17,7 @@ SETTINGS = {
     "scheduler.max_rows": "16",
     "scheduler.max_waiting": "24",
     "scheduler.token_budget": "256",
+    "restart_limit": "100",  # one server has the engines of many tests killed within a minute
 }
 
 
