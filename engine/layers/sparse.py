@@ -25,6 +25,7 @@ class Compressor(nn.Module):
         self.bias = build.empty(config.ratio, self.channels, dtype=torch.float32)
         self.norm = build.empty(dim)
         self._ratio = config.ratio
+        self._drafts = build.drafts
         self._rope = build.rope(config.rope, config.rope.rotary_dim)
         self._eps = build.config.norm.eps
         self._op = build.ops.compress_kv
@@ -32,8 +33,9 @@ class Compressor(nn.Module):
 
     @property
     def state_shape(self) -> tuple[int, ...]:
-        """The values and gates of the windows that are not closed yet."""
-        return (self.windows * self._ratio, 2, self.channels)
+        """The values and gates of the windows that are not closed yet, by position. Tokens that are taken back stand in
+        places of their own, so that those before them are still there."""
+        return (self.windows * self._ratio + self._drafts, 2, self.channels)
 
     def forward(
         self, values: torch.Tensor, gates: torch.Tensor, batch: DeviceBatch, cache: LatentCache, state: torch.Tensor

@@ -90,8 +90,9 @@ def ratios(reader: Reader, count: int) -> list[int]:
     return named[:count]
 
 
-def attention_rules(config: SparseAttentionConfig) -> list[Rule]:
-    at, name, index = "layers.{layer}.mixer", "model.layers.{layer}.attn", config.indexer
+def attention_rules(config: SparseAttentionConfig, name: str) -> list[Rule]:
+    """name: of the mixer in the checkpoint."""
+    at, index = "layers.{layer}.mixer", config.indexer
     # A source and how many rows it has.
     down, q_up = {"wq_a": config.q_rank, "wkv": config.head_dim}, {"wq_b": config.num_heads * config.head_dim}
     made = []

@@ -109,6 +109,11 @@ class HyperDecoderLayer(DecoderLayer):
         return self.ffn_hyper.merge(self.ffn(inner, self.ffn_norm, token_ids, residual=None), x, post, comb)
 
 
+def layer_kind(build: BuildContext) -> type[DecoderLayer]:
+    """What layers of a model that is built so stand on: one residual stream or several."""
+    return DecoderLayer if build.config.hyper is None else HyperDecoderLayer
+
+
 class Decoder(Loaded):
     """Built without memory; `materialize` gives it some, then the loader fills it."""
 
@@ -117,7 +122,7 @@ class Decoder(Loaded):
         config = build.config
         self.config = config
         self.embed = Embedding(build)
-        kind = DecoderLayer if config.hyper is None else HyperDecoderLayer
+        kind = layer_kind(build)
         self.layers = nn.ModuleList(kind(layer, build.at(i)) for i, layer in enumerate(config.layers))
         self.hyper_head = None if config.hyper is None else HyperHead(config.hyper, build)
         self.norm = RmsNorm(config.hidden, build)
@@ -183,13 +188,14 @@ class Decoder(Loaded):
         only: Sequence[int] | None = None,
         last_tokens: LastTokens | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, and the residual stream in front of the layers `taps` side by side, [T, taps · hidden]. Their
-        number as a tap stands for the stream behind the last, which is whole without `last_tokens` alone."""
+        """As `forward`, and the residual stream in front of the layers `taps` side by side, [T, taps · hidden], or all
+        of its parallel ones, [T, taps · N · hidden]. The number of layers as a tap stands for the stream behind the
+        last, which is whole without `last_tokens` alone."""
         x = self.embed(batch.token_ids)
         if self.config.hyper is not None:
             x = x[:, None].expand(-1, self.config.hyper.streams, -1)
         # Copies, since a sum may stand in its residual's place.
-        seen = x.new_zeros(len(x), len(taps), self.config.hidden)
+        seen = x.new_zeros(len(x), len(taps), *x.shape[1:])
         ran = range(len(self.layers)) if only is None else only
         for place, i in enumerate(ran):
             _copy_taps(seen, taps, i, x)

@@ -60,12 +60,13 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
         *latent.attention_rules(layer.mixer, f"{name}.self_attn"),
         *common.moe_rules(layer.ffn, f"{name}.mlp"),
     ]
-    parts = (f"{name}.{part}" for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm"))
+    parts = {"embed_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "norm": "shared_head.norm"}
+    named = {ours: f"{name}.{theirs}" for ours, theirs in parts.items()}
     outer = {
         "model.embed_tokens.weight": f"{name}.embed_tokens.weight",
         "lm_head.weight": f"{name}.shared_head.head.weight",
     }
-    return mtp.AheadConfig(layer, f"{name}.", False, mtp.rules(own, *parts), outer)
+    return mtp.AheadConfig(layer, f"{name}.", False, mtp.rules(own, **named), outer)
 
 
 def unused(config: ModelConfig) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models import common, compressed
+from engine.models import common, compressed, mtp
 from engine.models.config import (
     HyperConfig,
     LayerConfig,
@@ -36,11 +36,20 @@ def parse(reader: Reader) -> ModelConfig:
         LayerConfig(mixers[ratio], by_id if kind == "hash_moe" else experts)
         for ratio, kind in zip(compressed.ratios(reader, count), routed, strict=False)
     )
-    reader.skip("num_nextn_predict_layers", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
+    reader.skip("router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
     hyper = HyperConfig(
         reader.size("hc_mult", most=64), reader.size("hc_sinkhorn_iters", most=1000), reader.positive("hc_eps")
     )
-    return replace(common.decoder(reader, "deepseek_v4", layers, stretched), hyper=hyper)
+    return replace(common.decoder(reader, "deepseek_v4", layers, stretched), hyper=hyper, num_ahead=_num_ahead(reader))
+
+
+def _num_ahead(reader: Reader) -> int:
+    """Modules that predict further tokens. DSpark's (arXiv:2607.05147), which draft in another way, are not built."""
+    count = reader.size("num_nextn_predict_layers", 0, least=0)
+    dspark = ("dspark_target_layer_ids", "dspark_markov_rank", "dspark_block_size")
+    other = any(key in reader for key in dspark)
+    reader.skip(*dspark)
+    return 0 if other else count
 
 
 def _experts(reader: Reader) -> MoeConfig:
@@ -63,15 +72,43 @@ def rules(config: ModelConfig) -> list[Rule]:
     made = common.outer_rules(config)
     made += [Rule(f"hyper_head.{part}", (f"model.hc_head.hc_{part}",)) for part in ("fn", "base", "scale")]
     for index, layer in enumerate(config.layers):
-        assert isinstance(layer.mixer, SparseAttentionConfig)
-        assert isinstance(layer.ffn, MoeConfig)
-        templates = _layer_rules() + compressed.attention_rules(layer.mixer) + _ffn_rules(layer.ffn)
-        made += [rule.at(index) for rule in templates]
+        made += [rule.at(index) for rule in _layer_rules(layer, "model.layers.{layer}")]
     return made
 
 
-def _layer_rules() -> list[Rule]:
-    at, name = "layers.{layer}", "model.layers.{layer}"
+def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
+    """A layer with a window alone, whose experts are chosen by corrected scores."""
+    layer = next((layer for layer in config.layers if not _mixer(layer).ratio), None)
+    if not config.num_ahead or layer is None:
+        return None
+    assert isinstance(layer.ffn, MoeConfig)
+    layer = replace(layer, ffn=replace(layer.ffn, hashed=False, correction_bias=True))
+    name = "mtp.0"
+    parts = {"embed_norm": "enorm", "hidden_norm": "hnorm", "norm": "norm"}
+    parts |= {"embed_project": "e_proj", "hidden_project": "h_proj"}
+    named = mtp.rules(_layer_rules(layer, name), **{ours: f"{name}.{theirs}" for ours, theirs in parts.items()})
+    hyper = (Rule(f"hyper_head.{part}", (f"{name}.hc_head_{part}",)) for part in ("fn", "base", "scale"))
+    outer = {"model.embed_tokens.weight": f"{name}.emb.tok_emb.weight", "lm_head.weight": f"{name}.head.weight"}
+    return mtp.AheadConfig(layer, f"{name}.", False, (*named, *hyper), outer)
+
+
+def _mixer(layer: LayerConfig) -> SparseAttentionConfig:
+    assert isinstance(layer.mixer, SparseAttentionConfig)
+    return layer.mixer
+
+
+def _layer_rules(layer: LayerConfig, name: str) -> list[Rule]:
+    """name: of the layer in the checkpoint."""
+    assert isinstance(layer.ffn, MoeConfig)
+    return [
+        *_residual_rules(name),
+        *compressed.attention_rules(_mixer(layer), f"{name}.attn"),
+        *_ffn_rules(layer.ffn, f"{name}.ffn"),
+    ]
+
+
+def _residual_rules(name: str) -> list[Rule]:
+    at = "layers.{layer}"
     pairs = (("mixer", "attn"), ("ffn", "ffn"))
     made = [Rule(f"{at}.{ours}_norm.weight", (f"{name}.{theirs}_norm.weight",)) for ours, theirs in pairs]
     return made + [
@@ -81,8 +118,8 @@ def _layer_rules() -> list[Rule]:
     ]
 
 
-def _ffn_rules(config: MoeConfig) -> list[Rule]:
-    at, name = "layers.{layer}.ffn", "model.layers.{layer}.ffn"
+def _ffn_rules(config: MoeConfig, name: str) -> list[Rule]:
+    at = "layers.{layer}.ffn"
     chosen = ("table", "gate.tid2eid") if config.hashed else ("correction", "gate.bias")
     return [
         Rule(f"{at}.router", (f"{name}.gate.weight",)),
@@ -93,11 +130,12 @@ def _ffn_rules(config: MoeConfig) -> list[Rule]:
 
 def unused(config: ModelConfig) -> tuple[str, ...]:
     """Layers that predict further tokens at once; decoding does without them."""
-    return ("mtp.*", "model.mtp.*")
+    return ("mtp.*",)
 
 
 def rename(name: str) -> str:
     """DeepSeek's own checkpoints name the outer tensors otherwise than those that transformers saves."""
+    name = name.removeprefix("model.") if name.startswith("model.mtp.") else name
     outer = {"embed.weight": "embed_tokens.weight", "norm.weight": "norm.weight"}
     if name == "head.weight":
         return "lm_head.weight"

@@ -12,12 +12,13 @@ from engine.cache.tensors import LayerCache
 from engine.layers.attention import Attention
 from engine.layers.build_context import BuildContext
 from engine.layers.embedding import Embedding
+from engine.layers.hyper import HyperHead
 from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
 from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm
 from engine.models.config import AttentionConfig, MlpConfig
-from engine.models.decoder import Decoder, DecoderLayer
+from engine.models.decoder import Decoder, DecoderLayer, layer_kind
 from engine.models.eagle3 import Eagle3Config
 from engine.models.loaded import Loaded
 from engine.models.mtp import AheadConfig
@@ -168,7 +169,7 @@ class Eagle3Head(DraftHead):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
 
-class MtpHead(DraftHead):
+class AheadHead(DraftHead):
     """See `engine.models.mtp`. What is not its own it takes from the model that it belongs to."""
 
     def __init__(
@@ -176,17 +177,32 @@ class MtpHead(DraftHead):
     ) -> None:
         super().__init__()
         hidden = build.config.hidden
-        self.taps, self.width, self.dtype = (len(target.layers),), hidden, build.dtype
+        self.taps, self.dtype = (len(target.layers),), build.dtype
         self.embed = Embedding(build) if own_embedding else None
         self.embed_norm = RmsNorm(hidden, build)
         self.hidden_norm = RmsNorm(hidden, build)
-        self.project = Linear(2 * hidden, hidden, build)
-        self.layers = nn.ModuleList([DecoderLayer(build.config.layers[0], build.at(0))])
+        self.layers = nn.ModuleList([layer_kind(build)(build.config.layers[0], build.at(0))])
         self.norm = RmsNorm(hidden, build)
         self.head = Linear(hidden, build.vocabulary.count, build) if own_head else None
         self._normed = config.normed
         self._vocabulary = build.vocabulary
         self._target = (target,)  # no part of this module
+
+    def _say(self, x: torch.Tensor) -> torch.Tensor:
+        """The residual stream behind the layer [N, hidden], or that normed → [N, vocab_size]."""
+        head = self._target[0].head if self.head is None else self.head
+        return self._vocabulary.whole(head(x, norm=None if self._normed else self.norm))
+
+
+class MtpHead(AheadHead):
+    """Of a model with one residual stream."""
+
+    def __init__(
+        self, config: AheadConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
+    ) -> None:
+        super().__init__(config, build, target, own_embedding, own_head)
+        self.width = build.config.hidden
+        self.project = Linear(2 * self.width, self.width, build)
 
     def combine(self, seen: torch.Tensor) -> torch.Tensor:
         return self._target[0].norm(seen)
@@ -204,5 +220,45 @@ class MtpHead(DraftHead):
         return self.norm(x) if self._normed else x
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        head = self._target[0].head if self.head is None else self.head
-        return self._vocabulary.whole(head(x, norm=None if self._normed else self.norm))
+        return self._say(x)
+
+
+class HyperMtpHead(AheadHead):
+    """Of a model with several: its layer has as many, each of which begins with one of the model's and the embedding,
+    and a head of its own makes one of them. hidden is all of them side by side."""
+
+    def __init__(
+        self, config: AheadConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
+    ) -> None:
+        super().__init__(config, build, target, own_embedding, own_head)
+        hyper, hidden = build.config.hyper, build.config.hidden
+        assert hyper is not None
+        self.width = hyper.streams * hidden
+        self.embed_project = Linear(hidden, hidden, build)
+        self.hidden_project = Linear(hidden, hidden, build)
+        self.hyper_head = HyperHead(hyper, build)
+        self._streams = (hyper.streams, hidden)
+
+    def combine(self, seen: torch.Tensor) -> torch.Tensor:
+        return seen
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        batch: DeviceBatch,
+        caches: Caches,
+        last_tokens: LastTokens | None = None,
+    ) -> torch.Tensor:
+        streams = hidden.reshape(-1, self._streams[1])
+        x = self.hidden_project(streams, norm=self.hidden_norm).unflatten(0, (-1, self._streams[0]))
+        x = x + self.embed_project(embedded, norm=self.embed_norm)[:, None]
+        return self.layers[0](x, batch, caches[0], last_tokens).flatten(1)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self._say(self.hyper_head(x.unflatten(1, self._streams)))
+
+
+def ahead_head(build: BuildContext) -> type[AheadHead]:
+    """The head for a model that was built so."""
+    return MtpHead if build.config.hyper is None else HyperMtpHead

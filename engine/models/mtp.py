@@ -3,6 +3,8 @@ arXiv:2412.19437, §2.2): as EAGLE-3's heads they draft from hidden states, of t
 
     x_i = project(norm(embedding of token i + 1), norm(h_i)), then one layer, which says token i + 2
     h_i is the model's last hidden state, normed; further tokens come of the layer's own in its place
+
+With hyper-connections (DeepSeek-V4) h_i is all residual streams, each of which is normed and projected by itself.
 """
 
 from __future__ import annotations
@@ -36,8 +38,7 @@ def outer_rule(part: str, source: str) -> Rule:
     return Rule(f"{part}.weight", (source,), splits=BY_TOKEN)
 
 
-def rules(layer: Sequence[Rule], embedding: str, hidden: str, project: str, norm: str) -> tuple[Rule, ...]:
-    """Those of the module's layer, and of its other parts by their names."""
-    named = {"embed_norm": embedding, "hidden_norm": hidden, "project": project, "norm": norm}
-    others = (Rule(f"{ours}.weight", (f"{theirs}.weight",)) for ours, theirs in named.items())
+def rules(layer: Sequence[Rule], **parts: str) -> tuple[Rule, ...]:
+    """Those of the module's layer, and of its other parts: the weight of each by the checkpoint's name for it."""
+    others = (Rule(f"{ours}.weight", (f"{theirs}.weight",)) for ours, theirs in parts.items())
     return (*(rule.at(0) for rule in layer), *others)

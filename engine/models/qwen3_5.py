@@ -102,9 +102,9 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
         *_mixer_rules(layer.mixer, f"{name}."),
         *common.mlp_rules(layer.ffn, f"{name}.mlp"),
     ]
-    parts = (f"mtp.{part}" for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"))
+    norms = {"embed_norm": "mtp.pre_fc_norm_embedding", "hidden_norm": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm"}
     outer = {f"{config.prefix}.embed_tokens.weight": "mtp.embed_tokens.weight", "lm_head.weight": "mtp.lm_head.weight"}
-    return mtp.AheadConfig(layer, "mtp.", True, mtp.rules(own, *parts), outer)
+    return mtp.AheadConfig(layer, "mtp.", True, mtp.rules(own, project="mtp.fc", **norms), outer)
 
 
 def rename(name: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from engine import env
-from engine.cache.spec import CompressedKV, LayerSpec, PoolSpec
+from engine.cache.spec import LayerSpec, PoolSpec
 from engine.cache.tensors import CacheTensors
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
@@ -100,9 +100,19 @@ def build_runner(
     scales = cache_scales.found(checkpoint, model.prefix, fp8)
     switches = (runtime.deterministic, runtime.fused_attention)
     own_scales = scales.of(len(model.layers)) if fp8 else ()
-    build = BuildContext(ops, model, dtype, device, length, *switches, routers, own_scales, communicator=communicator)
+    build = BuildContext(
+        ops,
+        model,
+        dtype,
+        device,
+        length,
+        *switches,
+        routers,
+        own_scales,
+        communicator=communicator,
+        drafts=config.speculation.most,
+    )
     decoder = Decoder(build)
-    check_speculation(config, decoder)
     spare = quant.spare_biases(rules, checkpoint)
     unused = (*unused, *scales.names)
     rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
@@ -273,18 +283,6 @@ def largest_step(scheduler: SchedulerConfig, longest: int, drafted: int = 0) -> 
     drafts = {entry: Draft(drafted, 1, [0] * drafted) for entry in range(entries)}
     starts = [RowStart(row, [0] * (1 if row in drafts else count[row]), 1, all_of_it) for row in range(rows)]
     return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts, drafts=drafts)
-
-
-def check_speculation(config: EngineConfig, decoder: Decoder) -> None:
-    """Raises ConfigError when steps cannot hold drafts."""
-    method = config.speculation.method
-    if method == "none":
-        return
-    if any(isinstance(spec, CompressedKV) for specs in decoder.specs for spec in specs):
-        raise ConfigError(
-            f"speculation.method {method} is not implemented for layers with compressed entries, from which drafts "
-            "that do not stand cannot be taken back yet, and this model has some: set it to none"
-        )
 
 
 def _holds_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:

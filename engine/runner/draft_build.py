@@ -17,7 +17,7 @@ from engine.models import eagle3, registry
 from engine.models.common import with_shared_apart
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.draft_heads import DraftHead, Eagle3Head, MtpHead
+from engine.models.draft_heads import DraftHead, Eagle3Head, ahead_head
 from engine.models.gguf.names import open_folder
 from engine.models.loaded import Loaded
 from engine.models.mtp import outer_rule
@@ -164,7 +164,7 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
         config=shard_config(model, target.shard),
         cache_scales=scales.of(len(target.model.layers) + 1)[-1:] if build.cache_scales else (),
     )
-    head = MtpHead(said, own_build, decoder, "embed" in apart, "head" in apart)
+    head = ahead_head(own_build)(said, own_build, decoder, "embed" in apart, "head" in apart)
     unused = (*scales.names, *said.outer.values())
     asked = (config.weights.activations, quantize)
     fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, *asked)

@@ -21,7 +21,9 @@ def case(
     block_size: int,
     rope: int,
     small: bool = True,
+    more: int = 0,
 ) -> Case:
+    """more: places of the state beyond those of open windows."""
     windows = 2 if overlap else 1
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def case(
             "cos_sin": cos_sin(device, max(batch.contexts), rope),
             "slots": batch.slots,
             "cache": torch.zeros(batch.num_blocks, block_size // ratio, dim, dtype=dtype, device=device),
-            "state": randn(g, device, dtype, len(seqs) + 2, windows * ratio, 2, channels),
+            "state": randn(g, device, dtype, len(seqs) + 2, windows * ratio + more, 2, channels),
             "state_slots": slots.to(device),
             "batch": batch.attention,
             "ratio": ratio,
@@ -56,6 +58,7 @@ def cases() -> list[Case]:
     made = [
         case("windows that overlap", f32, seqs, 24, 4, True, 16, 8),
         case("windows that do not", f32, seqs, 24, 8, False, 16, 8),
+        case("room for three drafts", f32, seqs, 24, 4, True, 16, 8, more=3),
         case("one window a block, bfloat16", bf16, [(1, 16), (40, 50)], 32, 16, False, 16, 16),
         case("64 lines, ratio 4", bf16, [(1, 1024)] * 64, 512, 4, True, 128, 64, small=False),
         case("one chunk of 4096, ratio 4", bf16, [(4096, 4096)], 512, 4, True, 128, 64, small=False),

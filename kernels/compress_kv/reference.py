@@ -31,8 +31,9 @@ def compress_kv(
 
     kv, gate [T, C]; bias [ratio, C]; norm [D]; cos_sin [*, R] float32; slots [T] int64 (block · block_size + offset,
     negative writes nothing); cache [N, block_size / ratio, D], written in place at block and offset // ratio;
-    state [S, C / D · ratio, 2, C]: kv and gate of the token at position p in place p % (C / D · ratio), read for
-    tokens before the sequence's, and written; state_slots [B] int64; query_start [B+1], context_len [B] int32.
+    state [S, P, 2, C] with P ≥ C / D · ratio: kv and gate of the token at position p in place p % P, read for tokens
+    before the sequence's, and written; state_slots [B] int64; query_start [B+1], context_len [B] int32. The next step
+    may begin up to P − C / D · ratio tokens before the end of this one, and then writes the entries behind again.
     Computed in float32, rounded once.
     deterministic: an entry has the same bits however the tokens of its windows came.
     """
