@@ -20,6 +20,7 @@ CONTRACTS = {
     "engine.env",
     "engine.files",
     "engine.gguf_file",
+    "engine.heap",
     "engine.core.plan",
     "engine.cache.spec",
     "engine.cache.writes",

@@ -17,7 +17,7 @@ import uvicorn
 
 from clients.openai.config import ShimConfig
 from clients.openai.protocol import protocol_of
-from engine.serving import heap
+from engine import heap
 
 log = logging.getLogger("nereid.openai")
 

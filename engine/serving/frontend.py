@@ -23,9 +23,8 @@ import msgspec
 
 from engine.serving import batch, choices, decode, protocol
 from engine.serving.link import Link
-from engine.serving.messages import Stats
+from engine.serving.messages import NOBODY, Stats
 from engine.serving.metrics import Metrics
-from engine.serving.quarantine import NOBODY
 from engine.serving.resets import MAX_OPEN, Resets
 from engine.serving.responses import Responses, unexpected
 from engine.serving.settings import FrontendConfig

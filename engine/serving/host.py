@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from engine import env
+from engine import env, heap
 from engine.config import EngineConfig
-from engine.serving import heap, messages
+from engine.serving import messages
 from engine.serving.messages import (
+    NOBODY,
     Abort,
     Alone,
     Bye,
@@ -47,7 +48,7 @@ from engine.serving.messages import (
 )
 from engine.serving.pipe import Pipe
 from engine.serving.process_watch import ProcessWatch
-from engine.serving.quarantine import NOBODY, Quarantine
+from engine.serving.quarantine import Quarantine
 from engine.serving.run_folder import RunFolder
 from engine.types import RequestError, RequestInput, TokenEvent, rejection
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb
 
-from engine import env
-from engine.serving import heap
+from engine import env, heap
 from engine.serving.array_guard import ArrayGuard
 from engine.serving.process_watch import die_with
 from engine.serving.run_folder import RunFolder, RunFolderError, model_key

@@ -8,6 +8,8 @@ import msgspec
 
 from engine.types import RequestInput, TokenEvent
 
+NOBODY = ""  # runs: what there is has not all been sent yet
+
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A frontend is there: the first thing it says. When its connection ends its requests are aborted."""
@@ -98,8 +100,8 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class Alone(msgspec.Struct, frozen=True, tag="alone"):
-    """Which request the engine runs from now on, as `Quarantine.alone`: the death of the engine is that one's matter.
-    After `Ready` it runs none."""
+    """Which request the engine runs from now on, NOBODY while none runs and None while all do: the death of the
+    engine is that one's matter. After `Ready` it runs none."""
 
     request_id: str | None
 

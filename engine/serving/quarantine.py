@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-NOBODY = ""  # runs: what there is has not all been sent yet
+from engine.serving.messages import NOBODY
+
 _GATHER_S = 2.0  # for a frontend to send what it has, which takes milliseconds unless it stands still
 
 Item = TypeVar("Item")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.serving.quarantine import NOBODY, Quarantine
+from engine.serving.messages import NOBODY
+from engine.serving.quarantine import Quarantine
 from tests.serving import stub
 from tests.serving.rig import LONG, Rig
 from tests.serving.scripted_host import POISON

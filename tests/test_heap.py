@@ -6,11 +6,11 @@ import gc
 import subprocess
 import sys
 
-from engine.serving import heap
+from engine import heap
 
 PROGRAM = """
 from pathlib import Path
-from engine.serving import heap
+from engine import heap
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
