@@ -20,7 +20,7 @@ import msgspec
 
 from engine.api import Engine
 from engine.config import EngineConfig
-from engine.serving.host import SWITCH_S
+from engine.serving.host.host import SWITCH_S
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from perf.serving import publish
 from perf.workload import Answer, Request, Spec, parse, requests, summary, warm_requests

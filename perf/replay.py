@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from engine.serving import protocol
+from engine.serving.link import protocol
 
 MODEL = "demo"
 

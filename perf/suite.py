@@ -58,13 +58,13 @@ HTTP, GRPC, METRICS = 21510, 21511, 21512
 
 def nereid_command(model: Path, repository: Path, settings: list[str], frontends: int) -> list[str]:
     """Adds the model to a repository of its own and gives the command that serves it."""
-    add = [sys.executable, "-m", "engine.serving.cli", "add", str(model), "--name", model.name]
+    add = [sys.executable, "-m", "engine.serving.launch.cli", "add", str(model), "--name", model.name]
     add += ["--model-repository", str(repository), "--no-tokenizer", "--no-ensemble", "--frontends", str(frontends)]
     for setting in settings:
         add += ["--set", setting]
     subprocess.run(add, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ports = ["--http-port", str(HTTP), "--grpc-port", str(GRPC), "--metrics-port", str(METRICS)]
-    return [sys.executable, "-m", "engine.serving.cli", "serve", "--model-repository", str(repository), *ports]
+    return [sys.executable, "-m", "engine.serving.launch.cli", "serve", "--model-repository", str(repository), *ports]
 
 
 def vllm_command(model: Path, settings: list[str], environment: str) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from engine.api import Engine
 from engine.core.plan import Pending, StepPlan, StepResult
 from engine.core.prefill_policy import PrefillPolicy
-from engine.serving.host import SWITCH_S
+from engine.serving.host.host import SWITCH_S
 from perf.engine import config_from, measure
 from perf.provenance import provenance
 from perf.workload import parse

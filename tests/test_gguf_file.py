@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.gguf_file import FORMATS, MAX_ITEMS, MAX_KEYS, MAX_TENSORS, GgufError, open_gguf
-from engine.serving.repository import AddError, add
+from engine.serving.launch.repository import AddError, add
 
 
 def write(path: Path, split: int = 0) -> dict[str, np.ndarray]:

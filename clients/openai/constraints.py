@@ -10,7 +10,7 @@ import msgspec
 from clients.openai.calls.forms import FORMS
 from clients.openai.errors import invalid, unsupported
 from clients.openai.reasoning import TAGS
-from engine.serving import constraint_fields
+from engine.serving.frontend import constraint_fields
 from engine.types import Constraint, RequestError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from clients.openai.trace import Trace
-from engine.serving import otlp
+from engine.serving.frontend import otlp
 
 _MAX_STATE = 512  # characters of a caller's tracestate, as W3C has it
 

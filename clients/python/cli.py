@@ -1,4 +1,4 @@
-"""The `nereid` command: what serves (engine.serving.cli) and what talks to a server."""
+"""The `nereid` command: what serves (engine.serving.launch.cli) and what talks to a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clients.python.chat import Chat
 from clients.python.sync import Client
 from clients.python.wire import ServerError
 from engine import env
-from engine.serving.cli import app
+from engine.serving.launch.cli import app
 from engine.types import SamplingParams
 
 app.command("openai")(openai_cli.main)

@@ -40,7 +40,14 @@ class LocalServer:
 
     def __enter__(self) -> LocalServer:
         http, grpc, metrics = map(str, self._ports)
-        command = [sys.executable, "-m", "engine.serving.cli", "serve", "--model-repository", str(self._repository)]
+        command = [
+            sys.executable,
+            "-m",
+            "engine.serving.launch.cli",
+            "serve",
+            "--model-repository",
+            str(self._repository),
+        ]
         command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, *self._flags]
         with self._log_file.open("w") as log:
             self._process = subprocess.Popen(

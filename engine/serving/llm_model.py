@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as pb
 
 from engine import env, heap
-from engine.serving.array_guard import ArrayGuard
-from engine.serving.process_watch import die_with
-from engine.serving.run_folder import RunFolder, RunFolderError, model_key
-from engine.serving.settings import SettingsError, parse
-from engine.serving.supervisor import Supervisor
+from engine.serving.frontend.array_guard import ArrayGuard
+from engine.serving.frontend.settings import SettingsError, parse
+from engine.serving.frontend.supervisor import Supervisor
+from engine.serving.link.process_watch import die_with
+from engine.serving.link.run_folder import RunFolder, RunFolderError, model_key
 from engine.types import RequestError
 
 if TYPE_CHECKING:
-    from engine.serving.metrics import Metrics
-    from engine.serving.spans import EngineSpans
+    from engine.serving.frontend.metrics import Metrics
+    from engine.serving.frontend.spans import EngineSpans
 
 _LOOK_S, _MAX_LOOKS = 1.0, 20
 
@@ -69,11 +69,11 @@ class TritonPythonModel:
         if settings.frontend.engine is None:
             self._supervisor.start()  # the engine's own frontends see to it
         # The engine's process imports torch while this one imports its own modules and reads the tokenizer.
-        from engine.serving.description import description
-        from engine.serving.frontend import Frontend
-        from engine.serving.link import Link
-        from engine.serving.metrics import Metrics
-        from engine.serving.responses import Responses
+        from engine.serving.frontend.description import description
+        from engine.serving.frontend.frontend import Frontend
+        from engine.serving.frontend.metrics import Metrics
+        from engine.serving.frontend.responses import Responses
+        from engine.serving.link.link import Link
         from engine.text import Tokenizer
 
         try:
@@ -168,7 +168,7 @@ def _spans(model: str) -> EngineSpans | None:
     if endpoint is None:
         return None
     try:
-        from engine.serving.spans import EngineSpans
+        from engine.serving.frontend.spans import EngineSpans
     except ImportError as error:
         raise ValueError(f"{env.OTLP_ENDPOINT}: {error.name} is missing: pip install 'nereid[tracing]'") from None
     return EngineSpans(endpoint, model)

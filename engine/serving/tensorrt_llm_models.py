@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.serving import tensorrt_llm
-from engine.serving.text_model import TextModel
+from engine.serving.frontend import tensorrt_llm
+from engine.serving.frontend.text_model import TextModel
 from engine.text.checkpoint_files import read_json_object, token_string
 
 

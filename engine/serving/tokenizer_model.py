@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.serving import decode, protocol
-from engine.serving.renderer import Renderer
-from engine.serving.text_model import TextModel
+from engine.serving.frontend import decode
+from engine.serving.frontend.renderer import Renderer
+from engine.serving.frontend.text_model import TextModel
+from engine.serving.link import protocol
 from engine.types import RequestError
 
 

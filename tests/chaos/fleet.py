@@ -23,7 +23,7 @@ from types import TracebackType
 from clients.python.local_server import free_ports
 from engine import env
 from engine.demo import make as demo
-from engine.serving import repository
+from engine.serving.launch import repository
 
 EXIT_TIMEOUT_S = 5
 MODELS = ("demo", "demo_tokenizer", "demo_ensemble")
@@ -123,7 +123,7 @@ class Replica(Marked):
     def start(self) -> None:
         ports = ["--http-port", self.http_port, "--grpc-port", self.grpc_port, "--metrics-port", self.metrics_port]
         chosen = [word for model in MODELS for word in ("--model", model)]
-        words = ["engine.serving.cli", "serve", "--model-repository", self._models, *ports, *chosen]
+        words = ["engine.serving.launch.cli", "serve", "--model-repository", self._models, *ports, *chosen]
         self.spawn(*map(str, words), "--exit-timeout-secs", str(EXIT_TIMEOUT_S))
 
     def wait_ready(self) -> None:
@@ -292,9 +292,9 @@ def _role(words: list[str]) -> str:
         return "tokenizer" if model.endswith("_tokenizer") else "frontend" if model == "demo" else "other"
     if "engine.serving.host" in words:
         return "engine" if words[-1] == "demo" else "other"
-    if "engine.serving.renderer" in words:
+    if "engine.serving.frontend.renderer" in words:
         return "renderer"
-    return "serve" if "engine.serving.cli" in words else "other"
+    return "serve" if "engine.serving.launch.cli" in words else "other"
 
 
 def _checkpoint(folder: Path) -> None:

@@ -30,7 +30,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from engine.demo.make import config_json
 from engine.models import registry
 from engine.models.reader import ConfigError
-from engine.serving import protocol
+from engine.serving.link import protocol
 from engine.text import ChatTemplate
 from engine.types import RequestError
 from engine.weights.checkpoint import Checkpoint, WeightsError

@@ -14,7 +14,7 @@ import pytest
 
 from clients.python.local_server import LocalServer, free_ports
 from engine.demo import make as demo
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.clients import scripted_checkpoint
 
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from clients.python.local_server import LocalServer, free_ports
-from engine.serving import metric_families
+from engine.serving.frontend import metric_families
 from tests.clients.conftest import Shim, server, shim, triton  # noqa: F401  (fixtures)
 from tests.docker.test_files import DOCKER, expressions
-from tests.serving.test_metrics import VLLM_NAMES
+from tests.serving.frontend.test_metrics import VLLM_NAMES
 
 pytestmark = pytest.mark.xdist_group("deploy")
 

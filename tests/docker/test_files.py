@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from clients.openai.metrics import ShimMetrics
 from clients.python.cli import app
-from engine.serving import metric_families
+from engine.serving.frontend import metric_families
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 IMAGES = sorted(DOCKER.glob("*.Dockerfile"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.demo.make import make
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.e2e.harness import Server
 
 # 96 blocks of 16 hold 1,536 tokens, less than the context of 8,192: a prompt can be too long for either.

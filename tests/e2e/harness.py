@@ -18,8 +18,9 @@ import numpy as np
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 
 from engine import env
-from engine.serving import launcher, protocol, serve_loop
-from engine.serving.process_watch import start_time
+from engine.serving.launch import launcher, serve_loop
+from engine.serving.link import protocol
+from engine.serving.link.process_watch import start_time
 
 _NUMPY = {"BOOL": np.bool_, "INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "STRING": np.object_}
 _DTYPES = {t.name: t.dtype for t in (*protocol.LLM_INPUTS, *protocol.TOKENIZER_INPUTS, *protocol.ENSEMBLE_INPUTS)}

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig
-from engine.serving.cli import app
+from engine.serving.launch.cli import app
 from engine.types import RequestInput, SamplingParams
 from tests.e2e.harness import Call, Server, tokens_of, wait_until
 

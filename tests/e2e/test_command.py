@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from engine.serving import serve_loop
+from engine.serving.launch import serve_loop
 from tests.e2e.harness import Call, Server, free_ports, tokens_of, wait_until
 from tests.serving.stand_in_hub import StandInHub
 
-NEREID = [sys.executable, "-m", "engine.serving.cli"]
+NEREID = [sys.executable, "-m", "engine.serving.launch.cli"]
 PROMPT = "A server takes a question and"
 
 

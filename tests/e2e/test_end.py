@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import InferenceServerClient
 
-from engine.serving import guard, serve_loop
-from engine.serving.process_watch import start_time
+from engine.serving.launch import guard, serve_loop
+from engine.serving.link.process_watch import start_time
 from tests.e2e.harness import Call, free_ports, listens, tokens_of, wait_until
 
 EXIT_TIMEOUT_S = 4
@@ -27,7 +27,7 @@ def start(models: Path, log: Path, ports: list[int]) -> subprocess.Popen[bytes]:
     words += ["--exit-timeout-secs", EXIT_TIMEOUT_S, "--model-repository", models, "--model", "demo"]
     with log.open("w") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "engine.serving.cli", "serve", "--local", *map(str, words)],
+            [sys.executable, "-m", "engine.serving.launch.cli", "serve", "--local", *map(str, words)],
             stdout=file,
             stderr=subprocess.STDOUT,
         )

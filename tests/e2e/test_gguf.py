@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from engine.serving.cli import app
+from engine.serving.launch.cli import app
 from tests import gguf_files
 from tests.e2e.harness import Call, Server, text_of, tokens_of
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from engine.serving import protocol
+from engine.serving.link import protocol
 from tests.e2e.harness import Call, Server, tokens_of
 
 GOOD = {"text_input": "A server takes a question and", "stream": True, "max_tokens": 12, "temperature": 0.0}

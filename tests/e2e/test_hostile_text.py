@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.e2e.harness import Server, wait_until
 
 TEMPLATE = """
@@ -66,7 +66,7 @@ def renderers(folder_name: str) -> list[int]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"engine.serving.renderer" in words and f"/{folder_name}".encode() in words[-2]:
+        if b"engine.serving.frontend.renderer" in words and f"/{folder_name}".encode() in words[-2]:
             found.append(int(folder.name))
     return found
 

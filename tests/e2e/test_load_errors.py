@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.e2e.harness import Call, Server, text_of
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"

@@ -7,9 +7,9 @@ import re
 import time
 from pathlib import Path
 
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.e2e.harness import Call, Server, wait_until
-from tests.serving.test_metrics import VLLM_NAMES
+from tests.serving.frontend.test_metrics import VLLM_NAMES
 
 PROMPT = "A server takes a question and gives an answer, and the answer is not always short."
 FIELDS = json.dumps({"max_tokens": 12, "temperature": 0.0, "ignore_eos": True})

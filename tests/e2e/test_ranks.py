@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.serving import repository
-from engine.serving.process_watch import parent, start_time
+from engine.serving.launch import repository
+from engine.serving.link.process_watch import parent, start_time
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import Call, Server, tokens_of, wait_until
 from tests.e2e.test_recovery import long_request

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from engine.serving import repository
-from engine.serving.process_watch import start_time
-from engine.serving.replacement import Replacement, Repository
+from engine.serving.launch import repository
+from engine.serving.launch.replacement import Replacement, Repository
+from engine.serving.link.process_watch import start_time
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import Call, Server, text_of, tokens_of, wait_until
 

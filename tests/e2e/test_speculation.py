@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import Call, Server, text_of, wait_until
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient
 
-from engine.serving import protocol
+from engine.serving.link import protocol
 from tests.e2e.harness import Call, Server, infer_input, text_of, tokens_of
 
 PROMPT = "A server takes a question and"

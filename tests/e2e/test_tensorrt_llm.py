@@ -13,7 +13,8 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import np_to_triton_dtype
 
-from engine.serving import protocol, repository
+from engine.serving.launch import repository
+from engine.serving.link import protocol
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.harness import WAIT_S, Call, Server, text_of, tokens_of, wait_until
 

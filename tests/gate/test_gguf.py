@@ -21,7 +21,7 @@ from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.quant.formats.gguf import LatentUp
 from engine.runner.build import build_runner
-from engine.serving import gguf_folder
+from engine.serving.launch import gguf_folder
 from engine.weights import gguf as weights
 from kernels.weight import GgufBlocks
 from kernels.weight import gguf as blocks

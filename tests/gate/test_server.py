@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from engine.serving import repository
+from engine.serving.launch import repository
 from engine.types import TokenLogprobs
 from tests.e2e.harness import Call, Server
 from tests.gate.conftest import Record, as_param

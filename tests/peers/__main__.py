@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from clients.python.local_server import LocalServer
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.peers.runs import ADD_SUB_CONFIG, ADD_SUB_MODEL, CLIENT_RUNS, SAMPLE_RUNS, TEST_FILES, THEIRS
 
 VLLM_BACKEND = "https://github.com/triton-inference-server/vllm_backend"

@@ -25,7 +25,7 @@ from engine.runner.build import build_runner, largest_step
 from engine.runner.graphs import Capture, Outcome, StepGraphs
 from engine.runner.inputs import StepShape
 from engine.sampling.sampler import Drawn
-from engine.serving.settings import SettingsError, parse
+from engine.serving.frontend.settings import SettingsError, parse
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from tests.gate import families
 from tests.gate.shapes import Shape

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.demo.make import make
-from engine.serving.run_folder import RunFolder
-from engine.serving.settings import FrontendConfig
+from engine.serving.frontend.settings import FrontendConfig
+from engine.serving.link.run_folder import RunFolder
 from engine.text import Tokenizer
 from tests.serving.rig import Rig
 

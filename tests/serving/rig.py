@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.serving.frontend import Frontend
-from engine.serving.link import Link
-from engine.serving.metrics import Metrics
-from engine.serving.responses import Responses
-from engine.serving.run_folder import RunFolder
-from engine.serving.settings import FrontendConfig
-from engine.serving.supervisor import Supervisor
+from engine.serving.frontend.frontend import Frontend
+from engine.serving.frontend.metrics import Metrics
+from engine.serving.frontend.responses import Responses
+from engine.serving.frontend.settings import FrontendConfig
+from engine.serving.frontend.supervisor import Supervisor
+from engine.serving.link.link import Link
+from engine.serving.link.run_folder import RunFolder
 from engine.text import Tokenizer
 from tests.serving import stub
 from tests.serving.stub import Request

@@ -13,7 +13,7 @@ import time
 from engine.api import Engine
 from engine.config import EngineConfig
 from engine.core.plan import Pending, StepPlan
-from engine.serving import host
+from engine.serving.host import host
 from tests.core.scripted_runner import ScriptedRunner, pool
 
 STEP_S = 0.005

@@ -33,7 +33,7 @@ from engine import env
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
 from engine.runner.build import build_runner
-from engine.serving import gguf_folder
+from engine.serving.launch import gguf_folder
 from engine.types import RequestInput, SamplingParams
 
 LIMIT = 1e-3

@@ -20,7 +20,11 @@ pytestmark = pytest.mark.xdist_group("openai")
 COMPLETION = {"model": "demo", "prompt": "def read(path):", "max_tokens": 4}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 # who is stopped: words of its command line
-ENGINE, RENDERER, SERVER = ("engine.serving.host", "demo"), ("engine.serving.renderer", "/demo"), ("bin/tritonserver",)
+ENGINE, RENDERER, SERVER = (
+    ("engine.serving.host", "demo"),
+    ("engine.serving.frontend.renderer", "/demo"),
+    ("bin/tritonserver",),
+)
 
 
 @contextlib.contextmanager

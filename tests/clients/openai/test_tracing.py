@@ -14,8 +14,8 @@ import pytest
 
 from clients.python.local_server import LocalServer
 from engine.demo import make as demo
-from engine.serving import repository
-from engine.serving.spans import EngineSpans
+from engine.serving.frontend.spans import EngineSpans
+from engine.serving.launch import repository
 from tests.clients.conftest import Shim, until
 
 pytestmark = pytest.mark.xdist_group("openai")

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from clients.python.local_server import LocalServer
-from engine.serving import repository
+from engine.serving.launch import repository
 from tests.clients import scripted_checkpoint
 from tests.clients.conftest import Shim
 

@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from clients.openai.wire import Generation, Piece, PieceReader, Prompt, from_status, llm_request
-from engine.serving import protocol
+from engine.serving.link import protocol
 
 
 def string(text: str) -> bytes:
@@ -112,7 +112,7 @@ def test_a_model_that_has_gone_since_the_last_look_is_unavailable() -> None:
 
 
 def test_an_inner_failure_of_the_server_is_told_by_an_id_that_the_log_has(caplog: pytest.LogCaptureFixture) -> None:
-    error = from_status("INTERNAL", 'Traceback: File "/srv/engine/serving/frontend.py", line 7')
+    error = from_status("INTERNAL", 'Traceback: File "/srv/engine/serving/frontend/frontend.py", line 7')
     assert "/srv" not in error.message
     assert error.message.endswith(f"{caplog.records[-1].args[0]}.")
     assert "/srv/engine" in caplog.text

@@ -1,0 +1,242 @@
+"""The `nereid` command: serve a model repository, add a checkpoint to it, say what is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from engine import env
+from engine.serving.frontend import renderer
+from engine.serving.launch import doctor as checks
+from engine.serving.launch import gguf_folder, gpus, hub, launcher, repository, serve_loop
+from engine.types import RequestError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
+console = Console(stderr=True)
+
+REPOSITORY = Path("model_repository")
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(help="A folder in Hugging Face layout, or ORG/NAME, which is fetched from the Hugging Face Hub."),
+]
+Name = Annotated[str | None, typer.Option(help="Name of the model; the last part of CHECKPOINT without it.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of ORG/NAME; its main branch without it.")]
+Frontends = Annotated[
+    int | None, typer.Option(min=1, help="Frontend processes over the one engine; 4 with a GPU, else 2.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="A setting as KEY=VALUE, such as cache.num_blocks=4096.")
+]
+ServedNames = Annotated[
+    list[str] | None,
+    typer.Option("--served-name", help="Another name of the model in the OpenAI API; may be repeated."),
+]
+Template = Annotated[Path | None, typer.Option("--chat-template", help="A Jinja file in place of its own template.")]
+RepositoryOption = Annotated[Path, typer.Option("--model-repository", help="Folder of the models.")]
+
+
+@app.command()
+def serve(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            help="A checkpoint to serve alone: a folder, a GGUF file, or ORG/NAME of the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ] = None,
+    model_repository: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the models, when there is no CHECKPOINT; ./model_repository without it."),
+    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Serve this model only; may be repeated.")] = None,
+    name: Name = None,
+    revision: Revision = None,
+    frontends: Frontends = None,
+    served_name: ServedNames = None,
+    chat_template: Template = None,
+    set_: Settings = None,
+    http_port: int = 8000,
+    grpc_port: int = 8001,
+    metrics_port: int = 8002,
+    local: Annotated[bool, typer.Option("--local", help="Listen on 127.0.0.1 alone.")] = False,
+    exit_timeout_secs: Annotated[int, typer.Option(help="How long SIGTERM waits for streams to end.")] = 30,
+    log_verbose: Annotated[int, typer.Option(help="Triton's verbosity.")] = 0,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="An OpenTelemetry collector (http://HOST:4318) that spans of requests go to.")
+    ] = None,
+) -> None:
+    """Start Triton Inference Server on the model repository, or for CHECKPOINT alone, until Ctrl-C or SIGTERM."""
+    own: Path | None = None
+    if checkpoint is not None:
+        if model_repository is not None or model:
+            raise _failure(
+                "CHECKPOINT is served alone, without --model-repository and --model: `nereid add` writes it into a "
+                "model repository"
+            )
+        own = _own_repository(checkpoint, name, revision, frontends, _settings(set_ or [], served_name, chat_template))
+    elif name or revision or frontends or set_ or served_name or chat_template:
+        raise _failure(
+            "--name, --revision, --frontends, --served-name, --chat-template and --set are for a CHECKPOINT: name one, "
+            "or leave them out"
+        )
+    options = launcher.Options(
+        repository=own or (model_repository or REPOSITORY).absolute(),
+        models=tuple(model or ()),
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        local=local,
+        exit_timeout_s=exit_timeout_secs,
+        log_verbose=log_verbose,
+        otlp_endpoint=otlp_endpoint,
+    )
+    try:
+        status = serve_loop.serve(options, console)
+    except launcher.LaunchError as error:
+        raise _failure(str(error)) from None
+    finally:
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+    raise typer.Exit(status)
+
+
+@app.command()
+def add(
+    checkpoint: Checkpoint,
+    name: Name = None,
+    revision: Revision = None,
+    model_repository: RepositoryOption = REPOSITORY,
+    tokenizer: Annotated[bool, typer.Option(help="Also write NAME_tokenizer.")] = True,
+    ensemble: Annotated[bool, typer.Option(help="Also write NAME_ensemble; needs the tokenizer.")] = True,
+    frontends: Frontends = None,
+    decoupled: Annotated[
+        bool, typer.Option(help="Without it the model streams nothing, and unary calls reach it: gRPC's and /infer.")
+    ] = True,
+    tensorrt_llm_names: Annotated[
+        bool,
+        typer.Option(
+            "--tensorrt-llm-names",
+            help="Also write preprocessing, tensorrt_llm, postprocessing, tensorrt_llm_bls and ensemble over NAME.",
+        ),
+    ] = False,
+    served_name: ServedNames = None,
+    chat_template: Template = None,
+    set_: Settings = None,
+) -> None:
+    """Write a model-repository entry for CHECKPOINT: config.pbtxt, model.py, and a tokenizer and an ensemble for it."""
+    settings = _settings(set_ or [], served_name, chat_template)
+    folder = _folder(checkpoint, revision)
+    try:
+        written = repository.add(
+            folder,
+            name or _last_part(checkpoint),
+            model_repository,
+            settings=settings,
+            tokenizer=tokenizer or ensemble or tensorrt_llm_names,
+            ensemble=ensemble,
+            frontends=frontends or launcher.default_frontends(),
+            tensorrt_llm_names=tensorrt_llm_names,
+            decoupled=decoupled,
+        )
+        held = repository.held(folder, written[0])
+        if chat_template is None and not renderer.has_template(held):
+            console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")
+    except (repository.AddError, RequestError) as error:
+        raise _failure(str(error)) from None
+    for entry in written:
+        console.print(f"wrote {entry}")
+    note = gpus.advice(held, settings, gpus.present())
+    if note is not None:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    console.print(f"serve it with: nereid serve --model-repository {model_repository}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has and lacks for serving, and how to get it."""
+    table = Table("", "what", "found", "what to do")
+    findings = checks.examine()
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.ok else "[red]missing[/]" if finding.needed else "[yellow]without[/]"
+        table.add_row(mark, finding.what, finding.found, "" if finding.ok else finding.remedy)
+    Console(width=max(100, shutil.get_terminal_size().columns)).print(table)
+    raise typer.Exit(0 if all(finding.ok or not finding.needed for finding in findings) else 1)
+
+
+def main() -> None:
+    app()
+
+
+def _folder(checkpoint: str, revision: str | None) -> Path:
+    """The folder that CHECKPOINT names, fetched where it is a name of the hub."""
+    if not hub.is_name(checkpoint):
+        if revision is not None:
+            raise _failure(f"--revision is for ORG/NAME of the Hugging Face Hub; {checkpoint} is a path: leave it out")
+        return Path(checkpoint)
+    try:
+        return hub.fetch(checkpoint, revision)
+    except hub.HubError as error:
+        raise _failure(str(error)) from None
+
+
+def _last_part(checkpoint: str) -> str:
+    path = Path(checkpoint).absolute()
+    return gguf_folder.model_name(path) if gguf_folder.is_gguf(path) else path.name
+
+
+def _own_repository(
+    checkpoint: str, name: str | None, revision: str | None, frontends: int | None, settings: dict[str, str]
+) -> Path:
+    """A new model repository in a temporary folder, for one checkpoint; the caller removes it."""
+    source = _folder(checkpoint, revision)
+    own: Path | None = None
+    try:
+        own = Path(tempfile.mkdtemp(prefix="nereid-models-", dir=env.temporary_folder()))
+        repository.add(
+            source,
+            name or _last_part(checkpoint),
+            own,
+            settings=settings,
+            tokenizer=True,
+            ensemble=True,
+            frontends=frontends or launcher.default_frontends(),
+        )
+    except (repository.AddError, RequestError, OSError) as error:
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+        raise _failure(str(error)) from None
+    return own
+
+
+def _settings(
+    pairs: list[str], served_names: list[str] | None = None, chat_template: Path | None = None
+) -> dict[str, str]:
+    settings = {}
+    if served_names:
+        settings["served_names"] = json.dumps(served_names, ensure_ascii=False)
+    if chat_template is not None:
+        settings["chat_template"] = str(chat_template.absolute())
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise _failure(f"--set {pair}: write KEY=VALUE")
+        settings[key] = value
+    return settings
+
+
+def _failure(sentence: str) -> typer.Exit:
+    console.print(f"[red]error:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+    return typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

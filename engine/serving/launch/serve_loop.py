@@ -1,0 +1,211 @@
+"""Run the server in the foreground: progress bars while models load, then its log, a clean end on a signal."""
+
+from __future__ import annotations
+
+import functools
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from engine import env
+from engine.serving.launch import catalog, guard, launcher
+from engine.serving.launch.replacement import Replacement, Repository
+from engine.serving.link import messages
+
+_LOOK_S = 0.25
+_REPORT_BYTES = 1 << 16
+_LINES_KEPT = 200
+_LOAD_FAILURE = re.compile(r"failed to load '(?P<name>[^']+)' version \d+: (?:\w+ ?\w*: )?(?P<reason>.*?)\"?$")
+
+# What tritonserver says, some of it as an error, on a machine without a GPU, where all is well.
+_NO_GPU_NOISE = (
+    "CudaDriverHelper has not been initialized",
+    "Unable to allocate pinned system memory",
+    "failed to allocate pinned system memory",
+    "unable to create stream for ensemble",
+    "CUDA memory pool disabled",
+    "Failed to initialize NVML",
+)
+
+
+def serve(options: launcher.Options, console: Console) -> int:
+    """Start the server, show how its models load, pass signals on, return its exit status.
+
+    Raises LaunchError when there is no server to start.
+    """
+    temporary = env.temporary_folder()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="nereid-serve-", dir=temporary))
+    except OSError as error:
+        raise launcher.LaunchError(f"no folder can be made in {temporary} ({error.strerror}): set TMPDIR") from None
+    address = f"{folder}/progress"
+    bars = _Bars(address, console)
+    try:
+        process = launcher.start(
+            options, progress=address, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        guardian = guard.start(process.pid, options.exit_timeout_s)
+        replacement = Replacement(
+            process.pid, Repository(options.http_port), functools.partial(console.print, markup=False, highlight=False)
+        )
+        _pass_signals(process, guardian, replacement)
+        log = _Log(process, console)
+        if not options.models:
+            _name_waiting(options.repository, console)
+        replacement.start()  # an instance that dies in the first load would have the server wait for ever
+        bars.show(process, options.http_port)
+        if process.poll() is None:
+            _greet(options, console)
+        status = process.wait()
+        replacement.close()
+        guardian.wait()
+        log.join()
+        if status != 0:
+            log.explain(console)
+        return status
+    finally:
+        bars.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name_waiting(repository: Path, console: Console) -> None:
+    waiting = [entry.name for entry in catalog.entries(repository) if entry.awaits is not None]
+    if waiting:
+        console.print(f"without a checkpoint, so not served: {', '.join(waiting)} (see {repository}/README.md)")
+
+
+def is_ready(http_port: int) -> bool:
+    """Whether the server and all of its models answer ready."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/v2/health/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+class _Bars:
+    """Progress bars fed by the engine processes."""
+
+    def __init__(self, address: str, console: Console) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._console = console
+
+    def show(self, process: subprocess.Popen[str], http_port: int) -> None:
+        """Show bars until the server answers ready or ends."""
+        columns = (
+            TextColumn("{task.fields[model]}"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
+        )
+        looked = 0.0
+        with Progress(*columns, console=self._console, disable=not self._console.is_terminal) as progress:
+            tasks: dict[str, tuple[str, TaskID]] = {}
+            while process.poll() is None:
+                if select.select([self._socket], [], [], _LOOK_S)[0]:
+                    self._update(progress, tasks, messages.decode_progress(self._socket.recv(_REPORT_BYTES)))
+                if time.monotonic() - looked > _LOOK_S:
+                    looked = time.monotonic()
+                    if is_ready(http_port):
+                        return
+
+    def close(self) -> None:
+        self._socket.close()
+
+    @staticmethod
+    def _update(progress: Progress, tasks: dict[str, tuple[str, TaskID]], report: messages.Progress) -> None:
+        """Move the bar of a model's current stage; a new stage ends the one before."""
+        stage, task = tasks.get(report.model, ("", TaskID(-1)))
+        if stage != report.stage:
+            if stage:
+                progress.update(task, total=1, completed=1, amount="done")
+            if report.stage == messages.LOADED:
+                tasks.pop(report.model, None)
+                return
+            if not progress.console.is_terminal:  # a log file: a line a stage instead of a bar
+                progress.console.print(f"{report.model}: {report.stage}")
+            task = progress.add_task(report.stage, total=None, model=report.model, amount="")
+            tasks[report.model] = (report.stage, task)
+        progress.update(task, completed=report.done, total=report.total or None, amount=amount(report))
+
+
+def amount(report: messages.Progress) -> str:
+    """How far a stage is, for people."""
+    if not report.total:
+        return ""
+    if report.unit == "bytes":
+        return f"{report.done / 2**20:,.0f} of {report.total / 2**20:,.0f} MiB"
+    return f"{report.done} of {report.total} {report.unit}".rstrip()
+
+
+class _Log:
+    """Copies the server's output to the console, and keeps the last of it for an explanation."""
+
+    def __init__(self, process: subprocess.Popen[str], console: Console) -> None:
+        assert process.stdout is not None
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._thread = threading.Thread(target=self._copy, args=(process.stdout, console), daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(timeout=5)
+
+    def explain(self, console: Console) -> None:
+        """Repeat why models did not load, as sentences."""
+        for sentence in load_failures(self._lines):
+            console.print(f"[red]error:[/] {sentence}", highlight=False)
+
+    def _copy(self, stream: IO[str], console: Console) -> None:
+        for line in stream:
+            self._lines.append(line.rstrip("\n"))
+            if not launcher.has_gpu() and any(mark in line for mark in _NO_GPU_NOISE):
+                continue
+            console.print(line.rstrip("\n"), markup=False, highlight=False, soft_wrap=True)
+
+
+def load_failures(lines: Iterable[str]) -> list[str]:
+    """The reasons in Triton's log lines `failed to load 'NAME' version 1: Internal: TritonModelException: ...`."""
+    found = []
+    for line in lines:
+        match = _LOAD_FAILURE.search(line)
+        if match:
+            reason = match["reason"].rpartition("TritonModelException: ")[2].partition("\\n\\nAt:")[0]
+            found.append(f"model {match['name']}: {reason.strip()}")
+    return list(dict.fromkeys(found))
+
+
+def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[bytes], replacement: Replacement) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
+        replacement.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            guard.tell(guardian)
+
+    signal.signal(signal.SIGINT, forward)
+    signal.signal(signal.SIGTERM, forward)
+
+
+def _greet(options: launcher.Options, console: Console) -> None:
+    host = "localhost"
+    console.print(
+        f"ready: HTTP http://{host}:{options.http_port}  gRPC {host}:{options.grpc_port}  "
+        f"metrics http://{host}:{options.metrics_port}/metrics  (Ctrl-C stops)"
+    )

@@ -1,0 +1,34 @@
+"""What a model says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.serving.frontend.description import description, sampling
+from engine.serving.frontend.settings import SettingsError, parse
+
+
+def test_its_own_sampling_is_what_a_request_could_send(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    assert sampling(tmp_path) == {}
+    values = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 512, "do_sample": True}
+    file.write_text(json.dumps({**values, "min_p": 7, "repetition_penalty": "1.1", "eos_token_id": 3}))
+    assert sampling(tmp_path) == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 512}
+    file.write_text("no JSON")
+    assert sampling(tmp_path) == {}
+
+
+def test_names_and_a_template_of_its_entry(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "own.jinja").write_text("[TOOL_CALLS]")
+    parameters = {"model": "checkpoint", "chat_template": "own.jinja", "served_names": '["a/b", "c"]'}
+    said = description(parse(parameters, tmp_path))
+    assert said["template"]["calls"] == ("[TOOL_CALLS]",)
+    assert said["served_names"] == ["a/b", "c"]
+    with pytest.raises(SettingsError, match="there is no chat template"):
+        parse({**parameters, "chat_template": "none.jinja"}, tmp_path)
+    with pytest.raises(SettingsError, match="served_names"):
+        parse({**parameters, "served_names": json.dumps(["x"] * 17)}, tmp_path)

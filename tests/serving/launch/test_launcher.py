@@ -1,0 +1,133 @@
+"""How a server is found and started, without starting one."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from engine.serving.launch import launcher, serve_loop
+from engine.serving.link.messages import Progress
+
+
+def test_command_line_and_environment_of_the_embedded_server(tmp_path: Path) -> None:
+    server = launcher.embedded_server(tmp_path)
+    options = launcher.Options(repository=tmp_path, models=("a", "b"), http_port=1, grpc_port=2, metrics_port=3)
+    words = launcher.command(server, options)
+    assert words[0] == str(server.binary)
+    assert {"--http-port=1", "--grpc-port=2", "--metrics-port=3", "--load-model=a", "--load-model=b"} <= set(words)
+    assert "--backend-config=python,thread-pool-size=4" in words
+    stub = server.backends / "python" / "triton_python_backend_stub"
+    assert stub.stat().st_mode & 0o111
+    variables = launcher.environment(server)
+    assert variables["LD_LIBRARY_PATH"].startswith(str(server.library_path[0]))
+    assert str(Path(launcher.__file__).parents[3]) in variables["PYTHONPATH"].split(":")
+
+
+def test_backend_folder_is_assembled_once(tmp_path: Path) -> None:
+    first = launcher.embedded_server(tmp_path)
+    marker = first.backends / "python" / "marker"
+    marker.touch()
+    assert launcher.embedded_server(tmp_path) == first
+    assert marker.exists()
+
+
+def test_containers_own_server_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "bin" / "tritonserver"
+    binary.parent.mkdir()
+    binary.touch(mode=0o755)
+    (tmp_path / "backends" / "python").mkdir(parents=True)
+    monkeypatch.setattr(launcher, "CONTAINER_SERVER", tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: str(binary))
+    server = launcher.find_server()
+    assert (server.binary, server.embedded, server.library_path) == (binary, False, ())
+
+
+def test_without_any_server_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(launcher.LaunchError, match=r"nereid\[server\]"):
+        launcher.embedded_server(tmp_path)
+
+
+def test_cache_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(launcher.LaunchError, match="Set NEREID_CACHE_DIR to a folder that can be written"):
+        launcher.embedded_server(tmp_path / "file")
+
+
+def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.1.0")
+    with pytest.raises(launcher.LaunchError, match=r"numpy 2\.1\.0 is installed"):
+        launcher.check_numpy()
+
+
+def test_repository_without_what_is_asked_for_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(launcher.LaunchError, match="is not a folder"):
+        launcher.start(launcher.Options(repository=tmp_path / "nowhere"))
+    with pytest.raises(launcher.LaunchError, match="holds no model: write one with `nereid add"):
+        launcher.start(launcher.Options(repository=tmp_path))
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.pbtxt").touch()
+    with pytest.raises(launcher.LaunchError, match=r"no model 'dem' in .*: there are demo"):
+        launcher.start(launcher.Options(repository=tmp_path, models=("dem",)))
+
+
+def test_entries_without_their_checkpoint_are_left_out(tmp_path: Path) -> None:
+    for name, place in (("here", "checkpoint"), ("waits", "checkpoint"), ("astray", "/nowhere")):
+        (tmp_path / name).mkdir()
+        config = f'parameters [ {{ key: "model" value {{ string_value: "{place}" }} }} ]'
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    options = launcher.Options(repository=tmp_path)
+    with pytest.raises(launcher.LaunchError, match="waits for its checkpoint: copy it, or make a link to it, at "):
+        launcher.check_models(launcher.Options(repository=tmp_path, models=("waits",)))
+    (tmp_path / "here" / "checkpoint").mkdir()
+    words = launcher.command(launcher.embedded_server(tmp_path / "cache"), options)
+    # A path that leads nowhere is a mistake, which the server is to report.
+    assert [word for word in words if "load-model" in word] == ["--load-model=astray", "--load-model=here"]
+    shutil.rmtree(tmp_path / "astray")
+    shutil.rmtree(tmp_path / "here")
+    with pytest.raises(launcher.LaunchError, match=r"no model of .* has its checkpoint: put one at "):
+        launcher.check_models(options)
+
+
+def test_port_in_use_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.pbtxt").touch()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(launcher.LaunchError, match=rf"port {port} cannot be used .*: give another --grpc-port"):
+            launcher.start(launcher.Options(repository=tmp_path, http_port=0, grpc_port=port, metrics_port=0))
+
+
+def test_load_failures_are_read_from_the_servers_log() -> None:
+    reason = r"Internal: TritonModelException: there is no checkpoint folder /x\n\nAt:\n  /y/llm_model.py(8): load"
+    lines = [
+        f"E1120 model_lifecycle.cc:642] \"failed to load 'demo' version 1: {reason}\"",
+        "I1120 model_lifecycle.cc:777] \"failed to load 'demo'\"",
+        "I1120 model_lifecycle.cc:839] \"successfully loaded 'tokenizer'\"",
+    ]
+    assert serve_loop.load_failures(lines) == ["model demo: there is no checkpoint folder /x"]
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        (Progress("m", "weights", 5 << 20, 10 << 20, "bytes"), "5 of 10 MiB"),
+        (Progress("m", "graphs", 3, 9), "3 of 9"),
+        (Progress("m", "import torch", 0, 0), ""),
+    ],
+)
+def test_progress_is_shown_for_people(report: Progress, text: str) -> None:
+    assert serve_loop.amount(report) == text
+
+
+@pytest.mark.parametrize(("gpu", "frontends"), [(True, 4), (False, 2)])
+def test_a_new_model_has_more_frontends_where_a_gpu_feeds_them(
+    gpu: bool, frontends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "has_gpu", lambda: gpu)
+    assert launcher.default_frontends() == frontends

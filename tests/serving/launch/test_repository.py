@@ -1,0 +1,176 @@
+"""`nereid add` writes entries that a server can load, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.demo.make import make
+from engine.serving.launch import repository
+from engine.serving.launch.cli import app
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make(folder)
+    return folder
+
+
+def test_add_writes_the_model_its_tokenizer_and_its_ensemble(checkpoint: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app,
+        ["add", str(checkpoint), "--name", "mine", "--model-repository", str(tmp_path), "--set", "max_model_len=64"],
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine_ensemble", "mine_tokenizer"]
+    config = (tmp_path / "mine" / "config.pbtxt").read_text()
+    assert config == repository.llm_config("mine", {"model": str(checkpoint), "max_model_len": "64"})
+    assert "TritonPythonModel" in (tmp_path / "mine" / "1" / "model.py").read_text()
+    assert (tmp_path / "mine_ensemble" / "1").is_dir()
+
+
+def test_add_writes_a_model_that_is_not_decoupled(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["add", str(checkpoint), "--name", "m", "--no-decoupled", "--model-repository", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "model_transaction_policy { decoupled: false }" in (tmp_path / "m/config.pbtxt").read_text()
+
+
+def test_add_writes_tensorrt_llms_names_over_the_one_llm(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["add", str(checkpoint), "--name", "m", "--no-ensemble", "--tensorrt-llm-names", "--model-repository"]
+    result = CliRunner().invoke(app, [*words, str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    names = {"ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"}
+    assert {p.name for p in tmp_path.iterdir()} == {"m", "m_tokenizer", *names}
+    configs = {name: (tmp_path / name / "config.pbtxt").read_text() for name in names}
+    assert [name for name in sorted(names) if 'model_name: "m"' in configs[name]] == ["tensorrt_llm"]
+    shared = 'key: "engine" value { string_value: "m" }'
+    assert [name for name in sorted(names) if shared in configs[name]] == ["ensemble", "tensorrt_llm_bls"]
+    assert "Preprocessing as TritonPythonModel" in (tmp_path / "preprocessing/1/model.py").read_text()
+    again = CliRunner().invoke(app, [*words[:3], "other", *words[4:], str(tmp_path)])
+    assert again.exit_code == 1
+    assert "exists already" in " ".join(again.output.split())
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--name", "ensemble", "--tensorrt-llm-names"], "choose another --name"),
+        (["--name", "a/b"], "cannot be a model's"),
+        (["--name", "m", "--set", "cache.num_block=3"], "did you mean 'cache.num_blocks'?"),
+        (["--name", "m", "--set", "nonsense"], "write KEY=VALUE"),
+        (["--name", "m" * 300], "use up to 128 letters"),
+    ],
+)
+def test_add_refuses_with_a_sentence_and_writes_nothing(
+    checkpoint: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    result = CliRunner().invoke(app, ["add", str(checkpoint), "--model-repository", str(tmp_path), *arguments])
+    assert result.exit_code == 1
+    assert sentence in " ".join(result.output.split())
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_add_writes_nothing_for_a_checkpoint_whose_text_cannot_be_read(
+    checkpoint: Path, tmp_path: Path, file: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c", ignore=shutil.ignore_patterns(file))
+    (tmp_path / "c" / file).write_text("{")
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert file in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+
+
+def test_add_says_a_value_as_it_stands(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "c" / "config.json").write_text(json.dumps({**config, "hidden_act": "[/red]"}))
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    assert "hidden_act = '[/red]' is not implemented" in " ".join(CliRunner().invoke(app, words).output.split())
+
+
+def test_add_refuses_a_folder_without_config(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["add", str(tmp_path), "--name", "m", "--model-repository", str(tmp_path / "r")])
+    assert result.exit_code == 1
+    assert "has no config.json" in " ".join(result.output.split())
+
+
+def test_add_refuses_a_name_that_is_taken(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["add", str(checkpoint), "--name", "m", "--model-repository", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 1
+    assert "exists already" in " ".join(again.output.split())
+
+
+def hostile(files: dict[str, str]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="latin-1")
+
+    return change
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (hostile({"tokenizer_config.json": '{"a":' * 100_000}), "tokenizer_config.json cannot be read as JSON"),
+        (hostile({"config.json": "[" * 100_000}), "config.json cannot be read as JSON"),
+        (hostile({"tokenizer.json": '{"a":' * 100_000}), "tokenizer.json is not a tokenizer"),
+        (hostile({"chat_template.jinja": "{{ " + "(" * 5000}), "chat template"),
+        (hostile({"chat_template.jinja": "{% if a %}" * 5000 + "{% endif %}" * 5000}), "the chat template"),
+        (hostile({"chat_template.jinja": "\xff"}), "chat_template.jinja is not valid UTF-8"),
+        (hostile({"chat_template.jinja": "x" * (17 << 20)}), "it holds more than 16777216 bytes"),
+        (pipe("tokenizer_config.json"), "it is no regular file"),
+        (pipe("chat_template.jinja"), "it is no regular file"),
+        (pipe("config.json"), "has no config.json"),
+        (pipe("generation_config.json"), "it is no regular file"),
+        (pipe("tokenizer.json"), "no tokenizer.json"),
+    ],
+)
+def test_add_refuses_a_hostile_checkpoint_with_a_sentence(
+    checkpoint: Path, tmp_path: Path, change: Callable[[Path], None], sentence: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    change(tmp_path / "c")
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert sentence in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+
+
+def test_add_leaves_nothing_where_it_cannot_write_all(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(repository, "write_ensemble", full)
+    words = ["add", str(checkpoint), "--name", "m", "--model-repository", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert "cannot be written to: No space left on device" in " ".join(result.output.split())
+    assert list(tmp_path.iterdir()) == []
