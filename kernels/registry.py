@@ -27,6 +27,7 @@ OPS = (
     "rms_norm",
     "norm_add",
     "quantize",
+    "round_fp4",
     "linear",
     "linear_norm",
     "rope_kv_write",

@@ -17,6 +17,8 @@ MAX_VALUES = 100_000  # of a schema: objects, arrays, strings and numbers togeth
 MAX_CHOICES = 4096
 # A step of 99,999 takes 1.3 s to compile, one of 999,983 16 s.
 MAX_STEP = 10_000
+# Up to this, 64-bit floats hold integers, which grammars of JSON compare as such.
+EXACT = 1 << 53
 
 
 def grammar(constraint: Constraint, special: dict[str, int]) -> str:
@@ -105,6 +107,10 @@ def _check(schema: dict[str, Any]) -> None:
             step = int("".join(map(str, digits))) * 10 ** min(max(int(exponent), 0), 20)
             if step > MAX_STEP:
                 raise ValueError(f"multipleOf {shown(str(value))}: its digits may be {MAX_STEP} at most")
+        if key in ("const", "enum"):
+            large = (each for _, _, each in _values(value) if isinstance(each, int) and abs(each) > EXACT)
+            if (found := next(large, None)) is not None:
+                raise ValueError(f"{key} {shown(str(found))}: integers beyond 2^53 cannot be held to: make it a string")
 
 
 def _values(schema: Any) -> Iterator[tuple[int, str, Any]]:

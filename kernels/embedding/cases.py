@@ -40,7 +40,7 @@ def cases() -> list[Case]:
     made += [
         gguf_case("T17 E288 Q8_0 blocks, scaled", torch.bfloat16, 17, 311, 288, "Q8_0", scale=288**0.5),
         gguf_case("T3 E768 Q6_K blocks", torch.float32, 3, 311, 768, "Q6_K"),
-        gguf_case("T0 E256 Q4_K blocks", torch.float16, 0, 31, 256, "Q4_K"),
+        gguf_case("no tokens of Q4_K blocks", torch.float16, 0, 31, 256, "Q4_K"),
     ]
     made.append(case("no tokens", torch.float32, 0, 311, 64))
     made.append(case("T1 Qwen3-4B", torch.bfloat16, 1, 151936, 2560, small=False))

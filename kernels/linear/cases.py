@@ -13,7 +13,7 @@ from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt
 from kernels.weight.gguf import FORMATS
-from kernels.weight.inputs import Inputs
+from kernels.weight.inputs import AS_THEY_ARE, Inputs
 from kernels.weight.packed import packed
 
 # The reference rounds after each part, kernels that have them inside once: norm, product, activation and sum add up.
@@ -185,10 +185,15 @@ def packed_int(
 
 
 def fp4(
-    generator: torch.Generator, device: torch.device, shape: tuple[int, ...], group: int, factors: bool = False
+    generator: torch.Generator,
+    device: torch.device,
+    shape: tuple[int, ...],
+    group: int,
+    factors: bool = False,
+    rounds: bool = False,
 ) -> Fp4:
     """A random weight of `shape` [.., N, K] whose numbers have about the size of K^-0.5; groups of 32 have exponents as
-    scales, of 16 numbers."""
+    scales, of 16 numbers. rounds: products round their inputs too."""
     *rows, k = shape
     where: dict[str, Any] = {"generator": generator, "device": generator.device}
     data = packed(torch.randint(0, 16, shape, dtype=torch.uint8, **where), 4).to(device)
@@ -200,7 +205,9 @@ def fp4(
         scale = torch.randint(middle - 1, middle + 2, groups, dtype=torch.uint8, **where)
     else:
         scale = ((torch.rand(groups, **where) + 0.5) * step).to(torch.float8_e4m3fn)
-    return Fp4(data, scale.to(device), factor, group, k)
+    given = torch.tensor(4 / (6 * 448), device=device) if group == 16 else None
+    rounding = Inputs("fp4", group, scale=given) if rounds else AS_THEY_ARE
+    return Fp4(data, scale.to(device), factor, group, k, rounding)
 
 
 def fp4_case(
@@ -212,6 +219,7 @@ def fp4_case(
     group: int,
     *,
     factors: bool = False,
+    rounds: bool = False,
     small: bool = True,
     **fused: Any,
 ) -> Case:
@@ -219,7 +227,7 @@ def fp4_case(
     rows = 2 * n if fused.get("activation") else n
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        return {**plain.make(device, generator), "weight": fp4(generator, device, (rows, k), group, factors)}
+        return {**plain.make(device, generator), "weight": fp4(generator, device, (rows, k), group, factors, rounds)}
 
     moved = rows * (k // 2 + k // group) + dtype.itemsize * t * (n + k)
     return replace(plain, make=make, bytes=moved)
@@ -236,6 +244,8 @@ def fp4_cases() -> list[Case]:
         fp4_case("nvfp4, many rows", bf16, 260, 72, 328, 16, bias=True, norm=True, factors=True),
         fp4_case("mxfp4, many rows, silu", f32, 258, 24, 136, 32, activation="silu"),
         fp4_case("nvfp4, deterministic", bf16, 11, 40, 264, 16, deterministic=True, residual=True, factors=True),
+        fp4_case("nvfp4, rounded inputs", f32, 5, 40, 272, 16, factors=True, rounds=True, bias=True),
+        fp4_case("mxfp4, rounded inputs, many rows", f32, 259, 24, 160, 32, rounds=True, activation="silu"),
     ]
     for t in (1, 16, 64, 1024):
         made.append(fp4_case(f"T{t} 8192 x 8192 mxfp4", bf16, t, 8192, 8192, 32, small=False))

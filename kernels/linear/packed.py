@@ -15,6 +15,7 @@ from kernels.linear.quantized_stream import MAX_ROWS, packed_stream, streams_pac
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
 from kernels.rms_norm.kernel import rms_norm
+from kernels.round_fp4.kernel import round_fp4
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Dense, Fp4, PackedInt
 from kernels.workspace import Workspace
@@ -39,7 +40,9 @@ def linear(
     rows, n = len(x), weight.shape[0] // (2 if activation else 1)
     if not rows:
         return x.new_zeros((0, n))
-    if norm_weight is not None:
+    if isinstance(weight, Fp4) and weight.rounding.number is not None:
+        x = round_fp4(workspace, x, weight.rounding, norm_weight, eps, offset)
+    elif norm_weight is not None:
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
     if rows > FEW_ROWS and not deterministic:
         if isinstance(weight, PackedInt) and weight.order is not None:

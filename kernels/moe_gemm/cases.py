@@ -91,13 +91,14 @@ def fp4_case(
     k: int,
     group: int = 32,
     factors: bool = False,
+    rounds: bool = False,
     **options: Any,
 ) -> Case:
-    """Experts of 4-bit floats."""
+    """Experts of 4-bit floats; rounds: their products round their inputs too."""
 
     def weights(device: torch.device, g: torch.Generator) -> Weights:
-        up = fp4(g, device, (e, 2 * inter, hidden), group, factors)
-        return {"gate_up": up, "down": fp4(g, device, (e, hidden, inter), group, factors)}
+        up = fp4(g, device, (e, 2 * inter, hidden), group, factors, rounds)
+        return {"gate_up": up, "down": fp4(g, device, (e, hidden, inter), group, factors, rounds)}
 
     numbers = min(e, t * k) * 3 * hidden * inter
     moved = numbers // 2 + numbers // group + dtype.itemsize * 2 * t * hidden + t * k * 8
@@ -111,6 +112,7 @@ def fp4_cases() -> list[Case]:
         fp4_case("nvfp4, many pairs", bf16, 45, 200, 136, 5, 3, 16, True, residual=True),
         fp4_case("nvfp4, clipped, gelu", f32, 12, 72, 40, 6, 2, 16, True, limit=0.5, activation="gelu_tanh"),
         fp4_case("mxfp4, experts that live elsewhere", f32, 20, 40, 24, 4, 3, absent=4),
+        fp4_case("nvfp4, rounded inputs", f32, 9, 64, 48, 6, 2, 16, True, rounds=True),
         fp4_case("mxfp4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
     ]
     for t in (1, 8, 64, 1024):

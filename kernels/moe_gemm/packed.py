@@ -15,6 +15,7 @@ from kernels.linear.packed_rows import WIDTH, constants, held, inputs, numbers, 
 from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.rows import activate
 from kernels.moe_gemm.tiles import _find, combined
+from kernels.round_fp4.kernel import round_fp4
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
@@ -133,13 +134,22 @@ def moe_gemm(
         "launch_pdl": workspace.pdl,
         "num_warps": 4,
     }
+    x = _rounded(workspace, x, gate_up)
     workspace.launch(packed_up, (cdiv(inter, OUTPUTS), places.tiles))(
         x, *held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
         limit or 0.0, **constants(gate_up), **shortcuts(x, gate_up), K=k, GELU=activation != "silu",
         LIMITED=limit is not None, **same,
     )  # fmt: skip
+    h = _rounded(workspace, h, down)
     workspace.launch(packed_down, (cdiv(hidden, OUTPUTS), places.tiles))(
         h, *held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
         **constants(down), **shortcuts(h, down), **same,
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
+
+
+def _rounded(workspace: Workspace, x: torch.Tensor, weight: PackedInt | Fp4) -> torch.Tensor:
+    """x as the product takes it."""
+    if not isinstance(weight, Fp4) or weight.rounding.number is None:
+        return x
+    return round_fp4(workspace, x, weight.rounding)

@@ -10,6 +10,7 @@ import torch
 from kernels.sizes import cdiv
 from kernels.weight.base import Weight
 from kernels.weight.dense import Dense
+from kernels.weight.inputs import AS_THEY_ARE, Inputs, quantized
 from kernels.weight.packed import integers
 
 # Of the codes 0 to 7; bit 3 is the sign.
@@ -22,7 +23,8 @@ class Fp4(Weight):
 
     data uint8 [.., N, B]: two numbers a byte, the one of the even k in the low bits; bits behind the last input are
     arbitrary. scale [.., N, ceil(inputs / group)]: uint8 holds exponents (e8m0: 2^(b − 127), 255 is NaN),
-    float8_e4m3fn numbers. factor [.., N] float32; None stands for 1. group is 16 or 32.
+    float8_e4m3fn numbers. factor [.., N] float32; None stands for 1. group is 16 or 32. rounding says what x becomes
+    before the product.
     """
 
     data: torch.Tensor
@@ -30,6 +32,7 @@ class Fp4(Weight):
     factor: torch.Tensor | None
     group: int
     inputs: int
+    rounding: Inputs = AS_THEY_ARE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,7 +52,7 @@ class Fp4(Weight):
 
     def matrix(self, index: int) -> Fp4:
         factor = None if self.factor is None else self.factor[index]
-        return Fp4(self.data[index], self.scale[index], factor, self.group, self.inputs)
+        return Fp4(self.data[index], self.scale[index], factor, self.group, self.inputs, self.rounding)
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         chosen = ids.long()
@@ -59,7 +62,7 @@ class Fp4(Weight):
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None, deterministic: bool = False) -> torch.Tensor:
         wide = None if bias is None else bias.float()
-        return Dense(self.dense(torch.float32)).product(x.float(), wide, deterministic).to(x.dtype)
+        return Dense(self.dense(torch.float32)).product(quantized(x, self.rounding), wide, deterministic).to(x.dtype)
 
 
 def e2m1(data: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,13 @@ def mxfp4(data: str = "weight_packed", end: str = "weight_scale", named: bool = 
     return pack
 
 
-def nvfp4(modelopt: bool = False) -> Pack:
-    """An 8-bit float for 16 inputs and a factor a tensor, which divides (compressed-tensors) or multiplies."""
+# The factor of a product's inputs, whose largest magnitude it takes for 16.
+INPUT_FACTOR = 16 / (6 * 448)
+
+
+def nvfp4(modelopt: bool = False, inputs: bool = False) -> Pack:
+    """An 8-bit float for 16 inputs and a factor a tensor, which divides (compressed-tensors) or multiplies. inputs: one
+    for the product's inputs, too."""
 
     def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         parts = w.unflatten(1, (-1, 16))
@@ -47,8 +52,10 @@ def nvfp4(modelopt: bool = False) -> Pack:
         numbers = (VALUES[codes.int()] * each).flatten(1)
         packed = _bytes(codes.flatten(1))
         if modelopt:
-            return {"weight": packed, "weight_scale": scale, "weight_scale_2": factor.reshape(())}, numbers
-        return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": 1 / factor}, numbers
+            given = {"input_scale": torch.tensor(INPUT_FACTOR)} if inputs else {}
+            return {"weight": packed, "weight_scale": scale, "weight_scale_2": factor.reshape(()), **given}, numbers
+        given = {"input_global_scale": torch.tensor([1 / INPUT_FACTOR])} if inputs else {}
+        return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": 1 / factor, **given}, numbers
 
     return pack
 
@@ -76,3 +83,4 @@ def fp4_config(layout: str, inputs: bool = False) -> dict[str, Any]:
 
 
 MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "exclude_modules": ["lm_head"]}
+MODELOPT_INPUTS = {**MODELOPT, "quant_algo": "NVFP4"}

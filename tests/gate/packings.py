@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.gate import integers
-from tests.gate.fp4 import MODELOPT, fp4_config, mxfp4, nvfp4
+from tests.gate.fp4 import MODELOPT, MODELOPT_INPUTS, fp4_config, mxfp4, nvfp4
 from tests.gate.integers import (
     awq,
     awq_config,
@@ -83,9 +83,8 @@ def packed_golden(shape: Shape, base: Golden, packing: Packing, cache: Path) -> 
     return Golden(folder, kept, kept[-1])
 
 
-def _make(base: Golden, packing: Packing, folder: Path) -> None:
-    import transformers
-
+def tensors_of(base: Golden, packing: Packing) -> tuple[Tensors, Tensors]:
+    """What the packed checkpoint holds, and what it stands for, both by their names in transformers' checkpoint."""
     plain: Tensors = {}
     packed: Tensors = {}
     for file in sorted(base.folder.glob("*.safetensors")):
@@ -97,24 +96,38 @@ def _make(base: Golden, packing: Packing, folder: Path) -> None:
                 plain[name] = numbers.contiguous()
             else:
                 packed[name], plain[name] = tensor, tensor.float() if tensor.is_floating_point() else tensor
+    return packed, plain
+
+
+def model_of(base: Golden, plain: Tensors) -> Any:
+    """transformers' model of base's config with these tensors, in float32."""
+    import transformers
+
     config = json.loads((base.folder / "config.json").read_text())
-    whole = folder / "plain"
-    whole.mkdir()
-    save_file(plain, whole / "model.safetensors", metadata={"format": "pt"})
-    (whole / "config.json").write_text(json.dumps(config))
-    architecture = getattr(transformers, config["architectures"][0])
-    model = architecture.from_pretrained(whole, dtype=torch.float32, attn_implementation="eager").eval()
-    logprobs = {}
-    for i, sequence in enumerate(base.sequences[::STEP]):
-        with torch.inference_mode():
-            tokens = torch.tensor([[*sequence.prompt, *sequence.forced]])
-            logits = model(tokens, logits_to_keep=FORCED + 1).logits[0]
-        logprobs[str(i)] = logits.float().log_softmax(-1).numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(plain, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        architecture = getattr(transformers, config["architectures"][0])
+        return architecture.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def said(model: Any, sequence: Sequence) -> np.ndarray:
+    """The model's log-probabilities at the sequence's forced positions."""
+    with torch.inference_mode():
+        tokens = torch.tensor([[*sequence.prompt, *sequence.forced]])
+        logits = model(tokens, logits_to_keep=FORCED + 1).logits[0]
+    return np.asarray(logits.float().log_softmax(-1).numpy())
+
+
+def _make(base: Golden, packing: Packing, folder: Path) -> None:
+    packed, plain = tensors_of(base, packing)
+    model = model_of(base, plain)
+    logprobs = {str(i): said(model, sequence) for i, sequence in enumerate(base.sequences[::STEP])}
     np.savez_compressed(folder / "logprobs.npz", **logprobs)
-    shutil.rmtree(whole)
+    config = json.loads((base.folder / "config.json").read_text())
     save_file(packed, folder / "model.safetensors", metadata={"format": "pt"})
-    said = {} if packing.config is None else {"quantization_config": packing.config}
-    (folder / "config.json").write_text(json.dumps({**config, **said}))
+    how = {} if packing.config is None else {"quantization_config": packing.config}
+    (folder / "config.json").write_text(json.dumps({**config, **how}))
     for file in base.folder.glob("generation_config.json"):
         shutil.copy(file, folder)
 
@@ -194,6 +207,9 @@ PACKINGS = (
     Packing("ct-mxfp4", fp4_config("mxfp4-pack-quantized"), mxfp4(), quick=()),
     Packing("ct-nvfp4", fp4_config("nvfp4-pack-quantized"), nvfp4(), quick=("qwen3",)),
     Packing("modelopt-nvfp4", MODELOPT, nvfp4(modelopt=True), quick=()),
+    Packing("ct-mxfp4-inputs", fp4_config("mxfp4-pack-quantized", inputs=True), mxfp4(), quick=()),
+    Packing("ct-nvfp4-inputs", fp4_config("nvfp4-pack-quantized", inputs=True), nvfp4(inputs=True), quick=("qwen3",)),
+    Packing("modelopt-nvfp4-inputs", MODELOPT_INPUTS, nvfp4(modelopt=True, inputs=True), quick=()),
     Packing("ct-int4-g32", compressed(4, 32), pack_quantized(4, 32), quick=()),
     Packing(
         "ct-int4-zeros-order",

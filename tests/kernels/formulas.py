@@ -9,7 +9,7 @@ import torch
 from kernels.batch import AttentionBatch
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.rope import Rope
-from kernels.weight import Fp8, Int8, Weight
+from kernels.weight import Fp4, Fp8, Int8, Weight
 from kernels.weight.inputs import Inputs
 
 
@@ -81,6 +81,8 @@ def linear(
         f = f / torch.sqrt((f * f).mean(dim=1, keepdim=True) + eps) * (norm_weight.double() + offset)
     if isinstance(weight, Fp8 | Int8) and weight.inputs.number is not None:
         f = quantized(f.to(x.dtype).double(), weight.inputs)
+    if isinstance(weight, Fp4) and weight.rounding.number is not None:
+        f = round_fp4(f.to(x.dtype), weight.rounding)
     y = torch.einsum("tk,nk->tn", f, weight.dense(torch.float64))
     if bias is not None:
         y = y + bias.double()
@@ -105,6 +107,29 @@ def quantized(x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
             scale = inputs.scale.double()
         made[:, first : first + part.shape[1]] = nearest_fp8(part / scale) * scale
     return made
+
+
+def round_fp4(
+    x: torch.Tensor,
+    inputs: Inputs,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> torch.Tensor:
+    """Each group over its scale, rounded to two significant bits, the smallest step being 1/2 (e2m1)."""
+    f = x.double()
+    if norm_weight is not None:
+        f = f / torch.sqrt((f * f).mean(dim=1, keepdim=True) + eps) * (norm_weight.double() + offset)
+    parts = f.to(x.dtype).double().unflatten(1, (-1, inputs.group))
+    largest = parts.abs().amax(dim=2, keepdim=True)
+    if inputs.scale is not None:
+        scale = nearest_fp8(largest / 6 / inputs.scale.double()) * inputs.scale.double()
+    else:
+        power = torch.floor(torch.log2(largest))
+        scale = torch.where(largest > 0, 2 ** (power + (largest >= 1.75 * 2**power) - 2), 0.0)
+    ratio = torch.where(scale > 0, parts / scale, 0.0).clamp(-6, 6)
+    step = 2 ** (torch.floor(torch.log2(ratio.abs().clamp(min=1))) - 1)
+    return (torch.round(ratio / step) * step * scale).flatten(1)
 
 
 def nearest_fp8(x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import unicodedata
 from typing import Any
 
 import pytest
@@ -68,6 +69,8 @@ def test_words_are_those_of_transformers(name: str, text: str) -> None:
 @given(text=anything)
 @settings(max_examples=60, deadline=None)
 def test_patterns_cut_what_those_before_left(name: str, text: str) -> None:
+    # What Unicode has not given out yet is a letter in one library and nothing in the other.
+    text = "".join(c for c in text if unicodedata.category(c) != "Cn")
     parts = [text] if text else []
     for pattern in ours.PRE[name].patterns:
         parts = [piece for part in parts for piece in regex.split(f"({pattern})", part) if piece]

@@ -16,6 +16,7 @@ from engine.quant.scheme import Fp4Scheme, Fp8Scheme
 from engine.weights.checkpoint import WeightsError
 from engine.weights.rules import Rule, Stack, StackConcat
 from kernels.weight import Fp4
+from kernels.weight.inputs import Inputs, round_fp4
 from tests.gate.fp4 import MODELOPT, fp4_config, mxfp4, nvfp4
 from tests.gate.integers import Pack
 from tests.gate.packings import BLOCKS
@@ -27,11 +28,12 @@ FORMS = [
     pytest.param(fp4_config(CT_NV), nvfp4(), id="nvfp4"),
     pytest.param(MODELOPT, nvfp4(modelopt=True), id="modelopt"),
 ]
+ROUNDING = pytest.param(fp4_config(CT_NV, inputs=True), nvfp4(inputs=True), id="nvfp4-inputs")
 ONE = Rule("one", ("m.layers.0.q.weight",))
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+def close(found: torch.Tensor, wanted: torch.Tensor, atol: float = 1e-7) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=atol)
 
 
 @pytest.mark.parametrize(("said", "pack"), FORMS)
@@ -75,14 +77,32 @@ def test_experts_of_deepseek_v4_are_found_by_their_own_names_beside_8_bit_floats
     close(value.dense(torch.float32), torch.stack(list(numbers.values())))
 
 
-def test_inputs_of_4_bits_are_refused_by_the_modules_name_unless_they_are_to_stay(tmp_path: Path) -> None:
-    tensors, numbers = stored(nvfp4(), {"m.layers.0.q": drawn(40, 96)})
-    tensors["m.layers.0.q.input_global_scale"] = torch.ones(1)
+def test_inputs_of_4_bits_take_the_largest_factor_of_a_product_unless_they_are_to_stay(tmp_path: Path) -> None:
+    tensors, numbers = stored(nvfp4(), {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
+    for name, factor in (("q", 500.0), ("k", 250.0)):
+        tensors[f"m.layers.0.{name}.input_global_scale"] = torch.tensor([factor])
     said = fp4_config(CT_NV, inputs=True)
-    with pytest.raises(WeightsError, match=r"m\.layers\.0\.q wants the inputs .* weights\.activations: 16bit"):
-        loaded(tmp_path, tensors, said, ONE, 40, 96)
-    value = loaded(tmp_path, tensors, said, ONE, 40, 96, activations="16bit").value
-    close(value.dense(torch.float32), numbers["m.layers.0.q"])
+    x, whole = drawn(5, 96), torch.cat(list(numbers.values()))
+    value = loaded(tmp_path, tensors, said, QKV, 64, 96).value
+    assert isinstance(value, Fp4)
+    assert value.rounding.scale == 1 / 250
+    rounded = round_fp4(x, Inputs("fp4", 16, scale=torch.tensor(1 / 250)))
+    close(value.product(x), rounded @ whole.T, 1e-5)
+    close(loaded(tmp_path, tensors, said, QKV, 64, 96, activations="16bit").value.product(x), x @ whole.T, 1e-5)
+
+
+def test_exponents_need_no_factor_of_inputs(tmp_path: Path) -> None:
+    tensors, numbers = stored(mxfp4(), {"m.layers.0.q": drawn(40, 96)})
+    x = drawn(5, 96)
+    value = loaded(tmp_path, tensors, fp4_config(CT_MX, inputs=True), ONE, 40, 96).value
+    close(value.product(x), round_fp4(x, Inputs("fp4", 32)) @ numbers["m.layers.0.q"].T, 1e-5)
+
+
+def test_inputs_round_to_numbers_of_4_bits_ties_to_an_even_code() -> None:
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, -0.25, -0.75, -5.0, 0.0, 0.1, 5.1, 9.0, -9.0])
+    row = torch.cat((ties.clamp(-6, 6), torch.zeros(16)))
+    want = torch.tensor([0, 1, 1, 2, 2, 4, 4, 6, 0, -1, -4, 0, 0, 6, 6, -6.0])
+    close(round_fp4(row[None], Inputs("fp4", 32))[0, :16], want)
 
 
 NONE = torch.empty(0)
@@ -95,12 +115,14 @@ NONE = torch.empty(0)
         (1, {"weight_global_scale": torch.zeros(1)}, "zero or no finite number"),
         (0, {"weight_scale": torch.ones(40, 3)}, r"q\.weight_scale is float32 \[40, 3\]"),
         (0, {"weight_scale": torch.ones(40, 2, dtype=torch.uint8)}, r"misshapen: m\.layers\.0\.q\.weight_scale"),
+        (3, {"input_global_scale": NONE}, r"missing: .*q\.input_global_scale"),
+        (3, {"input_global_scale": torch.zeros(1)}, "no finite number above zero"),
         (2, {"weight_scale_2": torch.ones(2)}, r"misshapen: .*weight_scale_2"),
         (2, {"k_zero": torch.ones(2)}, r"not part of this model: m\.layers\.0\.q\.k_zero"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, form: int, tensors: Any, sentence: str) -> None:
-    said, pack = FORMS[form].values
+    said, pack = [*FORMS, ROUNDING][form].values
     made, _ = stored(pack, {"m.layers.0.q": drawn(40, 96)})  # type: ignore[arg-type]
     made |= {f"m.layers.0.q.{end}": tensor for end, tensor in tensors.items()}
     kept = {name: tensor for name, tensor in made.items() if tensor.numel()}

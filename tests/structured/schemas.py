@@ -28,7 +28,7 @@ LEAVES = st.one_of(
     st.lists(st.one_of(NAMES, st.integers(-5, 5), st.booleans(), st.none()), min_size=1, max_size=4).map(
         lambda of: {"enum": of}
     ),
-    st.one_of(NAMES, st.integers()).map(lambda of: {"const": of}),
+    st.one_of(NAMES, st.integers(-(1 << 53), 1 << 53)).map(lambda of: {"const": of}),
 )
 
 

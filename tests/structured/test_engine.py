@@ -138,6 +138,7 @@ def test_tokens_that_nothing_allows_end_one_request_alone(engine: Engine, tokeni
         ("json", "[]", "a schema is a JSON object"),
         ("json", {"type": "nope"}, "Invalid type: nope"),
         ("json", {"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ("json", {"enum": [1, {"a": 2**53 + 1}]}, "enum 9007199254740993: integers beyond 2^53 cannot be held to"),
         ("json", {"type": "integer", "multipleOf": 999983}, "multipleOf 999983: its digits may be 10000 at most"),
         ("json", json.loads('{"items":' * 70 + "{}" + "}" * 70), "nested more than 64 deep"),
         (

@@ -12,22 +12,24 @@ import torch
 from engine.quant.format import Declared, Format
 from engine.quant.scheme import Fp4Layout, Fp4Scheme
 from engine.weights.checkpoint import Entry, WeightsError, listed
-from engine.weights.rules import Rule, Shape
+from engine.weights.rules import Concat, Rule, Shape
 from kernels.sizes import cdiv
 from kernels.weight import Fp4 as Value
+from kernels.weight.inputs import FP4_MAX, FP8_MAX, Inputs
 
 DATA, SPLITS = ("weight_packed", "weight"), False
 EXPONENTS, BYTES = (torch.uint8, torch.float8_e8m0fnu), (torch.uint8, torch.int8)
-INPUT_SCALES = ("input_global_scale", "input_scale")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a layout calls numbers, scales and the factor of a tensor; divides: numbers are divided by that factor."""
+    """What a layout calls numbers, scales and the factor of a tensor, and that of its inputs; divides: numbers are
+    divided by these factors."""
 
     data: str
     scale: str
     factor: str | None = None
+    inputs: str | None = None
     divides: bool = False
 
     @property
@@ -37,8 +39,8 @@ class Names:
 
 NAMES: dict[Fp4Layout, Names] = {
     "mxfp4-pack-quantized": Names("weight_packed", "weight_scale"),
-    "nvfp4-pack-quantized": Names("weight_packed", "weight_scale", "weight_global_scale", True),
-    "modelopt": Names("weight", "weight_scale", "weight_scale_2"),
+    "nvfp4-pack-quantized": Names("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", True),
+    "modelopt": Names("weight", "weight_scale", "weight_scale_2", "input_scale"),
     "scale": Names("weight", "scale"),
 }
 
@@ -69,6 +71,20 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True)
+class InputFactor:
+    """Of one source, the factor of its inputs [1]."""
+
+    divides: bool
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        return prod(shapes[0]) == 1
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        factor = tensors[0].float().reshape(view)
+        return 1 / factor if self.divides else factor
+
+
+@dataclass(frozen=True, slots=True)
 class Dequantized:
     """The dense numbers of one source. Tensors: numbers, scales, then the factor where the layout has one."""
 
@@ -89,9 +105,13 @@ class Dequantized:
 
 @dataclass(frozen=True, slots=True)
 class Fp4(Format):
+    """sources: how many there are. rounds: products round their inputs to 4 bits too. idle: by source, factors of
+    inputs, which a product of 16-bit inputs does without."""
+
     scheme: Fp4Scheme
     inputs: int
-    # By source: scales of inputs, which a product of 16-bit inputs does without.
+    sources: int
+    rounds: bool = False
     idle: tuple[tuple[str, ...], ...] = ()
 
     def declare(self, shape: Shape, dtype: torch.dtype) -> Declared:
@@ -104,6 +124,8 @@ class Fp4(Format):
         }
         if names.factor is not None:
             made["factor"] = (tuple(rows), torch.float32)
+        if self.rounds and names.inputs is not None:
+            made["input_factor"] = ((self.sources,), torch.float32)
         return made
 
     def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
@@ -122,11 +144,17 @@ class Fp4(Format):
             idle = self.idle or ((),) * len(ends)
             beside = tuple((end, *others) for end, others in zip(ends, idle, strict=True))
             made.append(replace(filled("factor", names.scale), transform=Factor(names.divides), beside=beside))
+        if self.rounds and names.inputs is not None:
+            apart = Concat((1,) * self.sources)
+            factors = _named(rule.sources, names.inputs)
+            made.append(Rule(f"{rule.target}.input_factor", factors, apart, InputFactor(names.divides)))
         return made
 
     def value(self, parameters: Mapping[str, torch.Tensor]) -> Value:
-        group = NAMES[self.scheme.layout].group
-        return Value(parameters["data"], parameters["scale"], parameters.get("factor"), group, self.inputs)
+        group, factor = NAMES[self.scheme.layout].group, parameters.get("input_factor")
+        # Projections that were fused read the same inputs, whose largest magnitude calibration found in each.
+        given = Inputs("fp4", group, scale=None if factor is None else factor.amax()) if self.rounds else Inputs()
+        return Value(parameters["data"], parameters["scale"], parameters.get("factor"), group, self.inputs, given)
 
     def draw(self, parameters: Mapping[str, torch.Tensor], std: float, generator: torch.Generator) -> None:
         parameters["data"].random_(0, 256, generator=generator)
@@ -134,6 +162,8 @@ class Fp4(Format):
         if "factor" in parameters:
             parameters["scale"].fill_(1.0)
             parameters["factor"].fill_(std / 2.9)
+            if "input_factor" in parameters:
+                parameters["input_factor"].fill_(8 / (FP4_MAX * FP8_MAX))
         else:
             exponent = torch.tensor(std / 2.9).log2().round()
             parameters["scale"].fill_(int(exponent) + 127)
@@ -142,6 +172,9 @@ class Fp4(Format):
         factor = parameters.get("factor")
         if factor is not None and not bool(torch.isfinite(factor).all()):
             raise WeightsError("the scale of a whole tensor is zero or no finite number")
+        inputs = parameters.get("input_factor")
+        if inputs is not None and not bool((torch.isfinite(inputs) & (inputs > 0)).all()):
+            raise WeightsError("the scale of all inputs is no finite number above zero")
 
 
 def lacking(scheme: Fp4Scheme, module: str, entries: Mapping[str, Entry]) -> str | None:
@@ -167,18 +200,12 @@ def make(
     entries: Mapping[str, Entry] | None,
     exact_inputs: bool,
 ) -> Fp4:
-    """Raises WeightsError where the checkpoint wants inputs of 4 bits and products are not told to leave them, and for
-    inputs that do not fill whole groups."""
-    group = NAMES[scheme.layout].group
-    if scheme.quantized_inputs and not exact_inputs:
-        raise WeightsError(
-            f"{modules[0]} wants the inputs of its product rounded to 4 bits, which is not implemented: "
-            "set weights.activations: 16bit to leave them as they are"
-        )
+    """Raises WeightsError for inputs that do not fill whole groups."""
+    group, rounds = NAMES[scheme.layout].group, scheme.quantized_inputs and not exact_inputs
     if shape[-1] % group:
         raise WeightsError(f"{modules[0]} has {shape[-1]} inputs, which are not whole groups of {group}")
-    idle = () if entries is None else tuple(_idle(module, entries) for module in modules)
-    return Fp4(scheme, shape[-1], idle)
+    idle = () if entries is None or rounds else tuple(_idle(module, entries) for module in modules)
+    return Fp4(scheme, shape[-1], len(modules), rounds, idle)
 
 
 def dequantized(scheme: Fp4Scheme, modules: Sequence[str], rule: Rule, entries: Mapping[str, Entry]) -> Rule:
@@ -196,7 +223,8 @@ def dequantized(scheme: Fp4Scheme, modules: Sequence[str], rule: Rule, entries: 
 
 
 def _idle(module: str, entries: Mapping[str, Entry]) -> tuple[str, ...]:
-    return tuple(name for end in INPUT_SCALES if (name := f"{module}.{end}") in entries)
+    ends = (names.inputs for names in NAMES.values() if names.inputs is not None)
+    return tuple(name for end in ends if (name := f"{module}.{end}") in entries)
 
 
 def _named(sources: Sequence[str], end: str) -> tuple[str, ...]:
