@@ -54,19 +54,19 @@ test-gpu: $(SETUP)  ## the tests of kernels, which are compiled when there is a 
 	@$(PY) -m pytest tests/kernels
 
 test-sanitizer: $(SETUP)  ## every kernel under compute-sanitizer, on a GPU
-	@$(PY) -m perf.sanitize
+	@$(PY) -m perf.check.sanitize
 
 compile-all: $(SETUP)  ## every case of every kernel compiled for six GPUs, without one (ARCH="90 120", ONLY="linear", JOBS)
 	@$(PY) -m kernels.compile_all $(if $(ARCH),--arch $(ARCH)) $(if $(ONLY),--only $(ONLY)) $(if $(JOBS),--jobs $(JOBS))
 
 verify-gpu: $(SETUP)  ## every claim of the docs that a GPU can say yes or no to, under 10 minutes
-	@$(PY) -m perf.verify
+	@$(PY) -m perf.check.verify
 
 gate: $(SETUP)  ## the correctness gate against transformers
 	@$(PY) -m pytest --complete tests/gate
 
 perf-smoke: $(SETUP)  ## perf_analyzer and locust against a server, a few seconds each
-	@$(PY) -m perf.smoke
+	@$(PY) -m perf.load.smoke
 
 # Parts of the suite that need Debian packages. `make test` runs them where these are there or can be installed (root,
 # apt, a network), and skips them with a sentence elsewhere; these targets insist.

@@ -1,4 +1,4 @@
-# Load tools: locust with the users of perf/locustfile.py, and perf_analyzer from the tritonclient wheel.
+# Load tools: locust with the users of perf/load/locustfile.py, and perf_analyzer from the tritonclient wheel.
 #   docker build -f docker/load.Dockerfile -t nereid-load .
 ARG BASE=docker.io/library/debian:12.12-slim
 FROM ${BASE}
@@ -27,5 +27,5 @@ COPY --chown=nereid clients clients
 COPY --chown=nereid perf perf
 
 EXPOSE 8089
-ENTRYPOINT ["locust", "-f", "perf/locustfile.py"]
+ENTRYPOINT ["locust", "-f", "perf/load/locustfile.py"]
 CMD ["--host", "http://triton:8000", "--grpc", "triton:8001"]

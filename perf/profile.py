@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from engine.core.plan import Pending, RowStart, StepPlan
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
-from perf.engine import config_from
+from perf.bench.engine import config_from
 from perf.provenance import provenance
 from perf.rows import GREEDY, own_blocks, own_slot
 

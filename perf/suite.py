@@ -34,9 +34,9 @@ from typing import Any
 
 import psutil
 
+from perf.bench.repeats import combined
+from perf.bench.serving import GrpcTransport, OpenAiTransport, Transport, measure
 from perf.provenance import provenance
-from perf.repeats import combined
-from perf.serving import GrpcTransport, OpenAiTransport, Transport, measure
 from perf.workload import parse
 
 # name of the row -> spec. Seeds are fixed, so that every server gets the same prompts.

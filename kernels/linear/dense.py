@@ -4,7 +4,7 @@ One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gl
 through shared memory (`stream`, or `warp_specialized` with a warp that does nothing but ask for it), elsewhere Triton
 tiles (`skinny`). Many rows: cuBLAS, with norm and activation as kernels of their own, and with algorithms that were
 measured (`tuned_gemms`); on Hopper a Gluon kernel has the activation inside (`gated_persistent`) where its tiles fill
-the GPU. The thresholds and tiles were measured on an H200, most by `perf.tune_linear`.
+the GPU. The thresholds and tiles were measured on an H200, most by `perf.tune.linear`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products of many rows with algorithms of cublasLt that were measured to be faster than the library's own choice.
 
-`algorithms.json` names them by GPU, version of the library, sizes of the weight and rows of the step; `perf.tune_blas`
+`algorithms.json` names them by GPU, version of the library, sizes of the weight and rows of the step; `perf.tune.blas`
 writes it. Anything else, and whatever the library refuses, is left to torch.
 """
 

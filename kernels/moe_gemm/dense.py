@@ -1,6 +1,6 @@
 """Feed-forward parts of the chosen experts: by row for a few tokens, by tiles of one expert for more.
 
-Tiles and thresholds were measured on an H200 by `perf.tune_moe`.
+Tiles and thresholds were measured on an H200 by `perf.tune.moe`.
 """
 
 from __future__ import annotations

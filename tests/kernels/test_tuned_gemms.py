@@ -212,7 +212,7 @@ def test_every_algorithm_of_the_table_is_right_and_gives_its_bits_again(device: 
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    from perf.tune_blas import write_table
+    from perf.tune.blas import write_table
 
     path = tmp_path / "algorithms.json"
     numbers = [66, 20, 35, 3, 0, 1, 0, 0, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perf import report
+from perf.bench import report
 from perf.workload import Answer, parse, requests, summary, warm_requests
 
 

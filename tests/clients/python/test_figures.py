@@ -9,7 +9,7 @@ from rich.console import Console
 
 from clients.python import bench, top
 from clients.python.timing import Timing, percentile
-from perf import perf_analyzer
+from perf.load import perf_analyzer
 
 PAGE = """\
 # HELP vllm:num_requests_running Requests that the engine computes

@@ -1,0 +1,208 @@
+"""Every claim of the documents that a GPU can say yes or no to, in under 10 minutes: `make verify-gpu`.
+
+    python -m perf.check.verify [--leave-out recovery] [--only invariance] [--json perf/results/h200/verify.json]
+
+A part that fails or takes longer than it may does not keep the others from running. Outcomes go to one file with the
+commit, which the documents cite and `tests/perf/check/test_verify.py` holds to be recent. Exits with 1
+unless all passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from perf import shapes
+from perf.provenance import provenance
+
+RESULTS = Path(__file__).parents[1] / "results"
+MODEL = "qwen3-4b"
+# Folders whose changes may make a claim untrue.
+CLAIMED = ("engine", "kernels")
+# Of what a part prints, the end that is kept, in characters.
+KEPT = 3000
+
+
+@dataclass(frozen=True)
+class Part:
+    """A claim, where it stands, the command that says yes by its exit status, and the seconds that it may take."""
+
+    name: str
+    claim: str
+    document: str
+    command: tuple[str, ...]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """outcome: passed, failed, too slow or left out. said: the end of what the command printed."""
+
+    name: str
+    claim: str
+    document: str
+    command: str
+    outcome: str
+    seconds: float
+    said: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.name:<12} {self.outcome:<9} {self.seconds:6.1f} s  {self.claim}"
+
+
+def parts(model: Path) -> list[Part]:
+    """The parts in the order in which they run: the last may take what the others leave."""
+    cores = len(os.sched_getaffinity(0))
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "loadgroup")
+    dummy = (str(model), "--set", "load_format=dummy")
+    correctness, performance = "docs/correctness.md", "docs/performance.md"
+    return [
+        Part(
+            "invariance",
+            "deterministic: equal bits alone, together, behind a prefix, beside 64 and 256 rows",
+            performance,
+            ("-m", "perf.check.invariance", *dummy, "--only-on"),
+            150,
+        ),
+        Part(
+            "recovery",
+            "kill -9 of the engine: no stream loses, repeats or changes a token",
+            "docs/architecture.md",
+            ("-m", "perf.check.recovery", *dummy),
+            120,
+        ),
+        Part(
+            "compiles",
+            "no kernel is compiled once the engine is ready",
+            performance,
+            ("-m", "perf.check.late_compiles", *dummy),
+            90,
+        ),
+        Part(
+            "kernels",
+            "every case of every op, compiled",
+            correctness,
+            (*pytest, "--complete", "-n", str(min(10, cores)), "tests/kernels"),
+            200,
+        ),
+        Part(
+            "sanitizer",
+            "compute-sanitizer: no read or write outside of a tensor",
+            correctness,
+            ("-m", "perf.check.sanitize", "--tools", "memcheck"),
+            120,
+        ),
+        Part(
+            "gate",
+            "every family agrees with transformers",
+            correctness,
+            (*pytest, "-n", str(cores), "--device", "cuda", "tests/gate", "--ignore", "tests/gate/test_server.py"),
+            240,
+        ),
+    ]
+
+
+def outcome(part: Part, limit_s: float) -> Outcome:
+    """Runs one part, with what it starts, and ends all of it at the limit."""
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(
+            [sys.executable, *part.command], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            found = "passed" if process.wait(limit_s) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            found = "too slow"
+        finally:
+            # also what a part left behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        said = out.read()[-KEPT:]
+    seconds = round(time.monotonic() - began, 1)
+    return Outcome(part.name, part.claim, part.document, " ".join(("python", *part.command)), found, seconds, said)
+
+
+def folder_of(gpu: str) -> str:
+    """Of results of a GPU: "NVIDIA H100 80GB HBM3" → "h100"."""
+    return gpu.removeprefix("NVIDIA ").partition(" ")[0].lower()
+
+
+def commits_behind(commit: str, root: Path) -> int | None:
+    """Commits between `commit` and the newest change of what is claimed about, in the checkout at `root`; None where a
+    shallow clone does not reach back to it.
+
+    Raises ValueError when a full clone has no such commit.
+    """
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    commit = commit.partition("+")[0]
+    try:
+        git("cat-file", "-e", f"{commit}^{{commit}}")
+        reached = git("merge-base", commit, "HEAD") == git("rev-parse", commit)
+    except ValueError:
+        reached = False
+    if not reached:
+        if git("rev-parse", "--is-shallow-repository") == "true":
+            return None
+        raise ValueError(f"commit {commit} is not among those that led here: run make verify-gpu and commit its file")
+    newest = git("rev-list", "-1", "HEAD", "--", *CLAIMED)
+    return int(git("rev-list", "--count", f"{commit}..{newest}"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART")
+    parser.add_argument(
+        "--leave-out", nargs="+", default=[], metavar="PART", help="recorded as left out, and a failure"
+    )
+    parser.add_argument("--limit", type=float, default=525, help="seconds for all parts together")
+    parser.add_argument("--json", type=Path, help="default: perf/results/GPU/verify.json")
+    given = parser.parse_args(arguments)
+    facts = provenance()
+    if "gpu" not in facts:
+        parser.error("this machine has no GPU that nvidia-smi names, and these claims are about one")
+    file = given.json or RESULTS / folder_of(facts["gpu"]) / "verify.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    outcomes: list[Outcome] = []
+    end = time.monotonic() + given.limit
+    with tempfile.TemporaryDirectory() as scratch:
+        all_parts = parts(shapes.write(Path(scratch), MODEL, None, None))
+        unknown = {*given.only, *given.leave_out} - {part.name for part in all_parts}
+        if unknown:
+            parser.error(f"no part is called {', '.join(sorted(unknown))}: use {', '.join(p.name for p in all_parts)}")
+        for part in all_parts:
+            if part.name in given.leave_out or (given.only and part.name not in given.only):
+                done = Outcome(part.name, part.claim, part.document, "", "left out", 0.0, "")
+            else:
+                done = outcome(part, min(part.limit_s, max(1.0, end - time.monotonic())))
+            if done.outcome in ("failed", "too slow"):
+                print(f"== {done.name}: {done.command}\n{done.said}", flush=True)
+            print(done.line, flush=True)
+            outcomes.append(done)
+            file.write_text(json.dumps({**facts, "parts": [asdict(one) for one in outcomes]}, indent=1) + "\n")
+    print(f"\n{facts['commit'][:12]} on {facts['gpu']}, {sum(one.seconds for one in outcomes):.0f} s: {file}")
+    for one in outcomes:
+        print(one.line)
+    return 0 if all(one.outcome == "passed" for one in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""`make verify-gpu`: parts that fail or hang do not keep the others from running, and its file must be recent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from perf.check import verify
+from perf.check.verify import Part, commits_behind, folder_of, main
+
+PASSES, FAILS = ("-c", "print('all is well')"), ("-c", "print('it differs'); raise SystemExit(3)")
+HANGS = ("-c", "import time; print('begun', flush=True); time.sleep(600)")
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        Part("first", "one fails", "docs/correctness.md", FAILS, 60),
+        Part("second", "one hangs", "docs/correctness.md", HANGS, 1.5),
+        Part("third", "one passes", "docs/correctness.md", PASSES, 60),
+    ]
+    monkeypatch.setattr(verify, "parts", lambda model: made)
+    monkeypatch.setattr(verify, "provenance", lambda: {"commit": "0123abc", "gpu": "NVIDIA H100 80GB HBM3"})
+    monkeypatch.setattr(verify.shapes, "write", lambda *size: Path("model"))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_the_others_run_when_a_part_fails_or_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results" / "verify.json"
+    assert main(["--json", str(file)]) == 1
+    held = json.loads(file.read_text())
+    assert held["commit"] == "0123abc"
+    outcomes = [(part["name"], part["outcome"]) for part in held["parts"]]
+    assert outcomes == [("first", "failed"), ("second", "too slow"), ("third", "passed")]
+    assert "it differs" in held["parts"][0]["said"]
+    assert "begun" in held["parts"][1]["said"]
+    table = capsys.readouterr().out.splitlines()[-3:]
+    assert [line.split()[0] for line in table] == ["first", "second", "third"]
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_what_is_left_out_is_said_and_is_no_success(tmp_path: Path) -> None:
+    file = tmp_path / "verify.json"
+    assert main(["--json", str(file), "--only", "third"]) == 1
+    assert [part["outcome"] for part in json.loads(file.read_text())["parts"]] == ["left out", "left out", "passed"]
+    with pytest.raises(SystemExit):
+        main(["--json", str(file), "--leave-out", "fourth"])
+
+
+def test_documents_of_the_claims_exist() -> None:
+    root = Path(__file__).parents[3]
+    for part in verify.parts(Path("model")):
+        assert (root / part.document).exists(), part.document
+
+
+def test_results_stand_under_the_gpus_name() -> None:
+    assert folder_of("NVIDIA H100 80GB HBM3") == "h100"
+    assert folder_of("NVIDIA H200") == "h200"
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True).stdout
+
+
+def test_commits_behind_the_newest_change_are_counted(tmp_path: Path) -> None:
+    full, shallow = tmp_path / "full", tmp_path / "shallow"
+    (full / "engine").mkdir(parents=True)
+    git(tmp_path, "init", "-q", "full")
+    commits = []
+    for n, name in enumerate(("engine/a", "README", "engine/a", "README", "README")):
+        (full / name).write_text(str(n))
+        git(full, "add", "-A")
+        git(full, "commit", "-q", "-m", "x", "--no-verify")
+        commits.append(git(full, "rev-parse", "HEAD").strip())
+    assert [commits_behind(commit, full) for commit in commits] == [2, 1, 0, 0, 0]
+    assert commits_behind(commits[0][:12] + "+changes", full) == 2
+    with pytest.raises(ValueError, match="run make verify-gpu"):
+        commits_behind("0123abc", full)
+    git(tmp_path, "clone", "-q", "--depth", "2", full.as_uri(), "shallow")
+    assert commits_behind(commits[0], shallow) is None
+    assert commits_behind(commits[-1], shallow) == 0
+
+
+def test_each_result_is_recent() -> None:
+    """Held as soon as a GPU has written one: at most 30 commits before the newest change under engine/ or kernels/."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        pytest.skip("this is a copy without git, which cannot say how old a result is")
+    for file in sorted(verify.RESULTS.glob("*/verify.json")):
+        commit = json.loads(file.read_text())["commit"]
+        behind = commits_behind(commit, root)
+        if behind is None:
+            pytest.skip(f"this shallow clone does not reach back to {commit[:12]}, which {file.parent.name} was run at")
+        assert behind <= 30, f"{file} is {behind} commits behind: run make verify-gpu"
