@@ -1,7 +1,4 @@
-"""GPU kernels in the Triton language, each beside the torch reference that defines it. Never imports `engine`."""
+"""GPU kernels in the Triton language, each beside the torch reference that defines it. Never imports `engine`.
 
-from kernels.registry import Case, Op, Tolerance, registry
-from kernels.select import Ops, select
-from kernels.workspace import Workspace
-
-__all__ = ["Case", "Op", "Ops", "Tolerance", "Workspace", "registry", "select"]
+Importing the package imports no torch, for the sake of `kernels.compilation`.
+"""

@@ -1,7 +1,7 @@
 """One registry of ops: tests, benchmarks, docs and the engine read it.
 
 An op is a folder: `reference.py` (torch, the definition and the CPU backend), `kernel.py` (Triton, the same signature
-behind a `Workspace`) and `cases.py` (inputs, tolerances, bytes and flops). `kernels.select(workspace)` binds every op
+behind a `Workspace`) and `cases.py` (inputs, tolerances, bytes and flops). `select.select(workspace)` binds every op
 once, at start.
 """
 

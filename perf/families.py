@@ -60,7 +60,8 @@ def floor_ms(model: Path) -> float:
     from engine.layers.moe import Moe
     from engine.models import registry
     from engine.models.decoder import Decoder
-    from kernels import Workspace, select
+    from kernels.select import select
+    from kernels.workspace import Workspace
 
     config, _ = registry.load(model)
     dtype = getattr(torch, config.dtype or "bfloat16")

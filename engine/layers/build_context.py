@@ -11,8 +11,8 @@ from engine.models.config import ModelConfig, RopeConfig
 from engine.parallel.communicator import ALONE, Communicator
 from engine.parallel.vocabulary import Vocabulary
 from engine.quant.weight import Weight
-from kernels import Ops
 from kernels.cache_scales import UNSCALED, CacheScales
+from kernels.select import Ops
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,9 @@ from engine.runner.warmup import warmup_steps
 from engine.types import MAX_LOGPROBS, SamplingParams
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
-from kernels import Workspace, select
 from kernels.compiles import Compiler, CompileWatch, Elsewhere
+from kernels.select import select
+from kernels.workspace import Workspace
 
 # Weights up to which one thread of a CPU is as fast as four or faster, and does not wait for others where other work
 # takes their cores (four threads took 4.1 times as long for 8 MB, 1.3 times for 92, as long for 436 and 1,300).

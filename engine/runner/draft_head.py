@@ -19,7 +19,7 @@ from engine.runner.drafting import Seen, Verify
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import PLAIN, Drawn, Sampler
-from kernels import Ops
+from kernels.select import Ops
 
 
 class HeadDrafter:

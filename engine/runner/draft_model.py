@@ -11,7 +11,7 @@ from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import PLAIN, Sampler
-from kernels import Ops
+from kernels.select import Ops
 
 
 class DraftModel:

@@ -20,7 +20,7 @@ from engine.config import MAX_DRAFTS
 from engine.core.plan import StepPlan
 from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.tables import Change, RowTables, Words
-from kernels import Ops
+from kernels.select import Ops
 
 # Words for changes of the tables in the fixed buffer; more than this goes up in a buffer of its own.
 CHANGE_WORDS = 1 << 16

@@ -11,7 +11,7 @@ import torch
 
 from engine.core.plan import StepResult
 from engine.types import TokenLogprobs
-from kernels import Ops
+from kernels.select import Ops
 
 NOT_FINITE = (
     "the model gave logits that are not finite numbers for this request, or everything was banned; it cannot go on"

@@ -31,9 +31,9 @@ from engine.runner.warmup import WarmupStep, logprobs_bucket
 from engine.sampling.logits import EDIT_IDS, EntryEdits, RowEdits, sent
 from engine.sampling.sampler import PLAIN, Drawn, EntryMasks, Sampler, SamplingExtras
 from engine.types import SamplingParams
-from kernels import Ops
 from kernels.compiles import CompileWatch
 from kernels.hardware import multiprocessors
+from kernels.select import Ops
 
 # Draws the tokens of a computed step with its entries' sampling extras.
 Draw = Callable[[SamplingExtras], Drawn]

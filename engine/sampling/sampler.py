@@ -10,7 +10,7 @@ import torch
 
 from engine.sampling.logits import EntryEdits, edit, sent
 from engine.sampling.params import RowParams
-from kernels import Ops
+from kernels.select import Ops
 
 
 @dataclass(frozen=True, slots=True)

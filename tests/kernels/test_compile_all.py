@@ -85,7 +85,7 @@ from types import ModuleType
 
 import torch
 
-from kernels import registry
+from kernels.registry import registry
 from kernels.compile_all import workers
 from kernels.registry import Case
 from kernels.testing import EXACT

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import Workspace
 from kernels.linear.packed_rows import unpacked
 from kernels.weight import Fp4
 from kernels.weight.packed import packed
+from kernels.workspace import Workspace
 from tests.compiled import SHARED_BYTES, run
 
 CODES = torch.arange(16, dtype=torch.uint8).repeat(2)[None]
@@ -21,7 +21,7 @@ COMPILE = """
 from collections import Counter
 import torch
 import triton
-from kernels import Workspace
+from kernels.workspace import Workspace
 from kernels.compiles import Compiler
 from kernels.linear import packed
 from kernels.linear.cases import fp4_case

@@ -30,7 +30,7 @@ LAUNCH = """
 from unittest import mock
 import torch
 import triton
-from kernels import Workspace
+from kernels.workspace import Workspace
 from kernels.compiles import Compiler
 from kernels.linear import gated_persistent, dense
 from kernels.weight import Dense

@@ -20,7 +20,7 @@ COMPILE = """
 from collections import Counter
 import torch
 import triton
-from kernels import Workspace
+from kernels.workspace import Workspace
 from kernels.compiles import Compiler
 from kernels.embedding import kernel as embedding
 from kernels.linear import gguf

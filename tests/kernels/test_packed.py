@@ -16,7 +16,7 @@ COMPILE = """
 from collections import Counter
 import torch
 import triton
-from kernels import Workspace
+from kernels.workspace import Workspace
 from kernels.compiles import Compiler
 from kernels.linear import fp8, packed
 from kernels.linear.cases import int8_case, packed_case

@@ -18,7 +18,7 @@ COMPILE = """
 import torch
 import triton
 import kernels.linear.quantized_stream as stream
-from kernels import Workspace
+from kernels.workspace import Workspace
 from kernels.compiles import Compiler
 from kernels.linear import fp8, packed
 from kernels.linear.cases import fp8_case, packed_case

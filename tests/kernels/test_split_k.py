@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import Workspace
 from kernels.linear.reference import linear
 from kernels.rms_norm.reference import rms_norm
 from kernels.testing import TOLERANCES, assert_close, randn, seeded, workspace
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import Workspace
 from kernels.linear import tuned_gemms
 from kernels.linear.blas import REDUCE_IN_FLOAT, Algorithm, Product, Refused
 from kernels.linear.tuned_gemms import TABLE, Products, Table
 from kernels.testing import TOLERANCES, assert_close, randn, seeded
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 
 ROWS, INPUTS, OUTPUTS = 24, 64, 48
 

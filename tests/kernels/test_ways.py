@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import Workspace
 from kernels.latent_attention.cases import case as attention_case
 from kernels.latent_attention.kernel import latent_attention
 from kernels.latent_write import kernel as write
@@ -27,6 +26,7 @@ from kernels.moe_route.cases import case as route_case
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, assert_close, check, seeded, workspace
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 
 
 def made(case: Case, device: torch.device) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, NormConfig
-from kernels import Workspace, select
+from kernels.select import select
 from kernels.thresholds import NORMED_ROWS
+from kernels.workspace import Workspace
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig("test", 8, 12, (), NormConfig(eps=1e-5, offset=1.0), 64, tied=False)

@@ -10,7 +10,8 @@ from engine.layers.build_context import BuildContext
 from engine.layers.moe import Moe
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, MoeConfig, NormConfig
-from kernels import Workspace, select
+from kernels.select import select
+from kernels.workspace import Workspace
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig("test", 8, 12, (), NormConfig(eps=1e-5), 64, tied=False)

@@ -29,7 +29,8 @@ from engine.models.decoder import Decoder
 from engine.models.reader import ConfigError
 from engine.quant import config as quantization
 from engine.quant.plan import plan, shared_apart
-from kernels import Workspace, select
+from kernels.select import select
+from kernels.workspace import Workspace
 
 CONFIGS = Path(__file__).parent / "configs"
 SERVED = sorted(file.stem for file in CONFIGS.glob("*.json"))

@@ -21,7 +21,8 @@ from engine.quant.formats.packed import PackedInt
 from engine.quant.plan import plan, shared_apart
 from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, Entry
-from kernels import Workspace, select
+from kernels.select import select
+from kernels.workspace import Workspace
 from tests.gate.integers import KIMI_IGNORES, awq_config, compressed, gptq_config
 from tests.models.test_published import values
 

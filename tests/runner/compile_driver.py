@@ -104,8 +104,8 @@ def main() -> None:
     import triton
 
     import kernels.hardware
-    from kernels import Workspace
     from kernels.compiles import Compiler
+    from kernels.workspace import Workspace
 
     triton.runtime.driver.set_active(Driver())
     kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]

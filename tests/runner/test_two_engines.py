@@ -18,7 +18,8 @@ import torch
 from engine.config import RuntimeConfig
 from engine.runner import build
 from engine.runner.runner import DeviceRunner
-from kernels import Workspace, registry
+from kernels.registry import registry
+from kernels.workspace import Workspace
 from tests.runner.tiny import generate, make, start, step
 
 PROMPT = [11 + 7 * i for i in range(6)]

@@ -29,9 +29,9 @@ from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
 from engine.runner.warmup import warmup_steps
 from engine.types import SamplingParams
-from kernels import Workspace
 from kernels.compiles import Zeroed
 from kernels.registry import registry
+from kernels.workspace import Workspace
 
 ROWS, BUDGET, CONTEXT = 256, 5120, 8192
 BLOCK = 16
