@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine import env
 from engine.beam.group import BeamGroup, Submission
 from engine.beam.search import BeamSearch
 from engine.cache.manager import GroupUse, KVManager
@@ -32,7 +33,6 @@ from engine.core.prefill_policy import choose_prefill_policy
 from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
 from engine.parallel.group import Group
-from engine.runner import compile_process
 from engine.speculation.drafters import maker, predicted
 from engine.types import (
     MAX_LOGPROBS,
@@ -46,6 +46,7 @@ from engine.types import (
     TokenLogprobs,
     check_bad_word_ids,
 )
+from kernels.compilation import process as compile_process
 
 if TYPE_CHECKING:
     from engine.structured.grammars import Grammars
@@ -213,7 +214,9 @@ class Engine:
         # Before torch is imported here: the helper process imports it meanwhile.
         runner: Runner
         lost: Callable[[], BaseException | None] = _nobody
-        with compile_process.helper(config.runtime) as elsewhere:
+        runtime = config.runtime
+        ahead = runtime.compile_ahead == "processes"
+        with compile_process.helper(runtime.device != "cpu", ahead, env.inherited()) as elsewhere:
             if config.parallel.tensor > 1:
                 group = Group(config)
                 runner, lost = group.lead(progress, elsewhere), lambda: group.failure

@@ -26,7 +26,7 @@ from engine.parallel.ring import RingWriter
 
 if TYPE_CHECKING:
     from engine.runner.build import Progress
-    from kernels.compiles import Elsewhere
+    from kernels.compilation.ahead import Elsewhere
 
 T = TypeVar("T")
 

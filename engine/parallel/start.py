@@ -12,7 +12,7 @@ from engine.models.reader import ConfigError
 from engine.parallel.communicator import connect
 from engine.runner.build import Progress, build_runner, device_of
 from engine.runner.runner import DeviceRunner
-from kernels.compiles import Elsewhere
+from kernels.compilation.ahead import Elsewhere
 
 # Ranks import and read for different lengths of time before they meet.
 MEET_S = 600.0

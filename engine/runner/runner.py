@@ -31,7 +31,7 @@ from engine.runner.warmup import WarmupStep, logprobs_bucket
 from engine.sampling.logits import EDIT_IDS, EntryEdits, RowEdits, sent
 from engine.sampling.sampler import PLAIN, Drawn, EntryMasks, Sampler, SamplingExtras
 from engine.types import SamplingParams
-from kernels.compiles import CompileWatch
+from kernels.compilation.ahead import CompileWatch
 from kernels.hardware import multiprocessors
 from kernels.select import Ops
 

@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler.errors import CompilationError
 from triton.runtime.jit import MockTensor
 
+from kernels.compilation.variant import hash_functions
 from kernels.compile_all.targets import Target, compiling_for
 from kernels.compile_all.tensors import CUDA, NeedsValues, address, inputs, without_memory
 from kernels.hardware import FP8_CAPABILITY
 from kernels.registry import Case
-from kernels.variants import hash_functions
 from kernels.workspace import Workspace
 
 # What Triton says of 8-bit floats where the GPU does not convert them, and what the engine does there.

@@ -22,13 +22,13 @@ from collections import Counter
 import torch
 import triton
 from kernels.workspace import Workspace
-from kernels.compiles import Compiler
+from kernels.compilation.ahead import Compiler
 from kernels.linear import packed
 from kernels.linear.cases import fp4_case
 from kernels.moe_gemm import packed as experts
 from kernels.moe_gemm.cases import fp4_case as experts_case
 from kernels.testing import seeded
-from tests.runner.compile_driver import Driver
+from tests.kernels.compilation.driver import Driver
 
 triton.runtime.driver.set_active(Driver())
 compiled, shared = Counter(), []

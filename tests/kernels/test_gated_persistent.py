@@ -31,10 +31,10 @@ from unittest import mock
 import torch
 import triton
 from kernels.workspace import Workspace
-from kernels.compiles import Compiler
+from kernels.compilation.ahead import Compiler
 from kernels.linear import gated_persistent, dense
 from kernels.weight import Dense
-from tests.runner.compile_driver import Driver
+from tests.kernels.compilation.driver import Driver
 
 triton.runtime.driver.set_active(Driver())
 compiled = []

@@ -21,7 +21,7 @@ from collections import Counter
 import torch
 import triton
 from kernels.workspace import Workspace
-from kernels.compiles import Compiler
+from kernels.compilation.ahead import Compiler
 from kernels.embedding import kernel as embedding
 from kernels.linear import gguf
 from kernels.linear.cases import gguf_case
@@ -30,7 +30,7 @@ from kernels.moe_gemm import gguf as experts
 from kernels.moe_gemm.cases import gguf_case as experts_case
 from kernels.testing import seeded
 from kernels.weight.gguf import FORMATS
-from tests.runner.compile_driver import Driver
+from tests.kernels.compilation.driver import Driver
 
 triton.runtime.driver.set_active(Driver())
 compiled, shared = Counter(), []

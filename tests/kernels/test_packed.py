@@ -17,14 +17,14 @@ from collections import Counter
 import torch
 import triton
 from kernels.workspace import Workspace
-from kernels.compiles import Compiler
+from kernels.compilation.ahead import Compiler
 from kernels.linear import fp8, packed
 from kernels.linear.cases import int8_case, packed_case
 from kernels.moe_gemm import w8a8, packed as experts
 from kernels.moe_gemm.cases import w8a8_case, packed_case as experts_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
-from tests.runner.compile_driver import Driver
+from tests.kernels.compilation.driver import Driver
 
 triton.runtime.driver.set_active(Driver())
 compiled, shared = Counter(), []

@@ -19,12 +19,12 @@ import torch
 import triton
 import kernels.linear.quantized_stream as stream
 from kernels.workspace import Workspace
-from kernels.compiles import Compiler
+from kernels.compilation.ahead import Compiler
 from kernels.linear import fp8, packed
 from kernels.linear.cases import fp8_case, packed_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
-from tests.runner.compile_driver import Driver
+from tests.kernels.compilation.driver import Driver
 
 stream.multiprocessors = lambda device: 132
 triton.runtime.driver.set_active(Driver())

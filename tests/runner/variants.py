@@ -29,7 +29,7 @@ from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
 from engine.runner.warmup import warmup_steps
 from engine.types import SamplingParams
-from kernels.compiles import Zeroed
+from kernels.compilation.ahead import Zeroed
 from kernels.registry import registry
 from kernels.workspace import Workspace
 

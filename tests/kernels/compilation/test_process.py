@@ -16,15 +16,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from engine.config import RuntimeConfig
-from engine.runner import compile_process
-from engine.runner.compile_process import CompileProcess
+from engine import env
+from kernels.compilation import process as compile_process
+from kernels.compilation.process import CompileProcess
 from tests.compiled import environment
-from tests.runner.compile_driver import outlive, running
+from tests.kernels.compilation.driver import outlive, running
 
 
 def play(scenario: str, cache: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.runner.compile_driver", scenario]
+    command = [sys.executable, "-m", "tests.kernels.compilation.driver", scenario]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(cache))
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_without_the_helper_the_rest_is_compiled_here(tmp_path: Path, threads: d
 
 
 def test_the_helper_and_its_children_end_with_the_engines_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.runner.compile_driver", "abandoned"]
+    command = [sys.executable, "-m", "tests.kernels.compilation.driver", "abandoned"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(tmp_path)) as engine:
         assert engine.stdout is not None
         pids = json.loads(engine.stdout.readline())
@@ -80,7 +80,7 @@ def test_the_helper_and_its_children_end_with_the_engines_process(tmp_path: Path
 def test_names_in_the_cache_do_not_hang_on_the_order_of_launches(tmp_path: Path) -> None:
     program = """
 import importlib, sys
-from kernels.variants import hash_functions
+from kernels.compilation.variant import hash_functions
 names = sys.argv[1:]
 modules = [importlib.import_module(f"kernels.{name}.kernel") for name in names]
 for module in modules:
@@ -105,7 +105,7 @@ print(sorted((name, function.cache_key) for name, function in found))
 
 @pytest.fixture
 def process() -> Iterator[CompileProcess]:
-    process = CompileProcess()
+    process = CompileProcess(env.inherited())
     yield process
     process.close()
 
@@ -117,7 +117,7 @@ def test_what_is_no_kernel_is_refused_and_the_helper_goes_on(process: CompilePro
 
 
 def test_a_closed_helper_compiles_nothing() -> None:
-    process = CompileProcess()
+    process = CompileProcess(env.inherited())
     process.close()
     assert not process.compile(b"")
     assert not running(process.pid)
@@ -136,33 +136,31 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "runtime",
-    [RuntimeConfig(compile_ahead="threads"), RuntimeConfig(compile_ahead="off"), RuntimeConfig(device="cpu")],
-    ids=["threads", "off", "on a CPU"],
+    ("gpu_wanted", "processes"), [(True, False), (False, True)], ids=["in threads or not at all", "on a CPU"]
 )
 @pytest.mark.usefixtures("gpu")
-def test_no_helper_is_started_in_vain(runtime: RuntimeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_helper_is_started_in_vain(gpu_wanted: bool, processes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_process, "CompileProcess", None)
-    with compile_process.helper(runtime) as compile_elsewhere:
+    with compile_process.helper(gpu_wanted, processes, env.inherited()) as compile_elsewhere:
         assert compile_elsewhere is None
 
 
 def test_no_helper_is_started_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compile_process, "_DEVICE", tmp_path / "nothing")
-    with compile_process.helper(RuntimeConfig()) as compile_elsewhere:
+    with compile_process.helper(True, True, env.inherited()) as compile_elsewhere:
         assert compile_elsewhere is None
 
 
 @pytest.mark.usefixtures("gpu")
 def test_an_engine_starts_where_no_helper_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with compile_process.helper(RuntimeConfig()) as compile_elsewhere:
+    with compile_process.helper(True, True, env.inherited()) as compile_elsewhere:
         assert compile_elsewhere is None
 
 
 @pytest.mark.usefixtures("gpu")
 def test_the_helper_lives_as_long_as_the_block() -> None:
-    with compile_process.helper(RuntimeConfig()) as compile_elsewhere:
+    with compile_process.helper(True, True, env.inherited()) as compile_elsewhere:
         assert compile_elsewhere is not None
         pid = compile_elsewhere.__self__.pid  # type: ignore[attr-defined]
         assert running(pid)

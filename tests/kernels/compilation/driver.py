@@ -1,6 +1,6 @@
 """Compiles a few kernels ahead on a machine without a GPU, and says where they were compiled.
 
-    python -m tests.runner.compile_driver none | helper | child-killed | helper-killed | abandoned
+    python -m tests.kernels.compilation.driver none | helper | child-killed | helper-killed | abandoned
 
 The driver is a stand-in: kernels are compiled for Hopper as they would be, and nothing is loaded or run. Prints JSON.
 `abandoned` prints the helper's pid and waits, with compilations under way, for whoever ends it. TRITON_CACHE_DIR names
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from engine.runner.compile_process import CompileProcess
+from kernels.compilation.process import CompileProcess
 
 OPS = ("rms_norm", "gated_activation", "linear", "sample")
 GONE_S = 20.0
@@ -99,12 +99,12 @@ def launch_all(workspace: Any) -> None:
 
 def main() -> None:
     scenario = sys.argv[1]
-    process = None if scenario == "none" else CompileProcess()
+    process = None if scenario == "none" else CompileProcess(dict(os.environ))
     import torch
     import triton
 
     import kernels.hardware
-    from kernels.compiles import Compiler
+    from kernels.compilation.ahead import Compiler
     from kernels.workspace import Workspace
 
     triton.runtime.driver.set_active(Driver())

@@ -19,13 +19,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import NoReturn
-
-from engine import env
-from engine.config import RuntimeConfig
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +35,21 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @contextlib.contextmanager
-def helper(runtime: RuntimeConfig) -> Iterator[Callable[[bytes], bool] | None]:
-    """`CompileProcess.compile` of a helper that lives within the block; None where the settings or the machine have no
-    use for one. Asks for the GPU's device file, because torch is not imported yet."""
-    if runtime.device == "cpu" or not _DEVICE.exists():
+def helper(gpu: bool, processes: bool, environment: Mapping[str, str]) -> Iterator[Callable[[bytes], bool] | None]:
+    """`CompileProcess.compile` of a helper that lives within the block; None where there is no use for one.
+
+    gpu: the engine may take one. Whether there is one is asked of its device file, because torch is not imported yet.
+    processes: kernels are to be compiled in other processes. environment: variables of the helper.
+    """
+    if not gpu or not _DEVICE.exists():
         yield None
         return
     threading.Thread(target=_hash_triton, name="triton-key", daemon=True).start()
-    if runtime.compile_ahead != "processes":
+    if not processes:
         yield None
         return
     try:
-        process = CompileProcess()
+        process = CompileProcess(environment)
     except OSError as error:
         log.warning("kernels are compiled in threads, which takes longer: no process could be started: %s", error)
         yield None
@@ -72,7 +72,7 @@ def _hash_triton() -> None:
 class CompileProcess:
     """The engine's side of the helper. Starting it takes no time; what it is sent early waits until it is up."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -81,7 +81,7 @@ class CompileProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 # numpy's threads would stand in the way of forking
-                env=env.inherited(PYTHONPATH=os.pathsep.join(filter(None, sys.path)), OPENBLAS_NUM_THREADS="1"),
+                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
             )
         self._lock = threading.Lock()
         self._answers: dict[int, Future[bool]] = {}
@@ -95,8 +95,8 @@ class CompileProcess:
         return self._process.pid
 
     def compile(self, variant: bytes) -> bool:
-        """Wait until a `kernels.variants.Variant` is compiled. False when it was not, whatever the reason. From any
-        number of threads: as many are compiled at once."""
+        """Wait until a variant (`kernels.compilation.variant`) is compiled. False when it was not, whatever the reason.
+        From any number of threads: as many are compiled at once."""
         answer: Future[bool] = Future()
         with self._lock:
             if self._gone:
@@ -141,7 +141,7 @@ class Helper:
 
     def run(self) -> None:
         """Compile what comes until the other side is gone."""
-        from kernels.variants import prepare
+        from kernels.compilation.variant import prepare
 
         prepare()
         while True:
@@ -155,7 +155,7 @@ class Helper:
 
     def _start(self, number: bytes, data: bytes) -> None:
         """Fork a child that compiles. Its end of a pipe closes when it ends, however it does."""
-        from kernels.variants import Variant
+        from kernels.compilation.variant import Variant
 
         alive, held = os.pipe()
         parent = os.getpid()

@@ -20,7 +20,7 @@ from kernels.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
-# Compiles a `kernels.variants.Variant`, given as bytes, into Triton's cache, and says whether it did.
+# Compiles a `kernels.compilation.variant.Variant`, given as bytes, into Triton's cache, and says whether it did.
 Elsewhere = Callable[[bytes], bool]
 
 
@@ -93,7 +93,7 @@ class Compiler:
         self._open = ExitStack()
 
     def __enter__(self) -> Compiler:
-        from kernels.variants import CompileFirst
+        from kernels.compilation.variant import CompileFirst
 
         pool = self._open.enter_context(ThreadPoolExecutor(self._threads))
         self._mode = self._open.enter_context(CompileFirst(pool, self._elsewhere))
@@ -114,7 +114,7 @@ class Compiler:
             yield
 
     def _compile(self, function: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-        from kernels.variants import hash_functions
+        from kernels.compilation.variant import hash_functions
 
         hash_functions(function.fn.__module__)
         kernel = function.run(*args, grid=grid, warmup=True, **options)
