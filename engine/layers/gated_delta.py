@@ -36,7 +36,7 @@ class GatedDelta(nn.Module):
         self.a_log = build.empty(heads, dtype=torch.float32)
         self.dt_bias = build.empty(heads, dtype=torch.float32)
         self.norm = build.empty(config.value_dim)
-        self.out = Linear(values, hidden, build)
+        self.out = Linear(values, hidden, build, partial=True)
         self._eps = build.config.norm.eps
         self._ops = build.ops
         self._deterministic = build.deterministic

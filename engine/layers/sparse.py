@@ -81,7 +81,7 @@ class SparseAttention(nn.Module):
         self.sinks = build.empty(heads, dtype=torch.float32)
         groups = config.out_groups
         self.out_down = build.weight(groups, config.out_rank, heads * d // groups, dense_only=True)
-        self.out = Linear(config.out_groups * config.out_rank, hidden, build)
+        self.out = Linear(config.out_groups * config.out_rank, hidden, build, partial=True)
         self._rope = build.rope(config.rope, config.rope.rotary_dim)
         self._eps = build.config.norm.eps
         self._ops = build.ops

@@ -276,7 +276,9 @@ def attention_rules(config: AttentionConfig, name: str = "model.layers.{layer}.s
     at = "layers.{layer}.mixer"
     projections = tuple(f"{name}.{part}_proj" for part in "qkv")
     heads = concat(*(count * config.head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)))
-    queries, keys = (Split("outputs", part, config.head_dim) for part in ("heads", "groups"))
+    # A gate stands beside each query.
+    queries = Split("outputs", "heads", config.head_dim * (1 + config.gated))
+    keys = Split("outputs", "groups", config.head_dim)
     three = (queries, keys, keys)
     out = (Split("inputs", "heads", config.head_dim),)
     rules = [

@@ -10,7 +10,7 @@ from dataclasses import replace
 from engine.models import common
 from engine.models.config import IndexerConfig, RopeConfig, SparseAttentionConfig
 from engine.models.reader import LARGEST_POSITION, ConfigError, Reader, shown
-from engine.weights.rules import Flat, Rule, concat
+from engine.weights.rules import Flat, Rule, Split, concat
 
 KINDS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
@@ -109,13 +109,25 @@ def attention_rules(config: SparseAttentionConfig, name: str) -> list[Rule]:
     if index is not None:
         down["indexer.weights_proj"] = index.num_heads
         q_up["indexer.wq_b"] = index.num_heads * index.head_dim
+    # Latents and what the indexer chooses by are whole on every rank.
+    heads = Split("outputs", "heads", config.head_dim)
     return [
         *made,
         Rule(f"{at}.down.weight", tuple(f"{name}.{part}.weight" for part in down), concat(*down.values())),
-        Rule(f"{at}.q_up.weight", tuple(f"{name}.{part}.weight" for part in q_up), concat(*q_up.values())),
+        Rule(
+            f"{at}.q_up.weight",
+            tuple(f"{name}.{part}.weight" for part in q_up),
+            concat(*q_up.values()),
+            splits=(heads, None)[: len(q_up)],
+        ),
         Rule(f"{at}.q_norm.weight", (f"{name}.q_norm.weight",)),
         Rule(f"{at}.kv_norm", (f"{name}.norm.weight",)),
-        Rule(f"{at}.sinks", (f"{name}.attn_sink",)),
-        Rule(f"{at}.out_down", (f"{name}.wo_a.weight",), Flat()),
-        Rule(f"{at}.out.weight", (f"{name}.wo_b.weight",)),
+        Rule(f"{at}.sinks", (f"{name}.attn_sink",), splits=(Split("outputs", "heads"),)),
+        Rule(
+            f"{at}.out_down",
+            (f"{name}.wo_a.weight",),
+            Flat(),
+            splits=(Split("outputs", "groups", config.out_rank),),
+        ),
+        Rule(f"{at}.out.weight", (f"{name}.wo_b.weight",), splits=(Split("inputs", "groups", config.out_rank),)),
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.models import common, mtp
 from engine.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig
 from engine.models.reader import Reader
-from engine.weights.rules import Rule, Shape, concat
+from engine.weights.rules import Rule, Sections, Shape, Split, concat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,13 +79,16 @@ def _mixer_rules(config: AttentionConfig | GatedDeltaConfig, name: str) -> list[
     values = config.num_value_heads * config.value_dim
     channels = 2 * config.num_key_heads * config.key_dim + values
     parts = concat(channels, values, config.num_value_heads, config.num_value_heads)
+    each, keys = Split("outputs", "heads"), Split("outputs", "groups", config.key_dim)
+    gates = Split("outputs", "heads", config.value_dim)
+    qkv = Sections((keys, keys, gates))
     return [
-        Rule(f"{at}.project.weight", projections, parts),
-        Rule(f"{at}.conv", (f"{name}.conv1d.weight",)),
-        Rule(f"{at}.a_log", (f"{name}.A_log",)),
-        Rule(f"{at}.dt_bias", (f"{name}.dt_bias",)),
+        Rule(f"{at}.project.weight", projections, parts, splits=(qkv, gates, each, each)),
+        Rule(f"{at}.conv", (f"{name}.conv1d.weight",), splits=(qkv,)),
+        Rule(f"{at}.a_log", (f"{name}.A_log",), splits=(each,)),
+        Rule(f"{at}.dt_bias", (f"{name}.dt_bias",), splits=(each,)),
         Rule(f"{at}.norm", (f"{name}.norm.weight",)),
-        Rule(f"{at}.out.weight", (f"{name}.out_proj.weight",)),
+        Rule(f"{at}.out.weight", (f"{name}.out_proj.weight",), splits=(Split("inputs", "heads", config.value_dim),)),
     ]
 
 

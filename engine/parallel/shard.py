@@ -1,25 +1,46 @@
 """What of a model one rank holds: the same layers, narrower. No torch.
 
-A rank's decoder is that of a smaller model: every rule, format and kernel is what it is on one rank. Key-value heads
-and inner channels are dealt out as evenly as they go; with fewer key-value heads than ranks each head is held by
-several, which share its queries.
+A rank's decoder is that of a smaller model: every rule, format and kernel is what it is on one rank. Heads go with the
+group that they share something with (a key-value head, a key head of a state, a product behind attention). Groups and
+inner channels are dealt out as evenly as they go; with fewer key-value heads than ranks each head is held by several,
+which share its queries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.models.config import (
     AttentionConfig,
+    GatedDeltaConfig,
     LatentAttentionConfig,
     LayerConfig,
-    MlpConfig,
     ModelConfig,
     MoeConfig,
+    SparseAttentionConfig,
 )
 from engine.models.reader import ConfigError
 from engine.weights.rules import Part
 
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A mixer's fields that count its heads and the groups that these come in, and what groups are called. shared:
+    several ranks may hold one group, each with some of its heads."""
+
+    heads: str
+    groups: str | None = None
+    name: str = ""
+    shared: bool = True
+
+
+COUNTED: dict[type, Counted] = {
+    AttentionConfig: Counted("num_heads", "num_kv_heads", "key-value heads"),
+    GatedDeltaConfig: Counted("num_value_heads", "num_key_heads", "key heads"),
+    LatentAttentionConfig: Counted("num_heads"),
+    SparseAttentionConfig: Counted("num_heads", "out_groups", "groups of outputs", shared=False),
+}
 # Inner channels go by the largest of these that gives each rank some: blocks of FP8, groups and words of INT4.
 UNITS = (128, 64, 32, 16, 8, 1)
 Run = tuple[int, int]
@@ -49,55 +70,53 @@ def shard_config(model: ModelConfig, shard: Shard) -> ModelConfig:
     """
     if shard.size == 1:
         return model
-    if model.hyper is not None:
-        raise _refused(shard, f"{model.family} keeps parallel residual streams")
     return replace(model, layers=tuple(_layer(layer, model, shard) for layer in model.layers))
 
 
 def _layer(layer: LayerConfig, model: ModelConfig, shard: Shard) -> LayerConfig:
     runs = runs_of(layer, model, shard)
     size = {part: stop - start for part, (_, (start, stop)) in runs.items()}
-    mixer, ffn = layer.mixer, layer.ffn
-    if isinstance(mixer, AttentionConfig):
-        mixer = replace(mixer, num_heads=size["heads"], num_kv_heads=size["groups"])
-    elif isinstance(mixer, LatentAttentionConfig):
-        mixer = replace(mixer, num_heads=size["heads"])
-    return replace(layer, mixer=mixer, ffn=replace(ffn, intermediate=size["inner"]))
+    counted = COUNTED[type(layer.mixer)]
+    fields: dict[str, Any] = {counted.heads: size["heads"]}
+    if counted.groups is not None:
+        fields[counted.groups] = size["groups"]
+    return replace(layer, mixer=replace(layer.mixer, **fields), ffn=replace(layer.ffn, intermediate=size["inner"]))
 
 
 def runs_of(layer: LayerConfig, model: ModelConfig, shard: Shard) -> Runs:
     """What the rank takes of each part of a layer. Raises ConfigError as `shard_config` does."""
     mixer, ffn = layer.mixer, layer.ffn
-    known = isinstance(mixer, AttentionConfig | LatentAttentionConfig) and isinstance(ffn, MlpConfig | MoeConfig)
-    if not known or getattr(mixer, "gated", False) or getattr(mixer, "sinks", False):
+    counted = COUNTED.get(type(mixer))
+    if counted is None or getattr(mixer, "sinks", False):
         raise _refused(shard, f"{model.family} has layers of {type(mixer).__name__}")
     if isinstance(ffn, MoeConfig) and getattr(ffn, "bias", False):
         raise _refused(shard, f"{model.family} has experts with biases")
     made: Runs = {"inner": (ffn.intermediate, _inner(ffn.intermediate, shard))}
-    assert isinstance(mixer, AttentionConfig | LatentAttentionConfig)
-    if isinstance(mixer, AttentionConfig):
-        heads, groups = _heads(mixer.num_heads, mixer.num_kv_heads, shard)
-        made["groups"] = (mixer.num_kv_heads, groups)
-    elif mixer.num_heads < shard.size:
-        raise _refused(shard, f"it has {mixer.num_heads} heads, less than one for each")
+    count = getattr(mixer, counted.heads)
+    if counted.groups is not None:
+        groups = getattr(mixer, counted.groups)
+        heads, own = _heads(count, groups, counted, shard)
+        made["groups"] = (groups, own)
+    elif count < shard.size:
+        raise _refused(shard, f"it has {count} heads, less than one for each")
     else:
-        heads = shard.partition(mixer.num_heads)
-    made["heads"] = (mixer.num_heads, heads)
+        heads = shard.partition(count)
+    made["heads"] = (count, heads)
     return made
 
 
-def _heads(heads: int, groups: int, shard: Shard) -> tuple[Run, Run]:
-    """The rank's query heads and key-value heads, of which each serves heads / groups queries."""
+def _heads(heads: int, groups: int, counted: Counted, shard: Shard) -> tuple[Run, Run]:
+    """The rank's heads and the groups that they are of, each of heads / groups."""
     each = heads // groups
     if groups >= shard.size:
         start, stop = shard.partition(groups)
         return (start * each, stop * each), (start, stop)
     holders = shard.size // groups
-    if shard.size % groups or each < holders:
+    if shard.size % groups or each < holders or not counted.shared:
         raise _refused(
             shard,
-            f"its {groups} key-value heads, each of {each} query heads, go neither into {shard.size} nor "
-            f"{shard.size} into them",
+            f"its {groups} {counted.name}, each of {each} heads, go neither into {shard.size} nor {shard.size} into "
+            "them",
         )
     group = shard.rank // holders
     start, stop = Shard(shard.rank % holders, holders).partition(each)

@@ -11,10 +11,10 @@ from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
-from engine.parallel.shard import Runs, Shard, runs_of
+from engine.parallel.shard import Run, Runs, Shard, runs_of
 from engine.parallel.vocabulary import Vocabulary
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError
-from engine.weights.rules import Rule, Split
+from engine.weights.rules import Rule, Sections, Split
 
 # The end of a module's tensor that holds the shape of the whole, which is no rank's.
 SHAPE = "weight_shape"
@@ -75,9 +75,7 @@ def shard_checkpoint(
         runs = _of_target(rule.target, layers)
         runs["vocabulary"] = (vocabulary.total, words)
         for source, split in rule.shared.items():
-            count, (start, stop) = runs[split.part]
-            wide = split.width
-            cuts[source] = _Cut(split, count * wide, start * wide, stop * wide)
+            cuts[source] = _cut(split, runs)
     for name, other in copies.items():
         if other in cuts:
             cuts[name] = cuts[other]
@@ -99,18 +97,26 @@ def _of_target(target: str, layers: list[Runs]) -> Runs:
     return dict(layers[int(parts[1])]) if parts[0] == "layers" else {}
 
 
+def _cut(split: Split | Sections, runs: Runs) -> _Cut:
+    at, kept = 0, []
+    for section in split.sections:
+        count, (start, stop) = runs[section.part]
+        kept.append((at + start * section.width, at + stop * section.width))
+        at += count * section.width
+    return _Cut(split.axis, at, tuple(kept))
+
+
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Outputs or inputs [start, stop) of the `whole` that a module has."""
+    """Runs [start, stop) of the `whole` outputs or inputs that a module has."""
 
-    split: Split
+    axis: str
     whole: int
-    start: int
-    stop: int
+    runs: tuple[Run, ...]
 
     def of(self, entry: Entry, end: str, shard: Shard) -> Entry:
         """The slice of one of the module's tensors, each entry of which stands for one or several numbers."""
-        along = int(self.split.axis == "inputs")
+        along = int(self.axis == "inputs")
         if end == "g_idx" or end == "weight_g_idx":
             if along:
                 raise WeightsError(
@@ -122,13 +128,19 @@ class _Cut:
             along = 1 - along
         if along >= len(entry.shape) or entry.shape[along] == 1:
             return entry  # one for all, or a bias-like row of what is not shared
-        size = entry.shape[along]
-        each = -(-self.whole // size)
-        if self.start % each or (self.stop % each and self.stop != self.whole):
+        each = -(-self.whole // entry.shape[along])
+        if any(start % each or (stop % each and stop != self.whole) for start, stop in self.runs):
+            borders = ", ".join(f"{start} to {stop}" for start, stop in self.runs)
             raise WeightsError(
-                f"{entry.name} has one number for {each} of {self.whole} {self.split.axis}, and {shard.size} ranks "
-                f"would share them at {self.start} and {self.stop}: use a parallel.tensor that divides "
-                f"{self.whole // each}"
+                f"{entry.name} has one number for {each} of {self.whole} {self.axis}, and of these one of {shard.size} "
+                f"ranks would take {borders}: use a parallel.tensor that divides {self.whole // each}"
             )
-        start, stop = self.start // each, -(-self.stop // each)
-        return entry.rows(start, stop) if along == 0 else entry.columns(start, stop)
+        runs = [(start // each, -(-stop // each)) for start, stop in self.runs]
+        if along == 0:
+            return entry.runs(runs)
+        if len(runs) > 1:
+            raise WeightsError(
+                f"{entry.name} is stored by inputs and holds {len(runs)} projections, of which {shard.size} ranks "
+                "would each take a part, which is not implemented: set parallel.tensor to 1"
+            )
+        return entry.columns(*runs[0])

@@ -130,7 +130,8 @@ def _eagle3(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeig
 
 def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Target) -> DraftWeights:
     """The model's own module for further tokens."""
-    said = registry.ahead(target.family, target.model)
+    whole = target.model
+    said = registry.ahead(target.family, whole)
     if said is None:
         raise ConfigError(
             "speculation.method mtp needs layers that predict further tokens, and this model's config.json names none "
@@ -146,18 +147,21 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     quantize = config.weights.quantize
     checkpoint = None if held is None else Checkpoint(own)
     if quant.shared_apart(said.rules, checkpoint, target.method, quantize):
-        said = registry.ahead(target.family, with_shared_apart(target.model)) or said
+        whole = with_shared_apart(whole)
+        said = registry.ahead(target.family, whole) or said
     # What equals the model's is the model's.
     apart = {
         part: theirs
         for part, (ours, theirs) in zip(("embed", "head"), said.outer.items(), strict=True)
         if held is not None and theirs in own and not (ours in held and loader.equal(held[ours], own[theirs]))
     }
-    rules = [*said.rules, *(outer_rule(part, name) for part, name in apart.items())]
-    model = replace(target.model, layers=(said.layer,))
+    outer = [outer_rule(part, name) for part, name in apart.items()]
+    model = replace(whole, layers=(said.layer,))
     if checkpoint is not None:
         vocabulary = Vocabulary(model.vocab_size, build.communicator)
-        checkpoint = shard_checkpoint(checkpoint, rules, model, target.shard, vocabulary, {})
+        checkpoint = shard_checkpoint(checkpoint, [*said.rules, *outer], model, target.shard, vocabulary, {})
+    said = registry.ahead(target.family, shard_config(whole, target.shard)) or said
+    rules = [*said.rules, *outer]
     scales = cache_scales.found(target.checkpoint, model.prefix, bool(build.cache_scales))
     own_build = replace(
         build,

@@ -10,7 +10,7 @@ import json
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -57,7 +57,7 @@ class Entry:
 
     blocks: the name of a GGUF file's format, of which dtype and shape are those of bytes. paired: rows of a head whose
     halves stand pair by pair in the file, 0 where they stand as they are. offset: what the file has too much in each
-    number.
+    number. joined: the tensors that it is made of, one behind the other along the first dimension; none for one.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Entry:
     blocks: str | None = None
     paired: int = 0
     offset: float = 0.0
+    joined: tuple[Entry, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -80,14 +81,25 @@ class Entry:
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
+    def parts(self) -> tuple[Entry, ...]:
+        """What can be read at once, in order of rows."""
+        return self.joined or (self,)
+
+    @property
     def span(self) -> int:
-        """Bytes from the first to the last, with those between that belong to others."""
+        """Bytes from the first to the last, with those between that belong to others. Not of joined ones."""
         return self.num_bytes if self.pitch is None else (self.shape[0] - 1) * self.pitch + self.row_bytes
 
     def rows(self, start: int, stop: int) -> Entry:
         """The entries [start, stop) of the first dimension."""
         at = self.start + start * (self.pitch or self.row_bytes)
         return replace(self, start=at, shape=(stop - start, *self.shape[1:]))
+
+    def runs(self, runs: Sequence[tuple[int, int]]) -> Entry:
+        """The entries [start, stop) of the first dimension, of each run in turn."""
+        parts = tuple(self.rows(start, stop) for start, stop in runs)
+        count = sum(part.shape[0] for part in parts)
+        return parts[0] if len(parts) == 1 else replace(parts[0], shape=(count, *self.shape[1:]), joined=parts)
 
     def columns(self, start: int, stop: int) -> Entry:
         """The entries [start, stop) of a matrix's second dimension."""

@@ -294,6 +294,11 @@ def _chunks(piece: Piece | Made) -> Iterable[Piece | Made]:
         yield piece
         return
     entry, view = piece.entry, piece.view
+    if entry.joined:
+        sizes = [part.shape[0] for part in entry.joined]
+        for part, rows_of in zip(entry.joined, view.split(sizes), strict=True):
+            yield from _chunks(Piece(part, rows_of))
+        return
     if entry.span <= BUFFER_BYTES or view.dim() == 0:
         yield piece
         return
@@ -337,9 +342,12 @@ class _Staging:
         """Through pageable memory: what is made has another size than what was read."""
         tensors = []
         for entry in piece.entries:
-            raw = torch.empty(entry.span, dtype=torch.uint8)
-            files.read_into(entry.file, entry.start, raw.numpy().data)
-            tensors.append(entry.tensor(raw))
+            parts = []
+            for part in entry.parts:
+                raw = torch.empty(part.span, dtype=torch.uint8)
+                files.read_into(part.file, part.start, raw.numpy().data)
+                parts.append(part.tensor(raw))
+            tensors.append(parts[0] if len(parts) == 1 else torch.cat(parts))
         with torch.no_grad():
             try:
                 made = piece.transform(tensors, piece.shape)

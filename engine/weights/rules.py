@@ -21,8 +21,8 @@ Combine = Callable[["Tensor", Sequence[Shape]], "Sequence[Tensor | list[Tensor]]
 Block = tuple[int, int]
 
 
-# What of a layer is shared out over ranks: query heads, key-value heads, the inner channels of feed-forward parts; and
-# the vocabulary.
+# What of a layer is shared out over ranks: heads (of queries, or of values with a state), groups of them (key-value
+# heads, key heads, groups of a product behind attention), the inner channels of feed-forward parts; and the vocabulary.
 Part = Literal["heads", "groups", "inner", "vocabulary"]
 
 
@@ -33,6 +33,22 @@ class Split:
     axis: Literal["outputs", "inputs"]
     part: Part
     width: int = 1
+
+    @property
+    def sections(self) -> tuple[Split, ...]:
+        """What stands one after another along the axis."""
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """How ranks share a source whose outputs are those of several projections, one after another."""
+
+    sections: tuple[Split, ...]
+
+    @property
+    def axis(self) -> Literal["outputs", "inputs"]:
+        return "outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +169,7 @@ class Rule:
     combine: Combine = Whole()
     transform: Transform | None = None
     beside: tuple[tuple[str, ...], ...] = ()
-    splits: tuple[Split | None, ...] = ()
+    splits: tuple[Split | Sections | None, ...] = ()
 
     def at(self, layer: int) -> Rule:
         """The same rule for one layer."""
@@ -165,7 +181,7 @@ class Rule:
         )
 
     @property
-    def shared(self) -> dict[str, Split]:
+    def shared(self) -> dict[str, Split | Sections]:
         """How ranks share each source, by its name."""
         if not self.splits:
             return {}

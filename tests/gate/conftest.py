@@ -34,7 +34,9 @@ QUICK = (
     ("test_a_broken_part_fails", "float32"),
     ("test_ranks.py::test_two_ranks[qwen3-moe", ""),
     ("test_ranks.py::test_two_ranks[deepseek-v2", ""),
-    ("test_ranks.py::test_families_that_cannot", "deepseek-v4"),
+    ("test_ranks.py::test_a_broken_rank_of_a_state", "qwen3.5"),
+    ("test_ranks.py::test_two_ranks[qwen3.5", ""),
+    ("test_ranks.py::test_two_ranks[deepseek-v4", ""),
     ("test_over_grpc[float32-qwen3.5", ""),
     ("test_over_grpc[float32-deepseek-v4", ""),
 )

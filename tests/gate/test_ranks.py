@@ -21,7 +21,7 @@ from engine.runner.runner import DeviceRunner
 from engine.types import TokenLogprobs
 from engine.weights.checkpoint import WeightsError
 from tests.gate.conftest import as_param, quick
-from tests.gate.families import FAMILIES
+from tests.gate.families import DEEPSEEK_V4, FAMILIES, QWEN3_5
 from tests.gate.oracle import Golden, golden
 from tests.gate.packings import PACKINGS, packed_golden
 from tests.gate.plans import PlanPlayer
@@ -30,9 +30,7 @@ from tests.gate.verdict import judge
 from tests.parallel.ranks import together
 
 WHOLE = 1 << 20
-REFUSED = ("qwen3.5", "deepseek-v4")
-SHARED = [as_param(shape) for shape in (*SHAPES, *FAMILIES) if shape.name not in REFUSED]
-LEFT = [as_param(shape) for shape in FAMILIES if shape.name in REFUSED]
+SHARED = [as_param(shape) for shape in (*SHAPES, *FAMILIES)]
 
 Broken = Callable[[DeviceRunner, int], None]
 
@@ -68,13 +66,9 @@ def test_two_ranks(truth: Golden, shape: Shape) -> None:
     assert verdict.passes("float32"), verdict
 
 
-@pytest.mark.parametrize("shape", LEFT, indirect=True)
-def test_families_that_cannot_be_shared_yet_are_refused(truth: Golden, shape: Shape) -> None:
-    with pytest.raises(ConfigError, match=r"parallel\.tensor = 2 is not possible for this model"):
-        play(of_ranks(truth, shape, 2), truth)
-
-
 ONE = [as_param(shape) for shape in SHAPES if shape.name == "qwen3"]
+# Layers with a state, and with compressed entries.
+STATED = [as_param(shape) for shape in (QWEN3_5, DEEPSEEK_V4)]
 
 
 def swapped_slice(runner: DeviceRunner, rank: int) -> None:
@@ -86,6 +80,10 @@ def swapped_slice(runner: DeviceRunner, rank: int) -> None:
 
 def missing_sum(runner: DeviceRunner, rank: int) -> None:
     runner._decoder.layers[1].ffn.down._communicator = Communicator()
+
+
+def missing_sum_of_a_mixer(runner: DeviceRunner, rank: int) -> None:
+    runner._decoder.layers[1].mixer.out._communicator = Communicator()
 
 
 def one_residual_more(runner: DeviceRunner, rank: int) -> None:
@@ -120,6 +118,16 @@ def one_step_behind(runner: DeviceRunner, rank: int) -> None:
     "broken", [swapped_slice, missing_sum, one_residual_more, swapped_logits, one_step_behind], ids=lambda b: b.__name__
 )
 def test_a_broken_rank_fails(truth: Golden, shape: Shape, broken: Broken) -> None:
+    fails(truth, shape, broken)
+
+
+@pytest.mark.parametrize("shape", STATED, indirect=True)
+@pytest.mark.parametrize("broken", [swapped_slice, missing_sum_of_a_mixer, one_step_behind], ids=lambda b: b.__name__)
+def test_a_broken_rank_of_a_state_fails(truth: Golden, shape: Shape, broken: Broken) -> None:
+    fails(truth, shape, broken)
+
+
+def fails(truth: Golden, shape: Shape, broken: Broken) -> None:
     few = replace_fields(truth, sequences=truth.sequences[::8])
     played = play(of_ranks(few, shape, 2), few, broken)
     verdict = judge(few.sequences, played[0], "float32")
@@ -160,23 +168,37 @@ def _packed(shape: Shape, name: str, config: pytest.Config) -> Golden:
     return replace_fields(truth, sequences=truth.sequences[:4])
 
 
-ODD: Sequence[tuple[str, dict[str, Any], int]] = (
-    ("three-kv-heads-on-two", {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}, 2),
-    ("one-kv-head-on-three", {"hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 1}, 3),
-    ("odd-vocabulary-on-two", {"vocab_size": 509}, 2),
-    ("channels-that-do-not-halve", {"intermediate_size": 161}, 2),
+DENSE = SHAPES[2]
+ONE_KEY_HEAD = {
+    **{"num_attention_heads": 3, "head_dim": 32, "linear_num_key_heads": 1, "linear_num_value_heads": 5},
+    **{"linear_key_head_dim": 24, "linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
+    "num_hidden_layers": 2,
+}
+THREE_GROUPS = {"num_attention_heads": 6, "o_groups": 3, "num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4]}
+ODD: Sequence[tuple[str, Shape, dict[str, Any], int]] = (
+    (
+        "three-kv-heads-on-two",
+        DENSE,
+        {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3},
+        2,
+    ),
+    ("one-kv-head-on-three", DENSE, {"hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 1}, 3),
+    ("odd-vocabulary-on-two", DENSE, {"vocab_size": 509}, 2),
+    ("channels-that-do-not-halve", DENSE, {"intermediate_size": 161}, 2),
+    ("three-key-heads-on-two", QWEN3_5, {"linear_num_key_heads": 3, "linear_num_value_heads": 6}, 2),
+    ("one-key-head-on-three", QWEN3_5, ONE_KEY_HEAD, 3),
+    ("three-groups-on-two", DEEPSEEK_V4, THREE_GROUPS, 2),
 )
 
 
-@pytest.mark.parametrize(("changes", "size"), [o[1:] for o in ODD], ids=[o[0] for o in ODD])
-def test_what_does_not_divide(changes: dict[str, Any], size: int, tmp_path: Any) -> None:
+@pytest.mark.parametrize(("shape", "changes", "size"), [o[1:] for o in ODD], ids=[o[0] for o in ODD])
+def test_what_does_not_divide(shape: Shape, changes: dict[str, Any], size: int, tmp_path: Any) -> None:
     """Ranks of different sizes say what one says."""
     from tests.gate.oracle import random_model
 
-    values = {**SHAPES[2].config, **changes}
-    random_model(replace_fields(SHAPES[2], config=values)).save_pretrained(tmp_path)
+    random_model(replace_fields(shape, config={**shape.config, **changes})).save_pretrained(tmp_path)
     prompts = [[5 * i + j for j in range(20 + 3 * i)] for i in range(4)]
-    alone = of_ranks(Golden(tmp_path, [], None), SHAPES[2], 1)  # type: ignore[arg-type]
+    alone = of_ranks(Golden(tmp_path, [], None), shape, 1)  # type: ignore[arg-type]
     one = _drawn(build_runner(alone), prompts)
     config = replace(alone, parallel=ParallelConfig(tensor=size))
     several = together(size, lambda c: _drawn(build_runner(config, communicator=c), prompts))
@@ -186,15 +208,33 @@ def test_what_does_not_divide(changes: dict[str, Any], size: int, tmp_path: Any)
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
 
 
+def test_more_ranks_than_groups_of_outputs_are_refused(tmp_path: Any) -> None:
+    from tests.gate.oracle import random_model
+
+    random_model(DEEPSEEK_V4).save_pretrained(tmp_path)
+    config = of_ranks(Golden(tmp_path, [], None), DEEPSEEK_V4, 4)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="its 2 groups of outputs, each of 2 heads, go neither into 4 nor"):
+        together(4, lambda c: build_runner(config, communicator=c))
+
+
 def _drawn(runner: DeviceRunner, prompts: list[list[int]]) -> list[TokenLogprobs]:
     """The first token of each prompt, with its log-probabilities."""
+    from engine.cache.spec import Recurrent
     from engine.cache.writes import BlockWrite
     from engine.core.plan import RowStart
     from engine.types import SamplingParams
 
-    params = SamplingParams(temperature=0.0, logprobs=8)
-    starts = [RowStart(i, prompt, len(prompt), params) for i, prompt in enumerate(prompts)]
-    writes = [BlockWrite(0, i, 0, [1 + 4 * i + j for j in range(4)]) for i in range(len(prompts))]
+    pool, params = runner.info.pool, SamplingParams(temperature=0.0, logprobs=8)
+    starts = [
+        RowStart(i, prompt, len(prompt), params, state_slot=i + 1 if pool.num_state_slots else 0)
+        for i, prompt in enumerate(prompts)
+    ]
+    writes = [
+        BlockWrite(group, i, 0, [1 + 4 * i + j for j in range(4)])
+        for group, held in enumerate(pool.groups)
+        for i in range(len(prompts))
+        if not isinstance(held.spec, Recurrent)
+    ]
     rows, counts = list(range(len(prompts))), [len(prompt) for prompt in prompts]
     plan = StepPlan(0, rows, [0] * len(rows), counts, [True] * len(rows), starts, writes)
     result = runner.launch(plan).wait()

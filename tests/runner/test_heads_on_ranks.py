@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from tests.runner import test_eagle3, test_mtp
 from tests.runner.proposals import Proposals, prompts, run
 
 
-def with_module(folder: Path) -> EngineConfig:
-    return test_mtp.config_for(test_mtp.Module("deepseek-v3", own=True).write(folder), overlap=False, blocks=60)
+def with_module(family: str, folder: Path) -> EngineConfig:
+    return test_mtp.config_for(test_mtp.module(family, own=True).write(folder), overlap=False, blocks=60)
 
 
 def with_head(folder: Path) -> EngineConfig:
@@ -32,7 +33,10 @@ def with_head(folder: Path) -> EngineConfig:
     return test_eagle3.config_for(folder, head, overlap=False)
 
 
-@pytest.mark.parametrize("made", [with_module, with_head])
+MODULES = [pytest.param(partial(with_module, family), id=family) for family in test_mtp._MODELS]
+
+
+@pytest.mark.parametrize("made", [*MODULES, pytest.param(with_head, id="eagle3")])
 def test_two_ranks_draft_what_one_does(tmp_path: Path, made: Callable[[Path], EngineConfig]) -> None:
     config = made(tmp_path)
     runner = build_runner(config)
