@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models import common
+from engine.models import rope
 from engine.models.config import IndexerConfig, RopeConfig, SparseAttentionConfig
 from engine.models.reader import LARGEST_POSITION, ConfigError, Reader, shown
 from engine.weights.rules import Flat, Rule, Split, concat
@@ -17,14 +17,14 @@ KINDS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_comp
 
 def ropes(reader: Reader) -> tuple[RopeConfig, RopeConfig]:
     """Windows alone have a plain base; layers with entries another, stretched by YaRN without its attention factor."""
-    head_dim, length = reader.size("head_dim"), common.max_position(reader)
+    head_dim, length = reader.size("head_dim"), rope.max_position(reader)
     given = reader.positive("partial_rotary_factor", None)
     if given is None:
         given = reader.size("qk_rope_head_dim") / head_dim
     reader.skip("qk_rope_head_dim")
     part = {"partial_rotary_factor": given}
     plain, theta = reader.positive("rope_theta"), reader.positive("compress_rope_theta")
-    where, values = common.rope_values(reader)
+    where, values = rope.values(reader)
     nested = Reader(values, where)
     if "main" in nested and "compress" in nested:
         main, entries = ({**part, **(nested.optional(dict, key) or {})} for key in ("main", "compress"))
@@ -38,7 +38,7 @@ def ropes(reader: Reader) -> tuple[RopeConfig, RopeConfig]:
     both = Reader(main, f"{where} of windows"), Reader(entries, f"{where} of entries")
     for part_of in both:
         part_of.require("truncate", True, default=True)  # transformers overlooks it where there are two
-    one, other = (common.scaled_rope(r, head_dim, length, partial=True, interleaved=True) for r in both)
+    one, other = (rope.scaled(r, head_dim, length, partial=True, interleaved=True) for r in both)
     reader.check(one.rotary_dim == other.rotary_dim, "windows and entries must rotate the same part of a head")
     return one, other
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.models import common, latent
+from engine.models import latent, parts
 from engine.models.config import ModelConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule
@@ -16,7 +16,7 @@ def parse(reader: Reader) -> ModelConfig:
     if not grouped:
         reader.skip("n_group", "topk_group")
     reader.assume(n_shared_experts=2)
-    experts = common.experts(
+    experts = parts.experts(
         reader,
         num_groups=reader.size("n_group") if grouped else 1,
         top_groups=reader.size("topk_group") if grouped else 1,
@@ -24,7 +24,7 @@ def parse(reader: Reader) -> ModelConfig:
         scale=reader.positive("routed_scaling_factor", 1.0),
         num_shared=reader.size("n_shared_experts", 0, least=0),
     )
-    return common.decoder(reader, "deepseek_v2", latent.layers(reader, mixer, experts), mixer.rope)
+    return parts.decoder(reader, "deepseek_v2", latent.layers(reader, mixer, experts), mixer.rope)
 
 
 def rules(config: ModelConfig) -> list[Rule]:

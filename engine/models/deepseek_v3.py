@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models import common, latent, mtp
+from engine.models import latent, mtp, parts, weight_rules
 from engine.models.config import LatentAttentionConfig, ModelConfig, MoeConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule
 
 
 def parse(reader: Reader) -> ModelConfig:
-    text = common.text(reader)
+    text = parts.text(reader)
     if text is None:
         return _text(reader)
     # Kimi-K2.5 wraps the text model; what it sees pictures with is not served.
@@ -30,7 +30,7 @@ def _text(reader: Reader) -> ModelConfig:
     reader.require("scoring_func", "sigmoid", default="sigmoid")
     reader.require("topk_method", "noaux_tc", default="noaux_tc")
     reader.assume(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
-    experts = common.experts(
+    experts = parts.experts(
         reader,
         score="sigmoid",
         correction_bias=True,
@@ -41,7 +41,7 @@ def _text(reader: Reader) -> ModelConfig:
         scale=reader.positive("routed_scaling_factor"),
         num_shared=reader.size("n_shared_experts", 0, least=0),
     )
-    config = common.decoder(reader, "deepseek_v3", latent.layers(reader, mixer, experts), mixer.rope)
+    config = parts.decoder(reader, "deepseek_v3", latent.layers(reader, mixer, experts), mixer.rope)
     return replace(config, num_ahead=reader.size("num_nextn_predict_layers", 0, least=0))
 
 
@@ -56,12 +56,12 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
         return None
     assert isinstance(layer.mixer, LatentAttentionConfig)
     own = [
-        *common.norm_rules(name=name),
+        *weight_rules.norm_rules(name=name),
         *latent.attention_rules(layer.mixer, f"{name}.self_attn"),
-        *common.moe_rules(layer.ffn, f"{name}.mlp"),
+        *weight_rules.moe_rules(layer.ffn, f"{name}.mlp"),
     ]
-    parts = {"embed_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "norm": "shared_head.norm"}
-    named = {ours: f"{name}.{theirs}" for ours, theirs in parts.items()}
+    other = {"embed_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "norm": "shared_head.norm"}
+    named = {ours: f"{name}.{theirs}" for ours, theirs in other.items()}
     outer = {
         "model.embed_tokens.weight": f"{name}.embed_tokens.weight",
         "lm_head.weight": f"{name}.shared_head.head.weight",

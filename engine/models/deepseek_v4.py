@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models import common, compressed, mtp
+from engine.models import compressed, mtp, parts, weight_rules
 from engine.models.config import (
     HyperConfig,
     LayerConfig,
@@ -23,7 +23,7 @@ FFN_KINDS = ("hash_moe", "moe")
 def parse(reader: Reader) -> ModelConfig:
     alone, stretched = compressed.ropes(reader)
     mixers, experts = compressed.mixers(reader, alone, stretched), _experts(reader)
-    count = common.num_layers(reader)
+    count = parts.num_layers(reader)
     routed = reader.items(str, "mlp_layer_types")
     if routed is None:
         hashed = reader.size("num_hash_layers", least=0)
@@ -40,7 +40,7 @@ def parse(reader: Reader) -> ModelConfig:
     hyper = HyperConfig(
         reader.size("hc_mult", most=64), reader.size("hc_sinkhorn_iters", most=1000), reader.positive("hc_eps")
     )
-    return replace(common.decoder(reader, "deepseek_v4", layers, stretched), hyper=hyper, num_ahead=_num_ahead(reader))
+    return replace(parts.decoder(reader, "deepseek_v4", layers, stretched), hyper=hyper, num_ahead=_num_ahead(reader))
 
 
 def _num_ahead(reader: Reader) -> int:
@@ -58,7 +58,7 @@ def _experts(reader: Reader) -> MoeConfig:
     reader.require("topk_method", "noaux_tc", default="noaux_tc")
     reader.require("norm_topk_prob", True, default=True)
     reader.require("mlp_bias", False, default=False)
-    return common.experts(
+    return parts.experts(
         reader,
         score=reader.require("scoring_func", "sqrtsoftplus", "sigmoid"),
         correction_bias=True,
@@ -69,7 +69,7 @@ def _experts(reader: Reader) -> MoeConfig:
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    made = common.outer_rules(config)
+    made = weight_rules.outer_rules(config)
     made += [Rule(f"hyper_head.{part}", (f"model.hc_head.hc_{part}",)) for part in ("fn", "base", "scale")]
     for index, layer in enumerate(config.layers):
         made += [rule.at(index) for rule in _layer_rules(layer, "model.layers.{layer}")]
@@ -84,9 +84,9 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
     assert isinstance(layer.ffn, MoeConfig)
     layer = replace(layer, ffn=replace(layer.ffn, hashed=False, correction_bias=True))
     name = "mtp.0"
-    parts = {"embed_norm": "enorm", "hidden_norm": "hnorm", "norm": "norm"}
-    parts |= {"embed_project": "e_proj", "hidden_project": "h_proj"}
-    named = mtp.rules(_layer_rules(layer, name), **{ours: f"{name}.{theirs}" for ours, theirs in parts.items()})
+    other = {"embed_norm": "enorm", "hidden_norm": "hnorm", "norm": "norm"}
+    other |= {"embed_project": "e_proj", "hidden_project": "h_proj"}
+    named = mtp.rules(_layer_rules(layer, name), **{ours: f"{name}.{theirs}" for ours, theirs in other.items()})
     hyper = (Rule(f"hyper_head.{part}", (f"{name}.hc_head_{part}",)) for part in ("fn", "base", "scale"))
     outer = {"model.embed_tokens.weight": f"{name}.emb.tok_emb.weight", "lm_head.weight": f"{name}.head.weight"}
     return mtp.AheadConfig(layer, f"{name}.", False, (*named, *hyper), outer)
@@ -124,7 +124,7 @@ def _ffn_rules(config: MoeConfig, name: str) -> list[Rule]:
     return [
         Rule(f"{at}.router", (f"{name}.gate.weight",)),
         Rule(f"{at}.{chosen[0]}", (f"{name}.{chosen[1]}",)),
-        *common.expert_rules(config, name, ("w1", "w3", "w2")),
+        *weight_rules.expert_rules(config, name, ("w1", "w3", "w2")),
     ]
 
 

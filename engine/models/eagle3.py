@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.models import common
+from engine.models import parts, weight_rules
 from engine.models.config import LayerConfig, ModelConfig, NormConfig
 from engine.models.reader import LARGEST_POSITION, ConfigError, Reader
 from engine.quant.config import KEYS
@@ -119,10 +119,10 @@ def _middle(target: ModelConfig) -> tuple[int, ...]:
 
 
 def _layers(reader: Reader, target: ModelConfig) -> ModelConfig:
-    common.full_attention_only(reader)
+    parts.full_attention_only(reader)
     kind = reader.require("model_type", *LAYERS, default="llama")
-    mixer = common.attention(reader, qk_norm=kind == "qwen3")
-    layer = LayerConfig(mixer, common.mlp(reader))
+    mixer = parts.attention(reader, qk_norm=kind == "qwen3")
+    layer = LayerConfig(mixer, parts.mlp(reader))
     reader.skip("tie_word_embeddings", *KEYS)
     vocab_size = reader.size("vocab_size", most=LARGEST_POSITION)
     if vocab_size != target.vocab_size:
@@ -134,12 +134,12 @@ def _layers(reader: Reader, target: ModelConfig) -> ModelConfig:
         family="eagle3",
         vocab_size=vocab_size,
         hidden=reader.size("hidden_size"),
-        layers=(layer,) * common.num_layers(reader),
+        layers=(layer,) * parts.num_layers(reader),
         norm=NormConfig(reader.positive("rms_norm_eps")),
         # Heads are trained on short texts and used on longer ones.
         max_position=target.max_position,
         tied=False,
-        dtype=common.dtype(reader),
+        dtype=parts.dtype(reader),
         prefix="",
     )
 
@@ -155,9 +155,9 @@ def rules(config: Eagle3Config, names: Collection[str] | None) -> list[Rule]:
     A table of draft tokens may be missing where all tokens have a draft, and the embedding where it is the model's."""
     at, layer = "layers.{layer}", config.model.layers[0]
     templates = [
-        *common.norm_rules(name=at),
-        *common.attention_rules(layer.mixer, f"{at}.self_attn"),  # type: ignore[arg-type]
-        *common.mlp_rules(layer.ffn, f"{at}.mlp"),  # type: ignore[arg-type]
+        *weight_rules.norm_rules(name=at),
+        *weight_rules.attention_rules(layer.mixer, f"{at}.self_attn"),  # type: ignore[arg-type]
+        *weight_rules.mlp_rules(layer.ffn, f"{at}.mlp"),  # type: ignore[arg-type]
     ]
     made = [rule.at(i) for i in range(len(config.model.layers)) for rule in templates]
     made = [replace(rule, target=rule.target.replace("layers.0.mixer_norm", "layers.0.embed_norm")) for rule in made]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engine.models import common
+from engine.models import parts, rope, weight_rules
 from engine.models.config import LayerConfig, MlpConfig, ModelConfig, NormConfig, RopeConfig
 from engine.models.reader import LARGEST_POSITION, Reader
 from engine.weights.rules import Rule
@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def parse(reader: Reader) -> ModelConfig:
-    text = common.text(reader)
+    text = parts.text(reader)
     if text is None:
         return _text(reader, "model")
     reader.skip("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index")
@@ -49,14 +49,14 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
     reader.refuse("attn_logit_softcapping", "transformers reads it for this family and leaves scores as they are")
     local, full = _ropes(reader)
     attention = replace(
-        common.attention(reader, qk_norm=True, rotary=full), scale=reader.positive("query_pre_attn_scalar") ** -0.5
+        parts.attention(reader, qk_norm=True, rotary=full), scale=reader.positive("query_pre_attn_scalar") ** -0.5
     )
-    kinds = common.layer_types(reader, KINDS, reader.size("sliding_window_pattern", 6))
+    kinds = parts.layer_types(reader, KINDS, reader.size("sliding_window_pattern", 6))
     window = reader.size("sliding_window", most=LARGEST_POSITION)
-    mlp = MlpConfig(reader.size("intermediate_size"), common.activation(reader, "hidden_activation"))
+    mlp = MlpConfig(reader.size("intermediate_size"), parts.activation(reader, "hidden_activation"))
     mixers = {"full_attention": attention, "sliding_attention": replace(attention, rope=local, window=window)}
     layers = tuple(LayerConfig(mixers[kind], mlp, sandwich=True) for kind in kinds)
-    config = common.decoder(reader, "gemma3", layers, full)
+    config = parts.decoder(reader, "gemma3", layers, full)
     return replace(
         config,
         norm=NormConfig(config.norm.eps, offset=1.0),
@@ -69,7 +69,7 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
 def _ropes(reader: Reader) -> tuple[RopeConfig, RopeConfig]:
     """Local and global rotary embedding; before transformers 5 the local base had a key of its own, and a scaling was
     that of the global one."""
-    head_dim, length = reader.size("head_dim"), common.max_position(reader)
+    head_dim, length = reader.size("head_dim"), rope.max_position(reader)
     bases = (reader.positive("rope_local_base_freq"), reader.positive("rope_theta"))
     parameters = reader.child("rope_parameters") or Reader({})
     scaling: dict[str, Any] = reader.optional(dict, "rope_scaling") or {}
@@ -82,13 +82,13 @@ def _ropes(reader: Reader) -> tuple[RopeConfig, RopeConfig]:
         # transformers overlooks both where each layer type has parameters of its own.
         nested.require("truncate", True, default=True)
         nested.refuse("type", "name the kind as rope_type")
-        made.append(common.scaled_rope(nested, head_dim, length))
+        made.append(rope.scaled(nested, head_dim, length))
     parameters.finish()
     return made[0], made[1]
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    return common.decoder_rules(config)
+    return weight_rules.decoder_rules(config)
 
 
 def unused(config: ModelConfig) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from engine.models import common
+from engine.models import parts, rope, weight_rules
 from engine.models.config import LatentAttentionConfig, LayerConfig, ModelConfig, MoeConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Flat, Rule, Split, concat
@@ -17,9 +17,9 @@ def attention(reader: Reader, interleaved: bool) -> LatentAttentionConfig:
     heads = reader.size("num_attention_heads")
     reader.require("num_key_value_heads", heads, default=heads)
     reader.skip("head_dim", "qk_head_dim")  # both follow from the parts
-    rope = common.rope(reader, rope_dim, interleaved=interleaved)
-    all_dim = Reader(common.rope_values(reader)[1]).read(float, "mscale_all_dim", 0.0)
-    mscale = 0.1 * all_dim * math.log(rope.factor) + 1.0 if all_dim and rope.factor > 1 else 1.0
+    rotary = rope.from_config(reader, rope_dim, interleaved=interleaved)
+    all_dim = Reader(rope.values(reader)[1]).read(float, "mscale_all_dim", 0.0)
+    mscale = 0.1 * all_dim * math.log(rotary.factor) + 1.0 if all_dim and rotary.factor > 1 else 1.0
     q_rank, bias = reader.size("q_lora_rank", None), reader.read(bool, "attention_bias", False)
     reader.check(
         not (bias and q_rank is None),
@@ -33,7 +33,7 @@ def attention(reader: Reader, interleaved: bool) -> LatentAttentionConfig:
         rope_dim=rope_dim,
         value_dim=reader.size("v_head_dim"),
         scale=(nope + rope_dim) ** -0.5 * mscale * mscale,
-        rope=rope,
+        rope=rotary,
         bias=bias,
     )
 
@@ -42,12 +42,12 @@ def layers(reader: Reader, mixer: LatentAttentionConfig, experts: MoeConfig) -> 
     """The first layers are dense, the others routed."""
     reader.require("moe_layer_freq", 1, default=1)
     reader.skip("aux_loss_alpha", "seq_aux", "ep_size", "router_aux_loss_coef", "output_router_logits")
-    dense, mlp = reader.size("first_k_dense_replace", least=0), common.mlp(reader)
-    return tuple(LayerConfig(mixer, mlp if i < dense else experts) for i in range(common.num_layers(reader)))
+    dense, mlp = reader.size("first_k_dense_replace", least=0), parts.mlp(reader)
+    return tuple(LayerConfig(mixer, mlp if i < dense else experts) for i in range(parts.num_layers(reader)))
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    return common.decoder_rules(config, attention_rules)
+    return weight_rules.decoder_rules(config, attention_rules)
 
 
 def attention_rules(config: LatentAttentionConfig, name: str) -> list[Rule]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from engine.models import common
+from engine.models import parts, weight_rules
 from engine.models.config import LayerConfig, MlpConfig, ModelConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule
 
 
 def parse(reader: Reader) -> ModelConfig:
-    common.full_attention_only(reader)
-    mixer = common.attention(reader)
-    mlp = MlpConfig(reader.size("intermediate_size"), common.activation(reader), reader.read(bool, "mlp_bias", False))
-    layers = (LayerConfig(mixer, mlp),) * common.num_layers(reader)
-    return common.decoder(reader, "llama", layers, mixer.rope)
+    parts.full_attention_only(reader)
+    mixer = parts.attention(reader)
+    mlp = MlpConfig(reader.size("intermediate_size"), parts.activation(reader), reader.read(bool, "mlp_bias", False))
+    layers = (LayerConfig(mixer, mlp),) * parts.num_layers(reader)
+    return parts.decoder(reader, "llama", layers, mixer.rope)
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    return common.decoder_rules(config)
+    return weight_rules.decoder_rules(config)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.models.common import BY_TOKEN
 from engine.models.config import LayerConfig
+from engine.models.weight_rules import BY_TOKEN
 from engine.weights.rules import Rule
 
 

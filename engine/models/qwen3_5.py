@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.models import common, mtp
+from engine.models import mtp, parts, weight_rules
 from engine.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig
 from engine.models.reader import Reader
 from engine.weights.rules import Rule, Sections, Shape, Split, concat
@@ -19,7 +19,7 @@ KINDS = ("linear_attention", "full_attention")
 
 
 def parse(reader: Reader) -> ModelConfig:
-    text = common.text(reader)
+    text = parts.text(reader)
     if text is None:
         return _text(reader, "model")
     reader.skip("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
@@ -36,7 +36,7 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
     reader.skip("mtp_use_dedicated_embeddings")  # tensors say so
     reader.require("mlp_only_layers", [], default=[])
     reader.assume(head_dim=256, num_key_value_heads=4, partial_rotary_factor=0.25)
-    attention = replace(common.attention(reader, qk_norm=True, partial=True), gated=True)
+    attention = replace(parts.attention(reader, qk_norm=True, partial=True), gated=True)
     keys, values = reader.size("linear_num_key_heads"), reader.size("linear_num_value_heads")
     reader.check(
         values % keys == 0, f"linear_num_value_heads = {values} must be a multiple of linear_num_key_heads = {keys}"
@@ -48,16 +48,16 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
         value_dim=reader.size("linear_value_head_dim"),
         conv_width=reader.size("linear_conv_kernel_dim"),
     )
-    kinds = common.layer_types(reader, KINDS, reader.size("full_attention_interval", 4))
-    mlp = common.mlp(reader)
+    kinds = parts.layer_types(reader, KINDS, reader.size("full_attention_interval", 4))
+    mlp = parts.mlp(reader)
     layers = tuple(LayerConfig(attention if kind == "full_attention" else linear, mlp) for kind in kinds)
-    config = common.decoder(reader, "qwen3_5", layers, attention.rope)
+    config = parts.decoder(reader, "qwen3_5", layers, attention.rope)
     num_ahead = reader.size("mtp_num_hidden_layers", 0, least=0)
     return replace(config, norm=NormConfig(config.norm.eps, offset=1.0), prefix=prefix, num_ahead=num_ahead)
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    return common.decoder_rules(config, _mixer_rules, "")
+    return weight_rules.decoder_rules(config, _mixer_rules, "")
 
 
 def _mixer_rules(config: AttentionConfig | GatedDeltaConfig, name: str) -> list[Rule]:
@@ -72,18 +72,18 @@ def _mixer_rules(config: AttentionConfig | GatedDeltaConfig, name: str) -> list[
             pairs = zip(q.split(d), gate.split(d), strict=True)
             return [[rows for pair in pairs for rows in pair], k, v]
 
-        rules = common.attention_rules(config, name)
+        rules = weight_rules.attention_rules(config, name)
         return [replace(rule, combine=query_and_gate) if ".qkv." in rule.target else rule for rule in rules]
     name = f"{name}linear_attn"
     projections = tuple(f"{name}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
     values = config.num_value_heads * config.value_dim
     channels = 2 * config.num_key_heads * config.key_dim + values
-    parts = concat(channels, values, config.num_value_heads, config.num_value_heads)
+    pieces = concat(channels, values, config.num_value_heads, config.num_value_heads)
     each, keys = Split("outputs", "heads"), Split("outputs", "groups", config.key_dim)
     gates = Split("outputs", "heads", config.value_dim)
     qkv = Sections((keys, keys, gates))
     return [
-        Rule(f"{at}.project.weight", projections, parts, splits=(qkv, gates, each, each)),
+        Rule(f"{at}.project.weight", projections, pieces, splits=(qkv, gates, each, each)),
         Rule(f"{at}.conv", (f"{name}.conv1d.weight",), splits=(qkv,)),
         Rule(f"{at}.a_log", (f"{name}.A_log",), splits=(each,)),
         Rule(f"{at}.dt_bias", (f"{name}.dt_bias",), splits=(each,)),
@@ -101,9 +101,9 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
     assert isinstance(layer.ffn, MlpConfig)
     name = "mtp.layers.0"
     own = [
-        *common.norm_rules(name=name),
+        *weight_rules.norm_rules(name=name),
         *_mixer_rules(layer.mixer, f"{name}."),
-        *common.mlp_rules(layer.ffn, f"{name}.mlp"),
+        *weight_rules.mlp_rules(layer.ffn, f"{name}.mlp"),
     ]
     norms = {"embed_norm": "mtp.pre_fc_norm_embedding", "hidden_norm": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm"}
     outer = {f"{config.prefix}.embed_tokens.weight": "mtp.embed_tokens.weight", "lm_head.weight": "mtp.lm_head.weight"}

@@ -16,11 +16,11 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
 from engine.layers.build_context import BuildContext
 from engine.models import registry
-from engine.models.common import with_shared_apart
 from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.draft_heads import DraftHead
 from engine.models.gguf.names import open_folder
+from engine.models.parts import with_shared_apart
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
 from engine.parallel.shard import Shard, shard_config

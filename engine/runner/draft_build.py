@@ -14,13 +14,13 @@ from engine.cache.spec import CompressedKV, Recurrent
 from engine.config import EngineConfig
 from engine.layers.build_context import BuildContext
 from engine.models import eagle3, registry
-from engine.models.common import with_shared_apart
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.draft_heads import DraftHead, Eagle3Head, ahead_head
 from engine.models.gguf.names import open_folder
 from engine.models.loaded import Loaded
 from engine.models.mtp import outer_rule
+from engine.models.parts import with_shared_apart
 from engine.models.reader import ConfigError
 from engine.parallel.shard import Shard, shard_config
 from engine.parallel.slices import shard_checkpoint

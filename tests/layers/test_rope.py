@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.layers.rope import frequencies, rope_table
-from engine.models.common import scaled_rope
 from engine.models.config import RopeConfig
 from engine.models.reader import Reader
+from engine.models.rope import scaled as scaled_rope
 
 CPU = torch.device("cpu")
 KINDS: dict[str, dict[str, Any]] = {

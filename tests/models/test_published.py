@@ -15,7 +15,6 @@ import torch
 from engine.cache.spec import Recurrent, group_layers, window_of
 from engine.layers.build_context import BuildContext
 from engine.models import registry
-from engine.models.common import with_shared_apart
 from engine.models.config import (
     AttentionConfig,
     GatedDeltaConfig,
@@ -26,6 +25,7 @@ from engine.models.config import (
     SparseAttentionConfig,
 )
 from engine.models.decoder import Decoder
+from engine.models.parts import with_shared_apart
 from engine.models.reader import ConfigError
 from engine.quant import config as quantization
 from engine.quant.plan import plan, shared_apart

@@ -13,9 +13,9 @@ import torch
 from engine.layers.build_context import BuildContext
 from engine.layers.moe import Moe
 from engine.models import registry
-from engine.models.common import with_shared_apart
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.parts import with_shared_apart
 from engine.quant import config as quantization
 from engine.quant.formats.packed import PackedInt
 from engine.quant.plan import plan, shared_apart

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.models import common, registry
+from engine.models import registry, rope
 from engine.models.reader import ConfigError, Reader
 
 QWEN3 = {
@@ -125,7 +125,7 @@ def test_yarn_extends_the_context() -> None:
 def test_yarn_attention_factor() -> None:
     def factor(**more: float) -> float:
         values = {"rope_scaling": {"rope_type": "yarn", "factor": 40.0, **more}, "max_position_embeddings": 4096}
-        return common.rope(Reader(values), 64).attention_factor
+        return rope.from_config(Reader(values), 64).attention_factor
 
     assert factor() == pytest.approx(1.3688879)  # 0.1 ln 40 + 1
     assert factor(attention_factor=1.5) == 1.5
