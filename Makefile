@@ -17,7 +17,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        compile-all packages test-web test-docker test-image test-peers test-sdks test-trained chaos fuzz
+        compile-all packages test-slow test-web test-docker test-image test-peers test-sdks test-trained chaos fuzz
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,10 @@ openai: $(RUN)  ## the OpenAI API and the chat page on 9000, over a running serv
 	@$(PY) -m clients.python.cli openai
 
 test: $(SETUP) packages lint type  ## the whole suite on CPU, with the linters, the server and the load tools
-	@$(PY) -m pytest -n 2 --dist loadgroup tests
+	@$(PY) -m pytest -n 2 --dist loadgroup -m "not slow" tests
+
+test-slow: $(SETUP)  ## what the suite leaves out for its time: compiling for Hopper, each schedule that broke a promise
+	@$(PY) -m pytest -n 2 --dist loadgroup -m slow tests
 
 lint: $(SETUP)  ## ruff: rules and format
 	@$(PY) -m ruff check .

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,11 @@ def defined(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
+@cache
+def defined_in(file: Path) -> frozenset[str]:
+    return frozenset(defined(ast.parse(file.read_text(encoding="utf-8")))) - ALLOWED
+
+
 def names(where: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """(file, name) of what is defined there, and of the files themselves."""
     free = tuple(place[1:] for place in where if place.startswith("!"))
@@ -105,9 +111,7 @@ def names(where: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             if folder.startswith("!") or place.startswith(free or ("!",)):
                 continue
             yield place, file.stem
-            for name in defined(ast.parse(file.read_text(encoding="utf-8"))):
-                if name not in ALLOWED:
-                    yield place, name
+            yield from ((place, name) for name in defined_in(file))
 
 
 @pytest.mark.parametrize("replaced", REPLACED, ids=str)

@@ -364,11 +364,12 @@ def cases() -> list[Case]:
                 case(f"T{t} N40 K264 deterministic", dtype, t, 40, 264, norm=True, residual=True, deterministic=True)
             )
     for dtype in (torch.bfloat16, torch.float16):
-        made.append(case("T2100 N200 K72 silu", dtype, 2100, 200, 72, activation="silu"))
         made.append(case("T40 N2056 K264 bias, residual", dtype, 40, 2056, 264, bias=True, residual=True))
         made.append(case("T50 N2088 K2056 bias, residual", dtype, 50, 2088, 2056, bias=True, residual=True))
         made.append(case("T40 N72 K4104 bias, silu", dtype, 40, 72, 4104, bias=True, activation="silu"))
-        made.append(case("T2055 N136 K200 norm, gelu", dtype, 2055, 136, 200, norm=True, activation="gelu_tanh"))
+    # The interpreter takes seconds for each of these.
+    made.append(case("T2100 N200 K72 silu", torch.float16, 2100, 200, 72, activation="silu"))
+    made.append(case("T2055 N136 K200 norm, gelu", torch.bfloat16, 2055, 136, 200, norm=True, activation="gelu_tanh"))
     for t in (1, 8, 16, 32, 64, 1024):
         for name, n, k, fused in (
             ("qkv", 6144, 2560, {"norm": True}),

@@ -9,6 +9,7 @@ from tests.chaos.faults import KINDS
 from tests.chaos.found import FOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, found in FOUND.items() if found.mended])
 def test_a_schedule_that_broke_a_promise_breaks_none_now(keeper: Keeper, name: str) -> None:
     report = keeper.storm(FOUND[name].schedule)

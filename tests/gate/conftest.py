@@ -25,13 +25,15 @@ FIGURES: list[Figure] = []
 
 Record = Callable[[Verdict], Verdict]
 
-# What `make test` plays of a family: the engine in chunks and with its prefix cache, the device side far out, what is
-# broken on purpose, and through a server those that keep most beside keys and values.
+# Where `make test` has a long prompt.
+LONG = ("qwen3", "mistral", "deepseek-v2", "qwen3.5")
+# What `make test` plays of a shape other than the first, in float32: the engine in chunks and with its prefix cache,
+# the device side far out, what is broken on purpose, and through a server those that keep most beside keys and values.
 QUICK = (
     ("test_engine.py::test_batched", "chunk-7"),
-    ("test_past_4096", "float32"),
+    *(("test_past_4096", f"[{name}-float32") for name in LONG),
     ("test_warm_prefix", ""),
-    ("test_a_broken_part_fails", "float32"),
+    ("test_a_broken_part_fails", ""),
     ("test_ranks.py::test_two_ranks[qwen3-moe", ""),
     ("test_ranks.py::test_two_ranks[deepseek-v2", ""),
     ("test_ranks.py::test_a_broken_rank_of_a_state", "qwen3.5"),
@@ -40,7 +42,7 @@ QUICK = (
     ("test_over_grpc[float32-qwen3.5", ""),
     ("test_over_grpc[float32-deepseek-v4", ""),
 )
-QUICK_SEQUENCES, QUICK_LONG = 12, 4200
+QUICK_SEQUENCES, QUICK_LONG, QUICK_SHORT = 12, 4200, 300
 
 # Broken engines that bfloat16's limits let pass, each seen in float32: branches that add a tenth to a third to the
 # residual stream, a window a token short at the few positions past it, parts that are small by nature.
@@ -83,8 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         if quick is not None:
             later += [] if _params(item)["shape"].name in quick else [item]
-        elif _of_a_family(item) and not any(a in item.nodeid and b in item.nodeid for a, b in QUICK):
-            later.append(item)
+        elif _shape_of(item) not in (None, SHAPES[0]):
+            played = any(a in item.nodeid and b in item.nodeid for a, b in QUICK)
+            later += [] if played and _dtype_of(item) == "float32" else [item]
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]
 
@@ -98,8 +101,10 @@ def _dtype_of(item: pytest.Item) -> str:
     return str(_params(item).get("dtype", "float32"))
 
 
-def _of_a_family(item: pytest.Item) -> bool:
-    return _params(item).get("shape") in FAMILIES
+def _shape_of(item: pytest.Item) -> Shape | None:
+    params = _params(item)
+    shape: Shape | None = params.get("shape", params.get("broken"))
+    return shape
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -119,14 +124,17 @@ def as_param(shape: Shape) -> Any:
 
 @pytest.fixture(scope="session", params=[as_param(shape) for shape in (*SHAPES, *FAMILIES)])
 def shape(request: pytest.FixtureRequest) -> Shape:
-    """Without --complete the long prompt is shorter, and the families have a quarter of their sequences."""
+    """As `quick` without --complete."""
     return request.param if request.config.getoption("--complete") else quick(request.param)
 
 
 def quick(shape: Shape) -> Shape:
-    """The shape as `make test` plays it."""
-    few = QUICK_SEQUENCES if shape in FAMILIES else shape.sequences
-    return replace_fields(shape, sequences=few, long_prompt=QUICK_LONG)
+    """The shape as `make test` plays it: long prompts are shorter, and all but the first shape have a quarter of
+    their sequences, in float32."""
+    longest = QUICK_LONG if shape.name in LONG else QUICK_SHORT
+    if shape == SHAPES[0]:
+        return replace_fields(shape, long_prompt=longest)
+    return replace_fields(shape, sequences=QUICK_SEQUENCES, long_prompt=longest, dtypes=("float32",))
 
 
 @pytest.fixture(scope="session")

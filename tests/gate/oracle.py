@@ -27,7 +27,6 @@ NUM_SEQUENCES = 48
 FORCED = 16
 # Tokens whose log-probabilities are compared at a position: the oracle's best.
 TOP = 8
-DTYPES = ("float32", "bfloat16")
 # Every length around a block's border, then some of all sizes.
 EDGES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129, 255, 256)
 SEED = 20251120
@@ -95,7 +94,7 @@ def golden(shape: Shape, cache: Path) -> Golden:
             Sequence(
                 file[f"{i}.prompt"].tolist(),
                 file[f"{i}.forced"].tolist(),
-                {dtype: _logprobs(file[f"{i}.{dtype}"]) for dtype in DTYPES},
+                {dtype: _logprobs(file[f"{i}.{dtype}"]) for dtype in shape.dtypes},
             )
             for i in range(count)
         ]
@@ -113,7 +112,7 @@ def _make(shape: Shape, folder: Path) -> None:
     prompts = [generator.integers(0, VOCAB, length).tolist() for length in lengths]
     for i, prompt in enumerate(prompts):
         kept[f"{i}.prompt"], kept[f"{i}.forced"] = np.array(prompt), np.array(_continue(model, prompt))
-    for dtype in DTYPES:
+    for dtype in shape.dtypes:
         # Loaded, and not cast: a cast would round the rotary frequencies too, and what a model keeps in float32.
         model = type(model).from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
         for i, prompt in enumerate(prompts):

@@ -18,7 +18,8 @@ class Shape:
 
     long_prompt is the length of the one long prompt. block_size is that of the engine's cache.
     sequences is how many others there are. branch scales what each part adds to the residual stream, and router the
-    scores of experts: in bfloat16 transformers itself would stray beyond the limits without.
+    scores of experts: in bfloat16 transformers itself would stray beyond the limits without. dtypes are those that it
+    is played in.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Shape:
     sequences: int = 48
     branch: float = 0.5
     router: float = 4.0
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
 
 
 COMMON = {

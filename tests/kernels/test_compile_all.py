@@ -10,6 +10,8 @@ import pytest
 
 from tests.compiled import run
 
+pytestmark = pytest.mark.slow
+
 PLANTED = """
 import json
 from types import SimpleNamespace

@@ -37,8 +37,9 @@ def test_where_sequences_are_more_than_programs_nothing_is_left_out() -> None:
     assert dealt_to(264, 512) == 264
 
 
-@pytest.mark.parametrize(("near", "dealt"), [(0, False), (1, False), (4, True)])
-@pytest.mark.parametrize("window", [None, 610])
+@pytest.mark.parametrize(
+    ("near", "dealt", "window"), [(0, False, None), (1, False, 610), (4, True, None), (4, True, 610)]
+)
 def test_any_number_of_splits_adds_up(
     near: int, dealt: bool, window: int | None, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:

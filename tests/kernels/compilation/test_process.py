@@ -37,6 +37,7 @@ def threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return play("none", tmp_path_factory.mktemp("threads"))
 
 
+@pytest.mark.slow
 def test_everything_is_compiled_by_the_helper_and_found_in_the_cache(tmp_path: Path, threads: dict[str, Any]) -> None:
     assert len(threads["kernels"]) >= 8
     assert {"_choose", "stream_kernel"} <= set(threads["kernels"])  # one that calls others, one of Gluon's
@@ -45,12 +46,14 @@ def test_everything_is_compiled_by_the_helper_and_found_in_the_cache(tmp_path: P
     assert found == {"kernels": threads["kernels"], "here": [], "failed": 0, "left": []}
 
 
+@pytest.mark.slow
 def test_a_full_cache_asks_the_helper_for_nothing_and_serves_both_ways(tmp_path: Path) -> None:
     play("helper", tmp_path)
     for scenario in ("none", "helper"):
         assert play(scenario, tmp_path)["here"] == []
 
 
+@pytest.mark.slow
 def test_a_killed_child_costs_its_kernel_alone(tmp_path: Path, threads: dict[str, Any]) -> None:
     found = play("child-killed", tmp_path)
     assert found["kernels"] == threads["kernels"]
@@ -59,6 +62,7 @@ def test_a_killed_child_costs_its_kernel_alone(tmp_path: Path, threads: dict[str
     assert found["left"] == []
 
 
+@pytest.mark.slow
 def test_without_the_helper_the_rest_is_compiled_here(tmp_path: Path, threads: dict[str, Any]) -> None:
     found = play("helper-killed", tmp_path)
     assert found["kernels"] == threads["kernels"]
@@ -67,6 +71,7 @@ def test_without_the_helper_the_rest_is_compiled_here(tmp_path: Path, threads: d
     assert found["left"] == []
 
 
+@pytest.mark.slow
 def test_the_helper_and_its_children_end_with_the_engines_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.kernels.compilation.driver", "abandoned"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(tmp_path)) as engine:
@@ -77,6 +82,7 @@ def test_the_helper_and_its_children_end_with_the_engines_process(tmp_path: Path
     assert outlive(pids) == [], "the helper outlives the process that started it"
 
 
+@pytest.mark.slow
 def test_names_in_the_cache_do_not_hang_on_the_order_of_launches(tmp_path: Path) -> None:
     program = """
 import importlib, sys
