@@ -201,10 +201,13 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How many devices share one model.
 
     tensor: ranks, each a process with a GPU of its own (or without one), that hold a part of every layer.
+    expert: "sliced" gives each rank some channels of every routed expert; "whole" gives it some experts with all of
+    their channels.
     hang_timeout_s: a rank that says nothing for so long, or is so long behind in a step, ends the group.
     """
 
     tensor: Annotated[int, Meta(ge=1, le=64)] = 1
+    expert: Literal["sliced", "whole"] = "sliced"
     hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 60.0
 
 

@@ -18,6 +18,7 @@ class Routing:
     renormalize  weights are divided by their sum
     num_shared   experts numbered from E on, behind the chosen ones, of weight 1
     table        [V, K] int  gives the choice by token id instead
+    first        where some experts' matrices are elsewhere, the first whose are here: numbers are given less it
     """
 
     top_k: int
@@ -30,6 +31,7 @@ class Routing:
     scale: float = 1.0
     num_shared: int = 0
     table: torch.Tensor | None = None
+    first: int = 0
 
     @property
     def width(self) -> int:

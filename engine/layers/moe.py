@@ -24,10 +24,11 @@ class Moe(nn.Module):
         self.router = build.empty(count, hidden, dtype=build.router_dtype or torch.float32)
         self.correction = build.empty(count, dtype=torch.float32) if config.correction_bias else None
         self.table = build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32) if config.hashed else None
-        self.gate_up = build.weight(count + config.num_behind, 2 * inner, hidden)
-        self.down = build.weight(count + config.num_behind, hidden, inner)
+        here = len(config.experts) + config.num_behind
+        self.gate_up = build.weight(here, 2 * inner, hidden)
+        self.down = build.weight(here, hidden, inner)
         beside = config.num_shared - config.num_behind
-        apart = MlpConfig(beside * inner, config.activation, limit=config.limit)
+        apart = MlpConfig(config.shared_inner or beside * inner, config.activation, limit=config.limit)
         self.shared = Mlp(apart, build, summed=False) if beside else None
         self._communicator = build.communicator
         self._deterministic = build.deterministic
@@ -59,6 +60,7 @@ class Moe(nn.Module):
             config.scale,
             config.num_behind,
             self.table,
+            config.experts.start,
         )
         y = self._ops.moe(
             x,

@@ -142,6 +142,8 @@ class MoeConfig:
     experts are chosen within the `top_groups` groups whose "max" or "top2" sum of scores is the largest. `hashed`
     takes the choice from a table by token id. Weights are the chosen scores, to sum 1 if `renormalize`, times `scale`.
     apart: shared experts have no place in the routed ones' tables, since they are stored in another way.
+    held: the run of experts whose matrices are here, None: all. shared_inner: inner channels here of all shared
+    experts together, where they are apart; None: all.
     """
 
     num_experts: int
@@ -159,6 +161,13 @@ class MoeConfig:
     activation: Activation = "silu"
     limit: float | None = None
     apart: bool = False
+    held: tuple[int, int] | None = None
+    shared_inner: int | None = None
+
+    @property
+    def experts(self) -> range:
+        """The numbers of those whose matrices are here."""
+        return range(*(self.held or (0, self.num_experts)))
 
     @property
     def num_behind(self) -> int:

@@ -77,21 +77,23 @@ def expert_rules(
     """Each expert's gate and up become one matrix, and all experts one tensor, the shared ones last unless they stand
     apart. `parts` are the names of gate, up and down."""
     gate, up, down = parts
-    experts = [f"{name}.experts.{e}" for e in range(config.num_experts)]
+    experts = [f"{name}.experts.{e}" for e in config.experts]
     behind = [f"{name}.shared_experts"] if config.num_behind else []
     pairs = tuple(f"{expert}.{part}.weight" for expert in experts + behind for part in (gate, up))
     downs = tuple(f"{expert}.{down}.weight" for expert in experts + behind)
     at = "layers.{layer}.ffn"
-    # Shared experts are one matrix, of which a rank takes a run as wide as its shares of all of them.
-    own = [config.num_experts * 2 * (INNER_OUT,), config.num_experts * (INNER_IN,)]
-    last = [2 * (replace(INNER_OUT, width=config.num_shared),), (replace(INNER_IN, width=config.num_shared),)]
+    own = [
+        tuple(replace(INNER_OUT, expert=e) for e in config.experts for _ in range(2)),
+        tuple(replace(INNER_IN, expert=e) for e in config.experts),
+    ]
+    last: list[tuple[Split, ...]] = [2 * (Split("outputs", "shared"),), (Split("inputs", "shared"),)]
     ups_split, downs_split = (a + b if behind else a for a, b in zip(own, last, strict=True))
     rules = [
         Rule(f"{at}.gate_up", pairs, SharedBehindConcat() if behind else StackConcat(), splits=ups_split),
         Rule(f"{at}.down", downs, SharedBehind() if behind else Stack(), splits=downs_split),
     ]
     if config.num_shared and config.apart:
-        inner = config.num_shared * config.intermediate
+        inner = config.shared_inner or config.num_shared * config.intermediate
         both = (f"{name}.shared_experts.{gate}.weight", f"{name}.shared_experts.{up}.weight")
         rules += [
             Rule(f"{at}.shared.gate_up.weight", both, concat(inner, inner), splits=last[0]),

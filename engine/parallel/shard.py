@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.models.config import (
     AttentionConfig,
+    FeedForwardConfig,
     GatedDeltaConfig,
     LatentAttentionConfig,
     LayerConfig,
@@ -50,11 +51,13 @@ Runs = dict[Part, tuple[int, Run]]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one of `size` ranks holds. alignment: inputs that share a scale, which no boundary may part."""
+    """What one of `size` ranks holds. alignment: inputs that share a scale, which no boundary may part. whole_experts:
+    routed experts are dealt out, and not their channels."""
 
     rank: int
     size: int
     alignment: int = 1
+    whole_experts: bool = False
 
     def partition(self, count: int) -> Run:
         """The run of `count` things that the rank takes: the first ranks take one more where they do not go up."""
@@ -80,7 +83,11 @@ def _layer(layer: LayerConfig, model: ModelConfig, shard: Shard) -> LayerConfig:
     fields: dict[str, Any] = {counted.heads: size["heads"]}
     if counted.groups is not None:
         fields[counted.groups] = size["groups"]
-    return replace(layer, mixer=replace(layer.mixer, **fields), ffn=replace(layer.ffn, intermediate=size["inner"]))
+    ffn: FeedForwardConfig = replace(layer.ffn, intermediate=size["inner"])
+    if isinstance(ffn, MoeConfig) and shard.whole_experts:
+        # Every rank has a share of the shared experts' work, however tokens are routed.
+        ffn = replace(ffn, held=runs["experts"][1], apart=True, shared_inner=size["shared"] or None)
+    return replace(layer, mixer=replace(layer.mixer, **fields), ffn=ffn)
 
 
 def runs_of(layer: LayerConfig, model: ModelConfig, shard: Shard) -> Runs:
@@ -91,7 +98,7 @@ def runs_of(layer: LayerConfig, model: ModelConfig, shard: Shard) -> Runs:
         raise _refused(shard, f"{model.family} has layers of {type(mixer).__name__}")
     if isinstance(ffn, MoeConfig) and getattr(ffn, "bias", False):
         raise _refused(shard, f"{model.family} has experts with biases")
-    made: Runs = {"inner": (ffn.intermediate, _inner(ffn.intermediate, shard))}
+    made = _channels(ffn, shard)
     count = getattr(mixer, counted.heads)
     if counted.groups is not None:
         groups = getattr(mixer, counted.groups)
@@ -105,25 +112,38 @@ def runs_of(layer: LayerConfig, model: ModelConfig, shard: Shard) -> Runs:
     return made
 
 
+def _channels(ffn: FeedForwardConfig, shard: Shard) -> Runs:
+    inner = ffn.intermediate
+    if not isinstance(ffn, MoeConfig):
+        return {"inner": (inner, _inner(inner, shard))}
+    count, shared = ffn.num_experts, ffn.num_shared * inner
+    if not shard.whole_experts:
+        start, stop = _inner(inner, shard, ": parallel.expert whole leaves experts as they are")
+        # Shared experts are one matrix, of which a rank takes a run as wide as its shares of all of them.
+        both = (start * ffn.num_shared, stop * ffn.num_shared)
+        return {"inner": (inner, (start, stop)), "shared": (shared, both), "experts": (count, (0, count))}
+    if count < shard.size:
+        raise _refused(shard, f"it has {count} experts, less than one for each (parallel.expert is whole)")
+    beside = _inner(shared, shard) if shared else (0, 0)
+    return {"inner": (inner, (0, inner)), "shared": (shared, beside), "experts": (count, shard.partition(count))}
+
+
 def _heads(heads: int, groups: int, counted: Counted, shard: Shard) -> tuple[Run, Run]:
     """The rank's heads and the groups that they are of, each of heads / groups."""
     each = heads // groups
     if groups >= shard.size:
         start, stop = shard.partition(groups)
         return (start * each, stop * each), (start, stop)
-    holders = shard.size // groups
-    if shard.size % groups or each < holders or not counted.shared:
-        raise _refused(
-            shard,
-            f"its {groups} {counted.name}, each of {each} heads, go neither into {shard.size} nor {shard.size} into "
-            "them",
-        )
-    group = shard.rank // holders
-    start, stop = Shard(shard.rank % holders, holders).partition(each)
+    # Each group is held by a run of ranks.
+    holders = [Shard(group, groups).partition(shard.size) for group in range(groups)]
+    if not counted.shared or any(stop - start > each for start, stop in holders):
+        raise _refused(shard, f"its {groups} {counted.name}, each of {each} heads, are too few for {shard.size}")
+    group, (first, last) = next((group, run) for group, run in enumerate(holders) if run[0] <= shard.rank < run[1])
+    start, stop = Shard(shard.rank - first, last - first).partition(each)
     return (group * each + start, group * each + stop), (group, group + 1)
 
 
-def _inner(count: int, shard: Shard) -> Run:
+def _inner(count: int, shard: Shard, remedy: str = "") -> Run:
     """The rank's inner channels: as many as the others have, if that can be."""
     units = [
         unit for unit in UNITS if unit % shard.alignment == 0 and count % unit == 0 and count // unit >= shard.size
@@ -133,7 +153,8 @@ def _inner(count: int, shard: Shard) -> Run:
         start, stop = shard.partition(count // unit)
         return start * unit, stop * unit
     raise _refused(
-        shard, f"a feed-forward part of {count} channels is stored in runs of {shard.alignment}, too few of them"
+        shard,
+        f"a feed-forward part of {count} channels is stored in runs of {shard.alignment}, too few of them{remedy}",
     )
 
 

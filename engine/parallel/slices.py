@@ -68,26 +68,32 @@ def shard_checkpoint(
     """
     if shard.size == 1:
         return checkpoint
-    entries, cuts = dict(checkpoint.entries), {}
+    entries, cuts, elsewhere = dict(checkpoint.entries), {}, set()
     layers = [runs_of(layer, model, shard) for layer in model.layers]
     words = (vocabulary.start, vocabulary.start + vocabulary.count)
     for rule in rules:
         runs = _of_target(rule.target, layers)
         runs["vocabulary"] = (vocabulary.total, words)
         for source, split in rule.shared.items():
-            cuts[source] = _cut(split, runs)
+            if split.expert is None or split.expert in range(*runs["experts"][1]):
+                cuts[source] = _cut(split, runs)
+            else:
+                elsewhere.add(source.removesuffix(".weight"))
     for name, other in copies.items():
         if other in cuts:
             cuts[name] = cuts[other]
     by_module = {source.removesuffix(".weight"): cut for source, cut in cuts.items()}
     for name, entry in checkpoint.entries.items():
         module, _, end = name.rpartition(".")
+        if module in elsewhere:
+            del entries[name]
+            continue
         cut = cuts.get(name) or (by_module.get(module) if end != "bias" else None)
         if cut is None:
             continue
         if end == SHAPE:
             del entries[name]
-        else:
+        elif not cut.is_whole:
             entries[name] = cut.of(entry, end, shard)
     return Checkpoint(entries)
 
@@ -113,6 +119,10 @@ class _Cut:
     axis: str
     whole: int
     runs: tuple[Run, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.runs == ((0, self.whole),)
 
     def of(self, entry: Entry, end: str, shard: Shard) -> Entry:
         """The slice of one of the module's tensors, each entry of which stands for one or several numbers."""

@@ -80,11 +80,19 @@ def shared_apart(
     return False
 
 
-def shard_alignment(rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind | None = None) -> int:
-    """Inputs or outputs of a layer's projections that share a scale or a word, which no slice may part."""
+def shard_alignment(
+    rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind | None = None, whole_experts: bool = False
+) -> int:
+    """Inputs or outputs of a layer's projections that share a scale or a word, which no slice may part. whole_experts:
+    experts are not sliced."""
     if quantize is not None:
         return rounded.GROUP if quantize == "int4" else 1
-    modules = {rule.sources[0].removesuffix(".weight") for rule in rules if rule.splits and rule.target not in OUTER}
+    modules: set[str] = set()
+    for rule in rules:
+        sliced = [name for name, split in rule.shared.items() if split.expert is None or not whole_experts]
+        if rule.target not in OUTER:
+            # Of a table of experts one that is chosen and, last, one that is shared.
+            modules |= {name.removesuffix(".weight") for name in (*sliced[:1], *sliced[-1:])}
     schemes = {scheme for module in modules if method is not None and (scheme := method.scheme(module)) is not None}
     blocks = [max(scheme.block) for scheme in schemes if isinstance(scheme, Fp8Scheme) and scheme.block]
     blocks += [fp4.NAMES[scheme.layout].group for scheme in schemes if isinstance(scheme, Fp4Scheme)]

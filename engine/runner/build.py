@@ -85,7 +85,9 @@ def build_runner(
     if quant.shared_apart(rules, checkpoint, method, quantize):
         model = with_shared_apart(model)
         rules = family.rules(model)
-    shard = Shard(communicator.rank, communicator.size, quant.shard_alignment(rules, method, quantize))
+    whole_experts = config.parallel.expert == "whole"
+    alignment = quant.shard_alignment(rules, method, quantize, whole_experts)
+    shard = Shard(communicator.rank, communicator.size, alignment, whole_experts)
     vocabulary = Vocabulary(model.vocab_size, communicator)
     target = draft_build.Target(model, family, shard, checkpoint, method)
     if checkpoint is not None:

@@ -22,17 +22,22 @@ Block = tuple[int, int]
 
 
 # What of a layer is shared out over ranks: heads (of queries, or of values with a state), groups of them (key-value
-# heads, key heads, groups of a product behind attention), the inner channels of feed-forward parts; and the vocabulary.
-Part = Literal["heads", "groups", "inner", "vocabulary"]
+# heads, key heads, groups of a product behind attention), the inner channels of feed-forward parts, those of shared
+# experts together, experts; and the vocabulary.
+Part = Literal["heads", "groups", "inner", "shared", "experts", "vocabulary"]
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How ranks share a source: its outputs (rows) or its inputs (columns), `width` of them for each of a part."""
+    """How ranks share a source: its outputs (rows) or its inputs (columns), `width` of them for each of a part.
+
+    expert: whose source it is; a rank has none of the experts that others hold.
+    """
 
     axis: Literal["outputs", "inputs"]
     part: Part
     width: int = 1
+    expert: int | None = None
 
     @property
     def sections(self) -> tuple[Split, ...]:
@@ -49,6 +54,10 @@ class Sections:
     @property
     def axis(self) -> Literal["outputs", "inputs"]:
         return "outputs"
+
+    @property
+    def expert(self) -> int | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,14 @@ def case(
     residual: bool = True,
     activation: str = "silu",
     limit: float | None = None,
+    held: int | None = None,
     **routing: Any,
 ) -> Case:
-    """`routing` as in the cases of `moe_route`."""
+    """held: experts whose matrices are here; None: all. `routing` as in the cases of `moe_route`."""
     route = route_case(name, dtype, t, hidden, e, k, small, num_shared=num_shared, **routing)
     products: dict[str, Any] = {"residual": residual, "activation": activation, "limit": limit}
-    gemm = gemm_case(name, dtype, t, hidden, inter, e + num_shared, k + num_shared, small, **products)
+    tables = e + num_shared if held is None else held
+    gemm = gemm_case(name, dtype, t, hidden, inter, tables, k + num_shared, small, **products)
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         given = gemm.make(device, g)
@@ -70,6 +72,10 @@ def cases() -> list[Case]:
         case("more pairs than are ordered with the choice", f32, 360, 16, 16, 6, 3),
         case("batch-invariant", bf16, 11, 40, 24, 6, 3, deterministic=True),
         case("no tokens", f32, 0, 32, 16, 4, 2),
+        case("1 token, some experts elsewhere", bf16, 1, 64, 32, 16, 4, norm=True, held=5, first=11),
+        case("few tokens, some experts elsewhere", f32, 3, 72, 20, 11, 3, held=6),
+        case("decode step, some experts elsewhere", bf16, 20, 64, 32, 12, 3, norm=True, held=4, first=4),
+        case("more pairs, some experts elsewhere", f32, 360, 16, 16, 6, 3, held=2, first=1),
         *(
             case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, **qwen) for t in (1, 2, 4, 64)
         ),

@@ -68,8 +68,9 @@ def moe(
     tokens, inter = len(x), up.shape[1] // 2
     pairs = tokens * routing.width
     gelu = activation != "silu"
-    alone = deterministic or not tokens
     bias, table, scale, num_shared = routing.bias, routing.table, routing.scale, routing.num_shared
+    # What chooses and lists at once has a list for every expert.
+    alone = deterministic or not tokens or len(up) != len(router) + num_shared
     plain = routing.score == "softmax" and bias is None and table is None and routing.num_groups == 1 and not num_shared
     if not alone and chooses_in_products(tokens, inter, len(router), plain):
         return routed_rows_moe(

@@ -28,7 +28,8 @@ def moe(
     """`moe_route`, then `moe_gemm` of the normed rows with the chosen experts and their weights.
 
     x [T, M]; router [E, M] float32 or in x's dtype; gate_up [E + S, 2F, M] and down [E + S, M, F], the shared experts
-    last; residual [T, M] → [T, M] in x's dtype. The other arguments are those of the two ops.
+    last, or of the experts from `routing.first` on as many as are here, of which alone the result is the sum; residual
+    [T, M] → [T, M] in x's dtype. The other arguments are those of the two ops.
     """
     h, weights, experts = moe_route(x, router, routing, token_ids, norm_weight, eps, offset, deterministic)
     given = (residual, activation, limit, routing.num_shared, deterministic)

@@ -94,6 +94,8 @@ def cases() -> list[Case]:
         case("router of the inputs' dtype, half precision", f16, 300, 72, 20, 3, narrow=True),
         case("1024 tokens, router of the inputs' dtype", bf16, 1030, 80, 20, 3, norm=True, narrow=True),
         case("batch-invariant", f32, 18, 40, 16, 3, deterministic=True),
+        case("few tokens, numbered from the 7th", f32, 3, 40, 20, 4, first=7),
+        case("many tokens by token id, numbered from the 5th", f32, 21, 32, 16, 3, hashed=True, first=5),
         case("no tokens", f32, 0, 32, 16, 2),
         case("1 token, equal scores", f32, 1, 2, 100, 7),
         case("1 token, 8 of 128, 2048 wide", bf16, 1, 2048, 128, 8, small=False, norm=True, narrow=True),

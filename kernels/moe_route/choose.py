@@ -15,8 +15,8 @@ import triton.language as tl
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The constants of a choice, one argument of the kernels that make it: the score, whether it is by token id, how
-    many of how many groups, `top_k` routed and `shared` further experts, and what powers of two hold those that are
-    chosen, all routed ones and the groups."""
+    many of how many groups, `top_k` routed and `shared` further experts, what powers of two hold those that are chosen,
+    all routed ones and the groups, and what is taken off experts' numbers."""
 
     score: str
     has_bias: bool
@@ -30,6 +30,7 @@ class Choice:
     block_k: int
     block_e: int
     block_g: int
+    first: int = 0
 
 
 @triton.jit
@@ -144,6 +145,8 @@ def choose(
     if HOW.shared > 0:
         picked = tl.where(chosen, picked, num_experts + k - K)
         value = tl.where(chosen, value, 1.0)
+    if HOW.first > 0:
+        picked -= HOW.first
     out = token.to(tl.int64)[:, None] * width + k
     stored = (k < width) & live_token[:, None]
     tl.store(weights + out, value, mask=stored)

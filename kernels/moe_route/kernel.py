@@ -153,4 +153,5 @@ def choice(num_experts: int, routing: Routing) -> Choice:
         next_power_of_2(routing.width),
         next_power_of_2(num_experts),
         next_power_of_2(routing.num_groups),
+        routing.first,
     )

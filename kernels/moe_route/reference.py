@@ -55,4 +55,5 @@ def moe_route(
     if routing.renormalize:
         w = w / (w.sum(dim=-1, keepdim=True) + 1e-20)
     shared = torch.arange(len(router), len(router) + routing.num_shared, device=x.device).expand(len(x), -1)
-    return h, torch.cat((w * routing.scale, w.new_ones(shared.shape)), dim=1), torch.cat((experts, shared), dim=1).int()
+    numbers = (torch.cat((experts, shared), dim=1) - routing.first).int()
+    return h, torch.cat((w * routing.scale, w.new_ones(shared.shape)), dim=1), numbers

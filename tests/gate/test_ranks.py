@@ -15,13 +15,15 @@ from msgspec.structs import replace
 from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
 from engine.core.plan import StepPlan
 from engine.models.reader import ConfigError
+from engine.parallel import shard as parallel_shard
 from engine.parallel.communicator import Communicator, GroupCommunicator
+from engine.parallel.shard import Shard
 from engine.runner.build import build_runner
 from engine.runner.runner import DeviceRunner
 from engine.types import TokenLogprobs
 from engine.weights.checkpoint import WeightsError
 from tests.gate.conftest import as_param, quick
-from tests.gate.families import DEEPSEEK_V4, FAMILIES, QWEN3_5
+from tests.gate.families import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V4, FAMILIES, KIMI, QWEN3_5, QWEN3_MOE
 from tests.gate.oracle import Golden, golden
 from tests.gate.packings import PACKINGS, packed_golden
 from tests.gate.plans import PlanPlayer
@@ -35,14 +37,14 @@ SHARED = [as_param(shape) for shape in (*SHAPES, *FAMILIES)]
 Broken = Callable[[DeviceRunner, int], None]
 
 
-def of_ranks(truth: Golden, shape: Shape, size: int) -> EngineConfig:
+def of_ranks(truth: Golden, shape: Shape, size: int, **parallel: Any) -> EngineConfig:
     return EngineConfig(
         model=str(truth.folder),
         max_model_len=600,
         scheduler=SchedulerConfig(max_rows=48, token_budget=8192),
         cache=CacheConfig(block_size=shape.block_size, num_blocks=1024 * 16 // shape.block_size),
         runtime=RuntimeConfig(device="cpu", dtype="float32"),
-        parallel=ParallelConfig(tensor=size),
+        parallel=ParallelConfig(tensor=size, **parallel),
     )
 
 
@@ -66,8 +68,34 @@ def test_two_ranks(truth: Golden, shape: Shape) -> None:
     assert verdict.passes("float32"), verdict
 
 
+# DeepSeek-V4's two groups of outputs do not go into three.
+ROUTED = [
+    pytest.param(shape, size, id=f"{shape.name}-{size}", marks=as_param(shape).marks)
+    for shape in (QWEN3_MOE, DEEPSEEK_V2, KIMI, DEEPSEEK_V3, DEEPSEEK_V4)
+    for size in (2, 3)
+    if shape is not DEEPSEEK_V4 or size == 2
+]
+
+
+@pytest.mark.parametrize(("shape", "size"), ROUTED, indirect=["shape"])
+def test_whole_experts(truth: Golden, shape: Shape, size: int) -> None:
+    held: list[int] = []
+    played = play(of_ranks(truth, shape, size, expert="whole"), truth, lambda runner, _: held.append(_experts(runner)))
+    assert max(held) - min(held) <= 1
+    assert sum(held) == shape.config.get("n_routed_experts", shape.config.get("num_experts"))
+    assert played == [played[0]] * size
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
+def _experts(runner: DeviceRunner) -> int:
+    """Of a layer, on this rank."""
+    return int(runner._decoder.layers[-1].ffn.gate_up.shape[0])
+
+
 ONE = [as_param(shape) for shape in SHAPES if shape.name == "qwen3"]
 # Layers with a state, and with compressed entries.
+SPARSE = [as_param(QWEN3_MOE)]
 STATED = [as_param(shape) for shape in (QWEN3_5, DEEPSEEK_V4)]
 
 
@@ -127,9 +155,41 @@ def test_a_broken_rank_of_a_state_fails(truth: Golden, shape: Shape, broken: Bro
     fails(truth, shape, broken)
 
 
-def fails(truth: Golden, shape: Shape, broken: Broken) -> None:
+def shifted_experts(runner: DeviceRunner, rank: int) -> None:
+    """The second rank takes each of its experts for the next."""
+    moe = runner._decoder.layers[1].ffn
+    first, last = moe.config.held
+    if rank == 1:
+        moe.config = replace_fields(moe.config, held=(first + 1, last + 1))
+
+
+def missing_sum_of_experts(runner: DeviceRunner, rank: int) -> None:
+    runner._decoder.layers[1].ffn._communicator = Communicator()
+
+
+@pytest.mark.parametrize("shape", SPARSE, indirect=True)
+@pytest.mark.parametrize("broken", [shifted_experts, missing_sum_of_experts], ids=lambda b: b.__name__)
+def test_broken_whole_experts_fail(truth: Golden, shape: Shape, broken: Broken) -> None:
+    fails(truth, shape, broken, expert="whole")
+
+
+@pytest.mark.parametrize("shape", SPARSE, indirect=True)
+def test_an_expert_on_two_ranks_fails(truth: Golden, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is counted twice."""
+    channels = parallel_shard._channels
+
+    def overlapping(ffn: Any, shard: Shard) -> Any:
+        made = channels(ffn, shard)
+        count, (first, last) = made.get("experts", (0, (0, 0)))
+        return made | {"experts": (count, (max(0, first - 1), last))}
+
+    monkeypatch.setattr(parallel_shard, "_channels", overlapping)
+    fails(truth, shape, expert="whole")
+
+
+def fails(truth: Golden, shape: Shape, broken: Broken | None = None, **parallel: Any) -> None:
     few = replace_fields(truth, sequences=truth.sequences[::8])
-    played = play(of_ranks(few, shape, 2), few, broken)
+    played = play(of_ranks(few, shape, 2, **parallel), few, broken)
     verdict = judge(few.sequences, played[0], "float32")
     assert not verdict.passes("float32"), verdict
 
@@ -146,6 +206,32 @@ def test_quantized_weights_are_cut_by_their_blocks(name: str, pytestconfig: pyte
     assert played[0] == played[1]
     verdict = judge(truth.sequences, played[0], "float32")
     assert verdict.passes("float32"), verdict
+
+
+# Blocks and groups are as large as an expert.
+NARROW = replace_fields(
+    QWEN3_MOE,
+    name="narrow-experts",
+    sequences=12,
+    long_prompt=300,
+    config={**QWEN3_MOE.config, "intermediate_size": 256, "moe_intermediate_size": 32},
+)
+PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-int4-g32")] + [
+    (KIMI, "ct-int4-experts")
+]
+
+
+@pytest.mark.parametrize(("shape", "name"), PACKED_EXPERTS, ids=[f"{s.name}-{name}" for s, name in PACKED_EXPERTS])
+def test_whole_experts_keep_their_blocks(shape: Shape, name: str, pytestconfig: pytest.Config) -> None:
+    truth = _packed(quick(shape) if shape in FAMILIES else shape, name, pytestconfig)
+    config = replace(of_ranks(truth, shape, 2, expert="whole"), weights=WeightsConfig(activations="16bit"))
+    played = play(config, truth)
+    assert played[0] == played[1]
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+    sliced = replace(config, parallel=ParallelConfig(tensor=2))
+    with pytest.raises(ConfigError, match=r"parallel\.expert whole leaves experts as they are"):
+        play(sliced, truth)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +269,7 @@ ODD: Sequence[tuple[str, Shape, dict[str, Any], int]] = (
         2,
     ),
     ("one-kv-head-on-three", DENSE, {"hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 1}, 3),
+    ("two-kv-heads-on-three", DENSE, {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2}, 3),
     ("odd-vocabulary-on-two", DENSE, {"vocab_size": 509}, 2),
     ("channels-that-do-not-halve", DENSE, {"intermediate_size": 161}, 2),
     ("three-key-heads-on-two", QWEN3_5, {"linear_num_key_heads": 3, "linear_num_value_heads": 6}, 2),
@@ -213,7 +300,7 @@ def test_more_ranks_than_groups_of_outputs_are_refused(tmp_path: Any) -> None:
 
     random_model(DEEPSEEK_V4).save_pretrained(tmp_path)
     config = of_ranks(Golden(tmp_path, [], None), DEEPSEEK_V4, 4)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="its 2 groups of outputs, each of 2 heads, go neither into 4 nor"):
+    with pytest.raises(ConfigError, match="its 2 groups of outputs, each of 2 heads, are too few for 4"):
         together(4, lambda c: build_runner(config, communicator=c))
 
 

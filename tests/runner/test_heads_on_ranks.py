@@ -33,11 +33,18 @@ def with_head(folder: Path) -> EngineConfig:
     return test_eagle3.config_for(folder, head, overlap=False)
 
 
-MODULES = [pytest.param(partial(with_module, family), id=family) for family in test_mtp._MODELS]
+SLICED, WHOLE = ParallelConfig(tensor=2), ParallelConfig(tensor=2, expert="whole")
+MADE = [
+    *(pytest.param(partial(with_module, family), SLICED, id=family) for family in test_mtp._MODELS),
+    pytest.param(partial(with_module, "deepseek-v3"), WHOLE, id="deepseek-v3-whole-experts"),
+    pytest.param(with_head, SLICED, id="eagle3"),
+]
 
 
-@pytest.mark.parametrize("made", [*MODULES, pytest.param(with_head, id="eagle3")])
-def test_two_ranks_draft_what_one_does(tmp_path: Path, made: Callable[[Path], EngineConfig]) -> None:
+@pytest.mark.parametrize(("made", "parallel"), MADE)
+def test_two_ranks_draft_what_one_does(
+    tmp_path: Path, made: Callable[[Path], EngineConfig], parallel: ParallelConfig
+) -> None:
     config = made(tmp_path)
     runner = build_runner(config)
     assert runner._draft_head is not None
@@ -51,7 +58,7 @@ def test_two_ranks_draft_what_one_does(tmp_path: Path, made: Callable[[Path], En
     run(Engine(runner, config), prompts(3, temperature=0.0))
 
     def work(communicator: Communicator) -> list[tuple[list[int], list[int]]]:
-        runner = build_runner(replace(config, parallel=ParallelConfig(tensor=2)), communicator=communicator)
+        runner = build_runner(replace(config, parallel=parallel), communicator=communicator)
         assert runner._draft_head is not None
         proposals = Proposals(runner._draft_head)
         for plan in plans:

@@ -82,20 +82,20 @@ def advice(checkpoint: Path, settings: Mapping[str, str], here: list[Gpu]) -> st
     said = (
         f"its weights take {size / _GB:.0f} GB, and {asked} of the GPUs here hold {int(asked) * room(least) / _GB:.0f}"
     )
-    fits = next(
-        (n for n in range(int(asked) + 1, len(here) + 1) if size <= n * room(least) and _shares(checkpoint, n)), 0
-    )
+    whole = settings.get("parallel.expert") == "whole"
+    more = range(int(asked) + 1, len(here) + 1)
+    fits = next((n for n in more if size <= n * room(least) and _shares(checkpoint, n, whole)), 0)
     if fits:
         return f"{said} beside a cache: set parallel.tensor={fits}"
     return f"{said} beside a cache, and no parallel.tensor up to {len(here)} does: use weights.quantize or larger GPUs"
 
 
-def _shares(checkpoint: Path, size: int) -> bool:
+def _shares(checkpoint: Path, size: int, whole_experts: bool) -> bool:
     """Whether the model can be shared out over `size` ranks."""
     try:
         model, _ = registry.load(checkpoint)
         for rank in range(size):
-            shard_config(model, Shard(rank, size))
+            shard_config(model, Shard(rank, size, whole_experts=whole_experts))
     except ConfigError:
         return False
     return True
