@@ -38,7 +38,8 @@ from engine.runner.warmup import warmup_steps
 from engine.types import MAX_LOGPROBS, SamplingParams
 from engine.weights import dummy, loader
 from engine.weights.checkpoint import Checkpoint
-from kernels.compilation.ahead import Compiler, CompileWatch, Elsewhere
+from kernels.compilation.ahead import Compiler, Elsewhere
+from kernels.compilation.watch import CompileWatch
 from kernels.select import select
 from kernels.workspace import Workspace
 

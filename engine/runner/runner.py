@@ -31,7 +31,7 @@ from engine.runner.warmup import WarmupStep, logprobs_bucket
 from engine.sampling.logits import EDIT_IDS, EntryEdits, RowEdits, sent
 from engine.sampling.sampler import PLAIN, Drawn, EntryMasks, Sampler, SamplingExtras
 from engine.types import SamplingParams
-from kernels.compilation.ahead import CompileWatch
+from kernels.compilation.watch import CompileWatch
 from kernels.hardware import multiprocessors
 from kernels.select import Ops
 
@@ -99,7 +99,8 @@ class DeviceRunner:
 
     @property
     def info(self) -> RunnerInfo:
-        return self._info
+        """What the runner was made with, and the shapes that its graphs pad mixed steps to."""
+        return self._info if self._graphs is None else replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property
     def num_late_compiles(self) -> int:
@@ -236,7 +237,6 @@ class DeviceRunner:
         bounded = pool.is_fp8 or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest, multiprocessors(self._device))
         self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts)
-        self._info = replace(self._info, mixed=self._graphs.mixed_shapes)
 
     @property
     def graphs(self) -> StepGraphs | None:

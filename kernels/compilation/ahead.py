@@ -1,13 +1,10 @@
-"""Compilation of kernels: many at once before serving starts, and a watch on those that come later.
+"""Kernels compiled before serving starts, many at once: every variant that an engine's steps can need.
 
-A kernel that is compiled while requests run holds all of them up, for seconds. So the engine compiles every variant
-that its steps can need ahead (`Compiler`), and counts what comes later all the same (`CompileWatch`).
+A kernel that is compiled while requests run holds all of them up, for seconds.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,58 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from kernels.workspace import Workspace
 
-log = logging.getLogger(__name__)
-
 # Compiles a `kernels.compilation.variant.Variant`, given as bytes, into Triton's cache, and says whether it did.
 Elsewhere = Callable[[bytes], bool]
-
-
-class CompileWatch:
-    """Counts the kernels that this process compiles, or loads from Triton's cache on disk, once `arm` was called.
-
-    Whichever engine asks for them: a compilation holds up the others of the process as well. `late` counts by name; a
-    name is logged the first time.
-    """
-
-    def __init__(self) -> None:
-        self.late: Counter[str] = Counter()
-        self._armed = False
-
-    @property
-    def count(self) -> int:
-        return sum(self.late.values())
-
-    def install(self) -> CompileWatch:
-        """Be told of every compilation of this process. Triton has one listener: who was told before goes on to be."""
-        import triton
-
-        before = triton.knobs.compilation.listener
-
-        def heard(**said: Any) -> None:
-            if before is not None:
-                before(**said)
-            self._heard(**said)
-
-        triton.knobs.compilation.listener = heard
-        return self
-
-    def arm(self) -> None:
-        """Serving starts: what comes from now on is late."""
-        self._armed = True
-
-    def _heard(self, *, src: Any, times: Any, cache_hit: bool, **_: object) -> None:
-        if not self._armed:
-            return
-        name = str(src.name)
-        if name not in self.late:
-            log.warning(
-                "kernel %s was %s while the engine serves (%.0f ms): its steps were held up. Kernels should be ready "
-                "by then; please report the model and its settings",
-                name,
-                "loaded from the disk cache" if cache_hit else "compiled",
-                times.total / 1e3,
-            )
-        self.late[name] += 1
 
 
 class Compiler:

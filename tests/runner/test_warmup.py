@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.runner.warmup import LOGPROBS, logprobs_bucket, warmup_steps
-from kernels.compilation.ahead import CompileWatch
+from kernels.compilation.watch import CompileWatch
 from tests.compiled import environment
 from tests.runner.test_graphs import TINY
 
