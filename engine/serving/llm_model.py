@@ -15,6 +15,8 @@ from engine import env, heap
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.settings import SettingsError, parse
 from engine.serving.frontend.supervisor import Supervisor
+from engine.serving.link.engine_view import EngineView
+from engine.serving.link.link import Link
 from engine.serving.link.process_watch import die_with
 from engine.serving.link.run_folder import RunFolder, RunFolderError, model_key
 from engine.types import RequestError
@@ -55,35 +57,31 @@ class TritonPythonModel:
             self._folder.enter()
         except RunFolderError as error:
             raise pb.TritonModelException(str(error)) from None
+        self._engine = EngineView()
         self._supervisor = Supervisor(
             self._folder,
             name,
             settings.engine,
             restart_limit=settings.frontend.restart_limit,
             hang_timeout_s=settings.frontend.hang_timeout_s,
-            served=lambda: self._linked and self._frontend.served.is_set(),
-            silent_s=lambda: self._link.silent_s if self._linked else 0.0,
-            blamed=lambda: self._frontend.blamed if self._linked else 0,
+            engine=self._engine,
         )
-        self._linked = False
+        self._link = Link(self._folder, label, self._engine)
         if settings.frontend.engine is None:
             self._supervisor.start()  # the engine's own frontends see to it
         # The engine's process imports torch while this one imports its own modules and reads the tokenizer.
         from engine.serving.frontend.description import description
         from engine.serving.frontend.frontend import Frontend
+        from engine.serving.frontend.intake import Served
         from engine.serving.frontend.metrics import Metrics
         from engine.serving.frontend.responses import Responses
-        from engine.serving.link.link import Link
+        from engine.serving.frontend.stream_table import StreamTable
         from engine.text import Tokenizer
 
         try:
             tokenizer = Tokenizer.from_folder(settings.tokenizer)
-        except RequestError as error:
-            self._leave()
-            raise pb.TritonModelException(str(error)) from None
-        try:
             self._spans = _spans(self._name)
-        except ValueError as error:
+        except (RequestError, ValueError) as error:
             self._leave()
             raise pb.TritonModelException(str(error)) from None
         heap.trim_malloc()
@@ -91,37 +89,30 @@ class TritonPythonModel:
         self._metrics = Metrics(pb, self._name, version, settings.engine.cache)
         scheduler = settings.engine.scheduler
         batched = bool(config.get("max_batch_size", 0))
+        decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         self._frontend = Frontend(
-            label,
-            name,
-            tokenizer,
+            Served(label, tokenizer, decoupled, batched, description(settings)),
             settings.frontend,
-            max_held=scheduler.max_waiting + scheduler.max_rows,
-            responses=Responses(pb, batched),
-            metrics=self._metrics,
-            leading=lambda: self._supervisor.leading,
-            decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
-            batched=batched,
-            about=description(settings),
-            spans=self._spans,
+            StreamTable(name, self._link, self._engine, max_held=scheduler.max_waiting + scheduler.max_rows),
+            self._engine,
+            Responses(pb, batched),
+            self._metrics,
+            self._spans,
         )
-        self._link = Link(self._folder, label, self._frontend)
-        self._linked = True
         heap.freeze()
-        self._frontend.attach(self._link)
+        self._frontend.start()
         self._metrics.start()
-        self._link.start()
+        self._link.start(self._frontend)
         self._await_engine(settings.frontend.engine)
-        if self._frontend.failed is not None:
-            sentence = self._frontend.failed
+        if self._engine.failed is not None:
             self._shut_down("the model did not load")
-            raise pb.TritonModelException(sentence)
+            raise pb.TritonModelException(self._engine.failed)
         self._frontend.on_give_up = self._give_up
 
     def _await_engine(self, shared: str | None) -> None:
         """Raises TritonModelException where the model whose engine is to be shared is not there."""
         looks = 0
-        while not self._frontend.settled.wait(_LOOK_S):
+        while not self._engine.settled.wait(_LOOK_S):
             looks = 0 if shared is None or self._folder.others() else looks + 1
             if looks > _MAX_LOOKS:
                 self._shut_down("the model did not load")
@@ -146,8 +137,7 @@ class TritonPythonModel:
 
     def _leave(self, metrics: Metrics | None = None) -> None:
         self._supervisor.stop()
-        if self._linked:
-            self._link.close()
+        self._link.close()
         with self._folder.leave() as last:
             if last:
                 self._supervisor.close_engine()
@@ -157,7 +147,7 @@ class TritonPythonModel:
     def _give_up(self) -> None:
         """Take the model out of service, so that it does not answer ready. Works where models are controlled
         explicitly (as `nereid serve` does); elsewhere requests are refused one by one."""
-        if self._supervisor.leading:
+        if self._engine.leading:
             with contextlib.suppress(pb.TritonModelException):
                 pb.unload_model(self._name)
 

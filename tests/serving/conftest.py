@@ -35,7 +35,7 @@ def rig(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
         ) -> Rig:
             made = Rig(tmp_path, tokenizer, model, FrontendConfig(**config), name, entered)  # type: ignore[arg-type]
             stack.callback(made.close)
-            assert made.frontend.settled.wait(30)
+            assert made.engine.settled.wait(30)
             return made
 
         yield build

@@ -9,10 +9,13 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.serving.frontend.frontend import Frontend
+from engine.serving.frontend.intake import Served
 from engine.serving.frontend.metrics import Metrics
 from engine.serving.frontend.responses import Responses
 from engine.serving.frontend.settings import FrontendConfig
+from engine.serving.frontend.stream_table import StreamTable
 from engine.serving.frontend.supervisor import Supervisor
+from engine.serving.link.engine_view import EngineView
 from engine.serving.link.link import Link
 from engine.serving.link.run_folder import RunFolder
 from engine.text import Tokenizer
@@ -38,31 +41,29 @@ class Rig:
         self.folder.enter()
         entered(self.folder)
         self.metrics = Metrics(stub.BACKEND, "m", "1")
-        self.frontend = Frontend(
-            name,
-            "m",
-            tokenizer,
-            config,
-            max_held=4,
-            responses=Responses(stub.BACKEND),
-            metrics=self.metrics,
-            leading=lambda: self.supervisor.leading,
-        )
-        self.link = Link(self.folder, name, self.frontend)
+        self.tokenizer = tokenizer
+        self.engine = EngineView()
+        self.link = Link(self.folder, name, self.engine)
         self.supervisor = Supervisor(
             self.folder,
             "m",
             EngineConfig(model=model),
             restart_limit=config.restart_limit,
             hang_timeout_s=config.hang_timeout_s,
-            served=self.frontend.served.is_set,
-            silent_s=lambda: self.link.silent_s,
-            blamed=lambda: self.frontend.blamed,
+            engine=self.engine,
             module="tests.serving.scripted_host",
         )
-        self.frontend.attach(self.link)
+        self.frontend = Frontend(
+            Served(name, tokenizer),
+            config,
+            StreamTable("m", self.link, self.engine, max_held=4),
+            self.engine,
+            Responses(stub.BACKEND),
+            self.metrics,
+        )
+        self.frontend.start()
         self.metrics.start()
-        self.link.start()
+        self.link.start(self.frontend)
         self.supervisor.start()
 
     def submit(self, seed: int = 0, stream: bool = True) -> Request:

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 
 from engine import env
 from engine.config import EngineConfig
+from engine.serving.link.engine_view import EngineView
 from engine.serving.link.process_watch import ProcessWatch, start_time
 from engine.serving.link.run_folder import EngineState, RunFolder
 
@@ -32,10 +32,7 @@ _HOPELESS_S = 30.0  # without an engine, and without a folder to start one in
 class Supervisor:
     """Every frontend has one; the one that holds the model's lock leads, the others wait to take its place.
 
-    served: whether an engine process of this model has ever been ready.
-    silent_s: seconds since it was last heard from.
-    blamed: how many engine processes have died while they ran one request alone, which is no fault of the engine.
-    module: what the engine process runs.
+    engine: what is known of the engine process; told who leads. module: what the engine process runs.
     """
 
     def __init__(
@@ -46,9 +43,7 @@ class Supervisor:
         *,
         restart_limit: int,
         hang_timeout_s: float,
-        served: Callable[[], bool],
-        silent_s: Callable[[], float],
-        blamed: Callable[[], int],
+        engine: EngineView,
         module: str = "engine.serving.host",
     ) -> None:
         self._folder = folder
@@ -56,15 +51,12 @@ class Supervisor:
         self._config = config
         self._restart_limit = restart_limit
         self._hang_timeout_s = hang_timeout_s
-        self._served = served
-        self._silent_s = silent_s
-        self._blamed = blamed
+        self._engine = engine
         self._module = module
         self._closing = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._complaint: str | None = None
         self._well = time.monotonic()  # when an engine was last there, or could have been started
-        self.leading = False
         self._thread = threading.Thread(target=self._run, name="nereid-supervisor", daemon=True)
 
     def start(self) -> None:
@@ -99,15 +91,15 @@ class Supervisor:
             try:
                 lock = self._folder.try_lead()
                 if lock is not None:
-                    self.leading = True
+                    self._engine.leading = True
                     if self._lead(lock):
                         return
-                    self.leading = False
+                    self._engine.leading = False
                 self._well = time.monotonic()
             except OSError as error:
                 self._complain(f"the run folder {self._folder.path} cannot be used ({_why(error)})")
                 if self._hopeless():
-                    self.leading = True
+                    self._engine.leading = True
                     self._give_up(self._folder.read_state() or EngineState(0, 0), self._unusable(error))
                     return
             except Exception:
@@ -121,7 +113,7 @@ class Supervisor:
         """Whether nobody can lead and no engine has been there for long; at once when the model is being loaded."""
         state = self._folder.read_state()
         if state is None:
-            return not self._served()
+            return not self._engine.served.is_set()
         if state.failed is None and start_time(state.pid) is not None:
             self._well = time.monotonic()
         return time.monotonic() - self._well > _HOPELESS_S
@@ -134,7 +126,7 @@ class Supervisor:
         while not self._closing.is_set():
             if state is not None and state.failed is not None:
                 return True
-            born, blamed = time.monotonic(), self._blamed()
+            born, blamed = time.monotonic(), self._engine.blamed
             try:
                 if state is None:
                     epoch += 1
@@ -150,8 +142,8 @@ class Supervisor:
             if not crashes or time.monotonic() - born > _STEADY_S:
                 crashes, before = 0, blamed
             crashes += 1
-            if not self._served() or self._too_many(crashes, before):
-                if self._served():
+            if not self._engine.served.is_set() or self._too_many(crashes, before):
+                if self._engine.served.is_set():
                     ending = f"{ending}. It was started {crashes} times in a row and will not be started again"
                 self._give_up(EngineState(epoch, 0 if state is None else state.pid), ending)
                 return True
@@ -164,10 +156,10 @@ class Supervisor:
 
     def _too_many(self, crashes: int, before: int) -> bool:
         """Whether the engine itself has died too often. What the last one ran may be known in a moment."""
-        if crashes - (self._blamed() - before) <= self._restart_limit:
+        if crashes - (self._engine.blamed - before) <= self._restart_limit:
             return False
         self._closing.wait(_JUDGE_S)
-        return crashes - (self._blamed() - before) > self._restart_limit
+        return crashes - (self._engine.blamed - before) > self._restart_limit
 
     def _adopt(self) -> EngineState | None:
         """What the frontend that led before left: the newest engine that lives, told of or not. Older ones end."""
@@ -193,7 +185,7 @@ class Supervisor:
             while not watch.wait(_WATCH_S):
                 if self._closing.is_set() or not self._folder.holds(lock):
                     return False
-                if self._silent_s() > self._hang_timeout_s:
+                if self._engine.silent_s > self._hang_timeout_s:
                     watch.kill(signal.SIGKILL)
                 with contextlib.suppress(OSError):
                     self._folder.restore()
@@ -221,7 +213,7 @@ class Supervisor:
             config.write(msgspec.json.encode(self._config))
         state = EngineState(epoch, self._child.pid)
         failed = self._publish(state)
-        if failed is not None and not self._served():
+        if failed is not None and not self._engine.served.is_set():
             self._child.kill()
             self._reap()
             raise _Unwritable(failed)

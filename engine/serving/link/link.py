@@ -11,6 +11,7 @@ import time
 from typing import Protocol
 
 from engine.serving.link import messages
+from engine.serving.link.engine_view import EngineView
 from engine.serving.link.messages import (
     Abort,
     Alone,
@@ -71,26 +72,20 @@ class Link:
     """One connection to an engine process, for messages both ways.
 
     `submit` and `abort` may be called from any thread. They drop the message while no engine is there: the receiver
-    sends again what is in flight when it hears `on_ready`.
+    sends again what is in flight when it hears `on_ready`. engine: told when the engine was heard.
     """
 
-    def __init__(self, folder: RunFolder, name: str, receiver: Receiver) -> None:
+    def __init__(self, folder: RunFolder, name: str, engine: EngineView) -> None:
         self._folder = folder
         self._name = name
-        self._receiver = receiver
+        self._engine = engine
         self._lock = threading.Lock()
         self._pipe: Pipe | None = None
         self._closing = threading.Event()
-        self._heard = time.monotonic()
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nereid-link", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the engine was last heard; 0 while it is not up."""
-        return time.monotonic() - self._heard if self._up.is_set() else 0.0
-
-    def start(self) -> None:
+    def start(self, receiver: Receiver) -> None:
+        self._thread = threading.Thread(target=self._run, args=(receiver,), name="nereid-link", daemon=True)
         self._thread.start()
 
     def submit(self, request: RequestInput, suspect: bool = False) -> None:
@@ -111,10 +106,10 @@ class Link:
         self._send(Reset(self._name, number))
 
     def close(self) -> None:
-        """Say goodbye and end the thread."""
+        """Say goodbye and end the thread. It may not have been started."""
         self._closing.set()
         self._send(Bye(self._name))
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
         self._drop(linger_s=0.5)
 
@@ -124,12 +119,12 @@ class Link:
             if self._pipe is not None:
                 self._pipe.send(data)
 
-    def _run(self) -> None:
+    def _run(self, receiver: Receiver) -> None:
         known: EngineState | None = None  # what was attended to last
         while not self._closing.is_set():
             state = self._folder.read_state()
             if state is not None and state.failed is not None:
-                self._receiver.on_failed(state.failed)
+                receiver.on_failed(state.failed)
                 return
             if state is None or (known is not None and (state == known or state.epoch < known.epoch)):
                 self._closing.wait(_LOOK_S)
@@ -141,11 +136,11 @@ class Link:
                 self._closing.wait(_AGAIN_S)
                 continue
             known = state
-            self._attend(state, watch)
+            self._attend(state, watch, receiver)
             if not self._closing.is_set():
-                self._receiver.on_down()
+                receiver.on_down()
 
-    def _attend(self, state: EngineState, watch: ProcessWatch) -> None:
+    def _attend(self, state: EngineState, watch: ProcessWatch, receiver: Receiver) -> None:
         """Talk to one engine process until it dies or the frontend closes."""
         try:
             pipe = self._connect(state, watch)
@@ -154,9 +149,9 @@ class Link:
             with self._lock:
                 self._pipe = pipe
             self._send(Hello(self._name))
-            self._receive(pipe, watch)
+            self._receive(pipe, watch, receiver)
         finally:
-            self._up.clear()
+            self._engine.heard = None
             if not self._closing.is_set():
                 self._drop()
             watch.close()
@@ -176,7 +171,7 @@ class Link:
                 return Pipe(trying)
         return None
 
-    def _receive(self, pipe: Pipe, watch: ProcessWatch) -> None:
+    def _receive(self, pipe: Pipe, watch: ProcessWatch, receiver: Receiver) -> None:
         poller = select.poll()
         poller.register(pipe, select.POLLIN)
         if watch.fd is not None:
@@ -185,26 +180,27 @@ class Link:
             poller.poll(_POLL_MS)
             arrived = pipe.receive()
             for data in arrived:
-                self._dispatch(data, pressed=len(arrived) > 1)
+                self._dispatch(data, receiver, pressed=len(arrived) > 1)
             if not arrived and watch.dead():
                 return
             if pipe.ended:
                 watch.wait(_POLL_MS / 1000)  # it is about to die
 
-    def _dispatch(self, data: bytes, pressed: bool) -> None:
-        self._heard = time.monotonic()
+    def _dispatch(self, data: bytes, receiver: Receiver, pressed: bool) -> None:
+        if self._engine.heard is not None:
+            self._engine.heard = time.monotonic()
         message = messages.decode_to_frontend(data)
         if isinstance(message, Events):
-            self._receiver.on_events(message.events, pressed)
+            receiver.on_events(message.events, pressed)
         elif isinstance(message, Stats):
-            self._receiver.on_stats(message)
+            receiver.on_stats(message)
         elif isinstance(message, Alone):
-            self._receiver.on_alone(message.request_id)
+            receiver.on_alone(message.request_id)
         elif isinstance(message, WasReset):
-            self._receiver.on_reset(message.number)
+            receiver.on_reset(message.number)
         elif isinstance(message, Ready):
-            self._up.set()
-            self._receiver.on_ready(message.context)
+            self._engine.heard = time.monotonic()
+            receiver.on_ready(message.context)
             self._send(Sent(self._name))
 
     def _drop(self, linger_s: float = 0.0) -> None:

@@ -68,7 +68,7 @@ def test_state_that_cannot_be_written_is_said_and_stops_nothing(
     wait_until(lambda: RunFolder.read_state(anew(running)) == EngineState(2, engine))
     no_state(running.folder)
     running.kill()
-    wait_until(lambda: running.engine_pid() != engine and running.frontend.ready.is_set())
+    wait_until(lambda: running.engine_pid() != engine and running.engine.ready.is_set())
     last = running.engine_pid()
     running.close()
     assert start_time(last) is None, "an engine of which nobody else knows is not left behind"
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_written_ends_the_load_with_a_sentence(
     rig: Callable[..., Rig],
 ) -> None:
     running = rig(entered=no_state)
-    assert running.frontend.failed == (
+    assert running.engine.failed == (
         f"the run folder {running.folder.path} cannot be written (Is a directory): make room there, or set "
         "NEREID_RUN_DIR elsewhere"
     )
@@ -91,7 +91,7 @@ def test_without_a_folder_to_lead_in_the_model_ends_when_its_engine_is_gone_for_
     monkeypatch.setattr("engine.serving.frontend.supervisor._HOPELESS_S", 0.5)
     running = rig()
     gave_up: list[bool] = []
-    running.frontend.on_give_up = lambda: gave_up.append(running.supervisor.leading)
+    running.frontend.on_give_up = lambda: gave_up.append(running.engine.leading)
     request = running.submit()
     shutil.rmtree(running.folder.server_folder)
     running.folder.server_folder.touch()
@@ -133,7 +133,7 @@ def test_an_engine_that_nobody_was_told_of_is_adopted(
     (running.folder.path / "state").unlink()
     second = Rig(tmp_path, tokenizer, "fine", FrontendConfig(), "f1")
     try:
-        assert second.frontend.ready.wait(30)
+        assert second.engine.ready.wait(30)
         assert second.engine_pid() == engine
         assert len(tokens_of(second.submit().all())) == 120
     finally:

@@ -63,7 +63,7 @@ def test_a_request_that_kills_the_engine_ends_and_those_beside_it_go_on(rig: Cal
     assert [tokens_of(request.all()) for request in requests if request not in fatal] == expected
     assert deaths(one) == 2 + poisons
     assert tokens_of(one.submit(0).all()) == expected[0]
-    assert one.frontend.failed is None
+    assert one.engine.failed is None
 
 
 def test_deaths_of_an_engine_that_starts_are_no_requests_fault(rig: Callable[..., Rig]) -> None:

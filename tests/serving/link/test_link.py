@@ -78,18 +78,18 @@ def test_short_requests_are_taken_in_at_once_and_long_texts_elsewhere(
 ) -> None:
     running = rig()
     threads: list[str] = []
-    encode = running.frontend._tokenizer.encode
+    encode = running.tokenizer.encode
 
     def noted(text: bytes) -> list[int]:
         threads.append(threading.current_thread().name)
         return encode(text)
 
-    monkeypatch.setattr(running.frontend._tokenizer, "encode", noted)
+    monkeypatch.setattr(running.tokenizer, "encode", noted)
     for text in (b"short", b"long " * 1000):
         request = Request(parameters={"max_tokens": 2, "temperature": 0}, text_input=text, stream=True)
         running.frontend.submit(request)
         request.all()
-    assert threads == [threading.current_thread().name, "nereid-take_in"]
+    assert threads == [threading.current_thread().name, "nereid-intake"]
 
 
 def test_a_failed_loop_is_an_engine_death_too(rig: Callable[..., Rig]) -> None:
@@ -126,7 +126,7 @@ def test_when_it_cannot_come_back_every_stream_ends_and_new_ones_are_refused(rig
 
 def test_a_model_that_does_not_load_says_why(rig: Callable[..., Rig]) -> None:
     running = rig("broken")
-    assert running.frontend.failed == "the script says that this model does not load"
+    assert running.engine.failed == "the script says that this model does not load"
 
 
 def test_only_so_many_requests_wait_for_a_restart(rig: Callable[..., Rig]) -> None:
@@ -134,7 +134,7 @@ def test_only_so_many_requests_wait_for_a_restart(rig: Callable[..., Rig]) -> No
     running.kill(signal.SIGSTOP)
     before = running.engine_pid()
     running.kill()
-    while running.frontend.ready.is_set():
+    while running.engine.ready.is_set():
         time.sleep(0.002)
     requests = [running.submit(seed) for seed in range(8)]
     ends = [outcome(request) for request in requests]
@@ -226,7 +226,7 @@ def test_a_timeout_holds_while_texts_are_tokenized(
     """Also of a request that waits for one in front of it to be tokenized. The engine never hears of either."""
     running = rig(direct=False)
     done = threading.Event()
-    monkeypatch.setattr(running.frontend._tokenizer, "encode", lambda text: done.wait(30) and [2, 3])
+    monkeypatch.setattr(running.tokenizer, "encode", lambda text: done.wait(30) and [2, 3])
     requests = [timed(running, text_input=b"x" * size) for _ in range(5)]
     for request in requests:
         with pytest.raises(stub.Error, match="ran past its timeout of 1 s with 0 tokens generated"):
@@ -242,7 +242,7 @@ def test_a_client_that_goes_while_its_text_is_tokenized_is_noticed(
 ) -> None:
     running = rig(direct=False)
     done = threading.Event()
-    monkeypatch.setattr(running.frontend._tokenizer, "encode", lambda text: done.wait(30) and [2, 3])
+    monkeypatch.setattr(running.tokenizer, "encode", lambda text: done.wait(30) and [2, 3])
     request = Request(parameters=LONG, text_input=b"x", stream=True)
     running.frontend.submit(request)
     request.cancelled = True
@@ -260,7 +260,7 @@ def test_what_nobody_foresaw_is_told_by_an_id_that_the_log_has(
     def fail(text: bytes) -> list[int]:
         raise ZeroDivisionError("in /srv/secret")
 
-    monkeypatch.setattr(running.frontend._tokenizer, "encode", fail)
+    monkeypatch.setattr(running.tokenizer, "encode", fail)
     request = Request(parameters=LONG, text_input=b"x")
     running.frontend.submit(request)
     with pytest.raises(stub.Error, match="its log says why under the id") as caught:
@@ -273,7 +273,7 @@ def test_what_nobody_foresaw_is_told_by_an_id_that_the_log_has(
 
 def test_leaving_last_closes_the_engine_and_removes_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
     running = Rig(tmp_path, tokenizer, "fine", FrontendConfig())
-    assert running.frontend.ready.wait(30)
+    assert running.engine.ready.wait(30)
     engine = running.engine_pid()
     running.close()
     assert start_time(engine) is None
