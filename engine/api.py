@@ -199,6 +199,23 @@ class Engine:
         self._closed = False
         self._thread: threading.Thread | None = None
 
+    # For measurements, and for those who step an engine themselves: once it is started its thread owns all three.
+
+    @property
+    def runner(self) -> Runner:
+        """What executes plans."""
+        return self._runner
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What makes plans; `prefill_policy` and `mixed_budget` hold from the next step on."""
+        return self._scheduler
+
+    @property
+    def loop(self) -> EngineLoop:
+        """What takes a step: `iterate`."""
+        return self._loop
+
     @classmethod
     def from_config(
         cls,

@@ -229,14 +229,14 @@ def test_an_idle_engine_sleeps() -> None:
     engine = Engine(ScriptedRunner(pool()), make_config()).start()
     engine.generate([make_request("a", PROMPT)])
     turns = 0
-    iterate = engine._loop.iterate
+    iterate = engine.loop.iterate
 
     def counted(inflight):  # type: ignore[no-untyped-def]
         nonlocal turns
         turns += 1
         return iterate(inflight)
 
-    engine._loop.iterate = counted  # type: ignore[method-assign]
+    engine.loop.iterate = counted  # type: ignore[method-assign]
     threading.Event().wait(0.1)
     assert turns <= 1
     engine.generate([make_request("b", PROMPT)])

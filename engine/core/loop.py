@@ -146,7 +146,7 @@ class EngineLoop:
             self._drain()
             for request in list(self.live.values()):
                 self._end(request, FinishReason.CANCELLED, "the engine is shutting down", ErrorCode.UNAVAILABLE)
-            self._deliver()
+            self.deliver()
         except Exception as failure:
             log.exception("the engine's loop failed")
             self.fail(failure)
@@ -175,7 +175,7 @@ class EngineLoop:
                 request.id, [], finish_reason=FinishReason.ERROR, error=message, error_code=ErrorCode.UNAVAILABLE
             )
             self._emit(request, event)
-        self._deliver()
+        self.deliver()
         if self._on_failure is not None:
             self._on_failure(failure)
 
@@ -202,7 +202,7 @@ class EngineLoop:
             self.committer.commit(done, result)
         if inflight is not None and inflight.plan.masked:
             self._draw(inflight)
-        self._deliver()
+        self.deliver()
         self.committer.insert_prefix_blocks()
         return inflight
 
@@ -312,7 +312,7 @@ class EngineLoop:
         else:
             batch.append(event)
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         if not self._out:
             return
         for sink, events in self._out.items():

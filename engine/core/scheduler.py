@@ -72,7 +72,7 @@ class Scheduler:
         self._clock = clock
         self._budget = config.token_budget
         self._chunk = config.chunk_size or config.token_budget
-        self._mixed_budget = config.mixed_budget
+        self.mixed_budget = config.mixed_budget
         self._shapes = shapes
         self.prefill_policy = prefill_policy
         self._interval = checkpoint_interval
@@ -125,7 +125,7 @@ class Scheduler:
         prefill_budget = self._budget - decoding
         if decoding:
             prefill_budget = min(
-                prefill_budget, self._mixed_budget or self._prefill_tokens(decoding, behind) or prefill_budget
+                prefill_budget, self.mixed_budget or self._prefill_tokens(decoding, behind) or prefill_budget
             )
         prefill_budget = self._catch_up(behind, prefill_budget)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.

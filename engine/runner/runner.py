@@ -98,6 +98,10 @@ class DeviceRunner:
             self.use_graphs(capture)
 
     @property
+    def decoder(self) -> Decoder:
+        return self._decoder
+
+    @property
     def info(self) -> RunnerInfo:
         """What the runner was made with, and the shapes that its graphs pad mixed steps to."""
         return self._info if self._graphs is None else replace(self._info, mixed=self._graphs.mixed_shapes)

@@ -114,10 +114,10 @@ def play(config: EngineConfig, drafter: Callable[[], Drafter] | None) -> tuple[d
     draw, waiting = random.Random(2), asked(40)
     inflight: InFlight | None = None
     steps = 0
-    while waiting or engine._loop.live or inflight is not None:
+    while waiting or engine.loop.live or inflight is not None:
         while waiting and draw.random() < 0.3:
             engine.submit(waiting.pop(), heard)
-        inflight = engine._loop.iterate(inflight)
+        inflight = engine.loop.iterate(inflight)
         steps += 1
     stats = engine.stats()
     runner.close()

@@ -115,9 +115,9 @@ def choose_alike(engine: Engine) -> None:
     from engine.layers.moe import Moe
     from engine.runner.runner import DeviceRunner
 
-    runner = engine._runner
+    runner = engine.runner
     assert isinstance(runner, DeviceRunner)
-    for layer in runner._decoder.layers:
+    for layer in runner.decoder.layers:
         if isinstance(layer.ffn, Moe):
             layer.ffn.router.zero_()
 

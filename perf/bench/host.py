@@ -99,7 +99,7 @@ def steady(rows: int, steps: int, prompt: int) -> dict[str, float]:
     engine = build(rows, prompt + steps + 64)
     for i in range(rows):
         submit(engine, str(i), [1 + (i * 7919 + j) % 100_000 for j in range(prompt + i % 16)], steps + 32)
-    loop = engine._loop
+    loop = engine.loop
     inflight: InFlight | None = None
     while engine.stats().waiting or len(inflight.plan.rows if inflight else ()) < rows:
         inflight = loop.iterate(inflight)
@@ -108,13 +108,13 @@ def steady(rows: int, steps: int, prompt: int) -> dict[str, float]:
     parts = {
         "schedule": Timed(loop.scheduler.schedule),
         "commit": Timed(loop.committer.commit),
-        "deliver": Timed(loop._deliver),
+        "deliver": Timed(loop.deliver),
         "insert_prefix_blocks": Timed(loop.committer.insert_prefix_blocks),
         "step": Timed(loop.iterate),
     }
     loop.scheduler.schedule = parts["schedule"]  # type: ignore[method-assign, assignment]
     loop.committer.commit = parts["commit"]  # type: ignore[method-assign, assignment]
-    loop._deliver = parts["deliver"]  # type: ignore[method-assign, assignment]
+    loop.deliver = parts["deliver"]  # type: ignore[method-assign, assignment]
     loop.committer.insert_prefix_blocks = parts["insert_prefix_blocks"]  # type: ignore[method-assign, assignment]
     gc.collect()
     gc.freeze()
@@ -133,13 +133,13 @@ def admission(length: int) -> dict[str, float]:
             first = 0 if way == "cached" else i
             sink = submit(engine, str(i), [1 + (first + j) % 100_000 for j in range(length)], 2)
             start = time.perf_counter()
-            inflight = engine._loop.iterate(None)
+            inflight = engine.loop.iterate(None)
             took = {way: time.perf_counter() - start}
             assert inflight is not None
             done = inflight.pending
             assert isinstance(done, Done)
             while inflight is not None:
-                inflight = engine._loop.iterate(inflight)
+                inflight = engine.loop.iterate(inflight)
             assert sink.at is not None
             took["token"] = sink.at - done.at
             least.update({name: min(least[name], took[name] * 1e6) for name in least.keys() & took.keys()})

@@ -188,9 +188,9 @@ def simulate(
 
     engine = Engine(runner, config, clock=lambda: runner.now, sleep=sleep)
     if chosen is not None:
-        engine._scheduler.prefill_policy = chosen
+        engine.scheduler.prefill_policy = chosen
     clients = Clients(runner, engine, spec, away, apart)
-    loop = engine._loop
+    loop = engine.loop
     inflight: InFlight | None = None
     while clients.due or loop.live or inflight is not None:
         if inflight is None and not loop.live:

@@ -66,14 +66,14 @@ class Watched:
 def watch(engine: Engine) -> list[Seen]:
     """Every step of the engine from now on."""
     log: list[Seen] = []
-    launch = engine._runner.launch
+    launch = engine.runner.launch
 
     def watched(plan: StepPlan) -> Pending:
         began = time.perf_counter()
         pending = launch(plan)
         return Watched(pending, plan, time.perf_counter() - began, log)
 
-    engine._runner.launch = watched  # type: ignore[method-assign]
+    engine.runner.launch = watched  # type: ignore[method-assign]
     return log
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     engine = Engine.from_config(config_from(args.model, args.set), progress=progress)
     print(f"{time.perf_counter() - began:7.2f} s ready", flush=True)
     pieces = 0
-    while engine._runner.idle():
+    while engine.runner.idle():
         pieces += 1
     print(f"{time.perf_counter() - began:7.2f} s after {pieces} pieces of work that was put off", flush=True)
     engine.start()
@@ -125,14 +125,14 @@ def main() -> None:
     log = watch(engine)
     low, high = min(1000, engine.info.vocab_size // 4), min(100_000, engine.info.vocab_size)
     settings: list[tuple[str, int | None, PrefillPolicy]] = [
-        (f"mixed {n}", n, engine._scheduler.prefill_policy) for n in args.mixed
+        (f"mixed {n}", n, engine.scheduler.prefill_policy) for n in args.mixed
     ]
     settings += [
         (f"prefill policy {text}", None, PrefillPolicy(*map(int, text.split(":")))) for text in args.prefill_policy
     ]
     for seed, text in enumerate(args.specs):
         for turn, (name, mixed, policy) in enumerate(settings):
-            engine._scheduler._mixed_budget, engine._scheduler.prefill_policy = mixed, policy
+            engine.scheduler.mixed_budget, engine.scheduler.prefill_policy = mixed, policy
             log.clear()
             # a seed of its own for each: the prefix cache knows no prompt
             figures, _ = measure(engine, parse(text, 1000 + 100 * seed + turn), low, high, args.apart / 1e3)

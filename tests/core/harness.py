@@ -64,7 +64,7 @@ class Harness:
             draft_tokens=draft_tokens,
         )
         self.arriving: list[Callable[[], None]] = []
-        self.loop = self.engine._loop
+        self.loop = self.engine.loop
         self.inflight: InFlight | None = None
         self.events: dict[str, list[TokenEvent]] = {}
         self.deliveries: list[list[TokenEvent]] = []

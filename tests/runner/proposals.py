@@ -15,8 +15,8 @@ def run(engine: Engine, asked: list[RequestInput]) -> Heard:
     heard, inflight = Heard(), None
     for request in asked:
         engine.submit(request, heard)
-    while engine._loop.live or inflight is not None:
-        inflight = engine._loop.iterate(inflight)
+    while engine.loop.live or inflight is not None:
+        inflight = engine.loop.iterate(inflight)
     engine.check_integrity()
     return heard
 

@@ -70,10 +70,10 @@ def play(folder: Path, seed: int, recorder: Recorder | None) -> dict[str, list[A
     engine, heard = Engine(runner, config), Heard()
     waiting = [request(draw, str(i)) for i in range(REQUESTS)]
     inflight: InFlight | None = None
-    while waiting or engine._loop.live or inflight is not None:
+    while waiting or engine.loop.live or inflight is not None:
         while waiting and draw.random() < 0.3:
             engine.submit(waiting.pop(), heard)
-        inflight = engine._loop.iterate(inflight)
+        inflight = engine.loop.iterate(inflight)
     engine.check_integrity()
     return heard.of
 

@@ -77,8 +77,8 @@ def test_drafts_of_a_right_model_all_stand(folders: dict[str, Path], overlap: bo
         params = SamplingParams(max_tokens=41, temperature=0.8 * (i % 2), seed=i, top_p=0.9, ignore_eos=True)
         engine.submit(RequestInput(request_id=str(i), prompt_ids=[*prompt, i], params=params), heard)
     inflight = None
-    while engine._loop.live:
-        inflight = engine._loop.iterate(inflight)
+    while engine.loop.live:
+        inflight = engine.loop.iterate(inflight)
     stats = engine.stats()
     assert stats.prefix_hit_tokens > 0
     assert stats.accepted_tokens == stats.draft_tokens > 7 * 25

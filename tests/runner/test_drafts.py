@@ -160,10 +160,10 @@ def play(
     engine = Engine(runner, config, drafter=drafter, draft_tokens=speculation.most)
     waiting = requests(seed)
     inflight: InFlight | None = None
-    while waiting or engine._loop.live or inflight is not None:
+    while waiting or engine.loop.live or inflight is not None:
         while waiting and draw.random() < 0.3:
             engine.submit(waiting.pop(), heard)
-        inflight = engine._loop.iterate(inflight)
+        inflight = engine.loop.iterate(inflight)
     engine.check_integrity()
     return heard, engine.stats()
 
@@ -292,8 +292,8 @@ def test_what_repeats_itself_takes_fewer_steps(folders: dict[str, Path]) -> None
         params = SamplingParams(max_tokens=200, temperature=0.0, frequency_penalty=-2.0, ignore_eos=True)
         engine.submit(RequestInput(request_id="a", prompt_ids=[9, 10, 11], params=params), heard)
         inflight, count = None, 0
-        while engine._loop.live:
-            inflight, count = engine._loop.iterate(inflight), count + 1
+        while engine.loop.live:
+            inflight, count = engine.loop.iterate(inflight), count + 1
         steps[speculation.method] = (count, heard.tokens["a"])
     assert steps["ngram"][1] == steps["none"][1]
     assert steps["ngram"][0] < 0.4 * steps["none"][0]
@@ -312,8 +312,8 @@ def test_what_was_said_before_takes_fewer_steps(folders: dict[str, Path]) -> Non
     for name in "abc":
         engine.submit(RequestInput(request_id=name, prompt_ids=[9, 10, 11], params=params), heard)
         inflight, count = None, 0
-        while engine._loop.live:
-            inflight, count = engine._loop.iterate(inflight), count + 1
+        while engine.loop.live:
+            inflight, count = engine.loop.iterate(inflight), count + 1
         steps.append(count)
     assert heard.tokens["a"] == heard.tokens["b"] == heard.tokens["c"]
     assert steps[2] < 0.5 * steps[0]
@@ -343,8 +343,8 @@ def test_each_drafted_position_has_the_edits_of_its_length(folders: dict[str, Pa
         )
         engine.submit(RequestInput(request_id="a", prompt_ids=[9, 10, 11], params=params, bad_word_ids=[[31, 31]]), now)
         inflight = None
-        while engine._loop.live:
-            inflight = engine._loop.iterate(inflight)
+        while engine.loop.live:
+            inflight = engine.loop.iterate(inflight)
         heard.append(now)
     same(heard[1], heard[0])
     tokens = heard[0].tokens["a"]

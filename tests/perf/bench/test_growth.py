@@ -31,7 +31,7 @@ def step_calls(rows: int, context: int = 64, waiting: int = 0) -> int:
     engine = build(rows, 2 * context + 64)
     for i in range(rows + waiting):
         submit(engine, str(i), [1 + (31 * i + j) % 1000 for j in range(context)], 60)
-    loop, inflight = engine._loop, None
+    loop, inflight = engine.loop, None
     for _ in range(20):
         inflight = loop.iterate(inflight)
     assert inflight is not None
