@@ -135,6 +135,7 @@ class Engine:
     """One model's engine, with its loop on a thread. Methods are safe to call from any thread.
 
     `on_failure` is called once if the runner fails: by then every request has had its error and `submit` refuses.
+    `runner`, `scheduler` and `loop` are for measurements, and for who steps an engine that was not started.
     """
 
     def __init__(
@@ -157,9 +158,9 @@ class Engine:
         if drafter is None:
             drafter, draft_tokens = maker(config.speculation), config.speculation.most
         self.info: RunnerInfo = runner.info
-        self._runner = runner
+        self.runner = runner
         self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache, max_length=self.info.max_model_len)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             config.scheduler,
             self._kv,
             prefill_policy=choose_prefill_policy(
@@ -171,9 +172,9 @@ class Engine:
             depth=Depth(draft_tokens) if config.speculation.tokens == "auto" else None,
             clock=clock,
         )
-        self._loop = EngineLoop(
+        self.loop = EngineLoop(
             runner,
-            self._scheduler,
+            self.scheduler,
             self._kv,
             overlap=config.runtime.overlap,
             delay_launch=config.runtime.delay_launch,
@@ -198,23 +199,6 @@ class Engine:
         self._accepting = True
         self._closed = False
         self._thread: threading.Thread | None = None
-
-    # For measurements, and for those who step an engine themselves: once it is started its thread owns all three.
-
-    @property
-    def runner(self) -> Runner:
-        """What executes plans."""
-        return self._runner
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """What makes plans; `prefill_policy` and `mixed_budget` hold from the next step on."""
-        return self._scheduler
-
-    @property
-    def loop(self) -> EngineLoop:
-        """What takes a step: `iterate`."""
-        return self._loop
 
     @classmethod
     def from_config(
@@ -249,14 +233,14 @@ class Engine:
     def start(self) -> Engine:
         if self._thread is not None:
             raise RuntimeError("the engine is started already")
-        self._thread = threading.Thread(target=self._loop.run, name="engine-loop", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run, name="engine-loop", daemon=True)
         self._thread.start()
         return self
 
     @property
     def failure(self) -> BaseException | None:
         """What the runner died of, or None while the engine is well."""
-        return self._lost() or self._loop.failure
+        return self._lost() or self.loop.failure
 
     def submit(self, input: RequestInput, sink: Sink) -> None:
         """Queue a request; its events go to `sink`. Raises RequestError when it is refused: then no event comes."""
@@ -274,18 +258,18 @@ class Engine:
         with self._lock:
             self._check_admission(input.request_id)
             request = self._request(input, sink, next(self._arrivals), self._deadline(params))
-            if not self._loop.enter(request):
+            if not self.loop.enter(request):
                 raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
         if constraint is not None and self._grammars is not None:
-            self._grammars.make(input, lambda matcher: self._loop.open(request, matcher))
+            self._grammars.make(input, lambda matcher: self.loop.open(request, matcher))
 
     def _check_admission(self, request_id: str) -> None:
         """Raises RequestError where no further request is taken now. Called under the lock."""
-        if not self._accepting or self._loop.failure is not None:
+        if not self._accepting or self.loop.failure is not None:
             raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
-        if request_id in self._loop.live or request_id in self._groups:
+        if request_id in self.loop.live or request_id in self._groups:
             raise RequestError(f"a request with the id {request_id!r} is already running")
-        waiting = self._loop.num_waiting
+        waiting = self.loop.num_waiting
         if waiting >= self._max_waiting:
             raise RequestError(
                 f"the queue is full: {waiting} requests wait and {self._max_waiting} may; try again later",
@@ -343,13 +327,13 @@ class Engine:
 
         def enter(inputs: Sequence[RequestInput], group: Sink) -> None:
             for one in inputs:
-                if not self._loop.enter(self._request(one, group, arrival, deadline)):
+                if not self.loop.enter(self._request(one, group, arrival, deadline)):
                     raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
 
         def ended() -> None:
             self._groups.pop(input.request_id, None)
 
-        group = BeamGroup(input, sink, search, Submission(enter, self._loop.abort, ended), params.logprobs)
+        group = BeamGroup(input, sink, search, Submission(enter, self.loop.abort, ended), params.logprobs)
         with self._lock:
             self._check_admission(input.request_id)
             self._groups[input.request_id] = group
@@ -416,7 +400,7 @@ class Engine:
         if group is not None:
             group.abort()
         else:
-            self._loop.abort(request_id)
+            self.loop.abort(request_id)
 
     def reset_prefix_cache(self, done: Callable[[], None] = lambda: None) -> None:
         """Requests that are submitted once `done` was called, on the loop's thread, find nothing of what was computed
@@ -426,28 +410,28 @@ class Engine:
             self._kv.forget_prefixes()
             done()
 
-        self._loop.call(reset)
+        self.loop.call(reset)
 
     def stats(self) -> EngineStats:
-        counts = self._scheduler.stats
+        counts = self.scheduler.stats
         return EngineStats(
-            running=self._scheduler.num_running,
-            waiting=self._loop.num_waiting,
+            running=self.scheduler.num_running,
+            waiting=self.loop.num_waiting,
             groups=self._kv.use(),
             cache_dtype="fp8" if self.info.pool.is_fp8 else "auto",
             state_slots=self._kv.slot_use(),
             preemptions=counts.preemptions,
             prompt_tokens=counts.prompt_tokens,
-            generated_tokens=self._loop.committer.num_generated,
+            generated_tokens=self.loop.committer.num_generated,
             prefix_query_tokens=counts.prefix_query_tokens,
             prefix_hit_tokens=counts.prefix_hit_tokens,
-            late_compiles=self._runner.num_late_compiles,
+            late_compiles=self.runner.num_late_compiles,
             step_counts=tuple(counts.step_counts),
             step_tokens=tuple(counts.step_tokens),
-            drafts=self._loop.committer.num_drafts,
-            draft_tokens=self._loop.committer.num_draft_tokens,
-            accepted_tokens=self._loop.committer.num_accepted_tokens,
-            accepted_at=tuple(self._loop.committer.accepted_at),
+            drafts=self.loop.committer.num_drafts,
+            draft_tokens=self.loop.committer.num_draft_tokens,
+            accepted_tokens=self.loop.committer.num_accepted_tokens,
+            accepted_at=tuple(self.loop.committer.accepted_at),
         )
 
     def generate(self, inputs: list[RequestInput]) -> list[Generation]:
@@ -474,23 +458,23 @@ class Engine:
         """Take no new requests and wait for those alive to end. False when `timeout` seconds were not enough."""
         with self._lock:
             self._accepting = False
-        return self._loop.wait_idle(timeout)
+        return self.loop.wait_idle(timeout)
 
     def close(self) -> None:
         """Cancel what is alive, stop the loop and close the runner. Safe to call twice."""
         with self._lock:
             self._accepting = False
             closed, self._closed = self._closed, True
-        self._loop.stop()
+        self.loop.stop()
         if closed:
             return
         if self._thread is not None:
             self._thread.join()
         else:
-            self._loop.run()  # never started: it only ends what was submitted
+            self.loop.run()  # never started: it only ends what was submitted
         if self._grammars is not None:
             self._grammars.close()
-        self._runner.close()
+        self.runner.close()
 
     def check_integrity(self) -> None:
         """Account for every block and slot. For tests, while the engine is idle. Raises AssertionError."""

@@ -94,7 +94,7 @@ def test_a_stale_prefix_fails(start: Start, truth: Golden, dtype: str, record: R
     engine = start()
     player = EnginePlayer(engine)
     player.play(truth.sequences)
-    for pools in engine._runner._caches.pools:
+    for pools in engine.runner._caches.pools:
         for pool in pools:
             pool[1:] = pool[1:].roll(1, dims=0)
     verdict = record(judge(truth.sequences, player.play(truth.sequences), dtype))

@@ -47,8 +47,8 @@ def engine_of(folder: Path, method: str, overlap: bool, padded: bool = False) ->
     )
     made = Engine.from_config(config)
     if padded:
-        assert isinstance(made._runner, DeviceRunner)
-        made._runner.use_graphs(Recorder())
+        assert isinstance(made.runner, DeviceRunner)
+        made.runner.use_graphs(Recorder())
     return made.start()
 
 
