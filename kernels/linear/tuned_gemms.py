@@ -110,6 +110,14 @@ def _as_measured(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor |
     return all(t.data_ptr() % ALIGNMENT == 0 for t in held) and (residual is None or residual.is_contiguous())
 
 
+def measured(outputs: int, inputs: int, rows: int) -> str:
+    """What the table has for a product, in words."""
+    table = _table()
+    where = f"{table.gpu}, cublasLt {table.version}"
+    found = table.find(outputs, inputs, rows)
+    return f"no algorithm of its own on {where}: torch's choice" if found is None else f"on {where}: {found}"
+
+
 @lru_cache(maxsize=1)
 def _table() -> Table:
     return Table.read(TABLE)

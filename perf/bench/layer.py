@@ -23,7 +23,9 @@ from unittest import mock
 
 import torch
 
-from kernels.linear import dense as products_of
+from kernels.dispatch import Dispatch
+from kernels.linear import dense
+from kernels.linear import dispatch as products_of
 from kernels.linear.dense import linear
 from kernels.linear.stream import StreamTile
 from kernels.linear.warp_specialized import WarpSpecializedTile
@@ -142,6 +144,8 @@ def holding(point: Point, held: Choices) -> Iterator[None]:
         return tile if isinstance(tile, WarpSpecializedTile) else None
 
     with contextlib.ExitStack() as stack:
+        # Choices are remembered by shape: these have a memory of their own.
+        stack.enter_context(mock.patch.object(dense, "DISPATCH", Dispatch(products_of.DISPATCH.variants)))
         stack.enter_context(mock.patch.object(products_of, "vector_tile", vector_tile))
         stack.enter_context(mock.patch.object(products_of, "stream_tile", stream_tile))
         stack.enter_context(mock.patch.object(products_of, "warp_specialized_tile", warp_specialized_tile))

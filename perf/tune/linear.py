@@ -22,7 +22,7 @@ from functools import partial
 import torch
 
 from kernels.gated_activation.kernel import gated_activation
-from kernels.linear.dense import STREAM_ROWS, gated_persistent_tile, stream_tile, vector_tile, warp_specialized_tile
+from kernels.linear.dispatch import STREAM_ROWS, gated_persistent_tile, stream_tile, vector_tile, warp_specialized_tile
 from kernels.linear.gated_persistent import GatedPersistentTile, gated_persistent_linear
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear

@@ -75,7 +75,7 @@ def test_every_tile_has_one_place(rows: int, columns: int, band: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(9728, 2560), (12288, 4096), (14336, 4096), (3072, 1024)])
 def test_it_is_taken_where_it_fills_the_gpu(n: int, k: int) -> None:
-    from kernels.linear.dense import gated_persistent_tile
+    from kernels.linear.dispatch import gated_persistent_tile
     from kernels.linear.waves import filled
 
     assert gated_persistent_tile(256, n, k, 132) is None

@@ -76,7 +76,7 @@ def test_every_unit_has_one_program_and_every_partial_a_place(tiles: int, slices
 @pytest.mark.parametrize("n", [40, 576, 2560, 4096, 6144, 14336, 151936])
 @pytest.mark.parametrize("k", [64, 2560, 4096, 14336])
 def test_tuned_tiles_fit_a_multiprocessor(rows: int, n: int, k: int) -> None:
-    from kernels.linear.dense import stream_tile
+    from kernels.linear.dispatch import stream_tile
 
     for activation in (False, True):
         tile = stream_tile(rows, n, k, activation, multiprocessors=132)

@@ -101,11 +101,12 @@ def test_other_products_are_left_to_torch(change: Change, library: StandIn, devi
 
 
 def test_the_switch_leaves_the_products_of_its_engine_to_torch(library: StandIn, device: torch.device) -> None:
-    from kernels.linear import dense
+    from kernels.linear import dispatch
 
     x, weight, _ = operands(device)
     for measured, launched in ((False, 0), (True, 1), (False, 1)):
-        dense._library(Workspace(device, tuned_gemms=measured), x, weight, None, None, None)
+        own = Workspace(device, tuned_gemms=measured)
+        dispatch.library(dispatch.Operands(own, x, weight, None, None, 0.0, 0.0, None, None))
         assert len(library.launched) == launched
 
 
@@ -152,14 +153,15 @@ def test_another_gpu_or_library_takes_nothing_of_the_table(
 
 
 def test_the_linear_op_gives_the_same_with_a_tuned_algorithm(library: StandIn, device: torch.device) -> None:
-    from kernels.linear import dense, reference
+    from kernels.linear import dispatch, reference
 
     own = Workspace(device)
     for activation, summed in (("silu", False), (None, True), (None, False)):
         x, weight, residual = operands(device)
         given = {"activation": activation, "residual": residual if summed else None}
         want = reference.linear(x, Dense(weight), **given)
-        got = dense._library(own, x, weight, None, residual.clone() if summed else None, activation)
+        added = residual.clone() if summed else None
+        got = dispatch.library(dispatch.Operands(own, x, weight, None, None, 0.0, 0.0, added, activation))
         assert_close(f"{activation}, {summed}", got, want, TOLERANCES[torch.bfloat16])
     assert len(library.launched) == 3
 

@@ -13,7 +13,7 @@ from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
 from kernels.linear.warp_specialized import INPUTS, OUTPUTS, REGISTERS, ROWS, warp_specialized_kernel
-from kernels.linear.dense import warp_specialized_tile
+from kernels.linear.dispatch import warp_specialized_tile
 from tests.compiled import box, for_hopper
 
 for n, k, act in ((2048, 2048, None), (2048, 4096, None), (14336, 4096, "silu")):
@@ -47,7 +47,7 @@ def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path
 
 @pytest.mark.parametrize("rows", [33, 64])
 def test_takes_the_sizes_that_were_measured(rows: int) -> None:
-    from kernels.linear.dense import warp_specialized_tile
+    from kernels.linear.dispatch import warp_specialized_tile
 
     def split(n: int, k: int, activation: bool = False) -> int | None:
         tile = warp_specialized_tile(rows, n, k, activation, 132)
@@ -64,6 +64,6 @@ def test_takes_the_sizes_that_were_measured(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [2, 32])
 def test_leaves_few_rows_alone(rows: int) -> None:
-    from kernels.linear.dense import warp_specialized_tile
+    from kernels.linear.dispatch import warp_specialized_tile
 
     assert warp_specialized_tile(rows, 2048, 2048, False, 132) is None

@@ -1,0 +1,320 @@
+"""Which kernel multiplies by a dense weight, and its tiles. Thresholds and tiles were measured on an H200, most by
+`perf.tune.linear`.
+
+One row: a Triton matrix-vector kernel (`skinny`). Up to 64 rows: on Hopper a Gluon kernel that streams the weight
+through shared memory (`stream`, or `warp_specialized` with a warp that does nothing but ask for it), elsewhere Triton
+tiles (`skinny`). Many rows: cuBLAS, with norm and activation as kernels of their own, and with algorithms that were
+measured (`tuned_gemms`); on Hopper a Gluon kernel has the activation inside (`gated_persistent`) where its tiles fill
+the GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels.dispatch import Dispatch, Variant
+from kernels.gated_activation.kernel import gated_activation
+from kernels.linear.gated_persistent import GatedPersistentTile, gated_persistent_linear
+from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
+from kernels.linear.stream import StreamTile, stream_linear
+from kernels.linear.warp_specialized import WarpSpecializedTile, warp_specialized_linear
+from kernels.linear.waves import filled
+from kernels.sizes import cdiv
+from kernels.workspace import Workspace
+
+STREAM_ROWS = 64
+GATED_PERSISTENT_ROWS, ALL_GATED_PERSISTENT_ROWS = 512, 2048
+INVARIANT_ROWS = 256
+FEW_ROWS = 16
+TILE_ROWS = 32
+WARP_SPECIALIZED_ROWS = 32
+HEAD_OUTPUTS = 1 << 16
+FEW_INPUTS, MIDDLE_INPUTS, MANY_INPUTS = 2048, 4096, 12288
+
+
+class Problem(NamedTuple):
+    """What the choice of a kernel depends on.
+
+    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. norm: that
+    of x is still to be taken. copies: the bulk copy engine can read the operands, and on this GPU groups of warps
+    multiply from shared memory. triton: in a type that Triton's kernels are meant for.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+    norm: bool
+    activation: str | None
+    deterministic: bool
+    copies: bool
+    triton: bool
+    multiprocessors: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, bool, int]:
+        """As tiles are chosen by them."""
+        return self.rows, self.outputs, self.inputs, self.activation is not None, self.multiprocessors
+
+
+class Operands(NamedTuple):
+    """What a kernel is launched on; `norm_weight` is None where the norm was taken already."""
+
+    workspace: Workspace
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    norm_weight: torch.Tensor | None
+    eps: float
+    offset: float
+    residual: torch.Tensor | None
+    activation: str | None
+
+
+def vector_tile(n: int, k: int, norm: bool, activation: bool) -> VectorTile:
+    if activation:
+        return VectorTile(4, 256, 4, stages=5)
+    if k >= MANY_INPUTS or n >= HEAD_OUTPUTS:
+        return VectorTile(8, 256, 4, stages=5)
+    if norm:
+        if k > FEW_INPUTS:
+            return VectorTile(8, 256, 4)
+        return VectorTile(8, 512, 4) if n <= 4096 else VectorTile(4, 1024, 4)
+    return VectorTile(1, 2048, 4) if k == 2048 else VectorTile(2, 1024, 4)
+
+
+def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> StreamTile:
+    """Tiles of 64 outputs, rings as deep as shared memory allows (half of that where two programs share it).
+
+    Fewer tiles than multiprocessors are cut into slices, so that nearly all have one; more of them, and sizes at which
+    adding slices up costs little, are cut into equal ranges.
+    """
+    height = next(h for h in (8, 16, 32, STREAM_ROWS) if rows <= h)
+    if activation:
+        if height == STREAM_ROWS:
+            return StreamTile(height, 64, 128, 2, split=1)
+        return StreamTile(height, 64, 128, 5) if height == 32 else StreamTile(height, 64, 256, 3)
+    if n >= HEAD_OUTPUTS:
+        return StreamTile(height, 128, 128, 4, warps=8)
+    blocks = cdiv(n, 64)
+    split = max(1, min(multiprocessors // blocks, cdiv(k, 256)))
+    if height == 8:
+        if 2 * blocks < multiprocessors and k <= 4096:
+            return StreamTile(height, 64, 256, 3, split=split + 1)
+        return StreamTile(height, 64, 256, 6, split=split if blocks <= multiprocessors else 0)
+    if height == STREAM_ROWS:
+        return StreamTile(height, 64, 128, 6, split=split if blocks <= multiprocessors else 0)
+    if k > 4096 or height == 32:
+        return StreamTile(height, 64, 256, 5 if height == 16 else 4)
+    return StreamTile(height, 64, 256, 2)
+
+
+def warp_specialized_tile(
+    rows: int, n: int, k: int, activation: bool, multiprocessors: int
+) -> WarpSpecializedTile | None:
+    """None where a warp of its own for loads did not gain at 40 to 64 rows, and for sizes that were not measured.
+
+    Of few inputs a program takes whole tiles: adding parts up took longer than the multiprocessors left idle.
+    """
+    if rows <= WARP_SPECIALIZED_ROWS:
+        return None
+    if activation:
+        return WarpSpecializedTile(2, 2) if k >= MIDDLE_INPUTS else None
+    split = multiprocessors // cdiv(n, 64)
+    if not 2 <= split <= 4:
+        return None
+    if k <= FEW_INPUTS:
+        return WarpSpecializedTile(9, 4)
+    # all of a program's weights stand in its ring before the wait
+    return WarpSpecializedTile(8, 3, split) if k <= 1024 * split else None
+
+
+def gated_persistent_tile(rows: int, n: int, k: int, multiprocessors: int) -> GatedPersistentTile | None:
+    """None where the library is faster: it fills a GPU at any size, and pays 256/k of its time for the activation.
+
+    From ALL_GATED_PERSISTENT_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a
+    warm-up of that many rows then knows the kernel.
+    """
+    if rows >= ALL_GATED_PERSISTENT_ROWS or (
+        rows >= GATED_PERSISTENT_ROWS and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1
+    ):
+        return GatedPersistentTile()
+    return None
+
+
+def few_rows_tile(rows: int, n: int, activation: bool) -> Tile:
+    """Narrow outputs are split over the inputs, so that there are programs for every multiprocessor."""
+    if rows <= FEW_ROWS:
+        if n >= HEAD_OUTPUTS:
+            return Tile(16, 32, 256, prefetch=256)
+        if activation:
+            return Tile(16, 64, 128, stages=4, swap=True)
+        if n > 4096:
+            return Tile(16, 64, 128, stages=6, swap=True, prefetch=256)
+        return Tile(16, 32, 128, split=4, stages=6, prefetch=256)
+    if activation:
+        return Tile(32, 64, 128, stages=3, warps=8, prefetch=256)
+    return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)
+
+
+def invariant_tile(rows: int, n: int, activation: str | None, dtype: torch.dtype) -> Tile:
+    """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn. Programs that
+    share a gated output's inputs would have to share both of its halves: those take one slice.
+
+    Few rows take a slice a program, many rows take the slices one after another; a slice's own sum goes through the
+    tensor cores 16 inputs at a time either way. float32 has no room for the deepest pipelines.
+    """
+    slices = 4 if n <= 4096 and activation is None else 1
+    narrow = dtype != torch.float32
+    if rows <= INVARIANT_ROWS:
+        height = 16 if rows <= FEW_ROWS else 64 if rows <= STREAM_ROWS else 128
+        stages = (4 if activation else 6) if narrow else 3
+        return Tile(height, 64, 64, split=slices, stages=stages, swap=True, prefetch=256)
+    wide = narrow and slices == 1 and activation is None
+    return Tile(128, 256 if wide else 128, 64, serial=slices, stages=3, warps=8)
+
+
+def _not_streamed(problem: Problem) -> str | None:
+    if problem.deterministic:
+        return "its sums depend on the number of rows"
+    if not 1 < problem.rows <= STREAM_ROWS:
+        return f"for 2 to {STREAM_ROWS} rows"
+    return None if problem.copies else "needs Hopper, a 16-bit type and rows on 16 bytes"
+
+
+def _not_warp_specialized(problem: Problem) -> str | None:
+    why = _not_streamed(problem)
+    if why is None and warp_specialized_tile(*problem.sizes) is None:
+        why = f"for more than {WARP_SPECIALIZED_ROWS} rows, of sizes at which a warp of its own for loads gained"
+    return why
+
+
+def _not_gated_persistent(problem: Problem) -> str | None:
+    if problem.activation is None or problem.rows <= STREAM_ROWS:
+        return f"for more than {STREAM_ROWS} rows behind an activation"
+    if not problem.copies:
+        return "needs Hopper, a 16-bit type, rows on 16 bytes, and no bias"
+    if _gated_persistent_config(problem) is None:
+        return "the library fills the GPU better at this number of rows"
+    return None
+
+
+def _gated_persistent_config(problem: Problem) -> GatedPersistentTile | None:
+    return gated_persistent_tile(problem.rows, problem.outputs, problem.inputs, problem.multiprocessors)
+
+
+def _not_vector(problem: Problem) -> str | None:
+    if problem.rows != 1:
+        return "for one row"
+    return None if problem.triton else "float32 is the library's"
+
+
+def _not_few_rows(problem: Problem) -> str | None:
+    if problem.rows > FEW_ROWS and (problem.rows > TILE_ROWS or problem.outputs >= HEAD_OUTPUTS):
+        return f"for up to {TILE_ROWS} rows, {FEW_ROWS} of a head's {HEAD_OUTPUTS} outputs"
+    return None if problem.triton else "float32 is the library's"
+
+
+def _tiles(operands: Operands, tile: Tile) -> torch.Tensor:
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, activation = operands
+    return tile_linear(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, tile)
+
+
+def _vector(operands: Operands, tile: VectorTile) -> torch.Tensor:
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, activation = operands
+    return vector_linear(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, tile)
+
+
+def _stream(operands: Operands, tile: StreamTile) -> torch.Tensor:
+    workspace, x, weight, bias, _, _, _, residual, activation = operands
+    return stream_linear(workspace, x, weight, bias, residual, activation, tile, counters(workspace))
+
+
+def _warp_specialized(operands: Operands, tile: WarpSpecializedTile) -> torch.Tensor:
+    workspace, x, weight, bias, _, _, _, residual, activation = operands
+    return warp_specialized_linear(workspace, x, weight, bias, residual, activation, tile, counters(workspace))
+
+
+def _gated_persistent(operands: Operands, tile: GatedPersistentTile) -> torch.Tensor:
+    assert operands.activation is not None
+    return gated_persistent_linear(operands.workspace, operands.x, operands.weight, operands.activation, tile)
+
+
+def library(operands: Operands, _: Any = None) -> torch.Tensor:
+    workspace, x, weight, bias, _, _, _, residual, activation = operands
+    if bias is None:
+        y = _product(workspace, x, weight, residual)
+        return y if activation is None else gated_activation(workspace, y, activation)
+    y = torch.nn.functional.linear(x, weight, bias)
+    if activation is not None:
+        return gated_activation(workspace, y, activation)
+    return y if residual is None else residual + y
+
+
+def _product(
+    workspace: Workspace, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None
+) -> torch.Tensor:
+    """residual + x @ weightᵀ, in residual's place when there is one."""
+    y = workspace.products.multiply(x, weight, residual) if workspace.products is not None else None
+    if y is not None:
+        return y
+    if residual is None:
+        return torch.nn.functional.linear(x, weight)
+    return torch.addmm(residual, x, weight.t(), out=residual)
+
+
+DISPATCH: Dispatch[Problem] = Dispatch(
+    [
+        Variant(
+            "invariant",
+            lambda problem: None if problem.deterministic else "for runtime.deterministic",
+            lambda problem: invariant_tile(problem.rows, problem.outputs, problem.activation, problem.dtype),
+            _tiles,
+            "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+        ),
+        Variant(
+            "warp_specialized",
+            _not_warp_specialized,
+            lambda problem: warp_specialized_tile(*problem.sizes),
+            _warp_specialized,
+            "docs/experiments/2026-11-20-decode-products.md (linear-fed.jsonl)",
+        ),
+        Variant(
+            "stream",
+            _not_streamed,
+            lambda problem: stream_tile(*problem.sizes),
+            _stream,
+            "docs/experiments/2026-11-20-decode-products.md (linear-stream-tiles.jsonl)",
+        ),
+        Variant(
+            "gated_persistent",
+            _not_gated_persistent,
+            _gated_persistent_config,
+            _gated_persistent,
+            "docs/experiments/2026-11-21-prompt-products.md (linear-held.jsonl)",
+        ),
+        Variant(
+            "vector",
+            _not_vector,
+            lambda problem: vector_tile(problem.outputs, problem.inputs, problem.norm, problem.activation is not None),
+            _vector,
+            "docs/experiments/2026-11-20-decode-products.md (linear-tiles-qwen3-4b.jsonl)",
+        ),
+        Variant(
+            "few_rows",
+            _not_few_rows,
+            lambda problem: few_rows_tile(problem.rows, problem.outputs, problem.activation is not None),
+            _tiles,
+            "where there is no WGMMA; tiles by perf.tune.linear (linear-tiles-qwen3-4b.jsonl)",
+        ),
+        Variant(
+            "library",
+            lambda problem: None,
+            lambda problem: None,
+            library,
+            "docs/experiments/2026-11-21-prompt-products.md (linear-library.jsonl), kernels/linear/algorithms.json",
+        ),
+    ]
+)

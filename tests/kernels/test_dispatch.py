@@ -1,0 +1,97 @@
+"""Which kernel multiplies by a dense weight is decided once a shape, by the first variant that accepts it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.dispatch import MAX_SHAPES, Dispatch, Variant
+
+ROWS = (1, 2, 8, 16, 17, 32, 33, 64, 65, 512, 2047, 2048, 8192)
+SIZES = ((4096, 4096), (14336, 4096), (4096, 14336), (2048, 2048), (151936, 2560), (1030, 2056))
+
+
+def problem(rows: int, outputs: int, inputs: int, **other: Any) -> Any:
+    """On an H200, in bfloat16, of operands that can be copied in bulk."""
+    from kernels.linear.dispatch import Problem
+
+    plain: dict[str, Any] = {
+        "dtype": torch.bfloat16,
+        "norm": False,
+        "activation": None,
+        "deterministic": False,
+        "copies": True,
+        "triton": True,
+        "multiprocessors": 132,
+    }
+    return Problem(rows, outputs, inputs, **{**plain, **other})
+
+
+@pytest.mark.parametrize(
+    ("rows", "activation", "copies", "expected"),
+    [
+        (1, None, False, "vector"),
+        (1, "silu", False, "vector"),
+        (8, None, True, "stream"),
+        (8, None, False, "few_rows"),
+        (64, "silu", True, "warp_specialized"),
+        (64, None, True, "stream"),
+        (64, None, False, "library"),
+        (256, "silu", True, "library"),
+        (2048, "silu", True, "gated_persistent"),
+        (2048, "silu", False, "library"),
+        (2048, None, False, "library"),
+    ],
+)
+def test_what_runs_of_14336_outputs_and_4096_inputs(
+    rows: int, activation: str | None, copies: bool, expected: str
+) -> None:
+    from kernels.linear.dispatch import DISPATCH
+
+    asked = problem(rows, 14336, 4096, activation=activation, copies=copies)
+    assert DISPATCH.choose(asked).name == expected
+    assert DISPATCH.choose(asked._replace(deterministic=True)).name == "invariant"
+    assert DISPATCH.choose(asked._replace(dtype=torch.float32, triton=False, copies=False)).name == "library"
+
+
+def test_every_problem_has_a_winner_and_tiles_where_it_needs_them() -> None:
+    from kernels.linear.dispatch import DISPATCH
+
+    for rows, (n, k), act, copies, sms in itertools.product(ROWS, SIZES, (None, "silu"), (True, False), (78, 132)):
+        asked = problem(rows, n, k, activation=act, copies=copies, multiprocessors=sms)
+        chosen = DISPATCH.choose(asked)
+        first = next(variant for variant, why in DISPATCH.refusals(asked) if why is None)
+        assert chosen.name == first.name
+        assert (chosen.config is None) == (chosen.name == "library")
+
+
+def test_a_shape_is_decided_once_and_few_are_remembered() -> None:
+    asked: list[int] = []
+    variant: Variant[int] = Variant("one", lambda n: asked.append(n), lambda n: n, lambda x, n: x, "")  # type: ignore[func-returns-value]
+    dispatch = Dispatch([variant])
+    assert [dispatch.choose(n).config for n in (7, 7, 8)] == [7, 7, 8]
+    assert asked == [7, 8]
+    for n in range(MAX_SHAPES + 1):
+        dispatch.choose(n)
+    asked.clear()
+    dispatch.choose(0)
+    assert asked == [0]
+
+
+def test_explain_says_who_runs_why_others_decline_and_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    from kernels.explain import main
+
+    main(["linear", "64x14336x4096"])
+    said = capsys.readouterr().out
+    assert said.count("runs, with StreamTile(") == 1
+    assert "warp_specialized  declines: " in said
+    assert "measured: docs/experiments/2026-11-20-decode-products.md" in said
+    main(["linear", "8192x4096x4096", "--norm"])
+    said = capsys.readouterr().out
+    assert said.startswith("rms_norm")
+    assert "cublasLt" in said
+    with pytest.raises(SystemExit):
+        main(["linear", "64x14336"])
