@@ -10,8 +10,9 @@ from math import prod
 import torch
 
 from engine.quant.format import Declared, Format
+from engine.quant.formats.matrices import unlike
 from engine.quant.scheme import Fp4Layout, Fp4Scheme
-from engine.weights.checkpoint import Entry, WeightsError, listed
+from engine.weights.checkpoint import Entry, WeightsError
 from engine.weights.rules import Concat, Rule, Shape
 from kernels.sizes import cdiv
 from kernels.weight import Fp4 as Value
@@ -179,17 +180,9 @@ class Fp4(Format):
 
 def lacking(scheme: Fp4Scheme, module: str, entries: Mapping[str, Entry]) -> str | None:
     names = NAMES[scheme.layout]
-    ends = [names.data, names.scale, *([] if names.factor is None else [names.factor])]
-    absent = [f"{module}.{end}" for end in ends if f"{module}.{end}" not in entries]
-    if absent:
-        return f"config.json says that {module} is stored as {scheme.layout} FP4, and {listed(absent)} is missing"
     scales = EXPONENTS if names.factor is None else (torch.float8_e4m3fn,)
-    for end, kinds in ((names.data, BYTES), (names.scale, scales)):
-        entry = entries[f"{module}.{end}"]
-        if entry.dtype not in kinds or len(entry.shape) != 2:
-            found = str(entry.dtype).removeprefix("torch.")
-            return f"{entry.name} is {found} {list(entry.shape)}, which {scheme.layout} FP4 does not store there"
-    return None
+    factors = () if names.factor is None else (names.factor,)
+    return unlike(f"{scheme.layout} FP4", module, entries, {names.data: BYTES, names.scale: scales}, factors)
 
 
 def make(

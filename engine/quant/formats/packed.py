@@ -9,6 +9,7 @@ import torch
 
 from engine.quant.format import Declared, Format
 from engine.quant.formats.layouts import NAMES, Grid, Places, Row, Unpacked, Words, check_sizes
+from engine.quant.formats.matrices import unlike
 from engine.quant.scheme import PackedScheme
 from engine.weights.checkpoint import Entry, WeightsError, listed
 from engine.weights.rules import Concat, Rule, Shape
@@ -132,16 +133,8 @@ class PackedInt(Format):
 
 def lacking(scheme: PackedScheme, module: str, entries: Mapping[str, Entry]) -> str | None:
     names = NAMES[scheme.layout]
-    needed = [names.data, names.scale, *([names.zero] if scheme.zeros else [])]
-    absent = [f"{module}.{end}" for end in needed if f"{module}.{end}" not in entries]
-    if absent:
-        return f"config.json says that {module} is stored as {scheme.layout}, and {listed(absent)} is missing"
-    for end, kinds in ((names.data, (torch.int32,)), (names.scale, SCALES)):
-        entry = entries[f"{module}.{end}"]
-        if entry.dtype not in kinds or len(entry.shape) != 2:
-            found = str(entry.dtype).removeprefix("torch.")
-            return f"{entry.name} is {found} {list(entry.shape)}, which {scheme.layout} does not store there"
-    return None
+    zeros = (names.zero,) if scheme.zeros else ()
+    return unlike(scheme.layout, module, entries, {names.data: (torch.int32,), names.scale: SCALES}, zeros)
 
 
 def make(
