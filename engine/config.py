@@ -203,12 +203,20 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tensor: ranks, each a process with a GPU of its own (or without one), that hold a part of every layer.
     expert: "sliced" gives each rank some channels of every routed expert; "whole" gives it some experts with all of
     their channels.
+    context: "whole" keeps the latents of latent attention on every rank; "sliced" gives each rank those of some tokens,
+    which holds as many times more.
     hang_timeout_s: a rank that says nothing for so long, or is so long behind in a step, ends the group.
     """
 
     tensor: Annotated[int, Meta(ge=1, le=64)] = 1
     expert: Literal["sliced", "whole"] = "sliced"
+    context: Literal["whole", "sliced"] = "whole"
     hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 60.0
+
+    @property
+    def block_shares(self) -> int:
+        """Ranks that each keep some tokens of a block."""
+        return self.tensor if self.context == "sliced" else 1
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,6 +36,7 @@ OPS = (
     "gated_activation",
     "latent_write",
     "latent_attention",
+    "latent_partials",
     "causal_conv",
     "gated_delta",
     "gated_norm",

@@ -110,6 +110,7 @@ TORCH_SIDE = (
     "engine/sampling/",
     "engine/runner/",
     "engine/parallel/communicator",
+    "engine/parallel/context",
     "engine/parallel/vocabulary",
     "engine/parallel/slices",
     "engine/parallel/start",

@@ -120,6 +120,7 @@ def group_layers(specs: Sequence[tuple[LayerSpec, ...]]) -> tuple[Group, ...]:
 class PoolSpec:
     """The pools that a runner allocated: blocks for each group, and slots for recurrent state.
 
+    With several `ranks` the tokens of a block are shared out in runs, of which `rank` keeps the one of its number.
     Block 0 of every group and state slot 0 are reserved for padding; the manager never hands them out.
     """
 
@@ -127,6 +128,13 @@ class PoolSpec:
     num_blocks: tuple[int, ...]
     block_size: int
     num_state_slots: int = 0
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def block_share(self) -> int:
+        """Tokens of a block that are here."""
+        return self.block_size // self.ranks
 
     @property
     def is_fp8(self) -> bool:

@@ -77,7 +77,7 @@ class CacheTensors:
 def _allocate(
     index: int, group: Group, spec: PoolSpec, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[torch.Tensor, ...], list[LayerCache]]:
-    layers, blocks, size = len(group.layers), spec.num_blocks[index], spec.block_size
+    layers, blocks, size = len(group.layers), spec.num_blocks[index], spec.block_share
     kept = group.spec
     if isinstance(kept, PagedKV):
         keys, values = kept.num_kv_heads * size * kept.head_dim, kept.num_kv_heads * size * kept.value_dim

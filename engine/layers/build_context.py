@@ -22,7 +22,8 @@ class BuildContext:
     router_dtype is that of the routers of experts; None: float32. deterministic asks every op for batch-invariant
     arithmetic. fused_attention lets attention rotate and write the keys of decode entries itself.
     cache_scales are those of each layer where caches hold 8-bit floats, else none; layer is the one that is built.
-    communicator adds up what ranks make of their parts of a product. drafts is how many tokens of an entry may be taken
+    communicator adds up what ranks make of their parts of a product; sliced_context: ranks share out the tokens of
+    latent caches. drafts is how many tokens of an entry may be taken
     back after a step.
     """
 
@@ -38,6 +39,7 @@ class BuildContext:
     layer: int = 0
     communicator: Communicator = ALONE
     drafts: int = 0
+    sliced_context: bool = False
     _tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = field(default_factory=dict)
 
     @property

@@ -61,40 +61,57 @@ class LatentAttention(nn.Module):
         if self.q_up is not None:
             q = self.q_up(q, norm=self.q_norm)
         q = q.unflatten(-1, (config.num_heads, config.nope_dim + config.rope_dim))
-        expands = self._expands(step.batch)
-        kv_up = self.kv_up.value.dense(self.kv_up.dtype)
-        absorbed = self._ops.latent_write(
-            q,
-            kv,
-            kv_up,
-            step.batch.positions,
-            step.batch.slots[cache.group],
-            self._rope,
-            cache.entries,
-            self.kv_norm,
-            step.batch.num_single if expands else len(q),
-            eps=config.latent_eps,
-            interleaved=config.rope.interleaved,
-            deterministic=self._deterministic,
-            keys=cache.keys,
-            latent_scale=self._scale,
-        )
-        o = self._ops.latent_attention(
-            q,
-            absorbed,
-            kv_up,
-            cache.entries,
-            step.batch.block_tables[cache.group],
-            step.batch.attention,
-            config.scale,
-            max_total_context=step.batch.max_total_context if expands else 0,
-            deterministic=self._deterministic,
-            keys=cache.keys,
-            latent_scale=self._scale,
-        )
+        o = self._attend(q, kv, step.batch, cache)
         return self.out.forward_with_next_norm(
             select_last(o.flatten(1), step.last_tokens), step.residual, step.next_norm
         )
+
+    def _attend(self, q: torch.Tensor, kv: torch.Tensor, batch: DeviceBatch, cache: LatentCache) -> torch.Tensor:
+        """q [T, H, D + P], not rotated yet, and kv [T, L + P] → [T, H, V]."""
+        expands = self._expands(batch)
+        absorbed = self._write(q, kv, batch, cache, batch.slots[cache.group], batch.num_single if expands else len(q))
+        attended: torch.Tensor = self._ops.latent_attention(
+            q,
+            absorbed,
+            self.kv_up.value.dense(self.kv_up.dtype),
+            cache.entries,
+            batch.block_tables[cache.group],
+            batch.attention,
+            self.config.scale,
+            max_total_context=batch.max_total_context if expands else 0,
+            deterministic=self._deterministic,
+            keys=cache.keys,
+            latent_scale=self._scale,
+        )
+        return attended
+
+    def _write(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        batch: DeviceBatch,
+        cache: LatentCache,
+        slots: torch.Tensor,
+        absorbed: int,
+    ) -> torch.Tensor:
+        """Rotates q in place and writes the latents at `slots`; the first `absorbed` queries taken to latents."""
+        written: torch.Tensor = self._ops.latent_write(
+            q,
+            kv,
+            self.kv_up.value.dense(self.kv_up.dtype),
+            batch.positions,
+            slots,
+            self._rope,
+            cache.entries,
+            self.kv_norm,
+            absorbed,
+            eps=self.config.latent_eps,
+            interleaved=self.config.rope.interleaved,
+            deterministic=self._deterministic,
+            keys=cache.keys,
+            latent_scale=self._scale,
+        )
+        return written
 
     def _expands(self, batch: DeviceBatch) -> bool:
         """Whether to make keys and values for the entries of several queries: it pays from dozens of queries an entry

@@ -17,10 +17,10 @@ from engine.layers.gated_delta import GatedDelta
 from engine.layers.hyper import HyperConnection, HyperHead
 from engine.layers.linear import Linear
 from engine.layers.mixer import MixerInput
-from engine.layers.mla import LatentAttention
 from engine.layers.mlp import Mlp
 from engine.layers.moe import Moe
 from engine.layers.norm import RmsNorm
+from engine.layers.shared_mla import latent_attention
 from engine.layers.sparse import SparseAttention
 from engine.models.config import (
     AttentionConfig,
@@ -40,7 +40,7 @@ from engine.runner.batch import DeviceBatch, LastTokens, select_last
 MIXERS: dict[type, Callable[[Any, BuildContext], nn.Module]] = {
     AttentionConfig: Attention,
     GatedDeltaConfig: GatedDelta,
-    LatentAttentionConfig: LatentAttention,
+    LatentAttentionConfig: latent_attention,
     SparseAttentionConfig: SparseAttention,
 }
 FEED_FORWARDS: dict[type, Callable[[Any, BuildContext], nn.Module]] = {MlpConfig: Mlp, MoeConfig: Moe}

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from engine.cache.spec import PoolSpec
 from engine.config import EngineConfig
-from engine.models.config import ModelConfig
+from engine.models.config import LatentAttentionConfig, ModelConfig
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
 from engine.parallel.shard import Run, Runs, Shard, runs_of
@@ -22,7 +22,7 @@ SHAPE = "weight_shape"
 TURNED = ("qweight", "scales", "qzeros")
 
 
-def check_parallel(config: EngineConfig, communicator: Communicator) -> None:
+def check_parallel(config: EngineConfig, model: ModelConfig, communicator: Communicator) -> None:
     """Raises ConfigError for settings that several ranks do not honour."""
     asked, size = config.parallel.tensor, communicator.size
     if asked != size:
@@ -32,10 +32,31 @@ def check_parallel(config: EngineConfig, communicator: Communicator) -> None:
             f"speculation.method draft is not implemented with parallel.tensor = {size}: let ngram, suffix, eagle3 or "
             "mtp draft, or set parallel.tensor to 1"
         )
+    if config.parallel.block_shares > 1:
+        _check_context(config, model)
     if size > 2 and config.runtime.deterministic:
         raise ConfigError(
             f"runtime.deterministic needs sums of ranks in one order, which parallel.tensor = {size} does not promise: "
             "use at most 2, or leave deterministic off"
+        )
+
+
+def _check_context(config: EngineConfig, model: ModelConfig) -> None:
+    other = next((layer.mixer for layer in model.layers if not isinstance(layer.mixer, LatentAttentionConfig)), None)
+    if other is not None:
+        raise ConfigError(
+            "parallel.context sliced is for models whose layers all have latent attention, and this one has layers of "
+            f"{type(other).__name__}: leave it at whole"
+        )
+    if config.speculation.method == "eagle3":
+        raise ConfigError(
+            "parallel.context sliced shares out latents, and the head of speculation.method eagle3 keeps keys and "
+            "values beside them, which is not implemented: let ngram, suffix or mtp draft, or leave it at whole"
+        )
+    if config.runtime.deterministic:
+        raise ConfigError(
+            "runtime.deterministic has no attention over tokens of several ranks in one order, which parallel.context "
+            "sliced needs: leave one of them out"
         )
 
 

@@ -11,6 +11,22 @@ from kernels.batch import AttentionBatch
 
 
 @dataclass(frozen=True, slots=True)
+class OwnTokens:
+    """Of a step whose cached tokens ranks share out, what is this rank's.
+
+    slots        one [T] int64 a KV group: as in the batch, by the tokens of a block that are here; -1 for a token that
+                 another rank keeps
+    context_len  [T] int32    how many of the tokens that each token reads are here: the first ones of its blocks' runs
+    ranks, block_share        ranks, and tokens of a block that each has
+    """
+
+    slots: tuple[torch.Tensor, ...]
+    context_len: torch.Tensor
+    ranks: int
+    block_share: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceBatch:
     """T tokens in B entries. Entries with one token come first; `num_single` of them.
 
@@ -28,6 +44,7 @@ class DeviceBatch:
                        known
     deferred     of a step with drafts, what layers with a running state put off until it is known which of its tokens
                  stand: calls with their number for each entry, [B] int32. None: layers bring states up at once
+    own          what is here of tokens that ranks share out; None: all
     attention    of these, what ops take that go entry by entry
     """
 
@@ -44,6 +61,7 @@ class DeviceBatch:
     max_context: int
     max_total_context: int = 0
     deferred: list[Callable[[torch.Tensor], None]] | None = None
+    own: OwnTokens | None = None
     attention: AttentionBatch = field(init=False)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine import env
 from engine.cache.spec import LayerSpec, PoolSpec
 from engine.cache.tensors import CacheTensors
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
 from engine.layers.build_context import BuildContext
 from engine.models import registry
@@ -70,7 +70,7 @@ def build_runner(
     method = registry.quantization(config.model)
     device = device_of(config)
     communicator = communicator or Communicator()
-    check_parallel(config, communicator)
+    check_parallel(config, model, communicator)
     quantize = config.weights.quantize
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
@@ -115,6 +115,7 @@ def build_runner(
         own_scales,
         communicator=communicator,
         drafts=config.speculation.most,
+        sliced_context=config.parallel.block_shares > 1,
     )
     decoder = Decoder(build)
     spare = quant.spare_biases(rules, checkpoint)
@@ -147,7 +148,7 @@ def build_runner(
             torch.set_num_threads(1)
         fill()
         room = free_bytes(device, config.cache, 0)
-        pool = size_pools(_specs(decoder, drafter), config.cache, config.scheduler, build.max_model_len, room)
+        pool = _pool(config, config.cache, build, _specs(decoder, drafter), room)
         runner = _runner(config, build, decoder, drafter, agreed(pool, communicator))
     # What stands now stands as long as the process: the collector need not walk it again and again.
     gc.collect()
@@ -193,8 +194,8 @@ def _on_gpu(
     """Compile the kernels of steps while `fill` reads the weights, size the pools by what is free once a largest
     step has run, and put a runner over them."""
     few = replace(config.cache, num_blocks=MIN_BLOCKS)
-    specs, length = _specs(decoder, drafter), build.max_model_len
-    small = _runner(config, build, decoder, drafter, size_pools(specs, few, config.scheduler, length, 0))
+    specs = _specs(decoder, drafter)
+    small = _runner(config, build, decoder, drafter, _pool(config, few, build, specs, 0))
     limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
     steps = warmup_steps(*limits, config.speculation.most)
     report = progress or (lambda stage, done, total: None)
@@ -212,7 +213,7 @@ def _on_gpu(
     activations = _profile(small, config, build) if config.cache.num_blocks is None else 0
     small.close()
     room = free_bytes(build.device, config.cache, activations)
-    pool = size_pools(specs, config.cache, config.scheduler, length, room)
+    pool = _pool(config, config.cache, build, specs, room)
     capture = CudaCapture(build.device) if config.runtime.graphs else None
     runner = _runner(config, build, decoder, drafter, agreed(pool, build.communicator), capture, watch)
     report("warm-up", 0, 0)
@@ -258,6 +259,18 @@ def _runner(
         config.speculation.most,
         drafter,
     )
+
+
+def _pool(
+    config: EngineConfig,
+    cache: CacheConfig,
+    build: BuildContext,
+    specs: Sequence[tuple[LayerSpec, ...]],
+    room: int,
+) -> PoolSpec:
+    """This rank's pools within `room` bytes."""
+    shares = (build.communicator.rank, build.communicator.size) if build.sliced_context else (0, 1)
+    return size_pools(specs, cache, config.scheduler, build.max_model_len, room, *shares)
 
 
 def _specs(decoder: Decoder, drafter: Decoder | DraftHead | None) -> list[tuple[LayerSpec, ...]]:

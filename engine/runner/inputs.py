@@ -18,6 +18,7 @@ import torch
 from engine.cache.spec import PoolSpec
 from engine.config import MAX_DRAFTS
 from engine.core.plan import StepPlan
+from engine.parallel.context import own_tokens
 from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.tables import Change, RowTables, Words
 from kernels.select import Ops
@@ -216,6 +217,7 @@ class Inputs:
             max_query=shape.max_query,
             max_context=shape.max_context,
             max_total_context=shape.max_total_context,
+            own=own_tokens(slots, positions, self._pool),
         )
 
     def entries(self, shape: StepShape) -> SampledEntries:

@@ -27,8 +27,11 @@ def size_pools(
     scheduler: SchedulerConfig,
     max_model_len: int,
     room: int,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> PoolSpec:
-    """Blocks for each group within `room` bytes, or the number the settings ask for.
+    """Blocks for each group within `room` bytes, or the number the settings ask for. With several `ranks` a block has
+    block_size tokens on each.
 
     Recurrent state comes first: a slot for each row, and as many again for prefix checkpoints. Groups that read a
     window get what max_rows windows need, at most an equal share; the others share what is left, block for block.
@@ -48,7 +51,7 @@ def size_pools(
             for group in groups
             if isinstance(group.spec, Recurrent)
         )
-        counts = _distribute(groups, room - states, cache.block_size, scheduler, max_model_len)
+        counts = _distribute(groups, room - states, cache.block_size, scheduler, max_model_len, ranks)
     for group, count in zip(groups, counts, strict=True):
         if not isinstance(group.spec, Recurrent) and count < MIN_BLOCKS:
             size = group.block_bytes(cache.block_size)
@@ -56,15 +59,15 @@ def size_pools(
                 f"{room} bytes are left for the KV cache and a block takes {size}: lower max_rows, token_budget or "
                 f"the model's size, or raise cache.memory_fraction (on CPU cache.cpu_bytes)"
             )
-    return PoolSpec(groups, tuple(counts), cache.block_size, slots)
+    return PoolSpec(groups, tuple(counts), cache.block_size * ranks, slots, rank, ranks)
 
 
 def _distribute(
-    groups: Sequence[Group], room: int, block_size: int, scheduler: SchedulerConfig, max_model_len: int
+    groups: Sequence[Group], room: int, block_size: int, scheduler: SchedulerConfig, max_model_len: int, ranks: int
 ) -> list[int]:
     sizes = {i: group.block_bytes(block_size) for i, group in enumerate(groups) if group.block_bytes(block_size)}
     # A request never needs more than this many, so neither does the engine.
-    most = dict.fromkeys(sizes, 1 + scheduler.max_rows * -(-max_model_len // block_size))
+    most = dict.fromkeys(sizes, 1 + scheduler.max_rows * -(-max_model_len // (block_size * ranks)))
     for i in sizes:
         window = window_of(groups[i].spec)
         if window is not None:

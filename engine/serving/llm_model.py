@@ -86,7 +86,7 @@ class TritonPythonModel:
             raise pb.TritonModelException(str(error)) from None
         heap.trim_malloc()
         # Under the entry's own name: the server would free series that another model still writes to.
-        self._metrics = Metrics(pb, self._name, version, settings.engine.cache)
+        self._metrics = Metrics(pb, self._name, version, settings.engine.cache, settings.engine.parallel)
         scheduler = settings.engine.scheduler
         batched = bool(config.get("max_batch_size", 0))
         decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))

@@ -264,6 +264,53 @@ def _splits(seqs: int, head_tiles: int, max_context: int, keys: int, processors:
     return max(1, min(wanted, cdiv(max_context, keys), _MAX_SPLITS))
 
 
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """partials [seqs, splits, H, L] of sequences and sums [seqs, splits, H], the binary logarithms of what their
+    softmax was divided by, both float32 and written where a split has entries; programs and blocks as launched."""
+
+    partials: torch.Tensor
+    sums: torch.Tensor
+    splits: int
+    programs: int
+    block_l: int
+    block_b: int
+
+
+def attend_splits(
+    workspace: Workspace,
+    absorbed: torch.Tensor,
+    held: LatentViews,
+    block_table: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    seqs: int,
+    max_context: int,
+    cut: SplitCut,
+) -> Splits:
+    """What the first `seqs` sequences, which have one query each, read, split over programs."""
+    _, heads, width = absorbed.shape
+    latent = held.latents.shape[-1]
+    block_h = min(64, max(16, next_power_of_2(heads)))
+    head_tiles = cdiv(heads, block_h)
+    processors = multiprocessors(absorbed.device)
+    splits = _splits(seqs, head_tiles, max_context, cut.keys, processors)
+    programs = max(1, cut.programs * processors // head_tiles)
+    partials = torch.empty(seqs, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
+    sums = torch.empty(seqs, splits, heads, dtype=torch.float32, device=absorbed.device)
+    block_l = max(16, next_power_of_2(latent))
+    block_b = max(_MIN_SEQS, next_power_of_2(seqs))
+    workspace.launch(_split_kernel, (seqs, head_tiles, splits))(
+        absorbed, held.latents, held.keys, block_table, context_len, partials, sums, scale, held.scale,
+        block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], seqs, splits, programs,
+        HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1], BLOCK_H=block_h,
+        BLOCK_L=block_l, BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b,
+        STAGES=cut.stages, PRECISION=_precision(absorbed), PDL=workspace.pdl, launch_pdl=workspace.pdl,
+        num_warps=cut.warps,
+    )  # fmt: skip
+    return Splits(partials, sums, splits, programs, block_l, block_b)
+
+
 def attend_split_kv(
     workspace: Workspace,
     absorbed: torch.Tensor,
@@ -278,39 +325,27 @@ def attend_split_kv(
     cut: SplitCut,
 ) -> None:
     """`latent_attention` of the first `seqs` sequences, which have one query each, written into `out`'s first rows."""
-    _, heads, width = absorbed.shape
-    latent, value = kv_up.shape[-1], out.shape[-1]
+    heads, latent, value = absorbed.shape[1], kv_up.shape[-1], out.shape[-1]
     nope = kv_up.shape[1] - value
-    block_h = min(64, max(16, next_power_of_2(heads)))
-    head_tiles = cdiv(heads, block_h)
-    processors = multiprocessors(absorbed.device)
-    splits = _splits(seqs, head_tiles, max_context, cut.keys, processors)
-    programs = max(1, cut.programs * processors // head_tiles)
-    partials = torch.empty(seqs, splits, heads, latent, dtype=torch.float32, device=absorbed.device)
-    sums = torch.empty(seqs, splits, heads, dtype=torch.float32, device=absorbed.device)
-    block_l = max(16, next_power_of_2(latent))
-    block_b = max(_MIN_SEQS, next_power_of_2(seqs))
-    precision = "ieee" if absorbed.dtype == torch.float32 else "tf32"
-    workspace.launch(_split_kernel, (seqs, head_tiles, splits))(
-        absorbed, held.latents, held.keys, block_table, context_len, partials, sums, scale, held.scale,
-        block_table.stride(0), *held.latents.stride()[:2], *held.keys.stride()[:2], seqs, splits, programs,
-        HEADS=heads, LATENT=latent, ROPE=width - latent, BLOCK_SIZE=held.keys.shape[1], BLOCK_H=block_h,
-        BLOCK_L=block_l, BLOCK_R=max(16, next_power_of_2(width - latent)), BLOCK_N=cut.keys, BLOCK_B=block_b,
-        STAGES=cut.stages, PRECISION=precision, PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=cut.warps,
-    )  # fmt: skip
+    made = attend_splits(workspace, absorbed, held, block_table, context_len, scale, seqs, max_context, cut)
     block_v = min(32 if seqs <= FEW_SEQS else cut.values, max(16, next_power_of_2(value)))
-    sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": block_l, "BLOCK_V": block_v}
+    sizes = {"HEADS": heads, "LATENT": latent, "VALUE": value, "BLOCK_L": made.block_l, "BLOCK_V": block_v}
     common = {
         "BLOCK_N": cut.keys,
-        "BLOCK_B": block_b,
+        "BLOCK_B": made.block_b,
         "PDL": workspace.pdl,
         "launch_pdl": workspace.pdl,
         "num_warps": 8,
     }
-    combined = (partials, sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), seqs, splits, programs)
+    scheduled = (seqs, made.splits, made.programs)
+    combined = (made.partials, made.sums, kv_up[:, nope:], context_len, out, kv_up.stride(0), *scheduled)
     if seqs <= FEW_SEQS:
         workspace.launch(_combine_one, (heads, cdiv(value, block_v), seqs))(*combined, BLOCK_S=16, **sizes, **common)
         return
     workspace.launch(_combine, (heads, cdiv(value, block_v), cdiv(seqs, 16)))(
-        *combined, BLOCK_T=16, STAGES=3, PRECISION=precision, **sizes, **common
+        *combined, BLOCK_T=16, STAGES=3, PRECISION=_precision(absorbed), **sizes, **common
     )
+
+
+def _precision(absorbed: torch.Tensor) -> str:
+    return "ieee" if absorbed.dtype == torch.float32 else "tf32"

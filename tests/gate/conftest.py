@@ -37,6 +37,8 @@ QUICK = (
     ("test_ranks.py::test_two_ranks[qwen3-moe", ""),
     ("test_ranks.py::test_broken_whole_experts_fail", ""),
     ("test_ranks.py::test_an_expert_on_two_ranks_fails", ""),
+    ("test_ranks.py::test_a_broken_context_fails", ""),
+    ("test_ranks.py::test_sliced_context", "deepseek-v2-2"),
     ("test_ranks.py::test_whole_experts", "qwen3-moe"),
     ("test_ranks.py::test_whole_experts", "deepseek-v2"),
     ("test_ranks.py::test_two_ranks[deepseek-v2", ""),

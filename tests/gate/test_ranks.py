@@ -48,14 +48,16 @@ def of_ranks(truth: Golden, shape: Shape, size: int, **parallel: Any) -> EngineC
     )
 
 
-def play(config: EngineConfig, truth: Golden, broken: Broken | None = None) -> list[list[list[TokenLogprobs]]]:
+def play(
+    config: EngineConfig, truth: Golden, broken: Broken | None = None, chunk: int = WHOLE
+) -> list[list[list[TokenLogprobs]]]:
     """What each rank says of all sequences."""
 
     def work(communicator: Communicator) -> list[list[TokenLogprobs]]:
         runner = build_runner(config, communicator=communicator)
         if broken is not None:
             broken(runner, communicator.rank)
-        return PlanPlayer(runner, WHOLE).play(truth.sequences)
+        return PlanPlayer(runner, chunk).play(truth.sequences)
 
     return together(config.parallel.tensor, work)
 
@@ -83,6 +85,22 @@ def test_whole_experts(truth: Golden, shape: Shape, size: int) -> None:
     played = play(of_ranks(truth, shape, size, expert="whole"), truth, lambda runner, _: held.append(_experts(runner)))
     assert max(held) - min(held) <= 1
     assert sum(held) == shape.config.get("n_routed_experts", shape.config.get("num_experts"))
+    assert played == [played[0]] * size
+    verdict = judge(truth.sequences, played[0], "float32")
+    assert verdict.passes("float32"), verdict
+
+
+# Prompts whole, in chunks that go to the tokens, and on ranks with heads of different number.
+SLICED = [
+    pytest.param(shape, size, chunk, id=f"{shape.name}-{size}-{chunk}", marks=as_param(shape).marks)
+    for shape in (DEEPSEEK_V2, KIMI, DEEPSEEK_V3)
+    for size, chunk in ((2, WHOLE), (2, 7), (3, 50))
+]
+
+
+@pytest.mark.parametrize(("shape", "size", "chunk"), SLICED, indirect=["shape"])
+def test_sliced_context(truth: Golden, shape: Shape, size: int, chunk: int) -> None:
+    played = play(of_ranks(truth, shape, size, context="sliced"), truth, chunk=chunk)
     assert played == [played[0]] * size
     verdict = judge(truth.sequences, played[0], "float32")
     assert verdict.passes("float32"), verdict
@@ -185,6 +203,36 @@ def test_an_expert_on_two_ranks_fails(truth: Golden, shape: Shape, monkeypatch: 
 
     monkeypatch.setattr(parallel_shard, "_channels", overlapping)
     fails(truth, shape, expert="whole")
+
+
+def unweighted_partials(runner: DeviceRunner, rank: int) -> None:
+    """The sum over ranks takes one rank's share for the whole."""
+    shared = runner._decoder.layers[1].mixer._context
+
+    def own_heads(o: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+        merged = shared._communicator.all_reduce(o.clone()) / 2
+        return merged[:, shared._first : shared._first + shared._heads[rank]]
+
+    shared.own_heads = own_heads
+
+
+def tokens_of_the_other(runner: DeviceRunner, rank: int) -> None:
+    """Both ranks keep the same share."""
+    runner._inputs._pool = replace_fields(runner._inputs._pool, rank=0)
+
+
+def missing_queries(runner: DeviceRunner, rank: int) -> None:
+    """The heads of the other rank ask with this rank's queries."""
+    shared = runner._decoder.layers[1].mixer._context
+    shared.all_heads = lambda q: torch.cat((q, q), dim=1)
+
+
+@pytest.mark.parametrize("shape", [as_param(DEEPSEEK_V2)], indirect=True)
+@pytest.mark.parametrize(
+    "broken", [unweighted_partials, tokens_of_the_other, missing_queries, one_step_behind], ids=lambda b: b.__name__
+)
+def test_a_broken_context_fails(truth: Golden, shape: Shape, broken: Broken) -> None:
+    fails(truth, shape, broken, context="sliced")
 
 
 def fails(truth: Golden, shape: Shape, broken: Broken | None = None, **parallel: Any) -> None:

@@ -104,6 +104,7 @@ def steps() -> dict[str, dict[str, Step]]:
             "absorbed": lambda n: _made("latent_write", "", BF16, n, 4, 64, 16, 32, n),
             "expanded": lambda n: _made("latent_write", "", BF16, n + 5, 4, 64, 16, 32, 5),
         },
+        "latent_partials": {"seqs": lambda n: _made("latent_partials", "", BF16, [LONGEST] * n, 4, 64, 16)},
         "gated_norm": {"tokens": of_tokens("gated_norm", 4, 32)},
         "sigmoid_gate": {"tokens": of_tokens("sigmoid_gate", 96)},
         "rotate_tail": {"tokens": of_tokens("rotate_tail", 4, 32, 16)},

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import CacheConfig
+from engine.config import CacheConfig, ParallelConfig
 from engine.core.plan import STEP_TOKENS_BUCKETS
 from engine.serving.frontend import metric_families as family
 from engine.serving.link.messages import Stats
@@ -49,9 +49,18 @@ class Metrics:
     take. So of very many values a histogram gets a random sample: their quantiles and their mean, not their number.
     Counters have everything."""
 
-    def __init__(self, pb: Any, model: str, version: str, cache: CacheConfig | None = None) -> None:
+    def __init__(
+        self,
+        pb: Any,
+        model: str,
+        version: str,
+        cache: CacheConfig | None = None,
+        parallel: ParallelConfig | None = None,
+    ) -> None:
         self._pb = pb
         self._cache = cache or CacheConfig()
+        # Tokens of a block, on all ranks together.
+        self._block_size = self._cache.block_size * (parallel or ParallelConfig()).block_shares
         # vLLM numbers its engines; one model has one here.
         self._labels = {"model": model, "model_name": model, "engine": "0", "version": version}
         self._families: dict[str, Any] = {}
@@ -217,7 +226,7 @@ class Metrics:
         cache = self._cache
         self._label(
             family.CACHE_CONFIG,
-            block_size=str(cache.block_size),
+            block_size=str(self._block_size),
             num_gpu_blocks=str(stats.blocks_total),
             cache_dtype=stats.cache_dtype,
             enable_prefix_caching=str(cache.prefix_cache),
