@@ -30,6 +30,7 @@ class Attention(nn.Module):
         self.out = Linear(config.num_heads * d, hidden, build, config.output_bias, partial=True)
         self.q_norm = build.empty(d) if config.qk_norm else None
         self.k_norm = build.empty(d) if config.qk_norm else None
+        self.sinks = build.empty(config.num_heads) if config.sinks else None
         self._rope = build.rope(config.rope, d)
         self._interleaved = config.rope is not None and config.rope.interleaved
         self._norm = build.config.norm
@@ -48,14 +49,13 @@ class Attention(nn.Module):
         rope = Rope(self._rope, self.q_norm, self.k_norm, self._norm.eps, self._norm.offset, self._interleaved)
         written = (qkv, step.batch.positions, step.batch.slots[cache.group], rope, cache.k, cache.v)
         asked = {"deterministic": self._deterministic, "scales": self._scales}
-        attend = {"window": config.window, "softcap": config.softcap, **asked}
+        attend = {"window": config.window, "softcap": config.softcap, "sinks": self.sinks, **asked}
         if step.last_tokens is None:
             o = self._ops.rope_attention(
                 *written,
                 step.batch.block_tables[cache.group],
                 step.batch.attention,
                 config.scale,
-                config.num_heads,
                 **attend,
                 fused=self._fused,
             )

@@ -9,7 +9,7 @@ from engine.layers.build_context import BuildContext
 from engine.layers.mlp import Mlp
 from engine.layers.norm import RmsNorm, taken_in
 from engine.models.config import MlpConfig, MoeConfig
-from kernels.routing import Routing
+from kernels.routing import ExpertBiases, Routing
 
 
 class Moe(nn.Module):
@@ -24,6 +24,9 @@ class Moe(nn.Module):
         self.router = build.empty(count, hidden, dtype=build.router_dtype or torch.float32)
         self.correction = build.empty(count, dtype=torch.float32) if config.correction_bias else None
         self.table = build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32) if config.hashed else None
+        self.router_bias = build.empty(count, dtype=torch.float32) if config.router_bias else None
+        self.gate_up_bias = build.empty(count, 2 * inner) if config.bias else None
+        self.down_bias = build.empty(count, hidden) if config.bias else None
         here = len(config.experts) + config.num_behind
         self.gate_up = build.weight(here, 2 * inner, hidden)
         self.down = build.weight(here, hidden, inner)
@@ -52,7 +55,7 @@ class Moe(nn.Module):
         routing = Routing(
             config.top_k,
             config.score,
-            self.correction,
+            self.correction if self.router_bias is None else self.router_bias,
             config.num_groups,
             config.top_groups,
             config.group_score,
@@ -61,7 +64,11 @@ class Moe(nn.Module):
             config.num_behind,
             self.table,
             config.experts.start,
+            "choice" if self.router_bias is None else "logits",
         )
+        biases = None
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            biases = ExpertBiases(self.gate_up_bias, self.down_bias)
         y = self._ops.moe(
             x,
             self.router,
@@ -73,6 +80,7 @@ class Moe(nn.Module):
             activation=config.activation,
             limit=config.limit,
             deterministic=self._deterministic,
+            biases=biases,
             **taken_in(norm),
         )
         # In this order, for the sum may stand in its residual's place, and x may be the residual of the routed ones.

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh"]
+# "swiglu_oai" is (g · σ(1.702 g)) ∘ (u + 1), of experts alone.
+Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class NormConfig:
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Grouped-query attention. `gated` multiplies its output by the sigmoid of a gate projected beside each query."""
+    """Grouped-query attention. `gated` multiplies its output by the sigmoid of a gate projected beside each query;
+    `sinks` adds a learned logit a head to the softmax, which has no value."""
 
     num_heads: int
     num_kv_heads: int
@@ -58,6 +60,7 @@ class AttentionConfig:
     window: int | None = None
     softcap: float | None = None
     gated: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,8 @@ class MoeConfig:
     takes the choice from a table by token id. Weights are the chosen scores, to sum 1 if `renormalize`, times `scale`.
     apart: shared experts have no place in the routed ones' tables, since they are stored in another way.
     held: the run of experts whose matrices are here, None: all. shared_inner: inner channels here of all shared
-    experts together, where they are apart; None: all.
+    experts together, where they are apart; None: all. bias: experts add biases to both of their products, router_bias:
+    the router to its logits.
     """
 
     num_experts: int
@@ -161,6 +165,8 @@ class MoeConfig:
     activation: Activation = "silu"
     limit: float | None = None
     apart: bool = False
+    bias: bool = False
+    router_bias: bool = False
     held: tuple[int, int] | None = None
     shared_inner: int | None = None
 

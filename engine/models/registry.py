@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from engine import files
 from engine.models.config import ModelConfig
@@ -17,6 +17,9 @@ from engine.quant import cache
 from engine.quant import config as quant
 from engine.quant.method import Method
 from engine.weights.rules import Rule
+
+if TYPE_CHECKING:
+    from engine.weights.checkpoint import Checkpoint
 
 MAX_BYTES = 16 << 20  # of a config.json, which has kilobytes
 
@@ -29,6 +32,7 @@ FAMILIES: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
     "Kimi_K25ForConditionalGeneration": "deepseek_v3",
+    "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen3ForCausalLM": "qwen3",
@@ -46,7 +50,7 @@ MODEL_TYPES: dict[str, tuple[str, ...]] = {
 
 
 class Family(Protocol):
-    """What a family module provides. `unused`, `rename` and `ahead` may be left out."""
+    """What a family module provides. `unused`, `rename`, `unstack` and `ahead` may be left out."""
 
     def parse(self, reader: Reader) -> ModelConfig:
         """Read every value that matters; what is not implemented is refused by name."""
@@ -78,6 +82,12 @@ def rename(family: Family) -> Callable[[str], str]:
     """From the name of a checkpoint's tensor to the one that the family's rules use, where releases differ."""
     same: Callable[[str], str] = getattr(family, "rename", str)
     return same
+
+
+def unstacked(family: Family, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with a tensor for each matrix, where a family's keep several in one."""
+    apart: Callable[[Checkpoint], Checkpoint] = getattr(family, "unstack", lambda found: found)
+    return apart(checkpoint)
 
 
 def family_of(values: dict[str, Any]) -> Family:

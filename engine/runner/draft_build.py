@@ -79,7 +79,9 @@ def _model(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeigh
             f"speculation.model {folder} has {model.max_position} positions and requests may have "
             f"{build.max_model_len}: lower max_model_len, or take another draft model"
         )
-    checkpoint = None if config.load_format == "dummy" else open_folder(folder).renamed(registry.rename(family))
+    checkpoint = None
+    if config.load_format != "dummy":
+        checkpoint = registry.unstacked(family, open_folder(folder).renamed(registry.rename(family)))
     rules = family.rules(model)
     scales = cache_scales.found(checkpoint, model.prefix, bool(build.cache_scales))
     decoder = Decoder(_own_build(build, model, checkpoint, rules, scales.of(len(model.layers))))

@@ -26,11 +26,17 @@ def case(
     activation: str = "silu",
     limit: float | None = None,
     held: int | None = None,
+    experts_biased: bool = False,
     **routing: Any,
 ) -> Case:
     """held: experts whose matrices are here; None: all. `routing` as in the cases of `moe_route`."""
     route = route_case(name, dtype, t, hidden, e, k, small, num_shared=num_shared, **routing)
-    products: dict[str, Any] = {"residual": residual, "activation": activation, "limit": limit}
+    products: dict[str, Any] = {
+        "residual": residual,
+        "activation": activation,
+        "limit": limit,
+        "biased": experts_biased,
+    }
     tables = e + num_shared if held is None else held
     gemm = gemm_case(name, dtype, t, hidden, inter, tables, k + num_shared, small, **products)
 
@@ -48,6 +54,8 @@ def cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
     sigmoid: dict[str, Any] = {"score": "sigmoid", "biased": True, "scale": 2.827}
     softplus: dict[str, Any] = {"score": "sqrtsoftplus", "scale": 1.5}
+    oai: dict[str, Any] = {"activation": "swiglu_oai", "limit": 1.0, "experts_biased": True}
+    oai |= {"biased": True, "bias_of": "logits"}
     grouped: dict[str, Any] = {"num_groups": 4, "top_groups": 2}
     qwen: dict[str, Any] = {"norm": True, "narrow": True, "small": False}
     lite: dict[str, Any] = {"num_shared": 2, "renormalize": False, **qwen}
@@ -59,6 +67,8 @@ def cases() -> list[Case]:
         case("few tokens, equal scores", f32, 2, 2, 8, 40, 7),
         case("few tokens, gelu, clipped", f32, 2, 40, 16, 6, 2, activation="gelu_tanh", limit=0.5),
         case("few tokens, sigmoid with correction, shared", f32, 4, 32, 16, 24, 4, num_shared=1, **sigmoid),
+        case("few tokens, biases of all, swiglu_oai", f32, 3, 40, 16, 6, 2, **oai),
+        case("tiles, biases of all, swiglu_oai", f32, 70, 40, 16, 6, 2, **oai),
         case("few tokens by token id, shared", f32, 4, 32, 16, 8, 3, hashed=True, num_shared=1, **softplus),
         case("few tokens, softmax with correction", f32, 2, 32, 16, 8, 2, biased=True),
         case("few tokens, groups", f32, 3, 32, 16, 16, 3, **grouped),

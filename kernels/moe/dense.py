@@ -8,7 +8,7 @@ from kernels.moe.count import chosen_in_tiles
 from kernels.moe.lists import MAX_EXPERTS, chosen_in_lists
 from kernels.moe.rows import routed_rows_moe
 from kernels.moe.scores import scored
-from kernels.moe_gemm.dense import GROUPED_PAIRS, ROW_TOKENS, bulk_rows, moe_gemm, pair_tiles, row_tiles
+from kernels.moe_gemm.dense import GROUPED_PAIRS, ROW_TOKENS, bulk_rows, moe_gemm, pair_tiles, row_tiles, takes_tiles
 from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
 from kernels.moe_gemm.order import CHUNK
 from kernels.moe_gemm.rows import RowTile
@@ -17,7 +17,7 @@ from kernels.moe_gemm.tma_ring import lists_moe, ring_tiles
 from kernels.moe_route.kernel import ONE_LAUNCH_TOKENS, choice, moe_route
 from kernels.moe_route.logits import BF16_THIRDS_TOKENS, logit_partials
 from kernels.rms_norm.kernel import rms_norm
-from kernels.routing import Routing
+from kernels.routing import ExpertBiases, Routing
 from kernels.weight import Dense
 from kernels.workspace import Workspace
 
@@ -62,27 +62,27 @@ def moe(
     activation: str = "silu",
     limit: float | None = None,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Calls on a device share their counters: they must run in one stream order."""
     up, out = gate_up.data, down.data
     tokens, inter = len(x), up.shape[1] // 2
     pairs = tokens * routing.width
-    gelu = activation != "silu"
     bias, table, scale, num_shared = routing.bias, routing.table, routing.scale, routing.num_shared
     # What chooses and lists at once has a list for every expert.
-    alone = deterministic or not tokens or len(up) != len(router) + num_shared
+    alone = deterministic or not tokens or takes_tiles(activation, biases) or len(up) != len(router) + num_shared
     plain = routing.score == "softmax" and bias is None and table is None and routing.num_groups == 1 and not num_shared
     if not alone and chooses_in_products(tokens, inter, len(router), plain):
         return routed_rows_moe(
             workspace, x, router, up, out, routing.top_k, norm_weight, eps, offset, routing.renormalize, scale,
-            residual, gelu, limit, row_tiles(inter)[0], down_tile(tokens, inter),
+            residual, activation, limit, row_tiles(inter)[0], down_tile(tokens, inter),
         )  # fmt: skip
     listed = not alone and chooses_in_lists(tokens, pairs, len(up))
     counted = not (alone or listed) and counts_in_choice(tokens, pairs, len(up), table is not None)
     if listed or (counted and grouped_fits(x, up)):
         h = (x if norm_weight is None else rms_norm(workspace, x, norm_weight, eps, offset=offset)[0]).contiguous()
         constants = choice(len(router), routing)
-        after = (residual, gelu, limit)
+        after = (residual, activation, limit)
         if not listed:
             weights, experts, found = chosen_in_tiles(
                 workspace, logit_partials(workspace, h, router), bias, PAIRS, scale, constants
@@ -98,5 +98,5 @@ def moe(
             return lists_moe(workspace, h, up, out, weights, experts, *after, lists, rings)
         return tiles_moe(workspace, h, up, out, weights, experts, *after, lists, up_cut, down_cut)
     h, weights, experts = moe_route(workspace, x, router, routing, token_ids, norm_weight, eps, offset, deterministic)
-    given = (residual, activation, limit, routing.num_shared, deterministic)
+    given = (residual, activation, limit, routing.num_shared, deterministic, biases)
     return moe_gemm(workspace, h, gate_up, down, weights, experts, *given)

@@ -9,7 +9,7 @@ import torch
 from kernels.moe import dense
 from kernels.moe_gemm.kernel import moe_gemm
 from kernels.moe_route.kernel import moe_route
-from kernels.routing import Routing
+from kernels.routing import ExpertBiases, Routing
 from kernels.weight import Dense, Weight
 from kernels.workspace import Workspace
 
@@ -32,14 +32,14 @@ def moe(
     activation: str = "silu",
     limit: float | None = None,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Calls on a device share their counters: they must run in one stream order."""
     launch = LAUNCHES.get(type(gate_up))
     if launch is not None and type(down) is type(gate_up):
         norm = (norm_weight, eps, offset)
         given = (residual, activation, limit)
-        return launch(workspace, x, router, gate_up, down, routing, token_ids, *norm, *given, deterministic)
+        return launch(workspace, x, router, gate_up, down, routing, token_ids, *norm, *given, deterministic, biases)
     h, weights, experts = moe_route(workspace, x, router, routing, token_ids, norm_weight, eps, offset, deterministic)
-    return moe_gemm(
-        workspace, h, gate_up, down, weights, experts, residual, activation, limit, routing.num_shared, deterministic
-    )
+    last = (residual, activation, limit, routing.num_shared, deterministic, biases)
+    return moe_gemm(workspace, h, gate_up, down, weights, experts, *last)

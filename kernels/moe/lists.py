@@ -102,7 +102,7 @@ def choose_and_list(
 
 def in_rounds(num_experts: int, how: Choice) -> bool:
     """Whether one warp finds the highest logits."""
-    plain = how.score == "softmax" and how.groups == 1 and not how.has_bias and not how.hashed
+    plain = how.score == "softmax" and how.groups == 1 and how.bias_of == "nothing" and not how.hashed
     return plain and num_experts <= MAX_EXPERTS
 
 

@@ -6,7 +6,7 @@ import torch
 
 from kernels.moe_gemm.reference import moe_gemm
 from kernels.moe_route.reference import moe_route
-from kernels.routing import Routing
+from kernels.routing import ExpertBiases, Routing
 from kernels.weight import Weight
 
 
@@ -24,6 +24,7 @@ def moe(
     activation: str = "silu",
     limit: float | None = None,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """`moe_route`, then `moe_gemm` of the normed rows with the chosen experts and their weights.
 
@@ -32,5 +33,5 @@ def moe(
     [T, M] → [T, M] in x's dtype. The other arguments are those of the two ops.
     """
     h, weights, experts = moe_route(x, router, routing, token_ids, norm_weight, eps, offset, deterministic)
-    given = (residual, activation, limit, routing.num_shared, deterministic)
+    given = (residual, activation, limit, routing.num_shared, deterministic, biases)
     return moe_gemm(h, gate_up, down, weights, experts, *given)

@@ -34,7 +34,7 @@ def up(
     limit,
     K: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    GELU: tl.constexpr,
+    ACT: tl.constexpr,
     LIMITED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -54,7 +54,7 @@ def up(
     expert = place(ranks(logits + t * num_experts, num_experts, WARPS, BLOCK_E), k, BLOCK_E).to(tl.int64)
     expert_up(
         x + t * hidden, gate_up, expert, h + (t * K + k) * inter, hidden, inter, limit,
-        GELU, LIMITED, BLOCK_N, BLOCK_M, STAGES, EVEN,
+        ACT, LIMITED, BLOCK_N, BLOCK_M, STAGES, EVEN,
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def routed_rows_moe(
     renormalize: bool,
     scale: float,
     residual: torch.Tensor | None,
-    gelu: bool,
+    activation: str,
     limit: float | None,
     up_tile: RowTile,
     down_tile: RowTile,
@@ -175,7 +175,8 @@ def routed_rows_moe(
     )  # fmt: skip
     workspace.launch(up, (cdiv(inter, up_tile.outputs), t * top_k))(
         h, gate_up, logits, inner, e, hidden, inter, limit or 0.0,
-        GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs, STAGES=up_tile.stages,
+        ACT=activation, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs,
+        STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
         WARPS=up_tile.warps, num_warps=up_tile.warps, **chosen,
     )  # fmt: skip

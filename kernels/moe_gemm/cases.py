@@ -11,6 +11,7 @@ import torch
 from kernels.linear.cases import QUANTIZED, fp4, packed_int
 from kernels.linear.gguf_cases import gguf_weight
 from kernels.registry import Case
+from kernels.routing import ExpertBiases
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp8, Int8, Weight
 from kernels.weight.gguf import row_bytes
@@ -32,13 +33,17 @@ def case(
     absent: int = 0,
     residual: bool = False,
     weights: Callable[[torch.device, torch.Generator], Weights] | None = None,
+    biased: bool = False,
     **options: Any,
 ) -> Case:
-    """weights: draws gate_up and down; None draws dense ones."""
+    """weights: draws gate_up and down; None draws dense ones. biased: both have biases."""
 
     def dense(device: torch.device, g: torch.Generator) -> Weights:
         up = Dense(randn(g, device, dtype, e, 2 * inter, hidden, scale=hidden**-0.5))
         return {"gate_up": up, "down": Dense(randn(g, device, dtype, e, hidden, inter, scale=inter**-0.5))}
+
+    def biases(device: torch.device, g: torch.Generator) -> ExpertBiases:
+        return ExpertBiases(randn(g, device, dtype, e, 2 * inter), randn(g, device, dtype, e, hidden))
 
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         experts = torch.rand(t, e + absent, generator=g, device=g.device).argsort(dim=-1)[:, :k].int()
@@ -49,6 +54,7 @@ def case(
             "experts": experts.to(device),
             "residual": randn(g, device, dtype, t, hidden) if residual else None,
             **options,
+            **({"biases": biases(device, g)} if biased else {}),
         }
 
     hit = min(e, t * k)
@@ -112,6 +118,19 @@ def fp4_cases() -> list[Case]:
         fp4_case("nvfp4, many pairs", bf16, 45, 200, 136, 5, 3, 16, True, residual=True),
         fp4_case("nvfp4, clipped, gelu", f32, 12, 72, 40, 6, 2, 16, True, limit=0.5, activation="gelu_tanh"),
         fp4_case("mxfp4, experts that live elsewhere", f32, 20, 40, 24, 4, 3, absent=4),
+        fp4_case(
+            "mxfp4, biases, swiglu_oai",
+            bf16,
+            13,
+            96,
+            72,
+            6,
+            4,
+            biased=True,
+            activation="swiglu_oai",
+            limit=1.0,
+            residual=True,
+        ),
         fp4_case("nvfp4, rounded inputs", f32, 9, 64, 48, 6, 2, 16, True, rounds=True),
         fp4_case("mxfp4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
     ]
@@ -164,6 +183,20 @@ def w8a8_cases() -> list[Case]:
         w8a8_case("fp8 blocks", bf16, 9, 256, 144, 6, 3, group, square, residual=True),
         w8a8_case("fp8 blocks of rows, many pairs", bf16, 45, 200, 40, 5, 3, group, (1, 128)),
         w8a8_case("fp8 rows, clipped", bf16, 12, 72, 40, 6, 2, row, limit=0.5, absent=2),
+        w8a8_case(
+            "int8 both sides, biases",
+            f32,
+            5,
+            136,
+            40,
+            6,
+            2,
+            byte,
+            whole=True,
+            biased=True,
+            activation="swiglu_oai",
+            limit=1.0,
+        ),
         w8a8_case("int8 both sides, gelu", f32, 5, 136, 40, 6, 2, byte, whole=True, activation="gelu_tanh"),
         w8a8_case("int8 weight, wide inputs", bf16, 4, 64, 48, 6, 2, Inputs(), whole=True),
         w8a8_case("fp8 blocks, batch-invariant", bf16, 11, 128, 24, 5, 3, group, square, deterministic=True),
@@ -217,6 +250,9 @@ def gguf_cases() -> list[Case]:
         gguf_case("blocks, a row an expert", bf16, 2, 256, 64, 8, 3, "Q5_K Q5_K Q5_0"),
         gguf_case("blocks, many pairs, odd sizes", bf16, 45, 256, 96, 5, 3, "Q3_K Q3_K Q4_0", residual=True),
         gguf_case("blocks, and down as it is", bf16, 6, 64, 32, 5, 2, "Q8_0 Q8_0 dense"),
+        gguf_case(
+            "blocks, biases", f32, 7, 64, 32, 6, 2, "F16 Q4_1 BF16", biased=True, activation="swiglu_oai", limit=1.0
+        ),
         gguf_case("blocks, clipped, gelu", f32, 12, 64, 32, 6, 2, "F16 Q4_1 BF16", limit=0.5, activation="gelu_tanh"),
         gguf_case("blocks, experts that live elsewhere", f32, 20, 256, 32, 4, 3, "Q2_K IQ4_XS IQ4_NL", absent=4),
         gguf_case("blocks, batch-invariant", bf16, 11, 64, 32, 5, 3, "Q8_0 Q8_0 Q5_1", deterministic=True),
@@ -233,6 +269,34 @@ def cases() -> list[Case]:
     return [
         case("one token", f32, 1, 40, 24, 8, 3),
         case("few tokens, odd sizes, residual", f32, 3, 33, 17, 6, 2, residual=True),
+        case(
+            "few tokens, biases, swiglu_oai",
+            bf16,
+            3,
+            56,
+            24,
+            6,
+            4,
+            biased=True,
+            activation="swiglu_oai",
+            limit=1.0,
+            residual=True,
+        ),
+        case(
+            "one token, biases, deterministic",
+            f32,
+            1,
+            56,
+            24,
+            6,
+            4,
+            deterministic=True,
+            biased=True,
+            activation="swiglu_oai",
+            limit=1.0,
+        ),
+        case("tiles, biases, swiglu_oai", f32, 40, 72, 40, 5, 2, biased=True, activation="swiglu_oai", limit=1.0),
+        case("few tokens, swiglu_oai", f32, 2, 40, 16, 6, 2, activation="swiglu_oai"),
         case("few tokens, gelu", bf16, 3, 64, 32, 4, 2, activation="gelu_tanh"),
         case("few tokens, experts that live elsewhere", f32, 4, 32, 16, 4, 3, absent=4),
         case("tiles, odd sizes", f32, 45, 40, 24, 5, 3, residual=True),

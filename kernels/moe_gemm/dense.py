@@ -12,6 +12,7 @@ from kernels.moe_gemm.grouped import PAIRS, grouped_fits, grouped_moe
 from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe_gemm
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
+from kernels.routing import ExpertBiases
 from kernels.sizes import next_power_of_2
 from kernels.weight import Dense
 from kernels.workspace import Workspace
@@ -33,20 +34,32 @@ def moe_gemm(
     limit: float | None = None,
     num_shared: int = 0,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Calls on a device share their counters: they must run in one stream order."""
     if not len(x):
         return torch.empty_like(x)
     x, experts, table = x.contiguous(), experts.contiguous(), gate_up.data
-    gelu = activation != "silu"
-    inputs = (x, table, down.data, weights, experts, residual, gelu, limit)
+    inputs = (x, table, down.data, weights, experts, residual, activation, limit)
     inter = table.shape[1] // 2
+    if takes_tiles(activation, biases):
+        # One cut whatever tokens there are gives each of them the same bits.
+        pairs = 0 if deterministic else experts.numel()
+        rows, up, down_tile = pair_tiles(pairs, table.shape[0], x.dtype, bulk_rows(x, inter))
+        places = ordered(workspace, experts, table.shape[0], rows)
+        return tiles_moe(workspace, *inputs, places, up, down_tile, biases)
     if len(x) <= ROW_TOKENS or deterministic:
         return rows_moe_gemm(workspace, *inputs, num_shared, *row_tiles(inter))
     if experts.numel() > GROUPED_PAIRS * table.shape[0] and grouped_fits(x, table):
         return grouped_moe(workspace, *inputs, placed(workspace, experts, table.shape[0], PAIRS))
     rows, up, down_tile = pair_tiles(experts.numel(), table.shape[0], x.dtype, bulk_rows(x, inter))
     return tiles_moe(workspace, *inputs, ordered(workspace, experts, table.shape[0], rows), up, down_tile)
+
+
+def takes_tiles(activation: str, biases: ExpertBiases | None) -> bool:
+    """Whether experts are of a kind that only tiles of pairs have: with biases, or gated otherwise than by a product of
+    the activated gate and the up projection."""
+    return biases is not None or activation == "swiglu_oai"
 
 
 def bulk_rows(x: torch.Tensor, inter: int) -> bool:

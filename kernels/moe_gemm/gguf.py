@@ -13,8 +13,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.gguf_rows import WIDTH, block_numbers, constants, stride, views
 from kernels.moe_gemm.order import ordered
-from kernels.moe_gemm.rows import activate
+from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import _find, combined
+from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
@@ -26,10 +27,11 @@ OUTPUTS, MAX_PAIRS = 64, 64
 @triton.jit
 def gguf_up(
     x, gate, gate_half, up, up_half, pairs, offsets, ends, h, num_experts, hidden, inter, gate_rows, up_rows, up_first,
-    GATE_B, UP_B, limit,
-    GATE: tl.constexpr, GATE_VALUES: tl.constexpr, GATE_SIZE: tl.constexpr, GATE_GROUP: tl.constexpr,
+    GATE_B, UP_B, limit, biases,
+    BIASED: tl.constexpr, GATE: tl.constexpr, GATE_VALUES: tl.constexpr, GATE_SIZE: tl.constexpr,
+    GATE_GROUP: tl.constexpr,
     UP: tl.constexpr, UP_VALUES: tl.constexpr, UP_SIZE: tl.constexpr, UP_GROUP: tl.constexpr,
-    K: tl.constexpr, GELU: tl.constexpr, LIMITED: tl.constexpr,
+    K: tl.constexpr, ACT: tl.constexpr, LIMITED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -64,14 +66,18 @@ def gguf_up(
         g += tl.dot(w.to(dtype), a, input_precision=PRECISION)
         w = block_numbers(up, up_half, up_row, first, live, hidden, UP, UP_VALUES, UP_SIZE, UP_GROUP, BLOCK_N, BLOCK_M)
         u += tl.dot(w.to(dtype), a, input_precision=PRECISION)
-    y = tl.trans(activate(g, u, limit, GELU, LIMITED).to(dtype))
+    if BIASED:
+        first_row = expert.to(tl.int64) * 2 * inter
+        g += bias_of(biases, first_row + n, live)
+        u += bias_of(biases, first_row + inter + n, live)
+    y = tl.trans(activate(g, u, limit, ACT, LIMITED).to(dtype))
     tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & live[None])
 
 
 @triton.jit
 def gguf_down(
-    h, data, half, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B,
-    FORMAT: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
+    h, data, half, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, biases,
+    BIASED: tl.constexpr, FORMAT: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -96,6 +102,8 @@ def gguf_down(
         a = tl.trans(tl.load(h_rows + (first + m)[None, :], mask=inside[None, :], other=0.0))
         w = block_numbers(data, half, row, first, live, inter, FORMAT, VALUES, SIZE, GROUP, BLOCK_N, BLOCK_M)
         acc += tl.dot(w.to(dtype), a, input_precision=PRECISION)
+    if BIASED:
+        acc += bias_of(biases, expert.to(tl.int64) * hidden + n, live)
     out = tl.trans(acc) * tl.load(weights + pair)[:, None]
     tl.store(y + pair[:, None] * hidden + n[None], out.to(dtype), mask=(place < stop)[:, None] & live[None])
 
@@ -112,6 +120,7 @@ def moe_gemm(
     limit: float | None = None,
     num_shared: int = 0,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it.
 
@@ -127,7 +136,9 @@ def moe_gemm(
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
     where = (places.order, places.offsets, places.ends)
+    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     same: dict[str, Any] = {
+        "BIASED": biases is not None,
         "ROWS": rows,
         "BLOCK_N": OUTPUTS,
         "BLOCK_M": WIDTH,
@@ -148,10 +159,10 @@ def moe_gemm(
     workspace.launch(gguf_up, (cdiv(inter, OUTPUTS), places.tiles))(
         x, *views(gate, first), *views(up, last), *where, h, count, hidden, inter,
         gate.shape[1], up.shape[1], up.shape[1] - inter, stride(gate, first), stride(up, last), limit or 0.0,
-        **halves, K=k, GELU=activation != "silu", LIMITED=limit is not None, **same,
+        up_bias, **halves, K=k, ACT=activation, LIMITED=limit is not None, **same,
     )  # fmt: skip
     workspace.launch(gguf_down, (cdiv(hidden, OUTPUTS), places.tiles))(
-        h, *views(down.parts[0], own), weights, *where, y, count, hidden, inter, stride(down.parts[0], own),
+        h, *views(down.parts[0], own), weights, *where, y, count, hidden, inter, stride(down.parts[0], own), down_bias,
         **constants(own), **same,
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)

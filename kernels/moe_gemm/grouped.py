@@ -269,7 +269,7 @@ def grouped_moe(
     weights: torch.Tensor,
     experts: torch.Tensor,
     residual: torch.Tensor | None,
-    gelu: bool,
+    activation: str,
     limit: float | None,
     places: Places,
 ) -> torch.Tensor:
@@ -296,6 +296,6 @@ def grouped_moe(
         )  # fmt: skip
 
     first, second = places.turns.unbind()
-    product(x, gate_up, h, "gelu_tanh" if gelu else "silu", first)
+    product(x, gate_up, h, activation, first)
     product(h, down, y, None, second)
     return combined(workspace, y, places.rows, experts, weights, residual, e, x.dtype)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from kernels.moe_gemm import dense, gguf, packed, w8a8
+from kernels.routing import ExpertBiases
 from kernels.weight import Dense, Fp4, Fp8, GgufBlocks, Int8, PackedInt, Weight
 from kernels.weight.gguf import as_blocks
 from kernels.workspace import Workspace
@@ -34,6 +35,7 @@ def moe_gemm(
     limit: float | None = None,
     num_shared: int = 0,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Calls on a device share their counters: they must run in one stream order.
 
@@ -46,5 +48,5 @@ def moe_gemm(
     if launch is None or type(down) is not type(gate_up):
         kinds = f"{type(gate_up).__name__} and {type(down).__name__}"
         raise TypeError(f"moe_gemm has no launch for experts of the kinds {kinds}")
-    given = (weights, experts, residual, activation, limit, num_shared, deterministic)
+    given = (weights, experts, residual, activation, limit, num_shared, deterministic, biases)
     return launch(workspace, x, gate_up, down, *given)

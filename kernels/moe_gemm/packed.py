@@ -13,9 +13,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.packed_rows import WIDTH, constants, held, inputs, numbers, shortcuts, times
 from kernels.moe_gemm.order import ordered
-from kernels.moe_gemm.rows import activate
+from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import _find, combined
 from kernels.round_fp4.kernel import round_fp4
+from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
@@ -26,10 +27,10 @@ OUTPUTS, MAX_PAIRS = 64, 64
 
 @triton.jit
 def packed_up(
-    x, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit,
-    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
-    EXACT: tl.constexpr, WORDS: tl.constexpr, K: tl.constexpr, GELU: tl.constexpr, LIMITED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    x, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit, biases,
+    BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr,
+    ORDER: tl.constexpr, EXACT: tl.constexpr, WORDS: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
+    LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels."""
@@ -61,17 +62,19 @@ def packed_up(
             data, scale, zero, first, up_rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
         u += times(one, two, even, odd, FLOAT, PRECISION) * left[:, None]
-    y = tl.trans(activate(g, u, limit, GELU, LIMITED).to(dtype))
+    if BIASED:
+        g += bias_of(biases, gate_rows, live)
+        u += bias_of(biases, gate_rows + inter, live)
+    y = tl.trans(activate(g, u, limit, ACT, LIMITED).to(dtype))
     tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & live[None])
 
 
 @triton.jit
 def packed_down(
-    h, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G,
-    BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
-    EXACT: tl.constexpr, WORDS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    h, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G, biases,
+    BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr,
+    ORDER: tl.constexpr, EXACT: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y[pair, n], weighed, for ROWS pairs of one expert and BLOCK_N outputs."""
     if PDL:
@@ -95,6 +98,8 @@ def packed_down(
             data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
         acc += times(one, two, even, odd, FLOAT, PRECISION) * left[:, None]
+    if BIASED:
+        acc += bias_of(biases, rows, live)
     out = tl.trans(acc) * tl.load(weights + pair)[:, None]
     tl.store(y + pair[:, None] * hidden + n[None], out.to(dtype), mask=(place < stop)[:, None] & live[None])
 
@@ -111,6 +116,7 @@ def moe_gemm(
     limit: float | None = None,
     num_shared: int = 0,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
     if not len(x):
@@ -123,7 +129,9 @@ def moe_gemm(
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
     where = (places.order, places.offsets, places.ends)
+    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     same: dict[str, Any] = {
+        "BIASED": biases is not None,
         "ROWS": rows,
         "BLOCK_N": OUTPUTS,
         "BLOCK_M": WIDTH,
@@ -137,13 +145,13 @@ def moe_gemm(
     x = _rounded(workspace, x, gate_up)
     workspace.launch(packed_up, (cdiv(inter, OUTPUTS), places.tiles))(
         x, *held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
-        limit or 0.0, **constants(gate_up), **shortcuts(x, gate_up), K=k, GELU=activation != "silu",
+        limit or 0.0, up_bias, **constants(gate_up), **shortcuts(x, gate_up), K=k, ACT=activation,
         LIMITED=limit is not None, **same,
     )  # fmt: skip
     h = _rounded(workspace, h, down)
     workspace.launch(packed_down, (cdiv(hidden, OUTPUTS), places.tiles))(
         h, *held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
-        **constants(down), **shortcuts(h, down), **same,
+        down_bias, **constants(down), **shortcuts(h, down), **same,
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.routing import ExpertBiases
 from kernels.weight import Weight
 
 
@@ -19,10 +20,13 @@ def moe_gemm(
     limit: float | None = None,
     num_shared: int = 0,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """y[t] = residual[t] + Σₖ w[t,k] · down[e] · (act(g) ∘ u),  (g, u) = gate_up[e] · x[t],  e = experts[t,k].
+    """y[t] = residual[t] + Σₖ w[t,k] · down[e] · (act(g) ∘ u),  (g, u) = gate_up[e] · x[t],  e = experts[t,k], each
+    product with its bias where there are biases.
 
-    With a limit, g is clipped above and u on both sides before the activation.
+    With a limit, g is clipped above and u on both sides before the activation: "silu", "gelu_tanh", or "swiglu_oai",
+    which is (g · σ(1.702 g)) ∘ (u + 1) (gpt-oss, arXiv:2508.10925).
 
     x [T, M]; gate_up [E, 2F, M] (gate, then up) and down [E, M, F] of any kind; weights [T, K] float32; experts [T, K]
     int32, an expert outside of [0, E) adds nothing; residual [T, M] → [T, M] in x's dtype. Products accumulate in
@@ -34,7 +38,8 @@ def moe_gemm(
     if deterministic and len(x) > 1:
         parts = [None] * len(x) if residual is None else residual.split(1)
         rows = zip(x.split(1), weights.split(1), experts.split(1), parts, strict=True)
-        return torch.cat([moe_gemm(a, gate_up, down, w, e, part, activation, limit) for a, w, e, part in rows])
+        more = (activation, limit, num_shared, False, biases)
+        return torch.cat([moe_gemm(a, gate_up, down, w, e, part, *more) for a, w, e, part in rows])
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if residual is None else residual.float()
     flat = experts.flatten().long()
     order = torch.argsort(flat, stable=True)
@@ -46,10 +51,14 @@ def moe_gemm(
         if not 0 <= expert < gate_up.shape[0]:
             continue
         tokens = pairs // experts.shape[1]
-        g, u = gate_up.matrix(expert).product(x[tokens]).float().chunk(2, dim=-1)
+        first, second = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
+        g, u = gate_up.matrix(expert).product(x[tokens], first).float().chunk(2, dim=-1)
         if limit is not None:
             g, u = g.clamp(max=limit), u.clamp(-limit, limit)
-        act = F.silu(g) if activation == "silu" else F.gelu(g, approximate="tanh")
-        y = down.matrix(expert).product((act * u).to(x.dtype)).float()
+        if activation == "swiglu_oai":
+            act, u = g * torch.sigmoid(1.702 * g), u + 1
+        else:
+            act = F.silu(g) if activation == "silu" else F.gelu(g, approximate="tanh")
+        y = down.matrix(expert).product((act * u).to(x.dtype), second).float()
         out = out.index_add(0, tokens, y * weights.flatten()[pairs, None])
     return out.to(x.dtype)

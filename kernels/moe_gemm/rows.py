@@ -16,16 +16,24 @@ from kernels.workspace import Workspace
 
 
 @triton.jit
-def activate(g, u, limit, GELU: tl.constexpr, LIMITED: tl.constexpr):
-    """act(gate) · up; LIMITED clips the gate above and up on both sides first."""
+def activate(g, u, limit, ACT: tl.constexpr, LIMITED: tl.constexpr):
+    """act(gate) · up, or `gated` as the reference has it; LIMITED clips the gate above and up on both sides first."""
     if LIMITED:
         g = tl.minimum(g, limit)
         u = tl.minimum(tl.maximum(u, -limit), limit)
-    if GELU:
+    if ACT == "swiglu_oai":
+        return g / (1.0 + tl.exp(-1.702 * g)) * (u + 1.0)
+    if ACT == "gelu_tanh":
         z = 0.7978845608028654 * (g + 0.044715 * g * g * g)
         # tanh(z) = 1 − 2 / (e²ᶻ + 1)
         return 0.5 * g * (2.0 - 2.0 / (tl.exp(2.0 * z) + 1.0)) * u
     return g / (1.0 + tl.exp(-g)) * u
+
+
+@triton.jit
+def bias_of(biases, rows, live):
+    """A bias for each of an expert's outputs [BLOCK_N, 1], whose `rows` these are in the table."""
+    return tl.load(biases + rows, mask=live, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
@@ -37,7 +45,7 @@ def expert_up(
     hidden,
     inter,
     limit,
-    GELU: tl.constexpr,
+    ACT: tl.constexpr,
     LIMITED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -64,7 +72,7 @@ def expert_up(
         v = v.to(tl.float32)[None]
         g += a.to(tl.float32) * v
         u += b.to(tl.float32) * v
-    y = activate(tl.sum(g, 1), tl.sum(u, 1), limit, GELU, LIMITED)
+    y = activate(tl.sum(g, 1), tl.sum(u, 1), limit, ACT, LIMITED)
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < inter)
 
 
@@ -80,7 +88,7 @@ def rows_up(
     limit,
     K: tl.constexpr,
     SHARED: tl.constexpr,
-    GELU: tl.constexpr,
+    ACT: tl.constexpr,
     LIMITED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -109,7 +117,7 @@ def rows_up(
         return
     expert_up(
         x + pair // K * hidden, gate_up, expert, h + pair * inter, hidden, inter, limit,
-        GELU, LIMITED, BLOCK_N, BLOCK_M, STAGES, EVEN,
+        ACT, LIMITED, BLOCK_N, BLOCK_M, STAGES, EVEN,
     )  # fmt: skip
 
 
@@ -196,7 +204,7 @@ def rows_moe_gemm(
     weights: torch.Tensor,
     experts: torch.Tensor,
     residual: torch.Tensor | None,
-    gelu: bool,
+    activation: str,
     limit: float | None,
     num_shared: int,
     up_tile: RowTile,
@@ -210,7 +218,8 @@ def rows_moe_gemm(
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     workspace.launch(rows_up, (cdiv(inter, up_tile.outputs), t * k))(
         x, gate_up, experts, h, e, hidden, inter, limit or 0.0,
-        K=k, SHARED=num_shared, GELU=gelu, LIMITED=limit is not None, BLOCK_N=up_tile.outputs, BLOCK_M=up_tile.inputs,
+        K=k, SHARED=num_shared, ACT=activation, LIMITED=limit is not None, BLOCK_N=up_tile.outputs,
+        BLOCK_M=up_tile.inputs,
         CACHE_LINES=next_power_of_2(cdiv(hidden, 64)), STAGES=up_tile.stages,
         EVEN=inter % up_tile.outputs == 0 and hidden % up_tile.inputs == 0,
         PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=up_tile.warps,

@@ -17,7 +17,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.moe_gemm.order import Lists, Order
-from kernels.moe_gemm.rows import activate
+from kernels.moe_gemm.rows import activate, bias_of
+from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -75,9 +76,11 @@ def tiles_up(
     hidden,
     inter,
     limit,
+    biases,
     K: tl.constexpr,
+    BIASED: tl.constexpr,
     LISTS: tl.constexpr,
-    GELU: tl.constexpr,
+    ACT: tl.constexpr,
     LIMITED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -134,7 +137,11 @@ def tiles_up(
         else:
             g = tl.dot(a, tl.trans(wg), g, input_precision=PRECISION)
             u = tl.dot(a, tl.trans(wu), u, input_precision=PRECISION)
-    y = activate(g, u, limit, GELU, LIMITED).to(h.dtype.element_ty)
+    if BIASED:
+        gate_bias, up_bias = bias_of(biases, matrix + n, n < inter), bias_of(biases, matrix + inter + n, n < inter)
+        g += gate_bias if SWAP else tl.trans(gate_bias)
+        u += up_bias if SWAP else tl.trans(up_bias)
+    y = activate(g, u, limit, ACT, LIMITED).to(h.dtype.element_ty)
     if SWAP:
         y = tl.trans(y)
     tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & (n < inter)[None])
@@ -155,6 +162,8 @@ def tiles_down(
     num_experts,
     hidden,
     inter,
+    biases,
+    BIASED: tl.constexpr,
     LISTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -204,6 +213,8 @@ def tiles_down(
             acc = tl.dot(a, tl.trans(w), acc, input_precision=PRECISION)
     if SWAP:
         acc = tl.trans(acc)
+    if BIASED:
+        acc += tl.trans(bias_of(biases, matrix + n, n < hidden))
     acc *= tl.load(weights + pair)[:, None]
     tl.store(
         y + pair[:, None] * hidden + n[None],
@@ -309,11 +320,12 @@ def tiles_moe(
     weights: torch.Tensor,
     experts: torch.Tensor,
     residual: torch.Tensor | None,
-    gelu: bool,
+    activation: str,
     limit: float | None,
     places: Order | Lists,
     up_tile: PairTile,
     down_tile: PairTile,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """`moe_gemm` by the tiles of `places`.
 
@@ -341,13 +353,15 @@ def tiles_moe(
     tile = up_tile
     workspace.launch(tiles_up, (cdiv(inter, tile.outputs), places.tiles))(
         x, _matrix(gate_up, tile), *where, h, e, hidden, inter, limit or 0.0,
-        K=k, GELU=gelu, LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
+        None if biases is None else biases.gate_up, BIASED=biases is not None, K=k, ACT=activation,
+        LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=inter % tile.outputs == 0 and hidden % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
     tile = down_tile
     workspace.launch(tiles_down, (cdiv(hidden, tile.outputs), places.tiles))(
         h, _matrix(down, tile), weights, *where, y, e, hidden, inter,
+        None if biases is None else biases.down, BIASED=biases is not None,
         BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
         num_warps=tile.warps, **same,

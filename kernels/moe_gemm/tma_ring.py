@@ -240,7 +240,7 @@ def lists_moe(
     weights: torch.Tensor,
     experts: torch.Tensor,
     residual: torch.Tensor | None,
-    gelu: bool,
+    activation: str,
     limit: float | None,
     lists: Lists,
     rings: Rings,
@@ -264,6 +264,6 @@ def lists_moe(
             launch_pdl=workspace.pdl,
         )  # fmt: skip
 
-    product(x, gate_up, h, rings.up, "gelu_tanh" if gelu else "silu")
+    product(x, gate_up, h, rings.up, activation)
     product(h, down, y, rings.down, None)
     return combined(workspace, y, None, experts, weights, residual, e, x.dtype, whole=True)

@@ -15,9 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.linear.fp8_rows import GROUP, _product
 from kernels.moe_gemm import reference
 from kernels.moe_gemm.order import ordered
-from kernels.moe_gemm.rows import activate
+from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import _find, combined
 from kernels.quantize.kernel import quantized
+from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
@@ -39,8 +40,9 @@ def _scaled(acc, scales, xs, at, live, BLOCKED: tl.constexpr, GROUPED: tl.conste
 @triton.jit(do_not_specialize=["xs_row", "xs_group"])
 def w8a8_up(
     x, xs, data, ws, pairs, offsets, ends, h, num_experts, hidden, inter, xs_row, xs_group, ws_matrix, ws_row, limit,
-    BLOCK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr, K: tl.constexpr,
-    GELU: tl.constexpr, LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
+    biases, BIASED: tl.constexpr, BLOCK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr,
+    WIDE: tl.constexpr, K: tl.constexpr,
+    ACT: tl.constexpr, LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels. A scale is that of BLOCK
@@ -78,14 +80,17 @@ def w8a8_up(
         u += _product(wu, a, up_scales, sx, at, live, BLOCK_M, BLOCKED, GROUPED, WIDE, PRECISION)
     g = _scaled(g, gate_scales, xs, token * xs_row, live, BLOCKED, GROUPED, WIDE)
     u = _scaled(u, up_scales, xs, token * xs_row, live, BLOCKED, GROUPED, WIDE)
-    y = tl.trans(activate(g, u, limit, GELU, LIMITED).to(h.dtype.element_ty))
+    if BIASED:
+        g += bias_of(biases, number * 2 * inter + n, live)
+        u += bias_of(biases, number * 2 * inter + inter + n, live)
+    y = tl.trans(activate(g, u, limit, ACT, LIMITED).to(h.dtype.element_ty))
     tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & live[None])
 
 
 @triton.jit(do_not_specialize=["hs_row", "hs_group"])
 def w8a8_down(
     h, hs, data, ws, weights, pairs, offsets, ends, y, num_experts, hidden, inter, hs_row, hs_group, ws_matrix, ws_row,
-    BLOCK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr,
+    biases, BIASED: tl.constexpr, BLOCK: tl.constexpr, BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -115,6 +120,8 @@ def w8a8_down(
         w = tl.load(rows + at, mask=inside & live[:, None], other=0.0)
         acc += _product(w, a, scales, sh, at, live, BLOCK_M, BLOCKED, GROUPED, WIDE, PRECISION)
     acc = _scaled(acc, scales, hs, pair * hs_row, live, BLOCKED, GROUPED, WIDE)
+    if BIASED:
+        acc += bias_of(biases, number * hidden + n, live)
     out = tl.trans(acc) * tl.load(weights + pair)[:, None]
     tl.store(
         y + pair[:, None] * hidden + n[None], out.to(y.dtype.element_ty), mask=(place < stop)[:, None] & live[None]
@@ -133,12 +140,13 @@ def moe_gemm(
     limit: float | None = None,
     num_shared: int = 0,
     deterministic: bool = False,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
     if not len(x):
         return torch.empty_like(x)
     if not (_fits(gate_up) and _fits(down)):
-        given = (weights, experts, residual, activation, limit, num_shared, deterministic)
+        given = (weights, experts, residual, activation, limit, num_shared, deterministic, biases)
         return reference.moe_gemm(x, gate_up, down, *given)
     x, experts = x.contiguous(), experts.contiguous()
     (t, hidden), (count, width, _) = x.shape, gate_up.shape
@@ -148,7 +156,9 @@ def moe_gemm(
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
     where = (places.order, places.offsets, places.ends)
+    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
     same: dict[str, Any] = {
+        "BIASED": biases is not None,
         "ROWS": rows,
         "BLOCK_N": OUTPUTS,
         "BLOCK_M": GROUP,
@@ -161,12 +171,12 @@ def moe_gemm(
     }
     numbers, scales, strides, constants = _inputs(workspace, x, gate_up)
     workspace.launch(w8a8_up, (cdiv(inter, OUTPUTS), places.tiles))(
-        numbers, scales, gate_up.data, gate_up.scale, *where, h, count, hidden, inter, *strides, limit or 0.0,
-        **constants, K=k, GELU=activation != "silu", LIMITED=limit is not None, **same,
+        numbers, scales, gate_up.data, gate_up.scale, *where, h, count, hidden, inter, *strides, limit or 0.0, up_bias,
+        **constants, K=k, ACT=activation, LIMITED=limit is not None, **same,
     )  # fmt: skip
     numbers, scales, strides, constants = _inputs(workspace, h, down)
     workspace.launch(w8a8_down, (cdiv(hidden, OUTPUTS), places.tiles))(
-        numbers, scales, down.data, down.scale, weights, *where, y, count, hidden, inter, *strides,
+        numbers, scales, down.data, down.scale, weights, *where, y, count, hidden, inter, *strides, down_bias,
         **constants, **same,
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)

@@ -82,6 +82,8 @@ def cases() -> list[Case]:
         case("softmax, not renormalised, odd count, shared", f32, 3, 40, 60, 6, renormalize=False, num_shared=2),
         case("softmax, groups by their best", f32, 4, 48, 64, 6, **grouped),
         case("many tokens, groups by their best", f32, 19, 48, 64, 6, **grouped),
+        case("softmax of biased logits", f32, 5, 48, 20, 4, biased=True, bias_of="logits"),
+        case("many tokens, softmax of biased logits", bf16, 33, 72, 32, 4, biased=True, bias_of="logits", norm=True),
         case("sigmoid with correction, shared", f32, 4, 64, 384, 8, **kimi),
         case("sigmoid with correction, groups by their best two", f32, 4, 32, 32, 4, **top2),
         case("many tokens, groups by their best two", f32, 18, 32, 32, 4, **top2),

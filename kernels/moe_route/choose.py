@@ -7,6 +7,7 @@ Rounds over experts compare integers that are in the order of the values: a warp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import triton
 import triton.language as tl
@@ -19,7 +20,7 @@ class Choice:
     all routed ones and the groups, and what is taken off experts' numbers."""
 
     score: str
-    has_bias: bool
+    bias_of: Literal["nothing", "choice", "logits"]
     hashed: bool
     groups: int
     top_groups: int
@@ -76,6 +77,8 @@ def choose(
     TOP_GROUPS: tl.constexpr = HOW.top_groups
     e = tl.arange(0, BLOCK_E)[None, :]
     live = e < num_experts
+    if HOW.bias_of == "logits":
+        x += tl.load(bias + e, mask=live, other=0.0).to(tl.float32)
     if HOW.score == "softmax":
         s = tl.exp(x - tl.max(x, 1)[:, None])
         s = s / tl.sum(s, 1)[:, None]
@@ -98,7 +101,7 @@ def choose(
             value = tl.where(k == i, tl.sum(tl.where(e == expert, s, 0.0), 1)[:, None], value)
     else:
         rank = s
-        if HOW.has_bias:
+        if HOW.bias_of == "choice":
             rank += tl.load(bias + e, mask=live, other=0.0).to(tl.float32)
         # Three floors keep experts distinct when values are missing: NaN, other groups, taken or padding.
         rank = tl.where(rank != rank, -3.0e38, rank)

@@ -142,7 +142,7 @@ def choice(num_experts: int, routing: Routing) -> Choice:
     """The constants of a choice among `num_experts`."""
     return Choice(
         routing.score,
-        routing.bias is not None,
+        "nothing" if routing.bias is None else routing.bias_of,
         routing.table is not None,
         routing.num_groups,
         routing.top_groups,

@@ -32,6 +32,8 @@ def moe_route(
         logits = torch.cat([F.linear(row.float(), router.float()) for row in h.split(1)])
     else:
         logits = F.linear(h.float(), router.float())
+    if routing.bias is not None and routing.bias_of == "logits":
+        logits = logits + routing.bias.float()
     if routing.score == "softmax":
         s = torch.softmax(logits, dim=-1)
     elif routing.score == "sigmoid":
@@ -42,7 +44,7 @@ def moe_route(
         assert token_ids is not None
         experts = routing.table[token_ids.long()].long()
     else:
-        rank = s if routing.bias is None else s + routing.bias.float()
+        rank = s if routing.bias is None or routing.bias_of == "logits" else s + routing.bias.float()
         rank = rank.masked_fill(torch.isnan(rank), float("-inf"))
         if routing.num_groups > 1:
             grouped = rank.unflatten(-1, (routing.num_groups, -1))

@@ -44,14 +44,12 @@ def case(
         longest = max(context for _, context in seqs)
         turns = torch.arange(max(longest, 1), device=device).float()[:, None]
         turns = turns * torch.logspace(0, -3, r // 2, device=device)
-        for unwanted in ("q", "sinks"):
-            del given[unwanted]
+        del given["q"]
         return {
             **given,
             "qkv": randn(generator, device, dtype, len(positions), (h + 2 * g) * d),
             "positions": torch.tensor(positions, dtype=torch.int32, device=device),
             "slots": torch.tensor(slots, dtype=torch.int64, device=device),
-            "num_heads": h,
             "rope": Rope(
                 torch.cat((turns.cos(), turns.sin()), dim=1),
                 randn(generator, device, dtype, d) if qk_norm else None,
@@ -100,6 +98,8 @@ def cases() -> list[Case]:
                 softcap=30.0,
             ),
             case("window split, 4/1x256, block 128", dtype, [(1, 300)], 4, 1, 256, block_size=128, window=200),
+            case("sinks, window", dtype, [(1, 65), (1, 1), (9, 30)], 8, 2, 64, window=21, sinks=True),
+            case("1 single, sinks", dtype, [(1, 300)], 8, 2, 64, sinks=True),
             case("20 heads a group", dtype, [(1, 40), (1, 77)], 20, 1, 64),
             case(
                 "8 bits, 1 single split", dtype, [(1, 700)], 32, 8, 128, qk_norm=True, strided=True, scales=(0.1, 0.2)

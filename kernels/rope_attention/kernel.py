@@ -85,29 +85,30 @@ def rope_attention(
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
-    num_heads: int,
     window: int | None = None,
     softcap: float | None = None,
     deterministic: bool = False,
     fused: bool = True,
     scales: CacheScales = UNSCALED,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
 
-    Some numbers of sequences of one token take one kernel (`single`), which reads their cached keys while the kernel
-    that computes qkv still runs: those were written by earlier steps. Others, and sequences of several tokens, take the
-    two ops' own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the reference; qkv's
-    rows may be strided.
+    Without sinks, some numbers of sequences of one token take one kernel (`single`), which reads their cached keys
+    while the kernel that computes qkv still runs: those were written by earlier steps. Others, and sequences of several
+    tokens, take the two ops' own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the
+    reference; qkv's rows may be strided.
     """
     num_single = batch.num_single
     tokens, d = qkv.shape[0], k_cache.shape[-1]
     groups = k_cache.shape[1]
+    num_heads = qkv.shape[1] // d - 2 * groups
     wide = _wide(qkv.dtype, num_heads // groups, next_power_of_2(d))
     heads = num_single * groups
     one = num_single > 0 and fuses(num_single, num_single == tokens, heads, wide)
-    if deterministic or not fused or not one:
+    if deterministic or not fused or not one or sinks is not None:
         q = rope_kv_write(workspace, qkv, positions, slots, rope, k_cache, v_cache, num_heads, deterministic, scales)
-        given = (block_table, batch, scale, window, softcap, None, deterministic, scales)
+        given = (block_table, batch, scale, window, softcap, sinks, deterministic, scales)
         return paged_attention(workspace, q, k_cache, v_cache, *given)
     out = torch.empty((tokens, num_heads, d), dtype=qkv.dtype, device=qkv.device)
     with workspace.branch(tokens > num_single) as wait_for_branch:

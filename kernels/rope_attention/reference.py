@@ -21,12 +21,12 @@ def rope_attention(
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
-    num_heads: int,
     window: int | None = None,
     softcap: float | None = None,
     deterministic: bool = False,
     fused: bool = True,
     scales: CacheScales = UNSCALED,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`rope_kv_write`, then `paged_attention` of its queries over the caches that it has written.
 
@@ -34,6 +34,7 @@ def rope_attention(
     qkv [T, (H + 2G)·D] → [T, H, D] in qkv's dtype; k_cache, v_cache [N, G, block_size, D] are written in place; the
     other arguments are those of the two ops. `fused` allows one kernel to do both for sequences of one token.
     """
+    num_heads = qkv.shape[1] // k_cache.shape[-1] - 2 * k_cache.shape[1]
     q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads, scales=scales)
     return paged_attention(
         q,
@@ -44,6 +45,7 @@ def rope_attention(
         scale,
         window=window,
         softcap=softcap,
+        sinks=sinks,
         deterministic=deterministic,
         scales=scales,
     )

@@ -58,15 +58,15 @@ class Variant:
         gate_up, down = table
         if self.up is None:
             tiles = placed(workspace(), experts, gate_up.shape[0], PAIRS)
-            return grouped_moe(workspace(), x, gate_up, down, weights, experts, x, False, None, tiles)
+            return grouped_moe(workspace(), x, gate_up, down, weights, experts, x, "silu", None, tiles)
         if isinstance(self.up, RowTile) and isinstance(self.down, RowTile):
             return rows_moe_gemm(
-                workspace(), x, gate_up, down, weights, experts, x, False, None, self.shared, self.up, self.down
+                workspace(), x, gate_up, down, weights, experts, x, "silu", None, self.shared, self.up, self.down
             )
         assert isinstance(self.up, PairTile)
         assert isinstance(self.down, PairTile)
         places = ordered(workspace(), experts, gate_up.shape[0], self.rows)
-        return tiles_moe(workspace(), x, gate_up, down, weights, experts, x, False, None, places, self.up, self.down)
+        return tiles_moe(workspace(), x, gate_up, down, weights, experts, x, "silu", None, places, self.up, self.down)
 
 
 # A few tokens, the up product: outputs, inputs, warps, stages.

@@ -209,7 +209,28 @@ DEEPSEEK_V4 = Shape(
     router=1.0,
 )
 
-FAMILIES = (MISTRAL, QWEN3_MOE, GEMMA3, DEEPSEEK_V2, KIMI, DEEPSEEK_V3, QWEN3_5, DEEPSEEK_V4)
+GPT_OSS = Shape(
+    "gpt-oss",
+    "GptOss",
+    {
+        **COMMON,
+        "num_hidden_layers": 4,
+        "hidden_size": 96,
+        "intermediate_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "sliding_window": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 1.0,
+        "rope_parameters": {**YARN, "rope_theta": 150000.0, "factor": 64, "truncate": False},
+        "tie_word_embeddings": False,
+    },
+    branch=0.3,
+)
+
+FAMILIES = (MISTRAL, QWEN3_MOE, GEMMA3, DEEPSEEK_V2, KIMI, DEEPSEEK_V3, QWEN3_5, DEEPSEEK_V4, GPT_OSS)
 
 # Sequences, by their place, where a choice of an expert or an entry stands on its edge: transformers itself moves there
 # by more than float32's limit when its embeddings move by a rounding error (test_oracle.py). They are not compared.

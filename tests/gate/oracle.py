@@ -176,7 +176,7 @@ def _gain(name: str, embeds: bool, shape: Shape, routed_scale: float) -> float:
     """Standard deviation of a matrix's outputs for inputs of standard deviation 1."""
     if embeds or "lm_head" in name:
         return LOGIT_STD
-    if name.endswith("gate.weight"):
+    if name.endswith(("gate.weight", "router.weight")):
         return shape.router
     if name.endswith(BRANCH_ENDS):
         return shape.branch / routed_scale if "experts.down" in name else shape.branch

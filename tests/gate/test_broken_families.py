@@ -150,6 +150,14 @@ BREAKS: list[tuple[Shape, str, Rewrite | None, Damage | None]] = [
     (families.DEEPSEEK_V4, "bias left out of routing", None, zero("correction")),
     (families.DEEPSEEK_V4, "streams mixed once", plain_hyper, None),
     (families.DEEPSEEK_V4, "gate not clipped", every_ffn(limit=None), None),
+    (families.GPT_OSS, "sinks of zero", None, zero("sinks")),
+    (families.GPT_OSS, "biases behind experts left out", None, zero("down_bias")),
+    (families.GPT_OSS, "biases within experts left out", None, zero("gate_up_bias")),
+    (families.GPT_OSS, "bias left out of routing", None, zero("router_bias")),
+    (families.GPT_OSS, "gate not clipped", every_ffn(limit=None), None),
+    (families.GPT_OSS, "plain gate", every_ffn(activation="silu"), None),
+    (families.GPT_OSS, "window off by one", every_mixer(window=window_off_by_one), None),
+    (families.GPT_OSS, "stretched by whole channels", every_mixer(rope=lambda m: replace(m.rope, truncate=True)), None),
 ]
 
 

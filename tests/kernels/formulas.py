@@ -242,14 +242,15 @@ def rope_attention(
     block_table: torch.Tensor,
     batch: AttentionBatch,
     scale: float,
-    num_heads: int,
     window: int | None,
     softcap: float | None,
     fused: bool,
     scales: CacheScales = UNSCALED,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    num_heads = qkv.shape[1] // k_cache.shape[-1] - 2 * k_cache.shape[1]
     q = rope_kv_write(qkv, positions, slots, rope, k_cache, v_cache, num_heads, scales=scales).to(qkv.dtype)
-    return paged_attention(q, k_cache, v_cache, block_table, batch, scale, window, softcap, None, scales)
+    return paged_attention(q, k_cache, v_cache, block_table, batch, scale, window, softcap, sinks, scales)
 
 
 def penalties(

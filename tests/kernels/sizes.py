@@ -97,6 +97,10 @@ def steps() -> dict[str, dict[str, Step]]:
             "row": lambda n: _made("quantize", "", BF16, n, 256, norm=True),
             "integers": lambda n: _made("quantize", "", BF16, n, 256, number="int8"),
         },
+        "round_fp4": {
+            "numbers": lambda n: _made("round_fp4", "", BF16, n, 256, 16),
+            "exponents": lambda n: _made("round_fp4", "", BF16, n, 256, 32, norm=True),
+        },
         "linear_norm": {"tokens": of_tokens("linear_norm", 96, 64)},
         "rope_kv_write": {"tokens": of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},
         "gated_activation": {"tokens": of_tokens("gated_activation", 96)},

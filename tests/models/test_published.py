@@ -78,6 +78,8 @@ def test_rules_fill_every_parameter_once(name: str) -> None:
         ("deepseek-v2-lite", {LatentAttentionConfig: 27}, {MlpConfig: 1, MoeConfig: 26}),
         ("kimi-k2-instruct-as-deepseek_v3", {LatentAttentionConfig: 61}, {MlpConfig: 1, MoeConfig: 60}),
         ("deepseek-v4-flash-bf16", {SparseAttentionConfig: 43}, {MoeConfig: 43}),
+        ("gpt-oss-20b", {AttentionConfig: 24}, {MoeConfig: 24}),
+        ("gpt-oss-120b", {AttentionConfig: 36}, {MoeConfig: 36}),
     ],
 )
 def test_layers(name: str, mixers: dict[type, int], ffns: dict[type, int]) -> None:
@@ -241,6 +243,7 @@ COSTS = {
     "mistral-7b-v0.3": (32 * 2 * 8 * 128 * 2, 0, 0),
     "qwen3-30b-a3b": (48 * 2 * 4 * 128 * 2, 0, 0),
     "gemma3-1b": (4 * 2 * 256 * 2, 22 * 2 * 256 * 2, 0),
+    "gpt-oss-20b": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 2, 0),
     "deepseek-v2-lite": (27 * (512 + 64) * 2, 0, 0),
     "kimi-k2-instruct-as-deepseek_v3": (61 * (512 + 64) * 2, 0, 0),
     "qwen3.5-4b": (8 * 2 * 4 * 256 * 2, 0, int(49.5 * MIB)),

@@ -68,6 +68,7 @@ ENTRIES = {
     "deepseek-v2-lite": "deepseek-v2-lite",
     "deepseek-v4-flash": "deepseek-v4-flash-bf16",
     "gemma-3-4b": "gemma3-1b",
+    "gpt-oss-20b": "gpt-oss-20b",
     "kimi-k2": "kimi-k2-instruct-as-deepseek_v3",
     "llama-3.1-8b": "llama-3.1-8b",
     "mistral-7b": "mistral-7b-v0.3",
