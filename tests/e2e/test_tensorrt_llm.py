@@ -150,9 +150,9 @@ def test_words_as_ids_stop_and_ban(entries: Server) -> None:
 
 
 def test_bls_answers_as_the_ensemble_does(entries: Server) -> None:
-    """end_to_end_grpc_client.py --model-name tensorrt_llm_bls."""
+    """end_to_end_grpc_client.py -S --model-name tensorrt_llm_bls, which never excludes the prompt and never gets it."""
     inputs = [tensor("text_input", [[PROMPT.encode()]], object), tensor("max_tokens", [[8]]), tensor("top_k", [[1]])]
-    inputs += [tensor("stream", [[True]], bool)]
+    inputs += [tensor("stream", [[True]], bool), tensor("exclude_input_in_output", [[False]], bool)]
     texts = []
     for model in ("tensorrt_llm_bls", "ensemble"):
         parts = streamed(entries, model, inputs, ["text_output"])

@@ -85,8 +85,9 @@ def llm_request(
     text, input_ids = _prompt(tensors)
     stream = _flag(tensors, protocol.STREAM)
     exclude = tensors.get(protocol.EXCLUDE_INPUT)
-    # TensorRT-LLM, whose requests bring ids, streams new tokens only, whatever this flag says; vllm_backend refuses.
-    if stream and text is not None and exclude is not None and not bool(exclude.flat[0]):
+    # TensorRT-LLM, whose requests bring ids or a batch dimension, streams new tokens only, whatever this flag says;
+    # vllm_backend refuses.
+    if stream and text is not None and not batched and exclude is not None and not bool(exclude.flat[0]):
         raise RequestError(protocol.STREAM_ECHO_REFUSAL)
     params, (n, best_of) = _sampling_params(tensors, parameters, timeout_us)
     echo = not stream and (exclude is None or not bool(exclude.flat[0]))

@@ -86,8 +86,11 @@ def test_a_streamed_echo_is_refused_of_text_alone() -> None:
     flags = {protocol.STREAM: np.array([True]), protocol.EXCLUDE_INPUT: np.array([False])}
     by_ids = llm_request({protocol.INPUT_IDS: np.array([1], np.int32), **flags}, {}, OUTPUTS)
     assert (by_ids.stream, by_ids.echo) == (True, False)
+    text = {protocol.TEXT_INPUT: np.array([b"a"], np.object_), **flags}
+    by_text = llm_request(text, {}, OUTPUTS, batched=True)
+    assert (by_text.stream, by_text.echo) == (True, False)
     with pytest.raises(RequestError, match=protocol.STREAM_ECHO_REFUSAL):
-        llm_request({protocol.TEXT_INPUT: np.array([b"a"], np.object_), **flags}, {}, OUTPUTS)
+        llm_request(text, {}, OUTPUTS)
 
 
 def test_a_wrong_json_is_refused_each_time() -> None:
