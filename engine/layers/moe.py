@@ -25,8 +25,8 @@ class Moe(nn.Module):
         self.correction = build.empty(count, dtype=torch.float32) if config.correction_bias else None
         self.table = build.empty(build.config.vocab_size, config.top_k, dtype=torch.int32) if config.hashed else None
         self.router_bias = build.empty(count, dtype=torch.float32) if config.router_bias else None
-        self.gate_up_bias = build.empty(count, 2 * inner) if config.bias else None
-        self.down_bias = build.empty(count, hidden) if config.bias else None
+        self.gate_up_bias = build.empty(len(config.experts), 2 * inner) if config.bias else None
+        self.down_bias = build.empty(len(config.experts), hidden) if config.bias else None
         here = len(config.experts) + config.num_behind
         self.gate_up = build.weight(here, 2 * inner, hidden)
         self.down = build.weight(here, hidden, inner)

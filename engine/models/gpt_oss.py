@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 from engine.models import parts, weight_rules
 from engine.models.config import AttentionConfig, LayerConfig, ModelConfig, MoeConfig
 from engine.models.reader import LARGEST_POSITION, Reader
-from engine.weights.rules import Rule, Shape
+from engine.weights.rules import Rule, Shape, Split
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.weights.checkpoint import Checkpoint, Entry
 
+# Biases of experts, a row each.
+BY_EXPERT = (Split("outputs", "experts"),)
 KINDS = ("sliding_attention", "full_attention")
 # How a tensor of all experts ends, and what each expert's part of it is called.
 ENDS = {"": "weight", "_blocks": "weight_packed", "_scales": "weight_scale"}
@@ -54,7 +56,7 @@ def rules(config: ModelConfig) -> list[Rule]:
         templates = [
             *weight_rules.norm_rules(),
             *weight_rules.attention_rules(layer.mixer),
-            Rule("layers.{layer}.mixer.sinks", (f"{name}.self_attn.sinks",)),
+            Rule("layers.{layer}.mixer.sinks", (f"{name}.self_attn.sinks",), splits=(Split("outputs", "heads"),)),
             *_expert_rules(layer.ffn, f"{name}.mlp"),
         ]
         made += [rule.at(index) for rule in templates]
@@ -67,8 +69,8 @@ def _expert_rules(config: MoeConfig, name: str) -> list[Rule]:
         Rule(f"{at}.router", (f"{name}.router.weight",)),
         Rule(f"{at}.router_bias", (f"{name}.router.bias",)),
         *(replace(rule, transform=Transposed()) for rule in weight_rules.expert_rules(config, name)),
-        Rule(f"{at}.gate_up_bias", (f"{name}.experts.gate_up_proj_bias",), transform=Apart()),
-        Rule(f"{at}.down_bias", (f"{name}.experts.down_proj_bias",)),
+        Rule(f"{at}.gate_up_bias", (f"{name}.experts.gate_up_proj_bias",), transform=Apart(), splits=BY_EXPERT),
+        Rule(f"{at}.down_bias", (f"{name}.experts.down_proj_bias",), splits=BY_EXPERT),
     ]
 
 

@@ -94,10 +94,10 @@ def runs_of(layer: LayerConfig, model: ModelConfig, shard: Shard) -> Runs:
     """What the rank takes of each part of a layer. Raises ConfigError as `shard_config` does."""
     mixer, ffn = layer.mixer, layer.ffn
     counted = COUNTED.get(type(mixer))
-    if counted is None or getattr(mixer, "sinks", False):
+    if counted is None:
         raise _refused(shard, f"{model.family} has layers of {type(mixer).__name__}")
-    if isinstance(ffn, MoeConfig) and getattr(ffn, "bias", False):
-        raise _refused(shard, f"{model.family} has experts with biases")
+    if isinstance(ffn, MoeConfig) and ffn.bias and not shard.whole_experts:
+        raise _refused(shard, f"{model.family} has experts with biases, which go with parallel.expert whole alone")
     made = _channels(ffn, shard)
     count = getattr(mixer, counted.heads)
     if counted.groups is not None:

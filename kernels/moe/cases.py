@@ -85,6 +85,8 @@ def cases() -> list[Case]:
         case("1 token, some experts elsewhere", bf16, 1, 64, 32, 16, 4, norm=True, held=5, first=11),
         case("few tokens, some experts elsewhere", f32, 3, 72, 20, 11, 3, held=6),
         case("decode step, some experts elsewhere", bf16, 20, 64, 32, 12, 3, norm=True, held=4, first=4),
+        case("few tokens, biases, some experts elsewhere", f32, 3, 40, 16, 6, 2, held=3, first=3, **oai),
+        case("tiles, biases, some experts elsewhere", f32, 70, 40, 16, 6, 2, held=3, first=2, **oai),
         case("more pairs, some experts elsewhere", f32, 360, 16, 16, 6, 3, held=2, first=1),
         *(
             case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, **qwen) for t in (1, 2, 4, 64)

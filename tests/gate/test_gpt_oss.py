@@ -17,6 +17,7 @@ from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerCon
 from engine.models import gpt_oss
 from engine.runner.build import build_runner
 from kernels.weight import fp4
+from tests.gate import test_ranks
 from tests.gate.conftest import quick
 from tests.gate.families import GPT_OSS
 from tests.gate.fp4 import mxfp4
@@ -80,6 +81,14 @@ def play(truth: Golden) -> Verdict:
 
 def test_published_experts_are_the_numbers_that_they_stand_for(truth: Golden) -> None:
     verdict = play(truth)
+    assert verdict.passes("float32"), verdict
+
+
+def test_two_ranks_share_published_experts(truth: Golden) -> None:
+    config = test_ranks.of_ranks(truth, GPT_OSS, 2, expert="whole")
+    played = test_ranks.play(config, truth)
+    assert played[0] == played[1]
+    verdict = judge(truth.sequences, played[0], "float32")
     assert verdict.passes("float32"), verdict
 
 

@@ -23,7 +23,7 @@ from engine.runner.runner import DeviceRunner
 from engine.types import TokenLogprobs
 from engine.weights.checkpoint import WeightsError
 from tests.gate.conftest import as_param, quick
-from tests.gate.families import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V4, FAMILIES, KIMI, QWEN3_5, QWEN3_MOE
+from tests.gate.families import DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V4, FAMILIES, GPT_OSS, KIMI, QWEN3_5, QWEN3_MOE
 from tests.gate.oracle import Golden, golden
 from tests.gate.packings import PACKINGS, packed_golden
 from tests.gate.plans import PlanPlayer
@@ -32,7 +32,8 @@ from tests.gate.verdict import judge
 from tests.parallel.ranks import together
 
 WHOLE = 1 << 20
-SHARED = [as_param(shape) for shape in (*SHAPES, *FAMILIES)]
+# gpt-oss goes with whole experts alone.
+SHARED = [as_param(shape) for shape in (*SHAPES, *FAMILIES) if shape is not GPT_OSS]
 
 Broken = Callable[[DeviceRunner, int], None]
 
@@ -73,7 +74,7 @@ def test_two_ranks(truth: Golden, shape: Shape) -> None:
 # DeepSeek-V4's two groups of outputs do not go into three.
 ROUTED = [
     pytest.param(shape, size, id=f"{shape.name}-{size}", marks=as_param(shape).marks)
-    for shape in (QWEN3_MOE, DEEPSEEK_V2, KIMI, DEEPSEEK_V3, DEEPSEEK_V4)
+    for shape in (QWEN3_MOE, DEEPSEEK_V2, KIMI, DEEPSEEK_V3, DEEPSEEK_V4, GPT_OSS)
     for size in (2, 3)
     if shape is not DEEPSEEK_V4 or size == 2
 ]
@@ -84,7 +85,8 @@ def test_whole_experts(truth: Golden, shape: Shape, size: int) -> None:
     held: list[int] = []
     played = play(of_ranks(truth, shape, size, expert="whole"), truth, lambda runner, _: held.append(_experts(runner)))
     assert max(held) - min(held) <= 1
-    assert sum(held) == shape.config.get("n_routed_experts", shape.config.get("num_experts"))
+    named = ("n_routed_experts", "num_experts", "num_local_experts")
+    assert [sum(held)] == [shape.config[name] for name in named if name in shape.config]
     assert played == [played[0]] * size
     verdict = judge(truth.sequences, played[0], "float32")
     assert verdict.passes("float32"), verdict
@@ -225,6 +227,15 @@ def missing_queries(runner: DeviceRunner, rank: int) -> None:
     """The heads of the other rank ask with this rank's queries."""
     shared = runner._decoder.layers[1].mixer._context
     shared.all_heads = lambda q: torch.cat((q, q), dim=1)
+
+
+def test_biases_of_experts_are_not_sliced(tmp_path: Any) -> None:
+    from tests.gate.oracle import random_model
+
+    random_model(GPT_OSS).save_pretrained(tmp_path)
+    config = of_ranks(Golden(tmp_path, [], None), GPT_OSS, 2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"experts with biases, which go with parallel\.expert whole alone"):
+        together(2, lambda c: build_runner(config, communicator=c))
 
 
 @pytest.mark.parametrize("shape", [as_param(DEEPSEEK_V2)], indirect=True)
