@@ -305,10 +305,11 @@ def test_a_model_without_the_module_is_refused_with_a_sentence(tmp_path: Path) -
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
     refused(folder, "names none")
-    spark = {**ENTRIES, "num_nextn_predict_layers": 3, "dspark_block_size": 7}
-    (folder / "config.json").write_text(json.dumps(spark))
-    refused(folder, "names none")
-    dense = tmp_path / "dense"
+    dense, spark = tmp_path / "dense", tmp_path / "spark"
     transformers.LlamaConfig(num_hidden_layers=1, architectures=["LlamaForCausalLM"]).save_pretrained(dense)
-    with pytest.raises(ConfigError, match="names none"):
-        build_runner(replace(config_for(dense), load_format="dummy"))
+    spark.mkdir()
+    said = {**ENTRIES, "num_nextn_predict_layers": 3, "dspark_block_size": 7}
+    (spark / "config.json").write_text(json.dumps(said))
+    for folder in (dense, spark):
+        with pytest.raises(ConfigError, match="names none"):
+            build_runner(replace(config_for(folder), load_format="dummy"))
