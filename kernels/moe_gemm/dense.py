@@ -42,18 +42,16 @@ def moe_gemm(
     x, experts, table = x.contiguous(), experts.contiguous(), gate_up.data
     inputs = (x, table, down.data, weights, experts, residual, activation, limit)
     inter = table.shape[1] // 2
-    if takes_tiles(activation, biases):
-        # One cut whatever tokens there are gives each of them the same bits.
-        pairs = 0 if deterministic else experts.numel()
-        rows, up, down_tile = pair_tiles(pairs, table.shape[0], x.dtype, bulk_rows(x, inter))
-        places = ordered(workspace, experts, table.shape[0], rows)
-        return tiles_moe(workspace, *inputs, places, up, down_tile, biases)
-    if len(x) <= ROW_TOKENS or deterministic:
-        return rows_moe_gemm(workspace, *inputs, num_shared, *row_tiles(inter))
-    if experts.numel() > GROUPED_PAIRS * table.shape[0] and grouped_fits(x, table):
-        return grouped_moe(workspace, *inputs, placed(workspace, experts, table.shape[0], PAIRS))
-    rows, up, down_tile = pair_tiles(experts.numel(), table.shape[0], x.dtype, bulk_rows(x, inter))
-    return tiles_moe(workspace, *inputs, ordered(workspace, experts, table.shape[0], rows), up, down_tile)
+    if not takes_tiles(activation, biases):
+        if len(x) <= ROW_TOKENS or deterministic:
+            return rows_moe_gemm(workspace, *inputs, num_shared, *row_tiles(inter))
+        if experts.numel() > GROUPED_PAIRS * table.shape[0] and grouped_fits(x, table):
+            return grouped_moe(workspace, *inputs, placed(workspace, experts, table.shape[0], PAIRS))
+    # One cut whatever tokens there are gives each of them the same bits.
+    pairs = 0 if deterministic else experts.numel()
+    rows, up, down_tile = pair_tiles(pairs, table.shape[0], x.dtype, bulk_rows(x, inter))
+    places = ordered(workspace, experts, table.shape[0], rows)
+    return tiles_moe(workspace, *inputs, places, up, down_tile, biases)
 
 
 def takes_tiles(activation: str, biases: ExpertBiases | None) -> bool:

@@ -15,6 +15,21 @@ from kernels.workspace import Workspace
 LANES = 512
 
 
+@triton.jit
+def input_row(x, p_norm, k, inside, K, eps, offset, NORM: tl.constexpr, PDL: tl.constexpr):
+    """The row at x as the product sees it before it is rounded, float32: normed, and rounded to x's dtype."""
+    if NORM:
+        weight = tl.load(p_norm + k, mask=inside, other=0.0).to(tl.float32) + offset
+    if PDL:
+        gdc_wait()
+    h = tl.load(x + k, mask=inside, other=0.0)
+    f = h.to(tl.float32)
+    if NORM:
+        f = f * tl.rsqrt(tl.sum(f * f, axis=0) / K + eps) * weight
+        f = f.to(h.dtype).to(tl.float32)
+    return f
+
+
 # A step's scales of one group stand as far apart as it has rows.
 @triton.jit(do_not_specialize=["scales_row", "scales_group"])
 def _quantize(
@@ -30,15 +45,7 @@ def _quantize(
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     inside = k < K
-    if NORM:
-        weight = tl.load(p_norm + k, mask=inside, other=0.0).to(tl.float32) + offset
-    if PDL:
-        gdc_wait()
-    h = tl.load(p_x + row * x_stride + k, mask=inside, other=0.0)
-    f = h.to(tl.float32)
-    if NORM:
-        f = f * tl.rsqrt(tl.sum(f * f, axis=0) / K + eps) * weight
-        f = f.to(h.dtype).to(tl.float32)
+    f = input_row(p_x + row * x_stride, p_norm, k, inside, K, eps, offset, NORM, PDL)
     parts = tl.reshape(f, (BLOCK // GROUP, GROUP))
     g = tl.arange(0, BLOCK // GROUP)
     if STATIC:

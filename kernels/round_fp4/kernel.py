@@ -6,13 +6,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from kernels.quantize.kernel import LANES, input_row
 from kernels.sizes import next_power_of_2
 from kernels.weight.inputs import FP4_MAX, FP8_MAX, Inputs
 from kernels.workspace import Workspace
-
-LANES = 512
 
 
 @triton.jit
@@ -28,15 +27,7 @@ def _round(
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     inside = k < K
-    if NORM:
-        weight = tl.load(p_norm + k, mask=inside, other=0.0).to(tl.float32) + offset
-    if PDL:
-        gdc_wait()
-    h = tl.load(p_x + row * x_stride + k, mask=inside, other=0.0)
-    f = h.to(tl.float32)
-    if NORM:
-        f = f * tl.rsqrt(tl.sum(f * f, axis=0) / K + eps) * weight
-        f = f.to(h.dtype).to(tl.float32)
+    f = input_row(p_x + row * x_stride, p_norm, k, inside, K, eps, offset, NORM, PDL)
     parts = tl.reshape(f, (BLOCK // GROUP, GROUP))
     largest = tl.max(tl.abs(parts), axis=1)
     if FINE:
