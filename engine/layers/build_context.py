@@ -23,8 +23,7 @@ class BuildContext:
     arithmetic. fused_attention lets attention rotate and write the keys of decode entries itself.
     cache_scales are those of each layer where caches hold 8-bit floats, else none; layer is the one that is built.
     communicator adds up what ranks make of their parts of a product; sliced_context: ranks share out the tokens of
-    latent caches. drafts is how many tokens of an entry may be taken
-    back after a step.
+    latent caches. drafts is how many tokens of an entry may be taken back after a step.
     """
 
     ops: Ops

@@ -32,7 +32,8 @@ ENDS = {"": "weight", "_blocks": "weight_packed", "_scales": "weight_scale"}
 def parse(reader: Reader) -> ModelConfig:
     reader.assume(attention_bias=True, moe_intermediate_size=reader.size("intermediate_size"))
     full = replace(parts.attention(reader), sinks=True)
-    mixers = dict(zip(KINDS, (replace(full, window=_window(reader)), full), strict=True))
+    windowed = replace(full, window=reader.size("sliding_window", most=LARGEST_POSITION))
+    mixers = dict(zip(KINDS, (windowed, full), strict=True))
     # By this factor the gate's sigmoid is steeper: a constant of the kernels.
     reader.require("swiglu_alpha", 1.702, default=1.702)
     experts = parts.experts(reader, limit=reader.positive("swiglu_limit", 7.0), bias=True, router_bias=True)
@@ -41,10 +42,6 @@ def parse(reader: Reader) -> ModelConfig:
     experts = replace(experts, activation="swiglu_oai")
     layers = tuple(LayerConfig(mixers[kind], experts) for kind in parts.layer_types(reader, KINDS, every=2))
     return parts.decoder(reader, "gpt_oss", layers, full.rope)
-
-
-def _window(reader: Reader) -> int:
-    return reader.size("sliding_window", most=LARGEST_POSITION)
 
 
 def rules(config: ModelConfig) -> list[Rule]:

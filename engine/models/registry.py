@@ -84,10 +84,10 @@ def rename(family: Family) -> Callable[[str], str]:
     return same
 
 
-def unstacked(family: Family, checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with a tensor for each matrix, where a family's keep several in one."""
+def as_ruled(family: Family, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as the family's rules name it, with a tensor for each matrix where releases stack several."""
     apart: Callable[[Checkpoint], Checkpoint] = getattr(family, "unstack", lambda found: found)
-    return apart(checkpoint)
+    return apart(checkpoint.renamed(rename(family)))
 
 
 def family_of(values: dict[str, Any]) -> Family:

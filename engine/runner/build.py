@@ -79,7 +79,7 @@ def build_runner(
     length = _max_model_len(config, model)
     checkpoint = None
     if config.load_format != "dummy":
-        checkpoint = registry.unstacked(family, open_folder(config.model).renamed(registry.rename(family)))
+        checkpoint = registry.as_ruled(family, open_folder(config.model))
     _check_quantized(config, method is not None, checkpoint, device, communicator)
     dtype = _dtype(config, model, checkpoint)
     rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)

@@ -81,7 +81,7 @@ def _model(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeigh
         )
     checkpoint = None
     if config.load_format != "dummy":
-        checkpoint = registry.unstacked(family, open_folder(folder).renamed(registry.rename(family)))
+        checkpoint = registry.as_ruled(family, open_folder(folder))
     rules = family.rules(model)
     scales = cache_scales.found(checkpoint, model.prefix, bool(build.cache_scales))
     decoder = Decoder(_own_build(build, model, checkpoint, rules, scales.of(len(model.layers))))

@@ -80,7 +80,7 @@ def kimi_tensors(prefix: str) -> Iterator[tuple[str, torch.dtype, tuple[int, ...
 def test_kimis_tensors_fill_every_parameter_with_shared_experts_beside_the_others(prefix: str) -> None:
     config, family, method = registry.parse(KIMI), registry.family_of(KIMI), quantization.read(KIMI)
     entries = {name: Entry(name, Path("none"), 0, dtype, shape) for name, dtype, shape in kimi_tensors(prefix)}
-    checkpoint = Checkpoint(entries).renamed(registry.rename(family))
+    checkpoint = registry.as_ruled(family, Checkpoint(entries))
     rules = family.rules(config)
     assert shared_apart(rules, checkpoint, method)
     config = with_shared_apart(config)
