@@ -163,9 +163,7 @@ class Engine:
         self.scheduler = Scheduler(
             config.scheduler,
             self._kv,
-            prefill_policy=choose_prefill_policy(
-                config.scheduler.preference, self.info.active, self.info.mixed.wave_aligned_tokens
-            ),
+            prefill_policy=choose_prefill_policy(config.scheduler.preference, *self.info.costs),
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,

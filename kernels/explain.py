@@ -1,27 +1,31 @@
 """Says which kernel an op runs for a shape, why the others do not, and what was measured.
 
     python -m kernels.explain linear ROWSxOUTPUTSxINPUTS [--dtype bfloat16] [--activation silu] [--norm] [--bias]
-        [--deterministic] [--multiprocessors 132] [--no-hopper]
+        [--deterministic] [--multiprocessors 132] [--no-hopper] [--weight dense|int4|fp4]
 
-For a dense weight, on an H100 or H200 unless it is told otherwise; OUTPUTS are those behind an activation.
+On an H100 or H200 unless it is told otherwise; OUTPUTS are those behind an activation. int4 stands for groups of 128.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 
+from kernels.dispatch import Dispatch
 from kernels.linear.dispatch import DISPATCH, STREAM_ROWS, Problem
+from kernels.linear.packed_dispatch import DISPATCH as PACKED
+from kernels.linear.packed_dispatch import PackedProblem
 from kernels.linear.tuned_gemms import measured
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def explain(problem: Problem) -> str:
+def explain(dispatch: Dispatch[Any], problem: Any) -> str:
     """A line a variant, in the order in which they are asked."""
-    chosen, printed, won = DISPATCH.choose(problem), [], False
-    for variant, why in DISPATCH.refusals(problem):
+    chosen, printed, won = dispatch.choose(problem), [], False
+    for variant, why in dispatch.refusals(problem):
         if why is not None:
             said = f"declines: {why}"
         elif won:
@@ -48,6 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--multiprocessors", type=int, default=132)
     parser.add_argument("--no-hopper", action="store_true")
+    parser.add_argument("--weight", choices=["dense", "int4", "fp4"], default="dense")
     args = parser.parse_args(arguments)
     try:
         rows, outputs, inputs = map(int, args.shape.split("x"))
@@ -56,6 +61,12 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError:
         parser.error(f"{args.shape!r} is no shape: give three numbers, such as 64x14336x4096")
     dtype = DTYPES[args.dtype]
+    if args.weight != "dense":
+        streams = args.weight == "int4" and dtype != torch.float32 and not args.no_hopper and inputs % 128 == 0
+        gated = args.activation is not None
+        packed = PackedProblem(rows, outputs, inputs, gated, args.deterministic, streams, args.multiprocessors)
+        print(explain(PACKED, packed))
+        return
     narrow = dtype != torch.float32
     copies = narrow and not args.no_hopper and inputs % 8 == 0
     if rows > STREAM_ROWS:
@@ -66,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     if args.norm and not norm:
         print(f"{'rms_norm':<18}runs before, as a kernel of its own")
-    print(explain(problem))
+    print(explain(DISPATCH, problem))
 
 
 if __name__ == "__main__":

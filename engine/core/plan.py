@@ -166,7 +166,7 @@ class RunnerInfo:
     """What deciding needs to know of the model and of the memory that executing set aside.
 
     max_model_len: positions a request may occupy. eos_ids: tokens that end a request. active: the part of the weights
-    that a token is multiplied by. mixed: shapes of mixed steps.
+    that a token is multiplied by. mixed: shapes of mixed steps. weight_bits: of a weight, on average.
     """
 
     pool: PoolSpec
@@ -175,6 +175,12 @@ class RunnerInfo:
     eos_ids: tuple[int, ...]
     active: float = 1.0
     mixed: MixedShapes = NO_SHAPES
+    weight_bits: float = 16.0
+
+    @property
+    def costs(self) -> tuple[float, float, int]:
+        """What decides how many prompt tokens a step had best take (`engine.core.prefill_policy`)."""
+        return self.active, self.weight_bits, self.mixed.wave_aligned_tokens
 
 
 class Pending(Protocol):

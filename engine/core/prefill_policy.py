@@ -45,19 +45,23 @@ class PrefillPolicy:
 
 # A token that is multiplied by less than this part of the weights has experts, which a small step reads for few tokens.
 SPARSE_ACTIVE = 0.5
+# Weights of fewer bits are quantized, which a step pays for that does not depend on its tokens.
+NARROW_BITS = 12
 
 
-def choose_prefill_policy(preference: str, active: float, wave_aligned_tokens: int) -> PrefillPolicy:
-    """The policy of a setting for a model whose tokens are multiplied by the part `active` of its weights, and are
-    cheapest in steps of `wave_aligned_tokens` tokens.
+def choose_prefill_policy(
+    preference: str, active: float, weight_bits: float, wave_aligned_tokens: int
+) -> PrefillPolicy:
+    """The policy of a setting for a model whose tokens are multiplied by the part `active` of its weights, of
+    `weight_bits` bits each, and are cheapest in steps of `wave_aligned_tokens` tokens.
 
-    In a dense model a token costs about the same in such a step as in a whole budget, so a backlog goes at once when
-    more wait than decode, or for throughput; with experts tokens are cheaper the more there are (docs/performance.md
-    has the figures).
+    In a dense model of 16-bit weights a token costs about the same in such a step as in a whole budget, so a backlog
+    goes at once when more wait than decode, or for throughput; with experts, and with quantized weights, tokens are
+    cheaper the more there are (docs/performance.md has the figures).
     """
     if preference == "latency":
         return PrefillPolicy(min_tokens=512, tokens_per_row=8, backlog_threshold=8192, backlog_threshold_per_row=2048)
-    if active < SPARSE_ACTIVE or preference == "throughput":
+    if active < SPARSE_ACTIVE or weight_bits < NARROW_BITS or preference == "throughput":
         return PrefillPolicy(
             min_tokens=1024, tokens_per_row=32, wave_aligned_tokens=wave_aligned_tokens, backlog_threshold=4096
         )

@@ -153,6 +153,12 @@ class Decoder(Loaded):
         return 1 - sum(moe.idle * (moe.gate_up.count + moe.down.count) for moe in experts) / total
 
     @property
+    def weight_bits(self) -> float:
+        """Bits of one of the layers' weights, on average, with its share of scales."""
+        weights = [w for layer in self.layers for w in layer.modules() if isinstance(w, Weight)]
+        return 8 * sum(w.value.nbytes for w in weights) / sum(w.count for w in weights)
+
+    @property
     def widest(self) -> int:
         """Gated outputs of the largest product that all tokens take; 0 with experts. The widest of all ranks, which
         are asked: steps are padded to the same shapes everywhere."""

@@ -242,7 +242,8 @@ def _runner(
     capture: Capture | None = None,
     watch: CompileWatch | None = None,
 ) -> DeviceRunner:
-    info = RunnerInfo(pool, build.config.vocab_size, build.max_model_len, build.config.eos_ids, decoder.active)
+    limits_of = (build.config.vocab_size, build.max_model_len, build.config.eos_ids)
+    info = RunnerInfo(pool, *limits_of, decoder.active, weight_bits=decoder.weight_bits)
     caches = CacheTensors(pool, len(_specs(decoder, drafter)), build.dtype, build.device)
     scheduler = config.scheduler
     limits = (scheduler.max_rows, scheduler.token_budget)

@@ -8,7 +8,7 @@ import torch
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
 from kernels.linear.gguf_rows import rows_product, write_numbers
-from kernels.linear.packed import FEW_ROWS, row_tile
+from kernels.linear.packed_dispatch import FEW_ROWS, row_tile
 from kernels.rms_norm.kernel import rms_norm
 from kernels.weight import Dense, GgufBlocks
 from kernels.workspace import Workspace

@@ -213,7 +213,7 @@ def packed_kernel(
 @triton.jit
 def unpack_kernel(
     data_ptr, scale_ptr, zero_ptr, w_ptr, N, K, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    FLOAT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    FLOAT: tl.constexpr, EXACT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """w [N, K]: a tile of the numbers, in the order that they are stored in. The weight is nobody's output: nothing is
     waited for before it is read."""
@@ -224,8 +224,9 @@ def unpack_kernel(
     if PDL:
         gdc_launch_dependents()
     one, two, left = numbers(
-        data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, tl.float32, True
-    )
+        data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK,
+        w_ptr.dtype.element_ty if FLOAT else tl.float32, EXACT,
+    )  # fmt: skip
     q = tl.reshape(tl.join(one, two), (BN, BK)) if FLOAT else one
     w = (q * left[:, None]).to(w_ptr.dtype.element_ty)
     if PDL:
@@ -276,6 +277,7 @@ def unpacked(workspace: Workspace, weight: PackedInt | Fp4, dtype: torch.dtype) 
     workspace.launch(unpack_kernel, (cdiv(n, 64), cdiv(k, WIDTH)))(
         *held(weight)[:3], w, n, k, weight.data.shape[-1], weight.scale.shape[-1],
         **{name: value for name, value in constants(weight).items() if name != "ORDER"}, BN=64, BK=WIDTH,
+        EXACT=INTERPRETED or dtype == torch.float32,
         PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
     )  # fmt: skip
     return w

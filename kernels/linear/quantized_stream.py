@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,attr-defined"
-"""Products of up to 64 rows with a weight of packed 4-bit integers or 8-bit floats on Hopper, in Gluon: the weight
+"""Products of few rows with a weight of packed 4-bit integers or 8-bit floats on Hopper, in Gluon: the weight
 streams through shared memory as it is stored.
 
 Work is cut as in `stream`: every program takes an equal range of all tiles' slices (stream-K, arXiv:2301.03598). Each
@@ -35,7 +35,8 @@ from kernels.workspace import Workspace
 
 # Inputs of a block.
 WIDTH = 128
-FEW_ROWS, MAX_ROWS = 16, 64
+# Integers: inputs are ordered by a launch of their own beyond the first, and the most of them; the most with floats.
+FEW_ROWS, MAX_ROWS, FP8_ROWS = 16, 128, 64
 
 _SPLIT = """
 {
@@ -316,13 +317,13 @@ def order_inputs(workspace: Workspace, x: torch.Tensor, order: torch.Tensor | No
 
 
 def streams_packed(x: torch.Tensor, weight: PackedInt) -> bool:
-    """Whether `packed_stream` takes both: 16-bit rows, 4-bit integers, groups of 128 inputs or multiples of them."""
+    """Whether `packed_stream` takes both, but for the number of rows: 16-bit rows, 4-bit integers, groups of 128 inputs
+    or multiples of them."""
     return (
         weight.bits == 4
         and weight.inputs % WIDTH == 0
         and (weight.group % WIDTH == 0 or weight.group >= weight.inputs)
         and (weight.order is None or len(x) > FEW_ROWS)
-        and len(x) <= MAX_ROWS
         and group_products(x.device)
         and streams(x, weight.data)
     )
@@ -334,7 +335,7 @@ def streams_fp8(x: torch.Tensor, weight: Fp8) -> bool:
         weight.inputs.number == "fp8"
         and weight.block[1] in (WIDTH, x.shape[1])
         and weight.inputs.group in (0, WIDTH)
-        and len(x) <= MAX_ROWS
+        and len(x) <= FP8_ROWS
         and group_products(x.device)
         and x.shape[1] % 16 == 0
         and x.data_ptr() % 16 == 0

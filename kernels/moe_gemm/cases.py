@@ -131,6 +131,11 @@ def fp4_cases() -> list[Case]:
             limit=1.0,
             residual=True,
         ),
+        fp4_case("mxfp4, a pair a tile", bf16, 3, 320, 192, 6, 4, biased=True, activation="swiglu_oai", limit=1.0),
+        fp4_case("nvfp4, a pair a tile, gelu", bf16, 2, 192, 320, 5, 4, 16, True, activation="gelu_tanh", absent=3),
+        fp4_case("mxfp4, pairs of an expert", bf16, 41, 192, 128, 6, 3, residual=True, absent=1),
+        fp4_case("mxfp4, written out", bf16, 50, 72, 40, 4, 3, biased=True, activation="swiglu_oai", limit=1.0),
+        fp4_case("nvfp4, written out", f32, 66, 40, 24, 3, 2, 16, True, residual=True),
         fp4_case("nvfp4, rounded inputs", f32, 9, 64, 48, 6, 2, 16, True, rounds=True),
         fp4_case("mxfp4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
     ]
@@ -199,6 +204,9 @@ def w8a8_cases() -> list[Case]:
         ),
         w8a8_case("int8 both sides, gelu", f32, 5, 136, 40, 6, 2, byte, whole=True, activation="gelu_tanh"),
         w8a8_case("int8 weight, wide inputs", bf16, 4, 64, 48, 6, 2, Inputs(), whole=True),
+        w8a8_case("fp8 blocks, a pair a tile", bf16, 4, 320, 192, 6, 4, group, square, residual=True),
+        w8a8_case("fp8 blocks, pairs of an expert", bf16, 41, 256, 320, 6, 3, group, square, absent=1),
+        w8a8_case("fp8 rows, pairs of an expert", bf16, 41, 192, 128, 6, 3, row, activation="gelu_tanh", limit=0.5),
         w8a8_case("fp8 blocks, batch-invariant", bf16, 11, 128, 24, 5, 3, group, square, deterministic=True),
     ]
     for t in (1, 8, 64, 1024):
@@ -216,6 +224,10 @@ def packed_cases() -> list[Case]:
         packed_case("int4, a row an expert", bf16, 2, 64, 48, 8, 3),
         packed_case("int4, many pairs, groups of 128", bf16, 45, 200, 136, 5, 3, group=128, residual=True, zeros=True),
         packed_case("int8, clipped, gelu", f32, 12, 72, 40, 6, 2, 8, 64, limit=0.5, activation="gelu_tanh"),
+        packed_case("int4 groups of 32, a pair a tile", bf16, 4, 320, 192, 6, 4, zeros=True, residual=True),
+        packed_case("int4 groups of 128, pairs of an expert", bf16, 41, 192, 384, 6, 3, group=128, zeros=True),
+        packed_case("int4, one group, a pair a tile", bf16, 4, 320, 192, 6, 4, group=512, limit=0.5),
+        packed_case("int4, written out", bf16, 70, 72, 40, 4, 2, group=128, residual=True, zeros=True),
         packed_case("int4, experts that live elsewhere", f32, 20, 40, 24, 4, 3, absent=4, residual=True),
         packed_case("int4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
     ]
@@ -304,7 +316,7 @@ def cases() -> list[Case]:
         case("tiles, clipped", bf16, 40, 48, 32, 6, 2, limit=0.5),
         case("tiles, gelu", f32, 12, 48, 32, 6, 2, activation="gelu_tanh"),
         case("tiles, experts that live elsewhere", f32, 40, 32, 16, 4, 3, absent=4),
-        case("tiles, pairs ordered by several programs", f32, 600, 16, 16, 3, 2, residual=True),
+        case("tiles, pairs ordered by several programs", f32, 131, 16, 16, 9, 8, residual=True),
         case("tiles, an expert that nobody chose", bf16, 24, 32, 16, 40, 1),
         case("tiles of 128", bf16, 150, 64, 128, 2, 2, residual=True),
         case("many pairs, short tiles and whole ones", bf16, 300, 64, 192, 5, 3, residual=True),

@@ -13,16 +13,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.packed_rows import WIDTH, constants, held, inputs, numbers, shortcuts, times
 from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.quantized_ring import quantized_ring_moe, ring_fits
 from kernels.moe_gemm.rows import activate, bias_of
-from kernels.moe_gemm.tiles import _find, combined
+from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
+from kernels.moe_gemm.written_out import writes_out, written_out_moe
 from kernels.round_fp4.kernel import round_fp4
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
 
-# Outputs of a tile, and the most pairs.
-OUTPUTS, MAX_PAIRS = 64, 64
+# Pairs of a tile, at most.
+MAX_PAIRS = 64
 
 
 @triton.jit
@@ -121,10 +123,40 @@ def moe_gemm(
     """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
     if not len(x):
         return torch.empty_like(x)
+    given = (weights, experts, residual, activation, limit, biases)
+    if not deterministic and ring_fits(x, gate_up, down, experts.numel()):
+        return quantized_ring_moe(workspace, x, gate_up, down, *given)
+    if not deterministic and writes_out(experts.numel(), gate_up, down):
+        return written_out_moe(workspace, x, gate_up, down, *given)
+    rows, up, down_tile = pair_tiles(0 if deterministic else experts.numel(), len(gate_up.data), x.dtype)
+    return packed_moe(workspace, x, gate_up, down, *given, rows, up, down_tile)
+
+
+def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[int, PairTile, PairTile]:
+    """Pairs a tile and the cut of both products."""
+    tile = PairTile(64, WIDTH, 2 if dtype == torch.float32 else 3, 4)
+    return min(MAX_PAIRS, max(16, next_power_of_2(pairs // num_experts))), tile, tile
+
+
+def packed_moe(
+    workspace: Workspace,
+    x: torch.Tensor,
+    gate_up: PackedInt | Fp4,
+    down: PackedInt | Fp4,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    residual: torch.Tensor | None,
+    activation: str,
+    limit: float | None,
+    biases: ExpertBiases | None,
+    rows: int,
+    up_tile: PairTile,
+    down_tile: PairTile,
+) -> torch.Tensor:
+    """`moe_gemm` by tiles of `rows` pairs."""
     x, experts = x.contiguous(), experts.contiguous()
     (t, hidden), (count, width, _) = x.shape, gate_up.shape
     inter, k = width // 2, experts.shape[1]
-    rows = 16 if deterministic else min(MAX_PAIRS, max(16, next_power_of_2(t * k // count)))
     places = ordered(workspace, experts, count, rows)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
@@ -133,25 +165,21 @@ def moe_gemm(
     same: dict[str, Any] = {
         "BIASED": biases is not None,
         "ROWS": rows,
-        "BLOCK_N": OUTPUTS,
-        "BLOCK_M": WIDTH,
         "BLOCK_E": next_power_of_2(count),
-        "STAGES": 2 if x.dtype == torch.float32 else 3,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
         "PDL": workspace.pdl,
         "launch_pdl": workspace.pdl,
-        "num_warps": 4,
     }
     x = _rounded(workspace, x, gate_up)
-    workspace.launch(packed_up, (cdiv(inter, OUTPUTS), places.tiles))(
+    workspace.launch(packed_up, (cdiv(inter, up_tile.outputs), places.tiles))(
         x, *held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
         limit or 0.0, up_bias, **constants(gate_up), **shortcuts(x, gate_up), K=k, ACT=activation,
-        LIMITED=limit is not None, **same,
+        LIMITED=limit is not None, **same, **cut(up_tile),
     )  # fmt: skip
     h = _rounded(workspace, h, down)
-    workspace.launch(packed_down, (cdiv(hidden, OUTPUTS), places.tiles))(
+    workspace.launch(packed_down, (cdiv(hidden, down_tile.outputs), places.tiles))(
         h, *held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
-        down_bias, **constants(down), **shortcuts(h, down), **same,
+        down_bias, **constants(down), **shortcuts(h, down), **same, **cut(down_tile),
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
 

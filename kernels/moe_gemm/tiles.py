@@ -304,6 +304,16 @@ class PairTile:
     tma: bool = False
 
 
+def cut(tile: PairTile) -> dict[str, int]:
+    """What a kernel of quantized experts is compiled for."""
+    return {
+        "BLOCK_N": tile.outputs,
+        "BLOCK_M": tile.inputs,
+        "STAGES": tile.stages,
+        "num_warps": tile.warps,
+    }
+
+
 def _matrix(table: torch.Tensor, tile: PairTile) -> Any:
     """A table of experts' matrices as the kernel takes it."""
     if not tile.tma:
@@ -331,17 +341,38 @@ def tiles_moe(
 
     Every shape that a launch depends on is known to the host, so that graphs can hold it.
     """
-    t, hidden = x.shape
-    e, inter = gate_up.shape[0], gate_up.shape[1] // 2
-    k = experts.shape[1]
+    (t, hidden), k = x.shape, experts.shape[1]
+    h = torch.empty(t * k, gate_up.shape[1] // 2, dtype=x.dtype, device=x.device)
+    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
+    cuts = (places, up_tile, down_tile, biases)
+    tile_products(workspace, x, gate_up, down, weights, h, y, activation, limit, *cuts)
+    return combined(workspace, y, None, experts, weights, residual, len(gate_up), x.dtype, isinstance(places, Lists))
+
+
+def tile_products(
+    workspace: Workspace,
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    h: torch.Tensor,
+    y: torch.Tensor,
+    activation: str,
+    limit: float | None,
+    places: Order | Lists,
+    up_tile: PairTile,
+    down_tile: PairTile,
+    biases: ExpertBiases | None = None,
+) -> None:
+    """h [T·K, F] and y [T·K, M] of the pairs of `places`, by pair: what is between the products, and the summands of
+    the output."""
+    e, (pairs, inter), (t, hidden) = len(gate_up), h.shape, x.shape
     where: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int, int]
     if isinstance(places, Lists):
         lists = places
         where = (lists.pairs, lists.counts, lists.counts, lists.pairs.shape[1], lists.shared, lists.parts)
     else:
         where = (places.order, places.offsets, places.ends, 0, 0, 1)
-    h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
     same: dict[str, Any] = {
         "LISTS": isinstance(places, Lists),
         "ROWS": places.rows,
@@ -353,7 +384,7 @@ def tiles_moe(
     tile = up_tile
     workspace.launch(tiles_up, (cdiv(inter, tile.outputs), places.tiles))(
         x, _matrix(gate_up, tile), *where, h, e, hidden, inter, limit or 0.0,
-        None if biases is None else biases.gate_up, BIASED=biases is not None, K=k, ACT=activation,
+        None if biases is None else biases.gate_up, BIASED=biases is not None, K=pairs // t, ACT=activation,
         LIMITED=limit is not None, BLOCK_N=tile.outputs, BLOCK_M=tile.inputs, STAGES=tile.stages,
         SWAP=tile.swap, TMA=tile.tma, EVEN=inter % tile.outputs == 0 and hidden % tile.inputs == 0,
         num_warps=tile.warps, **same,
@@ -366,4 +397,3 @@ def tiles_moe(
         SWAP=tile.swap, TMA=tile.tma, EVEN=hidden % tile.outputs == 0 and inter % tile.inputs == 0,
         num_warps=tile.warps, **same,
     )  # fmt: skip
-    return combined(workspace, y, None, experts, weights, residual, e, x.dtype, isinstance(places, Lists))

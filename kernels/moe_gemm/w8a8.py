@@ -15,16 +15,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.linear.fp8_rows import GROUP, _product
 from kernels.moe_gemm import reference
 from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.quantized_ring import quantized_ring_moe, ring_fits
 from kernels.moe_gemm.rows import activate, bias_of
-from kernels.moe_gemm.tiles import _find, combined
+from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
 from kernels.quantize.kernel import quantized
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
-# Outputs of a tile, and the most pairs.
-OUTPUTS, MAX_PAIRS = 64, 64
+# Pairs of a tile, at most.
+MAX_PAIRS = 64
 
 
 @triton.jit
@@ -146,12 +147,40 @@ def moe_gemm(
     if not len(x):
         return torch.empty_like(x)
     if not (_fits(gate_up) and _fits(down)):
-        given = (weights, experts, residual, activation, limit, num_shared, deterministic, biases)
-        return reference.moe_gemm(x, gate_up, down, *given)
+        every = (weights, experts, residual, activation, limit, num_shared, deterministic, biases)
+        return reference.moe_gemm(x, gate_up, down, *every)
+    given = (weights, experts, residual, activation, limit, biases)
+    if not deterministic and ring_fits(x, gate_up, down, experts.numel()):
+        return quantized_ring_moe(workspace, x, gate_up, down, *given)
+    rows, up, down_tile = pair_tiles(0 if deterministic else experts.numel(), len(gate_up.data), x.dtype)
+    return w8a8_moe(workspace, x, gate_up, down, *given, rows, up, down_tile)
+
+
+def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[int, PairTile, PairTile]:
+    """Pairs a tile and the cut of both products."""
+    tile = PairTile(64, GROUP, 2 if dtype == torch.float32 else 3, 4)
+    return min(MAX_PAIRS, max(16, next_power_of_2(pairs // num_experts))), tile, tile
+
+
+def w8a8_moe(
+    workspace: Workspace,
+    x: torch.Tensor,
+    gate_up: Fp8 | Int8,
+    down: Fp8 | Int8,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    residual: torch.Tensor | None,
+    activation: str,
+    limit: float | None,
+    biases: ExpertBiases | None,
+    rows: int,
+    up_tile: PairTile,
+    down_tile: PairTile,
+) -> torch.Tensor:
+    """`moe_gemm` by tiles of `rows` pairs."""
     x, experts = x.contiguous(), experts.contiguous()
     (t, hidden), (count, width, _) = x.shape, gate_up.shape
     inter, k = width // 2, experts.shape[1]
-    rows = 16 if deterministic else min(MAX_PAIRS, max(16, next_power_of_2(t * k // count)))
     places = ordered(workspace, experts, count, rows)
     h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
@@ -160,24 +189,20 @@ def moe_gemm(
     same: dict[str, Any] = {
         "BIASED": biases is not None,
         "ROWS": rows,
-        "BLOCK_N": OUTPUTS,
-        "BLOCK_M": GROUP,
         "BLOCK_E": next_power_of_2(count),
-        "STAGES": 2 if x.dtype == torch.float32 else 3,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
         "PDL": workspace.pdl,
         "launch_pdl": workspace.pdl,
-        "num_warps": 4,
     }
     numbers, scales, strides, constants = _inputs(workspace, x, gate_up)
-    workspace.launch(w8a8_up, (cdiv(inter, OUTPUTS), places.tiles))(
+    workspace.launch(w8a8_up, (cdiv(inter, up_tile.outputs), places.tiles))(
         numbers, scales, gate_up.data, gate_up.scale, *where, h, count, hidden, inter, *strides, limit or 0.0, up_bias,
-        **constants, K=k, ACT=activation, LIMITED=limit is not None, **same,
+        **constants, K=k, ACT=activation, LIMITED=limit is not None, **same, **cut(up_tile),
     )  # fmt: skip
     numbers, scales, strides, constants = _inputs(workspace, h, down)
-    workspace.launch(w8a8_down, (cdiv(hidden, OUTPUTS), places.tiles))(
+    workspace.launch(w8a8_down, (cdiv(hidden, down_tile.outputs), places.tiles))(
         numbers, scales, down.data, down.scale, weights, *where, y, count, hidden, inter, *strides, down_bias,
-        **constants, **same,
+        **constants, **same, **cut(down_tile),
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.linear.skinny import INTERPRETED
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight.inputs import RANGES, SMALLEST, Inputs
 from kernels.workspace import Workspace
@@ -37,9 +38,10 @@ def _quantize(
     K, groups, x_stride, scales_row, scales_group, eps, offset,
     NORM: tl.constexpr, STATIC: tl.constexpr, POWER: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
     SMALLEST: tl.constexpr, SPAN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WHOLE: tl.constexpr,
-    PDL: tl.constexpr,
+    EXACT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Row `program_id(0)` of x; GROUP inputs share a scale, and BLOCK covers them all."""
+    """Row `program_id(0)` of x; GROUP inputs share a scale, and BLOCK covers them all. EXACT: by divisions, for an
+    interpreter that rounds products before sums."""
     if PDL:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -56,7 +58,13 @@ def _quantize(
             bits = scale.to(tl.int32, bitcast=True)
             # the exponent alone, one more where there is a fraction
             scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    ratio = tl.div_rn(parts, tl.broadcast_to(scale[:, None], parts.shape))
+    if EXACT:
+        ratio = tl.div_rn(parts, tl.broadcast_to(scale[:, None], parts.shape))
+    else:
+        # Rounded as by a division: Markstein 1990, theorem 7.1, from a reciprocal that is.
+        inverse = tl.div_rn(tl.full((BLOCK // GROUP,), 1.0, tl.float32), scale)[:, None]
+        near = tl.minimum(tl.maximum(parts * inverse, 4 * LOW), 4 * HIGH)
+        ratio = tl.fma(tl.fma(-near, tl.broadcast_to(scale[:, None], parts.shape), parts), inverse, near)
     if WHOLE:
         # Of what is below 2^22, this sum keeps whole numbers, to nearest and ties to even.
         ratio = (ratio + 12582912.0) - 12582912.0
@@ -104,7 +112,7 @@ def quantized(
             k, groups, x.stride(0), scales.stride(0), scales.stride(1), eps, offset,
             NORM=norm_weight is not None, STATIC=inputs.scale is not None, POWER=inputs.power_of_two, GROUP=group,
             BLOCK=block, SMALLEST=SMALLEST, SPAN=ends.span, LOW=ends.low, HIGH=ends.high, WHOLE=whole,
-            PDL=workspace.pdl, launch_pdl=workspace.pdl,
+            EXACT=INTERPRETED, PDL=workspace.pdl, launch_pdl=workspace.pdl,
             num_warps=min(16, max(1, block // LANES)),
         )  # fmt: skip
     return numbers, scales

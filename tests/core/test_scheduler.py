@@ -98,14 +98,16 @@ def test_above_the_backlog_threshold_a_step_uses_the_whole_budget() -> None:
 
 def test_a_model_with_experts_has_a_lower_backlog_threshold() -> None:
     dense, experts, calm = (
-        choose_prefill_policy(*of, 1024) for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1))
+        choose_prefill_policy(*of, 16.0, 1024) for of in (("balanced", 1.0), ("balanced", 0.1), ("latency", 0.1))
     )
     backlog = 8 * 1024
     assert dense.prefill_tokens(56, backlog, MixedShapes()) == 1792
     assert experts.prefill_tokens(56, backlog, MixedShapes()) is None
     assert calm.prefill_tokens(56, backlog, MixedShapes()) == 512
     assert [of.prefill_tokens(4, 40 * 1024, MixedShapes()) for of in (dense, experts, calm)] == [None] * 3
-    assert choose_prefill_policy("throughput", 1.0, 1024) == choose_prefill_policy("throughput", 0.1, 1024) == experts
+    assert choose_prefill_policy("throughput", 1.0, 16.0, 1024) == experts
+    assert choose_prefill_policy("throughput", 0.1, 16.0, 1024) == experts
+    assert choose_prefill_policy("balanced", 1.0, 4.25, 1024) == experts, "quantized weights cost each step as much"
     assert (dense.wave_aligned_tokens, experts.wave_aligned_tokens, calm.wave_aligned_tokens) == (1024, 1024, 0)
 
 

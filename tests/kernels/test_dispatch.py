@@ -68,6 +68,28 @@ def test_every_problem_has_a_winner_and_tiles_where_it_needs_them() -> None:
         assert (chosen.config is None) == (chosen.name == "library")
 
 
+@pytest.mark.parametrize(
+    ("rows", "streams", "deterministic", "expected"),
+    [
+        (1, True, False, "stream"),
+        (128, True, False, "stream"),
+        (129, True, False, "written_out"),
+        (64, False, False, "tiles"),
+        (65, False, False, "written_out"),
+        (300, True, True, "invariant"),
+    ],
+)
+def test_packed_weights_are_written_out_for_more_rows_than_a_kernel_has(
+    rows: int, streams: bool, deterministic: bool, expected: str
+) -> None:
+    from kernels.linear.packed_dispatch import DISPATCH, PackedProblem
+
+    for (n, k), gated in itertools.product(SIZES, (False, True)):
+        chosen = DISPATCH.choose(PackedProblem(rows, n, k, gated, deterministic, streams, 132))
+        assert chosen.name == expected
+        assert (chosen.config is None) == (expected == "written_out")
+
+
 def test_a_shape_is_decided_once_and_few_are_remembered() -> None:
     asked: list[int] = []
     variant: Variant[int] = Variant("one", lambda n: asked.append(n), lambda n: n, lambda x, n: x, "")  # type: ignore[func-returns-value]
@@ -93,5 +115,11 @@ def test_explain_says_who_runs_why_others_decline_and_what_was_measured(capsys: 
     said = capsys.readouterr().out
     assert said.startswith("rms_norm")
     assert "cublasLt" in said
+    main(["linear", "100x14336x4096", "--weight", "int4", "--activation", "silu"])
+    said = capsys.readouterr().out
+    assert "stream            runs, with StreamTile(rows=128" in said
+    assert "written_out       would take it" in said
+    main(["linear", "100x14336x4096", "--weight", "fp4"])
+    assert "stream            declines: needs Hopper" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["linear", "64x14336"])

@@ -20,7 +20,7 @@ import triton
 import kernels.linear.quantized_stream as stream
 from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
-from kernels.linear import fp8, packed
+from kernels.linear import fp8, packed_dispatch as packed
 from kernels.linear.cases import fp8_case, packed_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
@@ -31,32 +31,37 @@ triton.runtime.driver.set_active(Driver())
 cpu, bf16 = torch.device("cpu"), torch.bfloat16
 workspace, generator = Workspace(cpu), seeded(cpu)
 workspace.pdl = True
-counts = torch.zeros(64, dtype=torch.int32)
+counts = torch.zeros(512, dtype=torch.int32)
 with Compiler(1, None) as compiler:
     with compiler.only(workspace):
         for rows in (8, 32, 64):
             for act in (None, "silu"):
                 case = packed_case("", bf16, rows, 256, 640, 4, 128, zeros=True, residual=act is None, activation=act)
                 made = case.make(cpu, generator)
-                tile = packed.stream_tile(rows, act is not None)
+                tile = packed.stream_tile(rows, 512 if act else 256, act is not None, 132)
                 stream.packed_stream(workspace, made["x"], made["weight"], None, made["residual"], act, tile, counts)
                 case = fp8_case("", bf16, rows, 256, 640, (128, 128), Inputs("fp8", 128), activation=act)
                 weight = case.make(cpu, generator)["weight"]
                 x, scales = torch.zeros(rows, 640).to(torch.float8_e4m3fn), torch.ones(rows, 5)
                 tile = fp8.stream_tile(rows, act is not None)
                 stream.fp8_stream(workspace, x, scales, weight, None, None, act, tile, counts, bf16)
+        for n in (256, 1 << 15):
+            case = packed_case("", bf16, 100, n, 640, 4, 128, bias=True)
+            made, tile = case.make(cpu, generator), packed.stream_tile(100, n, False, 132)
+            stream.packed_stream(workspace, made["x"], made["weight"], made["bias"], None, None, tile, counts)
     kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
     texts = [kernel.asm["ptx"] for kernel in kernels if kernel.metadata.name == "quantized_stream_kernel"]
-    assert len(texts) == 10
+    assert len(texts) == 12
     assert all(text.index("cp.async.bulk.tensor") < text.index("griddepcontrol.wait") for text in texts)
     print(sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
-    print(sum("m64n64k16.f32.bf16" in text for text in texts), sum("k32.f32.e4m3.e4m3" in text for text in texts))
+    print(*(sum(f"m64n{n}k16.f32.bf16" in text for text in texts) for n in (64, 128)))
+    print(sum("k32.f32.e4m3.e4m3" in text for text in texts))
 """
 
 
 @pytest.mark.slow
 def test_few_rows_are_multiplied_from_registers_and_8_bit_floats_as_they_are(tmp_path: Path) -> None:
-    assert run(COMPILE, tmp_path).split() == ["2", "2", "4"]
+    assert run(COMPILE, tmp_path).split() == ["2", "2", "2", "4"]
 
 
 def ring_bytes(tile: Any, packed_weight: bool, activation: bool) -> int:
@@ -68,18 +73,21 @@ def ring_bytes(tile: Any, packed_weight: bool, activation: bool) -> int:
 
 
 @pytest.mark.parametrize("activation", [False, True])
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 32, 33, 64, 65, 128])
 def test_programs_of_a_product_fill_every_multiprocessor_alike(rows: int, activation: bool) -> None:
     """Where more of them fit than are meant for one, some multiprocessors would get one more than others, and programs
     of the next product would take memory from these."""
-    from kernels.linear import fp8, packed
+    from kernels.linear import fp8
+    from kernels.linear import packed_dispatch as packed
 
     for module in (packed, fp8):
-        if module is fp8 and rows <= fp8.SPLIT_ROWS:
+        if module is fp8 and not fp8.SPLIT_ROWS < rows <= fp8.FEW_ROWS:
             continue
-        tile = module.stream_tile(rows, activation)
-        held = ring_bytes(tile, module is packed, activation)
-        assert SHARED_BYTES // (held + 2048) == tile.programs, (module.__name__, tile, held)
+        inside = activation and rows <= packed.GATED_ROWS
+        for n in (1 << 12, 1 << 15):
+            tile = packed.stream_tile(rows, n, inside, 132) if module is packed else fp8.stream_tile(rows, inside)
+            held = ring_bytes(tile, module is packed, inside)
+            assert SHARED_BYTES // (held + 2048) == tile.programs, (module.__name__, tile, held)
 
 
 def test_rows_are_ordered_as_a_weight_is_unpacked() -> None:

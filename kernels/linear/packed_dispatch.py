@@ -1,0 +1,159 @@
+"""Which kernel multiplies by a weight of packed integers or 4-bit floats, decided once a shape.
+
+Few rows take one kernel that reads the weight packed, with bias, activation and residual inside: a Gluon kernel on
+Hopper where it can (`quantized_stream`), else a Triton kernel. For many rows the weight's numbers are written out once,
+and the dense product takes them: that costs one pass over the weight, where the product has hundreds of operations a
+byte of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels.dispatch import Dispatch, Variant
+from kernels.gated_activation.kernel import gated_activation
+from kernels.linear import dense
+from kernels.linear.fp8 import PROGRAMS
+from kernels.linear.fp8_rows import RowTile
+from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
+from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
+from kernels.linear.skinny import counters
+from kernels.linear.stream import StreamTile
+from kernels.sizes import cdiv, next_power_of_2
+from kernels.weight import Dense, Fp4, PackedInt
+from kernels.workspace import Workspace
+
+# Those up to which the weight is read packed.
+FEW_ROWS = 64
+# Up to these, the activation is inside of a product that streams.
+GATED_ROWS = 64
+
+
+class PackedProblem(NamedTuple):
+    """What the choice of a kernel depends on.
+
+    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. streams: 4-bit
+    integers in groups of whole blocks, which the bulk copy engine can read, on a GPU of this kind.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    gated: bool
+    deterministic: bool
+    streams: bool
+    multiprocessors: int
+
+
+class PackedOperands(NamedTuple):
+    """What a kernel is launched on; a norm was taken already."""
+
+    workspace: Workspace
+    x: torch.Tensor
+    weight: PackedInt | Fp4
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    activation: str | None
+
+
+def stream_tile(rows: int, n: int, activation: bool, multiprocessors: int) -> StreamTile:
+    """Programs whose rings fill the shared memory of their multiprocessor: programs of the next product, started early,
+    slow these down (measured on an H200). n: rows of the weight."""
+    height = next(h for h in (8, 16, 32, 64, MAX_ROWS) if rows <= h)
+    if height == MAX_ROWS:
+        if n >= 128 * multiprocessors:
+            return StreamTile(height, 128, WIDTH, 3, warps=8)
+        return StreamTile(height, 64, WIDTH, 4)
+    if activation and height in (8, 32):
+        return StreamTile(height, 64, WIDTH, 8 if height == 8 else 6, 2)
+    stages = {8: 8, 16: 4 if activation else 6, 32: 4, 64: 2}
+    return StreamTile(height, 64, 2 * WIDTH, stages[height], 2)
+
+
+def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -> RowTile:
+    """About one program a multiprocessor for up to 16 rows, two for more. deterministic: one cut whatever rows there
+    are."""
+    if deterministic:
+        return RowTile(FEW_ROWS, 64, 2 if n <= 1 << 13 and not activation else 1, 3)
+    height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
+    if activation or n >= 1 << 16:
+        return RowTile(height, 64, 1, 3)
+    programs = PROGRAMS if height == 16 else 2 * PROGRAMS
+    split = max(1, min(programs // cdiv(n, 64), k // (4 * WIDTH)))
+    return RowTile(height, 64, split, 4 if height == 16 else 3)
+
+
+def _not_streamed(problem: PackedProblem) -> str | None:
+    if not problem.streams:
+        return "needs Hopper, 16-bit rows on 16 bytes, and 4-bit integers in groups of whole blocks of 128"
+    return None if problem.rows <= MAX_ROWS else f"for up to {MAX_ROWS} rows"
+
+
+def _stream_config(problem: PackedProblem) -> StreamTile:
+    inside = problem.gated and problem.rows <= GATED_ROWS
+    wide = problem.outputs * (2 if problem.gated else 1)
+    return stream_tile(problem.rows, wide, inside, problem.multiprocessors)
+
+
+def _row_config(problem: PackedProblem) -> RowTile:
+    return row_tile(problem.rows, problem.outputs, problem.inputs, problem.gated, problem.deterministic)
+
+
+def _stream(operands: PackedOperands, tile: StreamTile) -> torch.Tensor:
+    workspace, x, weight, bias, residual, activation = operands
+    assert isinstance(weight, PackedInt)
+    inside = activation if len(x) <= GATED_ROWS else None
+    y = packed_stream(workspace, x, weight, bias, residual, inside, tile, counters(workspace))
+    return gated_activation(workspace, y, activation) if activation and not inside else y
+
+
+def _written_out(operands: PackedOperands, _: Any = None) -> torch.Tensor:
+    workspace, x, weight, bias, residual, activation = operands
+    if isinstance(weight, PackedInt) and weight.order is not None:
+        x = x.index_select(1, weight.order)
+    whole = Dense(unpacked(workspace, weight, x.dtype))
+    return dense.linear(workspace, x, whole, bias, residual=residual, activation=activation)
+
+
+def _tiles(operands: PackedOperands, tile: RowTile) -> torch.Tensor:
+    workspace, x, weight, bias, residual, activation = operands
+    n = weight.shape[0] // (2 if activation else 1)
+    y = torch.empty(len(x), n, dtype=x.dtype, device=x.device) if residual is None else residual
+    packed_linear(workspace, x, weight, bias, residual, y, activation, tile)
+    return y
+
+
+DISPATCH: Dispatch[PackedProblem] = Dispatch(
+    [
+        Variant(
+            "invariant",
+            lambda problem: None if problem.deterministic else "for runtime.deterministic",
+            _row_config,
+            _tiles,
+            "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+        ),
+        Variant(
+            "stream",
+            _not_streamed,
+            _stream_config,
+            _stream,
+            "docs/experiments/2026-11-23-packed-products.md, 2026-11-24-quantized-experts.md (packed-rows.jsonl)",
+        ),
+        Variant(
+            "written_out",
+            lambda problem: None if problem.rows > FEW_ROWS else f"for more than {FEW_ROWS} rows",
+            lambda problem: None,
+            _written_out,
+            "docs/experiments/2026-11-24-quantized-experts.md (packed-rows.jsonl)",
+        ),
+        Variant(
+            "tiles",
+            lambda problem: None,
+            _row_config,
+            _tiles,
+            "what nothing else takes; docs/experiments/2026-11-23-packed-products.md",
+        ),
+    ]
+)

@@ -1,0 +1,57 @@
+"""Products of a decode step's pairs with quantized experts on Hopper: every kind of weight compiles where there is no
+GPU to run it, and unpacks without shared memory between threads.
+
+Results are held by the cases of `moe_gemm` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.compiled import SHARED_BYTES, run
+
+COMPILE = """
+import torch
+import triton
+from kernels.workspace import Workspace
+from kernels.compilation.ahead import Compiler
+from kernels.moe_gemm.cases import fp4_case, packed_case, w8a8_case
+from kernels.moe_gemm.quantized_ring import quantized_ring_moe
+from kernels.testing import seeded
+from kernels.weight.inputs import Inputs
+from tests.kernels.compilation.driver import Driver
+
+triton.runtime.driver.set_active(Driver())
+cpu, bf16 = torch.device("cpu"), torch.bfloat16
+workspace, generator = Workspace(cpu), seeded(cpu)
+workspace.pdl = True
+names = ("x", "gate_up", "down", "weights", "experts", "residual", "activation", "limit", "biases")
+sizes = (320, 192, 6, 4)
+with Compiler(1, None) as compiler:
+    with compiler.only(workspace):
+        for t in (2, 20):
+            for case in (
+                fp4_case("", bf16, t, *sizes, biased=True, activation="swiglu_oai", limit=1.0),
+                fp4_case("", bf16, t, *sizes, 16, True),
+                packed_case("", bf16, t, *sizes, zeros=True),
+                packed_case("", bf16, t, *sizes, group=128),
+                w8a8_case("", bf16, t, *sizes, Inputs("fp8", 128), (128, 128)),
+                w8a8_case("", bf16, t, *sizes, Inputs("fp8")),
+            ):
+                given = {"activation": "silu", "limit": None, "biases": None, **case.make(cpu, generator)}
+                quantized_ring_moe(workspace, *(given[name] for name in names))
+    kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
+    kernels = [kernel for kernel in kernels if kernel.metadata.name == "quantized_list_kernel"]
+    texts = [kernel.asm["ptx"] for kernel in kernels]
+    print(len(texts), sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
+    print(sum("k32.f32.e4m3.e4m3" in text for text in texts), max(kernel.metadata.shared for kernel in kernels))
+"""
+
+
+@pytest.mark.slow
+def test_packed_experts_are_multiplied_from_registers_and_8_bit_floats_as_they_are(tmp_path: Path) -> None:
+    launches, registers, floats, shared = run(COMPILE, tmp_path).split()
+    assert (launches, registers, floats) == ("24", "16", "8")
+    assert int(shared) * 2 <= SHARED_BYTES, "two programs share a multiprocessor"
