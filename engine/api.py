@@ -205,10 +205,12 @@ class Engine:
         *,
         on_failure: Callable[[BaseException], None] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        launched: env.Launched | None = None,
     ) -> Engine:
         """Build the runner (this imports torch and reads the weights) and an engine over it.
 
-        progress is called with (what is being done, how much is done, how much there is).
+        progress is called with (what is being done, how much is done, how much there is). launched: by what its ranks
+        are started on several hosts, of which this is the first; None has all of them here.
         """
         # Before torch is imported here: the helper process imports it meanwhile.
         runner: Runner
@@ -216,9 +218,9 @@ class Engine:
         runtime = config.runtime
         ahead = runtime.compile_ahead == "processes"
         with compile_process.helper(runtime.device != "cpu", ahead, env.inherited()) as elsewhere:
-            if config.parallel.tensor > 1:
-                group = Group(config)
-                runner, lost = group.lead(progress, elsewhere), lambda: group.failure
+            group = Group.of(config, launched)
+            if group is not None:
+                runner, lost = group.lead(progress, elsewhere), group.lost
             else:
                 from engine.runner.build import build_runner
 

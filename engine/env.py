@@ -16,6 +16,27 @@ PROGRESS = "NEREID_PROGRESS"
 OTLP_ENDPOINT = "NEREID_OTLP_ENDPOINT"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
+# What torchrun tells the processes that it starts, and by what name LeaderWorkerSet says the same to a pod.
+RANKS = {
+    "MASTER_ADDR": "LWS_LEADER_ADDRESS",
+    "RANK": "LWS_WORKER_INDEX",
+    "WORLD_SIZE": "LWS_GROUP_SIZE",
+}
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """What a launcher of processes on several hosts says of this one, as text; None where it says nothing.
+
+    own_store: the launcher itself listens at the port, as torchrun does.
+    """
+
+    master_addr: str | None = None
+    master_port: str | None = None
+    rank: str | None = None
+    world_size: str | None = None
+    local_rank: str | None = None
+    local_world_size: str | None = None
+    own_store: bool = False
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -27,6 +48,7 @@ class Environment(msgspec.Struct, frozen=True):
     progress: socket address that an engine process reports its loading to; None when nobody watches.
     otlp_endpoint: an OpenTelemetry collector that spans of requests go to; None where there is none.
     threads: of torch on a CPU, which reads the variable itself; None leaves their number to the runner.
+    launched: what a launcher of several processes says.
     """
 
     python: Path
@@ -35,6 +57,7 @@ class Environment(msgspec.Struct, frozen=True):
     progress: str | None
     otlp_endpoint: str | None
     threads: str | None
+    launched: Launched
 
 
 def read(variables: Mapping[str, str] | None = None) -> Environment:
@@ -48,6 +71,22 @@ def read(variables: Mapping[str, str] | None = None) -> Environment:
         progress=env.get(PROGRESS) or None,
         otlp_endpoint=env.get(OTLP_ENDPOINT) or None,
         threads=env.get(THREADS) or None,
+        launched=_launched(env),
+    )
+
+
+def _launched(env: Mapping[str, str]) -> Launched:
+    """torchrun may run in a pod of LeaderWorkerSet: then its word counts, for it says more."""
+    pod = not env.get("WORLD_SIZE") and bool(env.get("LWS_GROUP_SIZE"))
+    said = {name: env.get(other if pod else name) or None for name, other in RANKS.items()}
+    return Launched(
+        master_addr=said["MASTER_ADDR"],
+        master_port=env.get("MASTER_PORT") or None,
+        rank=said["RANK"],
+        world_size=said["WORLD_SIZE"],
+        local_rank=None if pod else env.get("LOCAL_RANK") or None,
+        local_world_size=None if pod else env.get("LOCAL_WORLD_SIZE") or None,
+        own_store=not pod and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
@@ -63,10 +102,14 @@ def inherited(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-def one_gpu(rank: int) -> dict[str, str]:
-    """The variable by which a child process sees one GPU alone: the `rank`-th of those that this process sees."""
+def one_gpu(index: int, taken: int = 0, own: int = 0) -> dict[str, str]:
+    """The variable by which a child process sees one GPU alone: the `index`-th of those that this process sees.
+
+    taken: GPUs before these that other processes of the host take, unless this one sees no more than its `own`.
+    """
     seen = [name for name in os.environ.get(GPUS, "").split(",") if name]
-    return {GPUS: seen[rank] if rank < len(seen) else "" if seen else str(rank)}
+    at = index if seen and len(seen) <= own else index + taken
+    return {GPUS: seen[at] if at < len(seen) else "" if seen else str(at)}
 
 
 def path_list(name: str) -> list[str]:

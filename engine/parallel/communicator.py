@@ -74,10 +74,13 @@ class GroupCommunicator(Communicator):
         self._group = None
 
 
-def connect(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Communicator:
+def connect(
+    store: Any, rank: int, size: int, device: torch.device, timeout_s: float, own: str = "127.0.0.1"
+) -> Communicator:
     """The communicator of `rank` among `size`, who meet at `store`, a store of torch.distributed.
 
-    timeout_s: a rank that is waited for longer has failed. Raises GroupError when the others do not come.
+    timeout_s: a rank that is waited for longer has failed. own: the address by which the others reach this rank over
+    gloo; NCCL finds its own. Raises GroupError when the others do not come.
     """
     if size == 1:
         return Communicator()
@@ -93,7 +96,7 @@ def connect(store: Any, rank: int, size: int, device: torch.device, timeout_s: f
             gloo: Any = distributed.ProcessGroupGloo
             loose = gloo._Options()
             loose._timeout = patience
-            loose._devices = [gloo.create_device(hostname="127.0.0.1")]
+            loose._devices = [gloo.create_device(hostname=own)]
             group = gloo(store, rank, size, loose)
         made = GroupCommunicator(group, device)
         made.all_gather_numbers([rank])

@@ -9,34 +9,50 @@ from torch.distributed import TCPStore
 
 from engine.config import EngineConfig
 from engine.models.reader import ConfigError
-from engine.parallel.communicator import connect
+from engine.parallel.communicator import GroupError, connect
+from engine.parallel.link import MEET_S
+from engine.parallel.meeting import Meeting
 from engine.runner.build import Progress, build_runner, device_of
 from engine.runner.runner import DeviceRunner
+from engine.types import shown
 from kernels.compilation.ahead import Elsewhere
 
-# Ranks import and read for different lengths of time before they meet.
-MEET_S = 600.0
+_DEVICE = "device"
 
 
 def runner_of(
     config: EngineConfig,
     rank: int,
-    port: int,
+    meeting: Meeting,
     listener: int | None = None,
     progress: Progress | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> DeviceRunner:
-    """The runner of `rank`. listener: the first rank's listening socket at `port`, which it gives away.
+    """The runner of `rank`. listener: the first rank's listening socket at the meeting's port, which it gives away.
 
     Raises ConfigError, WeightsError, ValueError or GroupError, each with a sentence for the user.
     """
     device, size = device_of(config), config.parallel.tensor
-    if rank == 0 and device.type == "cuda" and torch.cuda.device_count() < size:
+    if rank == 0 and device.type == "cuda" and torch.cuda.device_count() < meeting.local:
         raise ConfigError(
-            f"parallel.tensor = {size} needs a GPU for each rank, and {torch.cuda.device_count()} are visible: lower "
-            "it, or set runtime.device to cpu"
+            f"parallel.tensor = {size} needs a GPU for each of {meeting.local} ranks here, and "
+            f"{torch.cuda.device_count()} are visible: lower it, set runtime.device to cpu, or start ranks on other "
+            "hosts (docs/parallel.md)"
         )
     first, patience = rank == 0, timedelta(seconds=MEET_S)
-    store = TCPStore("127.0.0.1", port, None, first, patience, wait_for_workers=False, master_listen_fd=listener)
-    communicator = connect(store, rank, size, device, MEET_S)
+    try:
+        store = TCPStore(
+            meeting.address, meeting.port, None, first, patience, wait_for_workers=False, master_listen_fd=listener
+        )
+        if first:
+            store.set(_DEVICE, device.type)
+        computed_on = store.get(_DEVICE).decode()
+    except RuntimeError as error:
+        raise GroupError(f"rank {rank} of {size} does not find the first: {shown(str(error), 200)}") from None
+    if computed_on != device.type:
+        raise ConfigError(
+            f"rank {rank} has {'no usable GPU' if device.type == 'cpu' else 'a GPU'}, and the first rank computes on "
+            f"{computed_on}: give every rank the same, or set runtime.device"
+        )
+    communicator = connect(store, rank, size, device, MEET_S, meeting.own)
     return build_runner(config, progress, elsewhere, communicator)

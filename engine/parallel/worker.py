@@ -1,4 +1,4 @@
-"""A process that holds one rank beyond the first: builds its runner and follows. `Group` starts it."""
+"""A process that holds one rank beyond the first: builds its runner and follows. `LocalRanks` starts it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import threading
 
 import msgspec
 
-from engine.parallel.group import Assignment
+from engine.parallel.meeting import UNUSABLE, Assignment
 from engine.parallel.ring import RingReader
 
 _BEAT_MS = 200
@@ -26,26 +26,25 @@ log = logging.getLogger(__name__)
 def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
-    size = told.config.parallel.tensor
     logging.basicConfig(level=logging.INFO, format=f"nereid rank {told.rank}: %(message)s")
     bell = socket.socket(fileno=told.bell)
-    reader = RingReader(told.ring, bell, told.rank - 1, size - 1)
+    reader = RingReader(told.ring, bell, told.reader, told.readers)
     threading.Thread(target=_live, args=(reader, bell), name="nereid-beat", daemon=True).start()
     try:
         from engine.parallel.follower import follow
         from engine.parallel.start import runner_of
 
-        follow(runner_of(told.config, told.rank, told.port), reader.messages())
+        follow(runner_of(told.config, told.rank, told.meeting), reader.messages())
     except Exception as error:
         log.exception("rank %d ends", told.rank)
         with contextlib.suppress(OSError):
             bell.send((str(error) or type(error).__name__).encode()[:4096])
-        return 1
+        return UNUSABLE if isinstance(error, ValueError) else 1
     return 0
 
 
 def _live(reader: RingReader, bell: socket.socket) -> None:
-    """Say that this process runs, until the first rank is gone."""
+    """Say that this process runs, until the one that started it is gone."""
     poller = select.poll()
     poller.register(bell, select.POLLRDHUP)
     while not poller.poll(_BEAT_MS):

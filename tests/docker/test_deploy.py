@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import httpx
+import jsonschema
 import pytest
 import yaml
 
@@ -53,6 +54,49 @@ def test_prometheus_accepts_the_configuration_and_the_alerts_pass_their_tests() 
 @pytest.mark.parametrize("name", ["triton", "openai"])
 def test_manifests_fit_the_kubernetes_schemas(name: str) -> None:
     run(Path(sys.executable).with_name("kubernetes-validate"), "--strict", f"kubernetes/{name}.yaml")
+
+
+# The fields of LeaderWorkerSet v1; pods are held to Kubernetes' own schemas.
+POLICIES = ["Default", "RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]
+TEMPLATE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["workerTemplate"],
+    "properties": {
+        "leaderTemplate": {"type": "object"},
+        "workerTemplate": {"type": "object"},
+        "size": {"type": "integer", "minimum": 1},
+        "restartPolicy": {"enum": POLICIES},
+        "subGroupPolicy": {"type": "object"},
+        "volumeClaimTemplates": {"type": "array"},
+        "persistentVolumeClaimRetentionPolicy": {"type": "object"},
+    },
+}
+LEADER_WORKER_SET = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["leaderWorkerTemplate"],
+    "properties": {
+        "replicas": {"type": "integer", "minimum": 0},
+        "leaderWorkerTemplate": TEMPLATE,
+        "rolloutStrategy": {"type": "object"},
+        "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+        "networkConfig": {"type": "object"},
+    },
+}
+
+
+def test_the_leader_worker_set_has_its_fields_and_its_pods_fit_the_schemas(tmp_path: Path) -> None:
+    *others, group = yaml.safe_load_all((DOCKER / "kubernetes/leaderworkerset.yaml").read_text())
+    assert (group["apiVersion"], group["kind"]) == ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
+    jsonschema.validate(group["spec"], LEADER_WORKER_SET)
+    template = group["spec"]["leaderWorkerTemplate"]
+    pods = [
+        {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name.lower()}, "template": template[name]}
+        for name in ("leaderTemplate", "workerTemplate")
+    ]
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all([*others, *pods]))
+    run(Path(sys.executable).with_name("kubernetes-validate"), "--strict", str(tmp_path / "all.yaml"))
 
 
 @needs("prometheus")

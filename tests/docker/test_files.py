@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from clients.openai.metrics import ShimMetrics
 from clients.python.cli import app
+from engine import env
+from engine.parallel.placement import DEFAULT_PORT, placed
 from engine.serving.frontend import metric_families
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
@@ -108,12 +110,58 @@ def test_the_shim_is_started_with_flags_that_it_has() -> None:
         assert flag.split("=")[0] in usage, flag
 
 
+def of_kind(kind: str, name: str) -> dict[str, Any]:
+    return next(m for m in manifests() if m["kind"] == kind and m["metadata"]["name"] == name)
+
+
+def group_pods() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a model on several hosts: the leader's and the others'."""
+    template = of_kind("LeaderWorkerSet", "nereid-large")["spec"]["leaderWorkerTemplate"]
+    return template["leaderTemplate"], template["workerTemplate"]
+
+
+def test_hosts_of_a_model_run_commands_that_there_are() -> None:
+    (leader,), (worker,) = (pod["spec"]["containers"] for pod in group_pods())
+    for command, flags in (("serve", leader["args"]), ("rank", worker["command"][2:])):
+        shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+        usage = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+        assert "Usage" in usage
+        assert {flag for flag in flags if flag.startswith("--")} <= set(re.findall(r"--[\w-]+", usage))
+    assert worker["command"][:2] == ["nereid", "rank"]
+    assert {"name": "ranks", "containerPort": DEFAULT_PORT} in leader["ports"]
+    assert leader["image"] == worker["image"]
+
+
+def test_hosts_of_a_model_have_a_gpu_a_rank() -> None:
+    group = of_kind("LeaderWorkerSet", "nereid-large")["spec"]["leaderWorkerTemplate"]
+    gpus = [pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in group_pods()]
+    pod = {"LWS_LEADER_ADDRESS": "x", "LWS_GROUP_SIZE": str(group["size"]), "LWS_WORKER_INDEX": "1"}
+    ranks = placed(env.read(pod).launched).ranks(16)
+    assert [str(len(ranks))] * 2 == gpus
+    assert "parallel.tensor=16" in (DOCKER.parent / "docs/deploy.md").read_text()
+
+
+def test_only_hosts_of_a_model_reach_each_others_ports() -> None:
+    policy = of_kind("NetworkPolicy", "nereid-large")["spec"]
+    own = {"leaderworkerset.sigs.k8s.io/name": "nereid-large"}
+    assert policy["podSelector"]["matchLabels"] == own
+    open_to_all_ports = [rule["from"] for rule in policy["ingress"] if "ports" not in rule]
+    assert open_to_all_ports == [[{"podSelector": {"matchLabels": own}}]]
+    assert {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())} == {8001, 8002}
+    service = of_kind("Service", "triton-group")["spec"]["selector"].items()
+    leader, worker = (pod["metadata"]["labels"].items() for pod in group_pods())
+    assert service <= leader
+    assert not service <= worker
+
+
 def test_pods_run_as_a_user_and_select_what_they_label() -> None:
     deployments = [m for m in manifests() if m["kind"] == "Deployment"]
     assert len(deployments) == 2
     for deployment in deployments:
-        pod = deployment["spec"]["template"]
-        assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        selected = deployment["spec"]["selector"]["matchLabels"].items()
+        assert selected <= deployment["spec"]["template"]["metadata"]["labels"].items()
+        assert not any(selected <= pod["metadata"]["labels"].items() for pod in group_pods())
+    for pod in (*(deployment["spec"]["template"] for deployment in deployments), *group_pods()):
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
         for container in pod["spec"]["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True

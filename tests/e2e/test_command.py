@@ -70,13 +70,14 @@ def test_serve_shows_what_it_does_answers_and_stops_on_ctrl_c(models: Path, tmp_
     log = tmp_path / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*NEREID, "serve", "--model-repository", str(models), "--model", "demo", *ports],
+            [*NEREID, "serve", "--model-repository", str(models), "--model", "demo", "--host", "127.0.0.2", *ports],
             stdout=file,
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until(lambda: serve_loop.is_ready(http), "it is ready")
-        wait_until(lambda: "ready: HTTP" in log.read_text(), "it says so")
+        wait_until(lambda: serve_loop.is_ready(http, "127.0.0.2"), "it is ready")
+        wait_until(lambda: f"ready: HTTP http://127.0.0.2:{http}" in log.read_text(), "it says so")
+        assert not serve_loop.is_ready(http), "nobody listens elsewhere"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:
@@ -98,7 +99,18 @@ def test_serve_fetches_a_model_by_its_name_and_leaves_nothing_but_the_cache(chec
     log = tmp_path / "log"
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*NEREID, "serve", "someone/Demo", "--local", "--frontends", "1", "--set", "max_model_len=256", *ports],
+            [
+                *NEREID,
+                "serve",
+                "someone/Demo",
+                "--host",
+                "127.0.0.1",
+                "--frontends",
+                "1",
+                "--set",
+                "max_model_len=256",
+                *ports,
+            ],
             env=os.environ | variables,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -153,4 +165,5 @@ def test_serve_says_why_a_model_does_not_load(models: Path, tmp_path: Path) -> N
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: model demo: config.pbtxt has an unknown parameter 'cache.blocks'")
+    assert done.stderr.count("unknown parameter") == 1
     assert "Traceback" not in done.stderr

@@ -27,7 +27,7 @@ def start(models: Path, log: Path, ports: list[int]) -> subprocess.Popen[bytes]:
     words += ["--exit-timeout-secs", EXIT_TIMEOUT_S, "--model-repository", models, "--model", "demo"]
     with log.open("w") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "engine.serving.launch.cli", "serve", "--local", *map(str, words)],
+            [sys.executable, "-m", "engine.serving.launch.cli", "serve", "--host", "127.0.0.1", *map(str, words)],
             stdout=file,
             stderr=subprocess.STDOUT,
         )

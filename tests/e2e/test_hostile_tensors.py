@@ -74,7 +74,7 @@ def test_a_shape_that_overflows_is_answered(
 
 
 def test_a_local_servers_ports_are_closed_to_other_machines(server: Server) -> None:
-    """As every server of these tests is started (`nereid serve --local`)."""
+    """As every server of these tests is started (`nereid serve --host 127.0.0.1`)."""
     listening = [c.laddr for c in psutil.Process(server.process.pid).net_connections() if c.status == "LISTEN"]
     assert {address.port for address in listening} >= {server.http_port, server.grpc_port, server.metrics_port}
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}

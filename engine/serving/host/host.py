@@ -441,7 +441,7 @@ def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
     def report(stage: str, done: int, total: int) -> None:
         progress(stage, done, total, _UNITS.get(stage, ""))
 
-    return Engine.from_config(config, progress=report).start()
+    return Engine.from_config(config, progress=report, launched=env.read().launched).start()
 
 
 def main(arguments: list[str], factory: EngineFactory = load_engine) -> int:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+_LLM = "engine.serving.llm_model"
+_PARAMETER = re.compile(
+    r'key\s*:\s*"([^"]+)"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"((?:[^"\\]|\\.)*)"', re.DOTALL
+)
 _MODEL = re.compile(r'key\s*:\s*"model"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"([^"]+)"')
 
 
@@ -24,6 +28,15 @@ def entries(repository: Path) -> list[Entry]:
     return [_entry(config) for config in sorted(repository.glob("*/config.pbtxt"))]
 
 
+def llm_parameters(folder: Path) -> dict[str, str] | None:
+    """The parameters of an LLM's entry, as config.pbtxt has them; None of another entry."""
+    if not any(_LLM in model_py.read_text() for model_py in folder.glob("*/model.py")):
+        return None
+    lines = (folder / "config.pbtxt").read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    return {key: _unquoted(value) for key, value in _PARAMETER.findall(text)}
+
+
 def compile_ahead(model_py: Path) -> None:
     """Write the bytecode of a model.py, where its folder can be written. Else a stub does during the first load, the
     server takes that for a change of the model, and the next load starts all of it anew."""
@@ -36,3 +49,10 @@ def _entry(config: Path) -> Entry:
     if found is None or Path(found[1]).is_absolute() or (folder / found[1]).exists():
         return Entry(folder.name)
     return Entry(folder.name, awaits=folder / found[1])
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(msgspec.json.decode(f'"{text}"'.encode()))
+    except msgspec.DecodeError:
+        return text

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine import env
+from engine.parallel import host
+from engine.parallel.link import MEET_S
+from engine.parallel.placement import Placement, PlacementError, placed
 from engine.serving.frontend import renderer
 from engine.serving.launch import doctor as checks
 from engine.serving.launch import gguf_folder, gpus, hub, launcher, repository, serve_loop
@@ -67,14 +73,26 @@ def serve(
     http_port: int = 8000,
     grpc_port: int = 8001,
     metrics_port: int = 8002,
-    local: Annotated[bool, typer.Option("--local", help="Listen on 127.0.0.1 alone.")] = False,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The address to listen on: 127.0.0.1 keeps other machines out, 0.0.0.0 is all of this one's."
+        ),
+    ] = launcher.EVERY_ADDRESS,
     exit_timeout_secs: Annotated[int, typer.Option(help="How long SIGTERM waits for streams to end.")] = 30,
     log_verbose: Annotated[int, typer.Option(help="Triton's verbosity.")] = 0,
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="An OpenTelemetry collector (http://HOST:4318) that spans of requests go to.")
     ] = None,
 ) -> None:
-    """Start Triton Inference Server on the model repository, or for CHECKPOINT alone, until Ctrl-C or SIGTERM."""
+    """Start Triton Inference Server on the model repository, or for CHECKPOINT alone, until Ctrl-C or SIGTERM.
+
+    Where a launcher of several processes gives this one another RANK than 0, it holds ranks, as `nereid rank` does.
+    """
+    placement = _placement()
+    if placement.host > 0:
+        _hold_ranks(placement, None if checkpoint is None else _folder(checkpoint, revision).absolute(), MEET_S)
+        return
     own: Path | None = None
     if checkpoint is not None:
         if model_repository is not None or model:
@@ -94,7 +112,7 @@ def serve(
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
-        local=local,
+        host=host,
         exit_timeout_s=exit_timeout_secs,
         log_verbose=log_verbose,
         otlp_endpoint=otlp_endpoint,
@@ -107,6 +125,20 @@ def serve(
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)
     raise typer.Exit(status)
+
+
+@app.command()
+def rank(
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="The model's folder, where it is another than on the first host.")
+    ] = None,
+    patience: Annotated[float, typer.Option(min=0.0, help="Seconds to look for the first host, each time.")] = MEET_S,
+) -> None:
+    """Hold this host's ranks of a model that is served over several hosts; RANK 0 runs `nereid serve`.
+
+    Reads MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, or what LeaderWorkerSet sets.
+    """
+    _hold_ranks(_placement(), None if checkpoint is None else checkpoint.absolute(), patience)
 
 
 @app.command()
@@ -174,6 +206,23 @@ def doctor() -> None:
 
 def main() -> None:
     app()
+
+
+def _placement() -> Placement:
+    try:
+        return placed(env.read().launched)
+    except PlacementError as error:
+        raise _failure(str(error)) from None
+
+
+def _hold_ranks(placement: Placement, checkpoint: Path | None, patience_s: float) -> None:
+    """Until the engine is told to end; SIGTERM ends the ranks alone."""
+    logging.basicConfig(level=logging.INFO, format=f"nereid host {placement.host}: %(message)s")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    try:
+        host.serve(placement, checkpoint, patience_s)
+    except (PlacementError, host.HostError) as error:
+        raise _failure(str(error)) from None
 
 
 def _folder(checkpoint: str, revision: str | None) -> Path:

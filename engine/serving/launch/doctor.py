@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,9 +15,12 @@ from pathlib import Path
 import msgspec
 
 from engine import env
+from engine.parallel.hosts import listen
+from engine.parallel.placement import PlacementError, placed
 from engine.serving.launch import gpus, launcher
 
 _SHM_BYTES = 256 << 20
+_CONNECT_S = 5.0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -31,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine() -> list[Finding]:
     """Look at everything; nothing is changed but the assembled server in the cache folder."""
-    return [found for look in (_python, _packages, _server, _shared_memory, _gpu, _gpus) for found in look()]
+    return [found for look in (_python, _packages, _server, _shared_memory, _gpu, _gpus, _hosts) for found in look()]
 
 
 def _python() -> Iterator[Finding]:
@@ -135,6 +139,30 @@ def _gpus() -> Iterator[Finding]:
         said = "; ".join(f"GPU{one}-GPU{other} {kind}" for (one, other), kind in sorted(found.items()))
         remedy = "parallel.tensor over these is slow: give each model GPUs that NVLink joins"
         yield Finding("links between GPUs", bool(found) and not slow, said or "unknown", remedy, needed=False)
+
+
+def _hosts() -> Iterator[Finding]:
+    """Where a launcher of several processes has started this one."""
+    what = "hosts of one model (WORLD_SIZE)"
+    try:
+        placement = placed(env.read().launched)
+        if placement.hosts == 1:
+            return
+        where = f"number {placement.host} of {placement.hosts}; the first at {placement.address}, port {placement.port}"
+        if placement.host == 0:
+            listen(placement, 0, patience_s=0.0).close()
+    except PlacementError as error:
+        yield Finding(what, False, "not usable", str(error))
+        return
+    yield Finding(what, True, where)
+    if placement.host > 0:
+        try:
+            socket.create_connection((placement.address, placement.port), _CONNECT_S).close()
+            found = "it listens"
+        except OSError as error:
+            found = error.strerror or str(error)
+        remedy = "start `nereid serve` there, and see that this host reaches its port"
+        yield Finding("the first host", found == "it listens", found, remedy, needed=False)
 
 
 def _version(name: str) -> str | None:

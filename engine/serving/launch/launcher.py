@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import importlib.util
 import platform
 import shutil
@@ -19,10 +20,15 @@ from pathlib import Path
 import msgspec
 
 from engine import env
+from engine.serving.frontend.settings import SettingsError, parse
 from engine.serving.launch import catalog
+from engine.types import shown
 
 CONTAINER_SERVER = Path("/opt/tritonserver")
 WHEEL_HINT = "pip install 'nereid[server]' (it brings nvidia-pytriton 0.7.0, which carries tritonserver 2.51.0)"
+
+
+EVERY_ADDRESS = "0.0.0.0"
 
 
 class LaunchError(Exception):
@@ -41,7 +47,7 @@ class Server(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What to serve and where. models empty: all of the repository that have their checkpoint.
 
-    local: other machines cannot reach the ports.
+    host: the address to listen on, an IPv4 address of this machine or a name of one; 0.0.0.0 is all of them.
     shm_bytes: shared memory of each Python-backend instance at its start (it grows by itself).
     response_threads: of the server for each Python-backend instance. They pass its responses on and run the requests
         that it sends to other models.
@@ -53,7 +59,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    local: bool = False
+    host: str = EVERY_ADDRESS
     exit_timeout_s: int = 30
     shm_bytes: int = 4 << 20
     response_threads: int = 4
@@ -63,8 +69,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """What the server listens on."""
-        return "127.0.0.1" if self.local else "0.0.0.0"
+        """What the server listens on. Raises LaunchError for a name that stands for no IPv4 address."""
+        try:
+            return socket.gethostbyname(self.host)
+        except OSError as error:
+            raise LaunchError(
+                f"--host {shown(self.host)}: it is no IPv4 address and no name of one ({error})"
+            ) from None
+
+    @property
+    def own_address(self) -> str:
+        """Where this machine reaches the server."""
+        return "127.0.0.1" if self.address == EVERY_ADDRESS else self.address
 
 
 def find_server() -> Server:
@@ -211,6 +227,7 @@ def environment(server: Server, progress: str | None = None, otlp_endpoint: str 
 def start(options: Options, progress: str | None = None, **popen: object) -> subprocess.Popen[str]:
     """Start the server; it is the caller's child. Raises LaunchError when there is nothing to start."""
     check_models(options)
+    check_settings(options)
     check_ports(options)
     for model_py in options.repository.glob("*/*/model.py"):
         catalog.compile_ahead(model_py)
@@ -240,6 +257,20 @@ def check_models(options: Options) -> None:
         )
 
 
+def check_settings(options: Options) -> None:
+    """Raise LaunchError for an LLM that is to be served with settings that it would refuse: the server would say so for
+    each of its instances, and for each ensemble over it."""
+    for entry in catalog.entries(options.repository):
+        served = entry.name in options.models if options.models else entry.awaits is None
+        folder = options.repository / entry.name
+        parameters = catalog.llm_parameters(folder) if served else None
+        if parameters is not None:
+            try:
+                parse(parameters, folder)
+            except SettingsError as error:
+                raise LaunchError(f"model {entry.name}: {error}") from None
+
+
 def check_ports(options: Options) -> None:
     """Raise LaunchError when another program listens on one of the ports."""
     for name, port in (("http", options.http_port), ("grpc", options.grpc_port), ("metrics", options.metrics_port)):
@@ -248,6 +279,8 @@ def check_ports(options: Options) -> None:
             try:
                 probe.bind((options.address, port))
             except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise LaunchError(f"--host {shown(options.host)}: this machine has no such address") from None
                 raise LaunchError(
                     f"port {port} cannot be used ({error.strerror}): give another --{name}-port"
                 ) from None

@@ -79,8 +79,8 @@ class _Loss:
 class Repository:
     """The part of a server's HTTP API that is needed here. Raises RepositoryError."""
 
-    def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}/v2"
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._url = f"http://{host}:{port}/v2"
 
     def state(self, model: str) -> str:
         """What the server's index says of a model: READY with dead instances too, also after a load that failed."""

@@ -62,14 +62,16 @@ def serve(options: launcher.Options, console: Console) -> int:
         )
         guardian = guard.start(process.pid, options.exit_timeout_s)
         replacement = Replacement(
-            process.pid, Repository(options.http_port), functools.partial(console.print, markup=False, highlight=False)
+            process.pid,
+            Repository(options.http_port, options.own_address),
+            functools.partial(console.print, markup=False, highlight=False),
         )
         _pass_signals(process, guardian, replacement)
         log = _Log(process, console)
         if not options.models:
             _name_waiting(options.repository, console)
         replacement.start()  # an instance that dies in the first load would have the server wait for ever
-        bars.show(process, options.http_port)
+        bars.show(process, options)
         if process.poll() is None:
             _greet(options, console)
         status = process.wait()
@@ -90,10 +92,10 @@ def _name_waiting(repository: Path, console: Console) -> None:
         console.print(f"without a checkpoint, so not served: {', '.join(waiting)} (see {repository}/README.md)")
 
 
-def is_ready(http_port: int) -> bool:
+def is_ready(http_port: int, host: str = "127.0.0.1") -> bool:
     """Whether the server and all of its models answer ready."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/v2/health/ready", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://{host}:{http_port}/v2/health/ready", timeout=2) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -107,7 +109,7 @@ class _Bars:
         self._socket.bind(address)
         self._console = console
 
-    def show(self, process: subprocess.Popen[str], http_port: int) -> None:
+    def show(self, process: subprocess.Popen[str], options: launcher.Options) -> None:
         """Show bars until the server answers ready or ends."""
         columns = (
             TextColumn("{task.fields[model]}"),
@@ -124,7 +126,7 @@ class _Bars:
                     self._update(progress, tasks, messages.decode_progress(self._socket.recv(_REPORT_BYTES)))
                 if time.monotonic() - looked > _LOOK_S:
                     looked = time.monotonic()
-                    if is_ready(http_port):
+                    if is_ready(options.http_port, options.own_address):
                         return
 
     def close(self) -> None:
@@ -204,7 +206,7 @@ def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[byt
 
 
 def _greet(options: launcher.Options, console: Console) -> None:
-    host = "localhost"
+    host = "localhost" if options.own_address == "127.0.0.1" else options.host
     console.print(
         f"ready: HTTP http://{host}:{options.http_port}  gRPC {host}:{options.grpc_port}  "
         f"metrics http://{host}:{options.metrics_port}/metrics  (Ctrl-C stops)"

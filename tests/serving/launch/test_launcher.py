@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.serving.launch import launcher, serve_loop
+from engine.serving.launch import catalog, launcher, repository, serve_loop
 from engine.serving.link.messages import Progress
 
 
@@ -92,6 +92,23 @@ def test_entries_without_their_checkpoint_are_left_out(tmp_path: Path) -> None:
         launcher.check_models(options)
 
 
+def test_settings_that_a_model_refuses_are_said_once_before_a_server_starts(tmp_path: Path) -> None:
+    settings = {"model": str(tmp_path), "served_names": '["a", "b\\"c"]', "cache.num_blocks": "16"}
+    repository.write_llm(tmp_path, "demo", settings)
+    assert catalog.llm_parameters(tmp_path / "demo") == settings
+    launcher.check_settings(launcher.Options(repository=tmp_path))
+    config = tmp_path / "demo" / "config.pbtxt"
+    wrong = config.read_text().replace('"cache.num_blocks"', '"cache.num_blokcs"')
+    config.write_text(f'# {{ key: "dreams" value {{ string_value: "1" }} }}\n{wrong}')
+    repository.write_llm(tmp_path, "other", {"model": str(tmp_path)})
+    repository.write_tokenizer(tmp_path, "tokenizer", {"model": "/nowhere", "dreams": "1"})
+    with pytest.raises(launcher.LaunchError) as said:
+        launcher.start(launcher.Options(repository=tmp_path))
+    sentence = "config.pbtxt has an unknown parameter 'cache.num_blokcs': did you mean 'cache.num_blocks'?"
+    assert str(said.value) == f"model demo: {sentence}"
+    launcher.check_settings(launcher.Options(repository=tmp_path, models=("other",)))
+
+
 def test_port_in_use_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "config.pbtxt").touch()
@@ -101,6 +118,26 @@ def test_port_in_use_is_a_sentence(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(launcher.LaunchError, match=rf"port {port} cannot be used .*: give another --grpc-port"):
             launcher.start(launcher.Options(repository=tmp_path, http_port=0, grpc_port=port, metrics_port=0))
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [("192.0.2.1", "this machine has no such address"), ("no such name", "no IPv4 address and no name of one")],
+)
+def test_an_address_that_is_not_this_machines_is_a_sentence(tmp_path: Path, host: str, says: str) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.pbtxt").touch()
+    with pytest.raises(launcher.LaunchError, match=f"--host {host}: .*{says}"):
+        launcher.start(launcher.Options(repository=tmp_path, host=host, http_port=0, grpc_port=0, metrics_port=0))
+
+
+def test_a_server_is_asked_where_it_listens(tmp_path: Path) -> None:
+    told = {host: launcher.Options(repository=tmp_path, host=host) for host in ("0.0.0.0", "127.0.0.2", "localhost")}
+    assert {host: (o.address, o.own_address) for host, o in told.items()} == {
+        "0.0.0.0": ("0.0.0.0", "127.0.0.1"),
+        "127.0.0.2": ("127.0.0.2", "127.0.0.2"),
+        "localhost": ("127.0.0.1", "127.0.0.1"),
+    }
 
 
 def test_load_failures_are_read_from_the_servers_log() -> None:

@@ -1,0 +1,80 @@
+"""Where a model's ranks are: on this host alone, or on the hosts on which a launcher has started a process each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.env import Launched
+from engine.types import shown
+
+LOOPBACK = "127.0.0.1"
+# torchrun's own, where a launcher names none.
+DEFAULT_PORT = 29500
+MAX_HOSTS = 64
+
+
+class PlacementError(ValueError):
+    """What a launcher says makes no sense, or does not go with the model's settings; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """This process among those of a launcher, each of which holds as many ranks as the others.
+
+    host: its number, below `hosts`; number 0 runs the engine. A launcher that starts a process a GPU has as many
+    "hosts" as GPUs. local: its number among the processes of its machine.
+    address, port: where number 0 is.
+    """
+
+    host: int = 0
+    hosts: int = 1
+    local: int = 0
+    address: str = LOOPBACK
+    port: int = 0
+
+    def ranks(self, tensor: int, host: int | None = None) -> range:
+        """The ranks of `host`, which is this one unless it is given. Raises PlacementError when they do not go into
+        the hosts."""
+        if tensor % self.hosts:
+            raise PlacementError(
+                f"WORLD_SIZE is {self.hosts} and parallel.tensor {tensor}: ranks are shared out evenly among the "
+                f"processes of a launcher, so set parallel.tensor to {self.hosts} or a multiple of it, or start "
+                "another number of processes (without WORLD_SIZE, or with 1, all ranks are on this host)"
+            )
+        each, host = tensor // self.hosts, self.host if host is None else host
+        return range(host * each, (host + 1) * each)
+
+
+ALONE = Placement()
+
+
+def placed(launched: Launched | None) -> Placement:
+    """Raises PlacementError for what is missing or makes no sense."""
+    if launched is None or launched.world_size is None:
+        return ALONE
+    hosts = _number("WORLD_SIZE", launched.world_size, 1, MAX_HOSTS)
+    if hosts == 1:
+        return ALONE
+    if launched.master_addr is None:
+        raise PlacementError(
+            f"WORLD_SIZE is {hosts} and MASTER_ADDR is not set: give every process the address of the host with RANK 0 "
+            "(torchrun and LeaderWorkerSet set it), or unset WORLD_SIZE to have all ranks on this host"
+        )
+    if launched.rank is None:
+        raise PlacementError(
+            f"WORLD_SIZE is {hosts} and RANK is not set: give each process its number, 0 to {hosts - 1}"
+        )
+    host = _number("RANK", launched.rank, 0, hosts - 1)
+    size = _number("LOCAL_WORLD_SIZE", launched.local_world_size or "1", 1, hosts)
+    local = _number("LOCAL_RANK", launched.local_rank or "0", 0, size - 1)
+    if host == 0 and local != 0:
+        raise PlacementError(f"RANK is 0 and LOCAL_RANK {local}: the first process of all is the first of its host")
+    port = _number("MASTER_PORT", launched.master_port or str(DEFAULT_PORT), 1, 65534)
+    # torchrun listens at MASTER_PORT itself.
+    return Placement(host, hosts, local, launched.master_addr, port + launched.own_store)
+
+
+def _number(name: str, text: str, low: int, high: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+        raise PlacementError(f"{name} is {shown(text)!r}: it must be a number from {low} to {high}")
+    return int(text)
