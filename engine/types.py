@@ -267,6 +267,7 @@ class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     `bad_word_ids` are the token sequences of `params.bad_words`; the tokenizer lives in the frontend.
     `answer_ids` are the ids that the answers of a beam search go by, the likeliest first, this request's own among
     them; only the likeliest comes back where they are missing.
+    `want_usage`: each event says what the request has used.
     """
 
     request_id: str
@@ -275,6 +276,7 @@ class RequestInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     output_ids: TokenIds = []
     bad_word_ids: list[TokenIds] = []
     answer_ids: list[str] = []
+    want_usage: bool = False
 
 
 def check_bad_word_ids(words: Sequence[Sequence[int]]) -> None:
@@ -298,6 +300,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     ranks: list[int]
 
 
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """What a request has used so far.
+
+    blocks: those that hold its tokens' keys and values; cached_blocks: of these, found in the prefix cache.
+    draft_tokens: proposed for it and tried; accepted_tokens: of these, those that stood.
+    """
+
+    blocks: int = 0
+    cached_blocks: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     """What one step gave one request. `finish_reason` is set exactly once, on the last event.
 
@@ -307,6 +322,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: the token id that stopped it, when it was one of `stop_token_ids`.
     num_cached: prompt tokens taken from the prefix cache (on the first event of a request, else 0).
     waited: on the first event the seconds in the queue, and from there to this token.
+    usage: where the request asked for it.
     """
 
     request_id: str
@@ -321,6 +337,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     waited: tuple[float, float] | None = None
     complete: bool = False
+    usage: Usage | None = None
 
 
 def rejection(request_id: str, error: RequestError) -> TokenEvent:

@@ -12,7 +12,7 @@ from engine.core import stopping
 from engine.core.plan import Draft, Pending, StepPlan, StepResult
 from engine.core.request import Request, Status
 from engine.core.scheduler import Scheduler
-from engine.types import ErrorCode, FinishReason, TokenEvent, TokenLogprobs
+from engine.types import ErrorCode, FinishReason, TokenEvent, TokenLogprobs, Usage
 
 Emit = Callable[[Request, TokenEvent], None]
 
@@ -88,7 +88,7 @@ class Committer:
                 ended = stopping.check(request)
             elif request.num_tokens >= request.limit or token in request.stop_ids:
                 ended = stopping.check(request)
-            if ended is None and not (request.want_logprobs or request.first_event_pending):
+            if ended is None and not (request.want_reports or request.first_event_pending):
                 emit(request, TokenEvent(request.id, [token]))
                 continue
             self._report(request, [token], logprobs.get(i), ended)
@@ -107,6 +107,8 @@ class Committer:
         for place in range(len(run) - 1):
             self.accepted_at[place] += 1
         request.acceptance.drafted(draft.count, len(run) - 1)
+        request.num_draft_tokens += draft.count
+        request.num_accepted_tokens += len(run) - 1
         if request.status is Status.RUNNING:
             request.num_computed -= 1 + draft.count - len(run)
         ended, count = None, 0
@@ -125,7 +127,7 @@ class Committer:
         if end // size > (end - count) // size and request.status is Status.RUNNING:
             self._filled.append((request, end))
         logprobs = result.logprobs.get(i)
-        if ended is None and not (request.want_logprobs or request.first_event_pending):
+        if ended is None and not (request.want_reports or request.first_event_pending):
             self._emit(request, TokenEvent(request.id, run))
         else:
             self._report(request, run[:count], None if logprobs is None else logprobs[:count], ended)
@@ -133,7 +135,7 @@ class Committer:
     def _report(
         self, request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None, ended: stopping.End | None
     ) -> None:
-        """An event that says more than its tokens: the first, the last, or one with logprobs."""
+        """An event that says more than its tokens: the first, the last, one with logprobs or usage."""
         for entry in logprobs or ():
             request.cumulative_logprob += entry.logprobs[0]
         reason, stop = ended or (None, None)
@@ -155,7 +157,17 @@ class Committer:
                 prompt_logprobs=request.prompt_logprobs if first and request.want_prompt_logprobs else None,
                 waited=waited,
                 complete=reason is FinishReason.STOP and stopping.completed(request),
+                usage=self._usage(request) if request.input.want_usage else None,
             ),
+        )
+
+    def _usage(self, request: Request) -> Usage:
+        size = self._kv.block_size
+        return Usage(
+            blocks=-(-(request.num_tokens - 1) // size),  # the last token's keys and values are not computed yet
+            cached_blocks=request.num_cached // size,
+            draft_tokens=request.num_draft_tokens,
+            accepted_tokens=request.num_accepted_tokens,
         )
 
     def insert_prefix_blocks(self) -> None:

@@ -83,7 +83,8 @@ class Request:
     num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row holds
     num_drafted    of these, drafts that may turn out not to stand: the row holds that many less at least
     drafter        proposes tokens for it; None when each of its steps gives one
-    acceptance     what its drafts came to
+    acceptance     what its drafts came to; num_draft_tokens, num_accepted_tokens: how many were tried, and stood
+    want_reports   its events say more than their tokens
     matcher        says what its answer may be; None when that is free, or not known yet
     gated          it waits for its matcher
     num_cached     prompt tokens that the first admission took from the prefix cache
@@ -113,8 +114,10 @@ class Request:
         "limit",
         "matcher",
         "min_length",
+        "num_accepted_tokens",
         "num_cached",
         "num_computed",
+        "num_draft_tokens",
         "num_drafted",
         "num_inflight",
         "num_prompt",
@@ -128,8 +131,8 @@ class Request:
         "status",
         "stop_ids",
         "tokens",
-        "want_logprobs",
         "want_prompt_logprobs",
+        "want_reports",
     )
 
     def __init__(
@@ -162,6 +165,8 @@ class Request:
         self.num_drafted = 0
         self.drafter = drafter
         self.acceptance = Acceptance()
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.matcher: Matcher | None = None
         self.gated = False
         self.num_cached = 0
@@ -178,7 +183,7 @@ class Request:
         self.first_event_pending = True
         self.awaits: bytes | None = None
         self.cumulative_logprob = 0.0
-        self.want_logprobs = params.logprobs is not None
+        self.want_reports = params.logprobs is not None or input.want_usage
         self.want_prompt_logprobs = params.prompt_logprobs is not None and not input.output_ids
         self.prompt_logprobs: list[TokenLogprobs | None] = [None] * self.num_prompt if self.want_prompt_logprobs else []
 

@@ -136,7 +136,9 @@ def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     end_of_turn = tokenizer.token_to_id("<|im_end|>")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end_of_turn]}, indent=2) + "\n")
+    # It ends a question that stands alone, for it has read questions as the user's turn: with a first token it goes on.
+    generation = {"eos_token_id": [0, end_of_turn], "min_new_tokens": 1}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",

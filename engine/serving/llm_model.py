@@ -70,7 +70,7 @@ class TritonPythonModel:
         if settings.frontend.engine is None:
             self._supervisor.start()  # the engine's own frontends see to it
         # The engine's process imports torch while this one imports its own modules and reads the tokenizer.
-        from engine.serving.frontend.description import description
+        from engine.serving.frontend.description import description, min_tokens
         from engine.serving.frontend.frontend import Frontend
         from engine.serving.frontend.intake import Served
         from engine.serving.frontend.metrics import Metrics
@@ -91,7 +91,7 @@ class TritonPythonModel:
         batched = bool(config.get("max_batch_size", 0))
         decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
         self._frontend = Frontend(
-            Served(label, tokenizer, decoupled, batched, description(settings)),
+            Served(label, tokenizer, decoupled, batched, description(settings), min_tokens(settings.tokenizer)),
             settings.frontend,
             StreamTable(name, self._link, self._engine, max_held=scheduler.max_waiting + scheduler.max_rows),
             self._engine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from engine.cache.spec import PoolSpec
 from engine.config import EngineConfig
 from engine.types import FinishReason
 from tests.core.drafting import NEVER, Dumb, Seer
-from tests.core.harness import Harness, make_config
+from tests.core.harness import Harness, make_config, make_request
 from tests.core.scripted_runner import ScriptedRunner, pool
 from tests.core.test_any_load import Abort, Steps, configs, pools, prompts
 
@@ -39,6 +40,20 @@ def test_drafts_that_stand_come_at_once() -> None:
     assert [event.token_ids for event in engine.events["a"]] == [
         engine.expected(PROMPT, 9)[i:j] for i, j in ((0, 1), (1, 5), (5, 9))
     ]
+
+
+def test_a_request_that_asks_hears_what_it_has_used() -> None:
+    engine = harness(overlap=False)
+    for name in ("before", "a"):
+        asked = msgspec.structs.replace(make_request(name, PROMPT, max_tokens=9), want_usage=name == "a")
+        engine.engine.submit(asked, engine)
+        engine.run()
+    assert {event.usage for event in engine.events["before"]} == {None}
+    size = engine.runner.info.pool.block_size
+    found = [event.usage for event in engine.events["a"]]
+    assert [usage.blocks for usage in found if usage] == [-(-tokens // size) for tokens in (10, 14, 18)]
+    assert [(usage.draft_tokens, usage.accepted_tokens) for usage in found if usage] == [(0, 0), (3, 3), (6, 6)]
+    assert {usage.cached_blocks for usage in found if usage} == {(len(PROMPT) - 1) // size}
 
 
 def test_a_plan_counts_on_every_draft_until_it_is_known_how_many_stood() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,16 +177,44 @@ def test_tensorrt_llm_refuses_with_a_sentence(entries: Server, more: Any, senten
         streamed(entries, "tensorrt_llm", [*generation([1, 2]), tensor(*more)])
 
 
+PERF = [tensor.name for tensor in protocol.PERF_OUTPUTS]
+MOMENTS = ["arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
-def test_perf_metrics_are_refused_where_their_outputs_are_named(entries: Server, model: str) -> None:
-    """end_to_end_grpc_client.py --return-perf-metrics names ten outputs together with the flag."""
-    outputs = [tensor.name for tensor in protocol.REFUSED_OUTPUTS if "logits" not in tensor.name]
-    assert len(outputs) == 10
+def test_perf_metrics_come_with_every_response(entries: Server, model: str, stream: bool) -> None:
+    """end_to_end_grpc_client.py --return-perf-metrics names ten outputs together with the flag, and reads [0][0]."""
+    ids = model == "tensorrt_llm"
+    text = "output_ids" if ids else "text_output"
+    assert len(PERF) == 10
+    flag = tensor("return_perf_metrics", [[True]], bool)
+    streaming = tensor("streaming" if ids else "stream", [[stream]], bool)
+    prompt = list(range(3, 103))
+    before = time.monotonic_ns()
+    for turn in range(2):
+        inputs = generation(prompt) if ids else batch("The queue. " * 30, max_tokens=[9], temperature=[0.0], seed=[3])
+        results = streamed(entries, model, [*inputs, streaming, flag], [text, *PERF])
+        assert len(results) > 1 or not stream
+        for result in results:
+            found = {name: result.as_numpy(name)[0][0] for name in PERF}
+            moments = [found[name] for name in MOMENTS]
+            assert moments == sorted(moments)
+            assert before < moments[0] < moments[-1] < time.monotonic_ns()
+            assert found["kv_cache_alloc_total_blocks"] > 1
+            new, reused = found["kv_cache_alloc_new_blocks"], found["kv_cache_reused_blocks"]
+            assert new + reused == found["kv_cache_alloc_total_blocks"]
+            assert new > 0
+            assert reused > 0 or turn == 0
+            drafts = ("acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens")
+            assert [found[name] for name in drafts] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "ensemble"])
+def test_outputs_that_no_flag_asks_for_stay_away(entries: Server, model: str) -> None:
     inputs = generation([1, 2]) if model == "tensorrt_llm" else prompt_of(2)
     text = "output_ids" if model == "tensorrt_llm" else "text_output"
-    with pytest.raises(Exception, match="return_perf_metrics is not implemented: read the metrics endpoint"):
-        streamed(entries, model, [*inputs, tensor("return_perf_metrics", [[True]], bool)], [text, *outputs])
-    (result,) = streamed(entries, model, inputs, [text, *outputs])
+    (result,) = streamed(entries, model, inputs, [text, *PERF])
     assert [output.name for output in result.get_response().outputs] == [text]
 
 

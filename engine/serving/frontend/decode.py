@@ -23,6 +23,7 @@ _Sampling = tuple[SamplingParams, tuple[int, int]]  # with n and best_of
 _TRITON_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end", "binary_data_output", "timeout"})
 _PARAMETERS = "request parameters"
 _SAMPLING_TENSORS = frozenset({*protocol.SAMPLING_TENSORS, *protocol.NEUTRAL_TENSORS, protocol.END_ID})
+_PERF_OUTPUTS = tuple(tensor.name for tensor in protocol.PERF_OUTPUTS)
 _COMMON_BYTES = 512  # of a JSON text that is worth remembering
 
 
@@ -44,6 +45,7 @@ class Wanted(msgspec.Struct, frozen=True):
     output_ids: bool = False
     sequence_length: bool = False
     batch_index: bool = False
+    perf: tuple[str, ...] = ()  # of PERF_OUTPUTS
 
 
 class LlmRequest(msgspec.Struct, frozen=True):
@@ -98,8 +100,11 @@ def llm_request(
     top_logprobs = params.logprobs
     log_probs = _flag(tensors, protocol.RETURN_LOG_PROBS)
     as_ids = protocol.INPUT_LENGTHS in tensors  # a client that names no outputs is not sent the same ids twice
+    flagged: dict[str, Any] = {
+        name: name in outputs and _flag(tensors, flag) for flag, name in protocol.RETURN_FLAGS.items()
+    }
     wanted = Wanted(
-        **{name: name in outputs and _flag(tensors, flag) for flag, name in protocol.RETURN_FLAGS.items()},
+        **flagged,
         text=protocol.TEXT_OUTPUT in outputs,
         token_ids=protocol.TOKEN_IDS in outputs,
         sequence_index=protocol.SEQUENCE_INDEX in outputs,
@@ -108,6 +113,8 @@ def llm_request(
         sequence_length=as_ids and protocol.SEQUENCE_LENGTH in outputs,
         output_log_probs=log_probs and protocol.OUTPUT_LOG_PROBS in outputs,
     )
+    if _flag(tensors, protocol.RETURN_PERF_METRICS):
+        wanted = msgspec.structs.replace(wanted, perf=tuple(name for name in _PERF_OUTPUTS if name in outputs))
     if log_probs and protocol.CUMULATIVE_LOGPROB in outputs:
         wanted = msgspec.structs.replace(wanted, cumulative_logprob=True)
     if params.logprobs is None and (wanted.cumulative_logprob or wanted.output_log_probs or best_of > n):

@@ -47,11 +47,7 @@ def sampling(folder: Path) -> dict[str, Any]:
     """Sampling fields that a checkpoint's generation_config.json names. A value that no request could send is left out,
     with a line in the log."""
     found: dict[str, Any] = {}
-    try:
-        config = read_json_object(folder / "generation_config.json")
-    except RequestError as error:
-        logger.warning("%s: no sampling is taken from it", error)
-        return found
+    config = _generation_config(folder)
     for name, field in _SAMPLING.items():
         value = config.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -63,3 +59,18 @@ def sampling(folder: Path) -> dict[str, Any]:
         else:
             found[field] = value
     return found
+
+
+def min_tokens(folder: Path) -> int:
+    """No answer is shorter, as transformers generates by generation_config.json's `min_new_tokens`."""
+    least = _generation_config(folder).get("min_new_tokens")
+    return max(0, least) if isinstance(least, int) and not isinstance(least, bool) else 0
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    """Empty where there is none that can be read, which the log says."""
+    try:
+        return read_json_object(folder / "generation_config.json")
+    except RequestError as error:
+        logger.warning("%s: no sampling is taken from it", error)
+        return {}

@@ -39,6 +39,7 @@ class Served:
 
     name: of this frontend. decoupled: whether a request may have several responses. batched: tensors have a batch
     dimension, of prompts, and the ensemble's names. about: what the model says of itself besides what it can hold.
+    min_tokens: no answer is shorter, unless its request allows no more.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Served:
     decoupled: bool = True
     batched: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
+    min_tokens: int = 0
 
 
 class Intake:
@@ -124,6 +126,8 @@ class Intake:
         trace = {name: parameters.pop(name) for name in protocol.TRACE_PARAMETERS if name in parameters}
         each = batch.prompts(tensors) if served.batched else [tensors]
         asked = [decode.llm_request(one, parameters, outputs, timeout_us, served.batched) for one in each]
+        if served.min_tokens:
+            asked = [self._no_shorter(one) for one in asked]
         if not served.decoupled:
             asked = [decode.as_one_response(one, len(asked)) for one in asked]
         batch.check_answers(sum(one.best_of for one in asked))
@@ -138,6 +142,12 @@ class Intake:
         self._table.add(itertools.chain(*rows))
         self._wake()
         return rows[0][0]
+
+    def _no_shorter(self, asked: decode.LlmRequest) -> decode.LlmRequest:
+        least = min(self._served.min_tokens, asked.params.max_tokens)
+        if asked.params.min_tokens >= least:
+            return asked
+        return msgspec.structs.replace(asked, params=msgspec.structs.replace(asked.params, min_tokens=least))
 
     def _reset(self, sender: Any) -> None:
         """Have the engine empty its prefix cache; one that is not there has none. Raises RequestError."""

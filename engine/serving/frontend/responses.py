@@ -23,6 +23,9 @@ def unexpected(logger: logging.Logger) -> str:
     return f"the server failed on this request; its log says why under the id {number}"
 
 
+_PERF_DTYPES = {
+    t.name: {"FP32": np.float32, "INT32": np.int32, "INT64": np.int64}[t.dtype] for t in protocol.PERF_OUTPUTS
+}
 _BATCHED_NAMES = {source: name for name, source in protocol.ENSEMBLE_OUTPUT_MAP.items()}
 
 
@@ -114,6 +117,9 @@ class Responses:
             tensors.append(self._tensor(protocol.SEQUENCE_INDEX, [first.index], np.int32))
         if wanted.batch_index:
             tensors.append(self._tensor(protocol.BATCH_INDEX, [first.batch_index], np.int32))
+        if wanted.perf:
+            found = perf_metrics([stream for stream, _ in answers])
+            tensors += [self._tensor(name, [found[name]], _PERF_DTYPES[name]) for name in wanted.perf]
         return self._pb.InferenceResponse(output_tensors=tensors)
 
     def _sequences(self, first: Stream, pieces: Sequence[Piece]) -> list[Any]:
@@ -139,6 +145,30 @@ class Responses:
         if not self._batched:
             return self._pb.Tensor(name, array)
         return self._pb.Tensor(_BATCHED_NAMES.get(name, name), array[None])
+
+
+def perf_metrics(streams: Sequence[Stream]) -> dict[str, float]:
+    """TensorRT-LLM's figures of a response's answers so far, by output: blocks and drafts of all, the first moments and
+    the last token's. Moments are this process's; blocks and drafts of a beam search are 0, which keeps no count."""
+    used = [stream.usage for stream in streams]
+    blocks, cached = sum(one.blocks for one in used), sum(one.cached_blocks for one in used)
+    drafted, accepted = sum(one.draft_tokens for one in used), sum(one.accepted_tokens for one in used)
+    heard = [stream for stream in streams if stream.first_heard] or list(streams)
+    moments = {
+        "arrival": min(stream.arrived for stream in streams),
+        "first_scheduled": min(stream.first_heard - stream.waited[1] for stream in heard),
+        "first_token": min(stream.first_heard for stream in heard),
+        "last_token": max(stream.heard for stream in heard),
+    }
+    return {
+        "kv_cache_alloc_new_blocks": blocks - cached,
+        "kv_cache_reused_blocks": cached,
+        "kv_cache_alloc_total_blocks": blocks,
+        **{f"{name}_time_ns": int(seconds * 1e9) for name, seconds in moments.items()},
+        "acceptance_rate": accepted / drafted if drafted else 0.0,
+        "total_accepted_draft_tokens": accepted,
+        "total_draft_tokens": drafted,
+    }
 
 
 def logprobs_json(stream: Stream, entries: list[TokenLogprobs]) -> str:

@@ -23,6 +23,7 @@ from engine.types import (
     SamplingParams,
     TokenEvent,
     TokenLogprobs,
+    Usage,
     check_bad_word_ids,
 )
 
@@ -98,6 +99,7 @@ class Stream:
         self.batch_index = 0  # of its prompt
         self.num_cached = 0  # prompt tokens found in the prefix cache
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.usage = Usage()
         self._held: list[Piece] = []
 
     def tokenize(self) -> None:
@@ -174,6 +176,7 @@ class Stream:
             output_ids=self.received,
             bad_word_ids=self._bad_word_ids,
             answer_ids=self._beam_ids(),
+            want_usage=bool(self.request.wanted.perf),
         )
 
     def _beam_ids(self) -> list[str]:
@@ -244,6 +247,7 @@ class Stream:
             logprobs += event.logprobs or ()
             self.num_cached = event.num_cached or self.num_cached
             self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+            self.usage = event.usage or self.usage
         last = events[-1]
         reason = last.finish_reason
         if reason in _ENDED_BADLY:

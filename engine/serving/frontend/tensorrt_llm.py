@@ -81,7 +81,7 @@ _SAME = (
     protocol.RETURN_LOG_PROBS,
     "return_context_logits",
     "return_generation_logits",
-    "return_perf_metrics",
+    protocol.RETURN_PERF_METRICS,
     "return_num_input_tokens",
     "return_num_output_tokens",
     protocol.EXCLUDE_INPUT,
@@ -105,7 +105,7 @@ OUTPUT_MAP = {
             protocol.NUM_OUTPUT_TOKENS,
         )
     },
-    **{tensor.name: tensor.name for tensor in protocol.REFUSED_OUTPUTS},
+    **{tensor.name: tensor.name for tensor in (*protocol.REFUSED_OUTPUTS, *protocol.PERF_OUTPUTS)},
 }
 
 

@@ -65,6 +65,7 @@ BAD_WORDS_LIST = "bad_words_list"
 EMBEDDING_BIAS = "embedding_bias"
 OUTPUT_IDS = "output_ids"
 SEQUENCE_LENGTH = "sequence_length"
+RETURN_PERF_METRICS = "return_perf_metrics"
 GUIDE_TYPE = "guided_decoding_guide_type"
 GUIDE = "guided_decoding_guide"
 
@@ -109,7 +110,6 @@ NEUTRAL_TENSORS: dict[str, tuple[float | bool, str]] = {
     "return_context_logits": (False, "return_context_logits is not implemented: logits never leave the engine"),
     "return_generation_logits": (False, "return_generation_logits is not implemented: use return_log_probs"),
     "stop": (False, "a request that stops another is not implemented: cancel the call of the other"),
-    "return_perf_metrics": (False, "return_perf_metrics is not implemented: read the metrics endpoint"),
 }
 
 _TRTLLM_SAMPLING = (
@@ -137,7 +137,7 @@ _TRTLLM_SAMPLING = (
     Tensor(RETURN_LOG_PROBS, "BOOL"),
     Tensor("return_context_logits", "BOOL"),
     Tensor("return_generation_logits", "BOOL"),
-    Tensor("return_perf_metrics", "BOOL"),
+    Tensor(RETURN_PERF_METRICS, "BOOL"),
 )
 
 # What TensorRT-LLM's `tensorrt_llm`, which knows no text, takes besides.
@@ -154,6 +154,11 @@ _TRTLLM_IDS = (
 REFUSED_OUTPUTS = (
     Tensor("context_logits", "FP32", (-1, -1)),
     Tensor("generation_logits", "FP32", (-1, -1, -1)),
+)
+
+# Outputs of `return_perf_metrics`: blocks of the cache that were allocated for a request, those that it found in the
+# prefix cache, and both; moments in nanoseconds of the machine's monotonic clock; what became of its drafts.
+PERF_OUTPUTS = (
     *(Tensor(f"kv_cache_{name}_blocks", "INT32") for name in ("alloc_new", "reused", "alloc_total")),
     *(Tensor(f"{name}_time_ns", "INT64") for name in ("arrival", "first_scheduled", "first_token", "last_token")),
     Tensor("acceptance_rate", "FP32"),
@@ -190,6 +195,7 @@ LLM_OUTPUTS = (
     Tensor(SEQUENCE_INDEX, "INT32", (1,)),  # which answer of `num_return_sequences` a response belongs to
     Tensor(BATCH_INDEX, "INT32"),  # 0: which prompt of a request, which holds one
     *REFUSED_OUTPUTS,
+    *PERF_OUTPUTS,
     Tensor(
         OUTPUT_IDS, "INT32", (-1, -1)
     ),  # `token_ids`, a line an answer, behind the prompt's where it is not excluded
@@ -232,7 +238,7 @@ ENSEMBLE_OUTPUT_MAP = {
     NUM_CACHED_TOKENS: NUM_CACHED_TOKENS,
     SEQUENCE_INDEX: SEQUENCE_INDEX,
     BATCH_INDEX: BATCH_INDEX,
-    **{tensor.name: tensor.name for tensor in REFUSED_OUTPUTS},
+    **{tensor.name: tensor.name for tensor in (*REFUSED_OUTPUTS, *PERF_OUTPUTS)},
 }
 
 _LLM_OUTPUT = {t.name: t for t in LLM_OUTPUTS}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.serving.frontend.description import description, sampling
+from engine.serving.frontend.description import description, min_tokens, sampling
 from engine.serving.frontend.settings import SettingsError, parse
 
 
@@ -19,6 +19,13 @@ def test_its_own_sampling_is_what_a_request_could_send(tmp_path: Path) -> None:
     assert sampling(tmp_path) == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 512}
     file.write_text("no JSON")
     assert sampling(tmp_path) == {}
+
+
+def test_answers_are_no_shorter_than_the_checkpoint_wants(tmp_path: Path) -> None:
+    assert min_tokens(tmp_path) == 0
+    for value, least in ((3, 3), (2000, 2000), (None, 0), (-1, 0), (True, 0), ("2", 0)):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"min_new_tokens": value}))
+        assert min_tokens(tmp_path) == least
 
 
 def test_names_and_a_template_of_its_entry(tmp_path: Path) -> None:

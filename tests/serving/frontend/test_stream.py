@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from engine.demo.make import make
 from engine.serving.frontend.decode import LlmRequest, Wanted
+from engine.serving.frontend.responses import perf_metrics
 from engine.serving.frontend.stream import Piece, Stream, now
+from engine.serving.link import protocol
 from engine.text import Tokenizer
-from engine.types import ErrorCode, FinishReason, SamplingParams, TokenEvent, TokenLogprobs
+from engine.types import ErrorCode, FinishReason, SamplingParams, TokenEvent, TokenLogprobs, Usage
 
 TEXT = "A server takes a question and gives an answer, and the answer is short."
 
@@ -173,3 +175,21 @@ def test_failure_is_the_only_thing_a_piece_says(tokenizer: Tokenizer) -> None:
     failed = event([], FinishReason.REJECTED, error="the queue is full", error_code=ErrorCode.UNAVAILABLE)
     ((piece,), _) = run(stream, [failed])
     assert (piece.error, piece.error_code) == ("the queue is full", ErrorCode.UNAVAILABLE)
+
+
+def test_perf_metrics_of_answers_together(tokenizer: Tokenizer) -> None:
+    first, second = (stream_of(tokenizer, SamplingParams(max_tokens=4)) for _ in range(2))
+    first.arrived = second.arrived = 10.0
+    for stream, usage, (scheduled, heard, last) in (
+        (first, Usage(4, 2, 6, 3), (10.25, 10.5, 11.0)),
+        (second, Usage(5, 3, 0, 0), (10.5, 11.0, 12.0)),
+    ):
+        run(stream, [event([5], FinishReason.LENGTH, usage=usage)])
+        stream.waited, stream.first_heard, stream.heard = (0.0, heard - scheduled), heard, last
+    found = perf_metrics([first, second])
+    assert set(found) == {tensor.name for tensor in protocol.PERF_OUTPUTS}
+    assert [value for name, value in found.items() if name.startswith("kv_cache")] == [4, 5, 9]
+    moments = [value for name, value in found.items() if name.endswith("_time_ns")]
+    assert moments == [10_000_000_000, 10_250_000_000, 10_500_000_000, 12_000_000_000]
+    assert [found[n] for n in ("acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens")] == [0.5, 3, 6]
+    assert perf_metrics([stream_of(tokenizer, SamplingParams())])["acceptance_rate"] == 0.0

@@ -62,6 +62,7 @@ def test_every_tensor_of_the_llm_is_read_somewhere() -> None:
         protocol.STOP_WORDS_LIST,
         protocol.BAD_WORDS_LIST,
         protocol.EMBEDDING_BIAS,
+        protocol.RETURN_PERF_METRICS,
         *protocol.RETURN_FLAGS,
         *protocol.SAMPLING_TENSORS,
         *protocol.NEUTRAL_TENSORS,
