@@ -17,7 +17,8 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
-        compile-all packages test-slow test-web test-docker test-image test-peers test-sdks test-trained chaos fuzz
+        compile-all packages test-slow test-web test-docker test-image test-peers test-frontend test-sdks test-trained test-schemas \
+        chaos fuzz
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +105,9 @@ test-trained: $(SETUP)  ## a trained model against transformers: log-probabiliti
 
 chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
 	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+test-schemas: $(SETUP)  ## 2,000 random JSON schemas and all that packages ship: answers valid, no valid token masked (COUNT, SEED, EVERY)
+	@$(PY) -m tests.schemas --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --every $(or $(EVERY),1)
 
 fuzz: $(SETUP)  ## 10,000 made-up inputs to the wire and of checkpoints (INPUTS, SEED), a healthy neighbour beside them
 	@$(PY) -m tests.chaos.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))

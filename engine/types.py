@@ -92,7 +92,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     text is complete and cannot go on.
 
     text: of "json" a JSON schema, of "choice" a JSON list of strings, of "regex" a regular expression that the whole
-    answer matches, of "grammar" a grammar in Lark's notation or in GBNF.
+    answer matches, of "grammar" a grammar in Lark's notation or in GBNF, of "structural_tag" xgrammar's JSON.
     Of "free" it is empty: then think_tokens is all there is to it.
     prefix: a beginning of that text which the prompt holds already.
     think: the answer may open with a part between two `tags`, which is free; "open" says that the prompt has opened it.
@@ -100,7 +100,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     whitespace: of "json", a regular expression of the white space between tokens of JSON; "" allows none.
     """
 
-    kind: Literal["json", "choice", "regex", "grammar", "free"]
+    kind: Literal["json", "choice", "regex", "grammar", "structural_tag", "free"]
     text: str = ""
     prefix: str = ""
     think: Literal["none", "may", "open"] = "none"

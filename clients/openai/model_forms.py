@@ -51,7 +51,7 @@ class ModelForms:
     def begins(self, request: ChatRequest, prompt: str) -> Begins:
         """Where the answer begins. prompt: the rendered conversation, or the end of it."""
         tags = TAGS.get(self.reasoning)
-        if tags is None or request.forced_tool is not None:
+        if tags is None or self.begun(request) is not None:
             return "after"
         found = tags.begins(prompt)
         if found == "inside":
@@ -63,8 +63,12 @@ class ModelForms:
             return "after"
         return "inside" if self.opened else "before"
 
+    def begun(self, request: ChatRequest) -> str | None:
+        """The tool whose call the prompt begins."""
+        return request.forced_tool if self.tools in FORMS and FORMS[self.tools].begun else None
+
     def may_think(self, request: ChatRequest) -> bool:
-        return self.reasoning != "none" and request.forced_tool is None
+        return self.reasoning != "none" and self.begun(request) is None
 
     def keeps_special(self, request: ChatRequest) -> bool:
         """Markers of this answer may be special tokens, which the engine must leave in its text."""

@@ -88,14 +88,15 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, for
         raise unsupported("add_special_tokens", "a chat template writes the special tokens itself.")
     messages = template_messages(request.messages)
     continued = bool(request.continue_final_message)
-    forced = request.forced_tool
-    if forced is not None and forms.tools in FORMS and FORMS[forms.tools].opening:
-        messages.append({"role": "assistant", "content": FORMS[forms.tools].prefix(forced)})
+    begun = forms.begun(request)
+    if begun is not None:
+        messages.append({"role": "assistant", "content": FORMS[forms.tools].prefix(begun)})
         continued = True
     if forms.channels:
         _name_thinking(messages)
-        if not continued and constraint_of(request) is not None:
-            messages.append({"role": "assistant", "content": ""})  # the channel of text: no format has others
+        made = constraint_of(request)
+        if not continued and made is not None and made.kind != "structural_tag":
+            messages.append({"role": "assistant", "content": ""})  # the channel of text: no other format has channels
             continued = True
     parameters = template_parameters(
         request.active_tools,

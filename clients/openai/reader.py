@@ -45,8 +45,9 @@ def reader_of(request: ChatRequest, forms: ModelForms, begins: Begins, prompt: s
 
 
 def _tool_parser(request: ChatRequest, forms: ModelForms) -> ToolParser:
-    if request.forced_tool is not None:
-        return ForcedParser(request.forced_tool)
+    begun = forms.begun(request)
+    if begun is not None:
+        return ForcedParser(begun)
     if not request.active_tools:
         return PlainParser()
     return FORMS[forms.tools].parser(request.active_tools)

@@ -82,13 +82,20 @@ class SchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
+    format: dict[str, Any] | None = Field(None, description="Of a structural tag: xgrammar's formats.")
+    structures: List[dict[str, Any]] | None = Field(None, description="Of a structural tag: its older form.")
+    triggers: List[str] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> ResponseFormat:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise invalid("response_format.json_schema", "json_schema goes with type 'json_schema', which needs it.")
+        if self.type != "structural_tag":
+            for name in ("format", "structures", "triggers"):
+                if getattr(self, name) is not None:
+                    raise invalid(f"response_format.{name}", f"{name} goes with type 'structural_tag'.")
         return self
 
 
@@ -137,7 +144,9 @@ class Sampling(Strict):
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = Field(None, description="Of a beam search.")
     early_stopping: bool | None = Field(None, description="Of a beam search.")
     speculation: dict[str, Any] | None = Field(None, description='{"method": "none"}: nothing is drafted for it.')
-    structured_outputs: dict[str, Any] | str | None = Field(None, description="vLLM's: json, regex, choice or grammar.")
+    structured_outputs: dict[str, Any] | str | None = Field(
+        None, description="vLLM's: json, regex, choice, grammar or structural_tag."
+    )
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: List[str] | None = None
@@ -161,7 +170,7 @@ class Sampling(Strict):
         if self.stop is not None and "" in ([self.stop] if isinstance(self.stop, str) else self.stop):
             raise invalid("stop", "stop cannot contain an empty string.")
         if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "`stream_options` is only allowed when `stream` is true.")
+            raise invalid("stream_options", "`stream_options` can only be used when `stream` is True.")
         if self.stream and self.prompt_logprobs is not None:
             raise invalid("prompt_logprobs", "`prompt_logprobs` is only available when `stream` is false.")
         return self
@@ -371,7 +380,7 @@ class ChatRequest(Sampling):
         if self.max_tokens == 0:
             raise invalid("max_tokens", "`max_tokens` must be at least 1.")
         if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs", "`top_logprobs` needs `logprobs` set to true.")
+            raise invalid("top_logprobs", "`top_logprobs` can only be used when `logprobs` is True.")
         if self.continue_final_message:
             check_continued(self.messages, self.add_generation_prompt)
         elif self.echo:

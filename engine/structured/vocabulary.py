@@ -14,6 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_pa
 
 from engine.structured import source
 from engine.structured.matcher import GrammarMatcher, ThinkingBudget
+from engine.structured.rules import SpecialTokens
 from engine.text import Tokenizer
 from engine.types import Constraint, ErrorCode, RequestError
 
@@ -40,7 +41,7 @@ class Vocabulary:
         # A model without an end of sequence gets one that no logit is for.
         self._eos = frozenset(eos_ids) or frozenset((vocab_size,))
         self._size = vocab_size + (not eos_ids)
-        self._special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
+        self._special = SpecialTokens({tokenizer.token_text(i): i for i in tokenizer.special_ids}, self._eos)
         tokens = cast(TokenizerWrapper, _Tokens(tokenizer, self._size, min(self._eos)))
         self._tokens = LLTokenizer(tokens, self._size, sorted(self._eos))
         self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
@@ -67,7 +68,8 @@ class Vocabulary:
     def _matcher(self, text: str, constraint: Constraint, prefix: str = "") -> LLMatcher:
         inner = LLMatcher(self._tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if not inner.is_error() and prefix:
-            inner.consume_tokens(self._tokens.greedy_tokenize(prefix))
+            for piece in self._special.split(prefix):
+                inner.consume_tokens([piece] if isinstance(piece, int) else self._tokens.greedy_tokenize(piece))
         if not inner.is_error():
             inner.compute_bitmask()  # the first takes longest: not on the engine's thread
         if inner.is_error():

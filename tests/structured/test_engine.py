@@ -217,23 +217,23 @@ def test_thinking_ends_where_its_budget_does(
     text = '["yes"]' if kind == "choice" else ""
     begun = tokenizer.encode(tags[0], add_special_tokens=False) if think == "may" else []
     end = tokenizer.encode(tags[1], add_special_tokens=False)
-    for budget in (0, 1, 7):
+    budgets, asked = (0, 1, 7), []
+    for budget in budgets:
         made = Constraint(kind=kind, text=text, think=think, tags=tags, think_tokens=budget)
         params = SamplingParams(max_tokens=len(begun) + budget + 40, seed=3, structured_outputs=made)
-        (got,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=params, output_ids=begun))
+        asked.append(RequestInput(request_id=str(budget), prompt_ids=[50], params=params, output_ids=begun))
+    for budget, got in zip(budgets, run(engine, *asked), strict=True):
         said = tokenizer.decode(got.token_ids[budget:], skip_special_tokens=False)
         assert tags[1] not in tokenizer.decode(got.token_ids[:budget], skip_special_tokens=False)
         assert said.startswith(tags[1])
         if kind == "choice":
             assert said.removeprefix(tags[1]).strip() == "yes"
-        ended = [*begun, *tokenizer.encode("so", add_special_tokens=False), *end]
-        params = SamplingParams(
-            max_tokens=60, seed=3, structured_outputs=msgspec.structs.replace(made, think_tokens=30)
-        )
-        (kept,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=params, output_ids=ended))
-        assert kept.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if kind == "choice":
-            assert tokenizer.decode(kept.token_ids).strip() == "yes"
+    ended = [*begun, *tokenizer.encode("so", add_special_tokens=False), *end]
+    params = SamplingParams(max_tokens=60, seed=3, structured_outputs=msgspec.structs.replace(made, think_tokens=30))
+    (kept,) = run(engine, RequestInput(request_id="r", prompt_ids=[50], params=params, output_ids=ended))
+    assert kept.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    if kind == "choice":
+        assert tokenizer.decode(kept.token_ids).strip() == "yes"
 
 
 def test_an_answer_without_thinking_has_no_budget(engine: Engine, tokenizer: Tokenizer) -> None:

@@ -20,6 +20,8 @@ _DSML_PARAMETER = re.compile(
     rf'<{_DSML}parameter name="([^"]*)"(?: string="(true|false)")?>(.*?)</{_DSML}parameter>', re.DOTALL
 )
 
+_MAX_REFERENCES = 16  # one behind the other
+
 Call = tuple[str, Mapping[str, Any]]
 
 
@@ -116,10 +118,10 @@ class XmlParser(BlockParser):
         if match is None:
             return []
         schema = self._schemas.get(match[1], {})
-        properties = schema.get("properties")
+        properties = _resolved(schema, schema).get("properties")
         known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         pairs = _PARAMETER.findall(match[2])
-        return [(match[1], {key: _value(text, known.get(key)) for key, text in pairs})]
+        return [(match[1], {key: _value(text, _resolved(known.get(key), schema)) for key, text in pairs})]
 
 
 class DsmlParser(BlockParser):
@@ -161,9 +163,24 @@ def _content(text: str) -> list[Delta]:
     return [ContentDelta(text)] if text else []
 
 
-def _value(text: str, schema: object) -> Any:
+def _value(text: str, schema: Mapping[str, Any]) -> Any:
     text = text.removeprefix("\n").removesuffix("\n")
-    return text if isinstance(schema, Mapping) and schema.get("type") == "string" else _json(text)
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    texts = isinstance(choices, list) and bool(choices) and all(isinstance(choice, str) for choice in choices)
+    return text if schema.get("type") == "string" or texts else _json(text)
+
+
+def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema, or what it refers to within `root`."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        schema = root
+        for part in reference[2:].split("/"):
+            name = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return schema if isinstance(schema, Mapping) else {}
 
 
 def _json(text: str) -> Any:

@@ -250,7 +250,7 @@ class ResponsesRequest(Strict):
                     "include", f"{name!r}: the tools here are the client's own, and text is all there is."
                 )
         if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "`stream_options` is only allowed when `stream` is true.")
+            raise invalid("stream_options", "`stream_options` can only be used when `stream` is True.")
         return self
 
     @property

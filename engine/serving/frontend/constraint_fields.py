@@ -1,5 +1,6 @@
 """Constraints from what clients send: OpenAI's response_format, vLLM's structured_outputs and guided_* fields, SGLang's
-json_schema, regex and ebnf, and TensorRT-LLM's tensors guided_decoding_guide_type and guided_decoding_guide."""
+json_schema, regex, ebnf and structural_tag, and TensorRT-LLM's tensors guided_decoding_guide_type and
+guided_decoding_guide."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import msgspec
 from engine.types import Constraint, ErrorCode, RequestError, shown
 
 _ANY_OBJECT = '{"type": "object"}'
-_NO_TAG = "structural tags are not implemented: send a schema (json), or write the tags into a grammar"
+_GUIDES = "json, json_schema, regex, ebnf_grammar or structural_tag"
 _ON_SPACES = ("disable_any_whitespace", "whitespace_pattern", "disable_additional_properties")
 _OURS = ("prefix", "think", "tags", "think_tokens")
 
@@ -43,9 +44,7 @@ def taken(fields: Mapping[str, Any]) -> tuple[Constraint | None, dict[str, Any]]
         if constraint is not None:
             made[name] = constraint
     if "guided_decoding_guide" in found and "guided_decoding_guide_type" not in found:
-        raise RequestError(
-            "guided_decoding_guide needs guided_decoding_guide_type: json, json_schema, regex or ebnf_grammar"
-        )
+        raise RequestError(f"guided_decoding_guide needs guided_decoding_guide_type: {_GUIDES}")
     if len(made) > 1:
         raise RequestError(f"{' and '.join(made)} both say what the answer must be: send one of them")
     only = next(iter(made.values()), None)
@@ -80,7 +79,11 @@ def _grammar(name: str, value: Any) -> Constraint:
 
 
 def _tag(name: str, value: Any) -> Constraint:
-    raise RequestError(f"{name}: {_NO_TAG}", ErrorCode.UNSUPPORTED)
+    """xgrammar's structural tag, or the older form of structures and triggers; the text of either."""
+    given = _parsed(name, value) if isinstance(value, str) else value
+    if not isinstance(given, dict) or ("format" not in given and not given.keys() >= {"structures", "triggers"}):
+        raise RequestError(f"{name} must be a JSON object with `format`, or with `structures` and `triggers`")
+    return _made("structural_tag", _dumped(name, given))
 
 
 _KINDS: dict[str, Callable[[str, Any], Constraint | None]] = {
@@ -160,8 +163,8 @@ def _response_format(value: Any) -> Constraint | None:
             raise RequestError("response_format.json_schema.schema is missing: send the JSON schema there")
         return _json("response_format.json_schema.schema", schema)
     if kind == "structural_tag":
-        _tag("response_format", value)
-    raise RequestError("response_format.type must be text, json_object or json_schema")
+        return _tag("response_format", given)
+    raise RequestError("response_format.type must be text, json_object, json_schema or structural_tag")
 
 
 def _guide(kind: Any, guide: Any) -> Constraint:
@@ -171,11 +174,9 @@ def _guide(kind: Any, guide: Any) -> Constraint:
         if guide:
             raise RequestError("guided_decoding_guide goes with a type that needs one: for a schema send json_schema")
         return _made("json", _ANY_OBJECT)
-    kinds = {"json_schema": _json, "regex": _regex, "ebnf_grammar": _grammar}
+    kinds = {"json_schema": _json, "regex": _regex, "ebnf_grammar": _grammar, "structural_tag": _tag}
     if kind not in kinds:
-        raise RequestError(
-            f"guided_decoding_guide_type must be json, json_schema, regex or ebnf_grammar, not {shown(repr(kind))}"
-        )
+        raise RequestError(f"guided_decoding_guide_type must be {_GUIDES}, not {shown(repr(kind))}")
     if not guide:
         raise RequestError(f"guided_decoding_guide is missing: {kind} needs it")
     made = kinds[kind]("guided_decoding_guide", guide)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from jinja2 import Environment
 
 from clients.openai.calls.forms import FORMS
-from clients.openai.constraints import calls, calls_or_text, chat_constraint
+from clients.openai.calls.wanted import calls, calls_or_text
+from clients.openai.constraints import chat_constraint
 from clients.openai.errors import ApiError
 from clients.openai.model_forms import ModelForms
 from clients.openai.schema import ChatRequest, Tool
@@ -150,10 +151,7 @@ def test_no_text_and_no_cut_changes_what_is_read(form: str, text: str, sizes: li
     assert cut(FORMS[form].parser(TOOLS), text, sizes) == cut(FORMS[form].parser(TOOLS), text, [10_000])
 
 
-CONSTRAINED = [form for form in TEMPLATES if FORMS[form].constrained]
-
-
-@pytest.mark.parametrize("form", CONSTRAINED)
+@pytest.mark.parametrize("form", TEMPLATES)
 def test_a_grammar_holds_calls_to_the_form_and_the_schema(form: str) -> None:
     right, wrong = ('{"city": "Rome"}', '{"city": "Bern"}')
     two = [("f", right), ("g", '{"a": 1}')]
@@ -185,16 +183,11 @@ def request(**fields: Any) -> ChatRequest:
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-@pytest.mark.parametrize(
-    ("form", "fields"),
-    [
-        ("pythonic", {"tool_choice": NAMED}),
-        ("qwen3-coder", {"tool_choice": "required"}),
-        ("qwen3-coder", {"strict": True}),
-        ("mistral", {"tool_choice": "required"}),
-    ],
-)
-def test_a_form_that_no_grammar_holds_refuses_calls_that_must_be(form: Any, fields: dict[str, Any]) -> None:
-    with pytest.raises(ApiError, match="cannot be held to a grammar"):
-        chat_constraint(request(**fields), ModelForms(tools=form), "before")
-    assert chat_constraint(request(), ModelForms(tools=form), "before") is None
+def test_only_names_of_python_can_be_called_in_its_form() -> None:
+    wanted = tools(**{"get-time": None})
+    for made in (lambda: calls(wanted, "pythonic", 1), lambda: calls_or_text(wanted, "pythonic", None)):
+        with pytest.raises(ApiError, match="'get-time' is no name in Python"):
+            made()
+    for fields in ({"tool_choice": NAMED}, {"tool_choice": "required"}, {"strict": True}):
+        assert chat_constraint(request(**fields), ModelForms(tools="pythonic"), "before") is not None
+    assert chat_constraint(request(), ModelForms(tools="pythonic"), "before") is None

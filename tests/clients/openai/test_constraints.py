@@ -1,4 +1,4 @@
-"""Calls of tools as grammars, held to texts by llguidance over bytes."""
+"""Calls of tools as structural tags, held to texts by llguidance's masks over bytes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
-from clients.openai.constraints import calls, calls_or_text
+from clients.openai.calls.wanted import calls, calls_or_text
 from clients.openai.errors import ApiError
 from clients.openai.schema import Tool
 from engine.types import Constraint
+from tests.structured.marked import Marked
 
-BYTES = LLTokenizer("byte")
+BYTES = Marked(("<|eos|>", "<|call|>"))
 CITY: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}},
@@ -27,11 +27,8 @@ def tools(**schemas: Any) -> list[Tool]:
     return [Tool.model_validate(each) for each in made]
 
 
-def accepts(grammar: str, text: str) -> bool:
-    matcher = LLMatcher(BYTES, grammar)
-    assert not matcher.is_error(), matcher.get_error()
-    ids = BYTES.tokenize_str(text)
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+def accepts(constraint: Constraint, text: str) -> bool:
+    return BYTES.accepts(constraint, text)
 
 
 def call(form: str, name: str, arguments: Any) -> str:

@@ -8,7 +8,6 @@ import pytest
 
 from clients.openai.config import ShimConfig
 from clients.openai.constraints import chat_constraint
-from clients.openai.errors import ApiError
 from clients.openai.model_forms import ModelForms
 from clients.openai.schema import ChatRequest
 from clients.openai.wire import ModelInfo
@@ -36,8 +35,10 @@ def test_channels_mark_everything_or_nothing() -> None:
     assert both.channels
     assert both.keeps_special(request())
     assert not ModelForms().channels
-    with pytest.raises(ApiError, match="cannot be held to a grammar"):
-        chat_constraint(request(tools=[TOOL], tool_choice=TOOL), both, "before")
+    named = request(tools=[TOOL], tool_choice=TOOL)
+    assert both.begun(named) is None, "the prompt begins no message of this form"
+    assert both.begins(named, "") == "after"
+    assert chat_constraint(named, both, "after") is not None
 
 
 def test_a_model_whose_template_does_not_say_has_the_usual_ones() -> None:

@@ -28,6 +28,12 @@ ASK: Any = [{"role": "user", "content": "Who?"}]
 # The model is no thinking one: where it might think first, it would do so to the end.
 COMPACT: Any = {"guided_whitespace_pattern": "", "chat_template_kwargs": {"enable_thinking": False}}
 QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
+NUMBER = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{3}"}, "end": "</n>"}
+# The older form; its trigger comes soon.
+EVERY_E = {
+    "structures": [{"begin": "e=", "schema": {"type": "integer", "minimum": 0, "maximum": 9}, "end": ";"}],
+    "triggers": ["e"],
+}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "set_age", "parameters": SCHEMA, "strict": True}},
     {"type": "function", "function": {"name": "get_time"}},
@@ -80,6 +86,9 @@ def test_parse_gives_objects(sdk: openai.OpenAI) -> None:
         ({"guided_grammar": 'root ::= "x" [0-9]'}, "x[0-9]"),
         ({"structured_outputs": {"regex": "(ab)+c"}}, "(ab)+c"),
         ({"structured_outputs": {"json": {"const": 7}, "disable_any_whitespace": True}}, "7"),
+        ({"response_format": {"type": "structural_tag", "format": NUMBER}}, "<n>[0-9]{3}</n>"),
+        ({"structured_outputs": {"structural_tag": json.dumps({"format": NUMBER})}}, "<n>[0-9]{3}</n>"),
+        ({"response_format": {"type": "structural_tag", **EVERY_E}}, "(?s)[^e]*(e=[0-9];[^e]*)+(e(=([0-9];?)?)?)?"),
         ({"response_format": {"type": "json_object"}, "max_tokens": 3}, "(?s)\\s*\\{.*"),
     ],
 )
@@ -108,6 +117,18 @@ def test_a_schema_that_cannot_be_honoured_is_a_400(sdk: openai.OpenAI, schema: A
     with pytest.raises(openai.BadRequestError) as caught:
         ask(sdk, response_format=format_of(schema))
     assert word in caught.value.message
+
+
+def test_an_element_of_a_tag_that_cannot_be_honoured_is_a_400(sdk: openai.OpenAI) -> None:
+    for given in ({**NUMBER, "style": 1}, {"type": "any_text", "max_tokens": 3}):
+        with pytest.raises(openai.BadRequestError, match=r"style|max_tokens"):
+            ask(sdk, response_format={"type": "structural_tag", "format": given})
+
+
+def test_a_structural_tag_holds_chat_and_leaves_text_free(sdk: openai.OpenAI) -> None:
+    more: Any = {"response_format": {"type": "structural_tag", **EVERY_E}, "max_tokens": 60, "extra_body": QUIET}
+    (one,) = ask(sdk, **more).choices
+    assert re.fullmatch("(?s)[^e]*(e=[0-9];[^e]*)+(e(=([0-9];?)?)?)?", one.message.content)
 
 
 def test_tensorrt_llms_tensors_say_the_same(server: LocalServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import openai
 import pytest
 
@@ -32,6 +33,14 @@ ON_CHANNELS: dict[str, list[str | bytes]] = {
     ">": ['{"n"', ": 5}"],
 }  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "get_time"}}
+ZONES = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["CET", "UTC"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+COMMENTARY = {"69": 100}  # the letter c: no thinking, which this model would not end
+ZONED = {"type": "function", "function": {"name": "get_time", "parameters": ZONES}}
 
 
 def test_each_models_answers_are_read_in_its_own_form(tmp_path: Path) -> None:
@@ -104,6 +113,12 @@ def test_each_models_answers_are_read_in_its_own_form(tmp_path: Path) -> None:
                 client = openai.OpenAI(base_url=f"{trusting.url}/v1", api_key="none", max_retries=0)
                 said = client.chat.completions.create(**fields, extra_body=own, temperature=0).choices[0].message
                 assert said.content == '{"n": 5}'
+                for choice in ("required", {"type": "function", "function": {"name": "get_time"}}):
+                    must = {"tools": [ZONED], "tool_choice": choice, "max_tokens": 400, "seed": 1}
+                    made = client.chat.completions.create(**fields, **must, logit_bias=COMMENTARY).choices[0]
+                    (call,) = made.message.tool_calls
+                    assert made.message.content is None
+                    jsonschema.validate(json.loads(call.function.arguments), ZONES)
                 for broken, why in (("{% if %}", "not valid Jinja"), ("x" * 70_000, "65536")):
                     with pytest.raises(openai.BadRequestError, match=why):
                         client.chat.completions.create(**fields, extra_body={"chat_template": broken})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -12,6 +13,10 @@ from engine.types import MAX_CONSTRAINT_BYTES, Constraint, RequestError, Samplin
 
 SCHEMA = {"type": "object"}
 JSON = Constraint(kind="json", text='{"type": "object"}')
+TAGS = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+FORMAT = {"type": "structural_tag", "format": {"type": "any_text"}}
+OLDER, NEWER = (Constraint(kind="structural_tag", text=json.dumps(each)) for each in (TAGS, FORMAT))
+TYPED = json.dumps({"type": "structural_tag", **TAGS})
 
 
 def made(**fields: Any) -> Constraint | None:
@@ -67,6 +72,12 @@ def made(**fields: Any) -> Constraint | None:
             Constraint(kind="regex", text="a+"),
         ),
         ({"guided_decoding_guide_type": [], "guided_decoding_guide": []}, None),
+        ({"response_format": {"type": "structural_tag", **TAGS}}, msgspec.structs.replace(OLDER, text=TYPED)),
+        ({"structured_outputs": {"structural_tag": TAGS}}, OLDER),
+        ({"structured_outputs": json.dumps({"structural_tag": json.dumps(TAGS)})}, OLDER),
+        ({"guided_decoding": {"structural_tag": FORMAT}}, NEWER),
+        ({"structural_tag": json.dumps(FORMAT)}, NEWER),
+        ({"guided_decoding_guide_type": ["structural_tag"], "guided_decoding_guide": [json.dumps(FORMAT)]}, NEWER),
     ],
 )
 def test_everyones_names(fields: dict[str, Any], expected: Constraint | None) -> None:
@@ -82,7 +93,12 @@ def test_everyones_names(fields: dict[str, Any], expected: Constraint | None) ->
         ({"structured_outputs": {"jsom": {}}}, "unknown key 'jsom'"),
         ({"structured_outputs": "json"}, "structured_outputs is not JSON"),
         ({"structured_outputs": [1]}, "structured_outputs must be a JSON object"),
-        ({"structured_outputs": {"structural_tag": {}}}, "structural tags are not implemented"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structural_tag must be a JSON object with `format`, or with"),
+        ({"structural_tag": "{"}, "structural_tag is not JSON"),
+        (
+            {"response_format": {"type": "structural_tag", "structures": []}},
+            "response_format must be a JSON object with",
+        ),
         ({"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}}, "not implemented"),
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "it goes with a schema"),
         ({"structured_outputs": {"kind": "xml", "text": ""}}, "structured_outputs: Invalid enum value"),

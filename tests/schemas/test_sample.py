@@ -1,0 +1,72 @@
+"""A sample of `make test-schemas`: masks keep answers to their schemas, and mask no token of a valid document."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.schemas.__main__ import demo_checker, table
+from tests.schemas.check import Checker, Found, keyword
+from tests.schemas.generate import random_schema
+from tests.schemas.shipped import shipped
+
+
+@pytest.fixture(scope="module")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Checker:
+    return demo_checker(tmp_path_factory.mktemp("schemas") / "demo")
+
+
+def test_random_schemas_hold_in_both_directions(checker: Checker) -> None:
+    found = Found()
+    for seed in range(10_000, 10_120):
+        rng = Random(seed)
+        checker.check(f"seed {seed}", random_schema(rng), rng, found)
+    assert (found.wrong, found.masked, dict(found.broken)) == ([], [], {})
+    assert found.answers - found.cut > 150
+    assert found.documents > 200
+    assert sum(found.refused.values()) < 30
+    assert table(found, Found()).count("\n") > 9
+
+
+def test_so_do_schemas_of_installed_packages(checker: Checker) -> None:
+    found = Found()
+    for name, schema in shipped(every=500):
+        checker.check(name, schema, Random(name), found, answers=1, documents=1)
+    assert (found.wrong, found.masked) == ([], [])
+    assert found.schemas > 5
+
+
+BOUNDS = [
+    {"type": "integer", "exclusiveMaximum": 2**53 + 1, "minimum": 2**53 - 2},
+    {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    {"type": "integer", "exclusiveMinimum": -1.5, "exclusiveMaximum": 1},
+    {"type": "number", "maximum": 2**53 + 3, "minimum": 2**53 + 1},
+    {"type": "object", "minProperties": 2, "required": ["a"], "additionalProperties": {"type": "null"}},
+]
+
+
+@pytest.mark.parametrize("schema", BOUNDS)
+def test_bounds_hold_where_floats_end(checker: Checker, schema: object) -> None:
+    found = Found()
+    checker.check("bounds", schema, Random(1), found, answers=20, documents=10)
+    assert (found.wrong, found.masked, found.refused, found.answers) == ([], [], {}, 20)
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum, exclusiveMaximum"),
+        ({"type": "number", "exclusiveMaximum": -1, "minimum": -1.5}, "exclusiveMinimum, exclusiveMaximum"),
+        ({"type": "object", "minProperties": 2}, "minProperties, maxProperties"),
+        ({"not": {}}, "not"),
+        ({"type": "string", "format": "idn-email"}, "format idn-email"),
+        ({"type": "string", "pattern": "(?=a)"}, "pattern, look-around"),
+        ({"$ref": "https://example.com/a.json"}, "$ref to another document"),
+    ],
+)
+def test_what_grammars_get_wrong_is_refused_by_its_keyword(checker: Checker, schema: object, named: str) -> None:
+    found = Found()
+    checker.check("refused", schema, Random(1), found)
+    assert list(found.refused) == [named]
+    assert keyword("something else") == "something else"
