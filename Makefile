@@ -41,7 +41,7 @@ openai: $(RUN)  ## the OpenAI API and the chat page on 9000, over a running serv
 test: $(SETUP) packages lint type  ## the whole suite on CPU, with the linters, the server and the load tools
 	@$(PY) -m pytest -n 2 --dist loadgroup -m "not slow" tests
 
-test-slow: $(SETUP)  ## what the suite leaves out for its time: compiling for Hopper, each schedule that broke a promise
+test-slow: $(SETUP)  ## what the suite leaves out for its time: compiling for Hopper, each schedule that broke a promise, further dtypes and seeds
 	@$(PY) -m pytest -n 2 --dist loadgroup -m slow tests
 
 lint: $(SETUP)  ## ruff: rules and format
@@ -89,8 +89,11 @@ test-image:  ## build the CPU image with buildah, start it, ask it for a complet
 
 # Folders of the peers' checkouts (or git directories); without them they are cloned from GitHub. EVERY=20 takes one of 20
 # tests where a file has more than 100: one has 1,458, which take 10 minutes.
-test-peers: $(SETUP)  ## vllm_backend's and TensorRT-LLM's own clients and tests (VLLM_BACKEND, TENSORRTLLM_BACKEND)
+test-peers: test-frontend $(SETUP)  ## vllm_backend's, TensorRT-LLM's and NVIDIA's own clients and tests (VLLM_BACKEND, TENSORRTLLM_BACKEND, SERVER)
 	@$(PY) -m tests.peers --vllm-backend "$(VLLM_BACKEND)" --tensorrt-llm "$(TENSORRTLLM_BACKEND)" --every $(or $(EVERY),1) --write docs/compatibility.md
+
+test-frontend: $(SETUP)  ## of these, NVIDIA's tests of its OpenAI frontend alone (SERVER; 10 minutes)
+	@$(PY) -m tests.peers.frontend --server "$(SERVER)" --write docs/compatibility.md
 
 test-sdks: $(SETUP)  ## the JavaScript SDKs of OpenAI, Anthropic and Vercel, and litellm, against the shim; needs npm
 	@mkdir -p .cache/sdks && cp tests/clients/sdks/package.json .cache/sdks/
@@ -103,11 +106,11 @@ test-sdks: $(SETUP)  ## the JavaScript SDKs of OpenAI, Anthropic and Vercel, and
 test-trained: $(SETUP)  ## a trained model against transformers: log-probabilities, greedy text, perplexities (needs a network)
 	@$(PY) -m tests.trained $(if $(ACCEPT_LICENCE),--accept-licence) --write docs/correctness.md
 
-chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
-	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
-
 test-schemas: $(SETUP)  ## 2,000 random JSON schemas and all that packages ship: answers valid, no valid token masked (COUNT, SEED, EVERY)
 	@$(PY) -m tests.schemas --count $(or $(COUNT),2000) --seed $(or $(SEED),0) --every $(or $(EVERY),1)
+
+chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
+	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(SETUP)  ## 10,000 made-up inputs to the wire and of checkpoints (INPUTS, SEED), a healthy neighbour beside them
 	@$(PY) -m tests.chaos.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))

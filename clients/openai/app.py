@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from clients.openai import sagemaker, web
+from clients.openai import loading, sagemaker, web
 from clients.openai.answers import ERRORS, STREAMED, ChatAnswer, CompletionAnswer, ModelCard, ModelList, Tokens, Words
 from clients.openai.chat import chat
 from clients.openai.completions import complete
@@ -37,7 +37,7 @@ from clients.openai.responses import routes as responses
 from clients.openai.responses.store import ResponseStore
 from clients.openai.router import Router
 from clients.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from clients.openai.shim import Shim, package_version
+from clients.openai.shim import OWNER, Shim, package_version
 from clients.openai.stats import Stats
 from clients.openai.stream import connected
 from clients.openai.trace import trace_of
@@ -160,7 +160,7 @@ def _api(app: FastAPI, shim: Shim) -> None:
             "id": name,
             "object": "model",
             "created": shim.started,
-            "owned_by": "nereid",
+            "owned_by": OWNER,
             "root": info.name,
             "max_model_len": info.max_model_len,
             **listed(name, info, shim.started),
@@ -224,7 +224,14 @@ def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
     async def health() -> Response:
         return json_response(served())
 
+    @app.get("/health/ready", responses=ERRORS, tags=["service"], summary="200 while a replica answers; as NVIDIA's")
+    async def ready() -> Response:
+        if not any(replica.answers for replica in shim.router.replicas):
+            raise ApiError(503, "No tritonserver answers.", code="backend_unavailable")
+        return json_response({"status": "ok"})
+
     sagemaker.add(app, shim, served)
+    loading.add(app, shim)
 
     @app.get("/load", tags=["service"], summary="Generations that this worker has open")
     async def load() -> Response:

@@ -32,7 +32,8 @@ class Flags:
     api_key: Annotated[list[str] | None, typer.Option(help="A key clients must send; give it once a key.")] = None
     api_key_file: Annotated[Path | None, typer.Option(help="A file with one key a line.")] = None
     admin_key: Annotated[
-        list[str] | None, typer.Option(help="A key for POST /reset_prefix_cache, which needs one; give it once a key.")
+        list[str] | None,
+        typer.Option(help="A key for POST /reset_prefix_cache and for loading models, which need one; once a key."),
     ] = None
     cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None
     max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20

@@ -64,7 +64,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     replicas: tritonservers that hold the same models; a request goes to one of them.
     api_keys: accepted bearer keys; empty lets everyone in.
-    admin_keys: keys of POST /reset_prefix_cache, which is refused without one.
+    admin_keys: keys of POST /reset_prefix_cache, /v1/models/{model}/load and /unload, refused without one.
     cors_origins: origins a browser may call from; empty sends no CORS header.
     max_body_bytes: a larger request body gets 413.
     max_header_bytes: a longer request target and headers together get 431.

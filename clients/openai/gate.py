@@ -36,9 +36,20 @@ log = logging.getLogger("nereid.openai.access")
 _BODY_S = 60
 
 OPEN_PATHS = frozenset(
-    {"/", "/health", "/health/generate", "/ping", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
+    {
+        "/",
+        "/health",
+        "/health/generate",
+        "/health/ready",
+        "/ping",
+        "/version",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/favicon.ico",
+    }
 )
-_ADMIN_PATHS = frozenset({"/reset_prefix_cache"})
+_ADMIN_PATH = re.compile(r"/reset_prefix_cache|/v1/models/.*/(un)?load", re.DOTALL)
 _PLAIN_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 
 
@@ -124,7 +135,7 @@ class Gate:
     def _caller(self, scope: Scope, headers: Headers) -> str:
         """Who asks: the number of its key, or its address. Raises ApiError 401, 403."""
         address = scope["client"][0] if scope.get("client") else "-"
-        admin = scope["path"] in _ADMIN_PATHS
+        admin = _ADMIN_PATH.fullmatch(scope["path"]) is not None
         keys = self._admin_keys if admin else self._keys
         if admin and not keys:
             sentence = f"{scope['path']} needs an admin key: start the shim with --admin-key KEY."
@@ -162,7 +173,7 @@ class Gate:
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             return receive
         limit = self._config.max_body_bytes
-        too_large = ApiError(413, f"The request body may hold at most {limit} bytes here.", code="body_too_large")
+        too_large = ApiError(413, f"The request body may hold at most {limit} bytes here.", code="content_too_large")
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise too_large

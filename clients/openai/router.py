@@ -83,6 +83,7 @@ class ReplicaState:
     server: TritonReplica
     models: dict[str, ModelInfo] = field(default_factory=dict)
     healthy: bool = False
+    answers: bool = False  # though it may have no model that is ready
     open_requests: int = 0
     problem: str = ""  # why it is not healthy
     leaving: bool = False  # its address is gone: it ends what it has open and gets nothing new
@@ -276,7 +277,7 @@ class Router:
         known = {state.name for state in self.replicas}
         self.replicas += [ReplicaState(TritonReplica(one)) for name, one in wanted.items() if name not in known]
         for state in [s for s in self.replicas if s.name not in wanted]:
-            state.healthy, state.leaving = False, True
+            state.healthy, state.answers, state.leaving = False, False, True
             if state.open_requests == 0:
                 self.replicas.remove(state)
                 self._prefixes.forget(state.name)
@@ -289,6 +290,9 @@ class Router:
             replica.problem = "" if replica.models else "it answers, but no model is ready"
         except BackendError as error:
             replica.problem = f"it does not answer ({error.detail})"
+            replica.answers = False
+        else:
+            replica.answers = True
         healthy = not replica.problem
         if healthy and not replica.healthy:
             log.info("replica %s is ready", replica.name)

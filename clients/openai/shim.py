@@ -17,6 +17,8 @@ from clients.openai.trace import Trace
 from clients.openai.usage import Usage
 from clients.openai.wire import ModelInfo, Piece
 
+OWNER = "nereid"  # of every model
+
 
 def package_version() -> str:
     try:

@@ -19,6 +19,7 @@ from clients.openai.errors import BackendError
 from clients.openai.wire import Generation, ModelInfo, Piece
 
 _DESCRIBE_S = 2.0
+_INDEX_S = 5.0
 _RESET_S = 30.0  # it happens between two steps
 _LATE_S = 0.6  # a frontend ends what is 0.3 s past its time; a server that still says nothing is given up
 _MIN_S = 1e-3
@@ -59,6 +60,31 @@ class TritonReplica:
             raise _failure(error) from error
         infos = wire.discover(configs).values()
         return {info.name: info for info in await asyncio.gather(*map(self._described, infos))}
+
+    async def repository(self) -> dict[str, str]:
+        """State of every model of the server's repository: READY, LOADING, UNLOADING, UNAVAILABLE, or "" for one that
+        was never loaded. Raises BackendError."""
+        try:
+            index = await self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=_INDEX_S)
+        except grpc.RpcError as error:
+            raise _failure(error) from error
+        return {entry.name: entry.state for entry in index.models}
+
+    async def load(self, model: str, timeout_s: float) -> None:
+        """Returns when the model is ready. Raises BackendError with the server's reason."""
+        try:
+            request = service_pb2.RepositoryModelLoadRequest(model_name=model)
+            await self._stub.RepositoryModelLoad(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _failure(error) from error
+
+    async def unload(self, model: str) -> None:
+        """Returns before the model's requests have ended. Raises BackendError."""
+        try:
+            request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+            await self._stub.RepositoryModelUnload(request, timeout=_INDEX_S)
+        except grpc.RpcError as error:
+            raise _failure(error) from error
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Piece, None]:
         """Pieces as they come. Leaving the iteration cancels the request in the engine. Raises BackendError."""

@@ -25,7 +25,7 @@ from tests.peers.runs import ADD_SUB_CONFIG, ADD_SUB_MODEL, CLIENT_RUNS, SAMPLE_
 
 VLLM_BACKEND = "https://github.com/triton-inference-server/vllm_backend"
 TENSORRT_LLM = "https://github.com/NVIDIA/TensorRT-LLM"
-_BEGIN, _END = "<!-- make test-peers: begin -->\n", "<!-- make test-peers: end -->\n"
+MARK = "make test-peers"
 _MAX_S = 3600
 _MANY = 100
 _PYTEST = ("-p", "no:cacheprovider", "-c", "/dev/null")
@@ -196,13 +196,14 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def put(page: Path, text: str) -> None:
+def put(page: Path, text: str, mark: str = MARK) -> None:
     """Replace what stands between the marks of `page`."""
-    before, _, rest = page.read_text().partition(_BEGIN)
-    _, found, after = rest.partition(_END)
+    begin, end = f"<!-- {mark}: begin -->\n", f"<!-- {mark}: end -->\n"
+    before, _, rest = page.read_text().partition(begin)
+    _, found, after = rest.partition(end)
     if not found:
-        raise SystemExit(f"{page} has no place for the table: put {_BEGIN.strip()} and {_END.strip()} into it")
-    page.write_text(before + _BEGIN + text + _END + after)
+        raise SystemExit(f"{page} has no place for the table: put {begin.strip()} and {end.strip()} into it")
+    page.write_text(before + begin + text + end + after)
 
 
 if __name__ == "__main__":

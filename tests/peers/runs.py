@@ -70,7 +70,6 @@ THEIRS = {
     "test_vllm_not_healthy": "needs a vLLM that was changed to say that it is not well",
     "client --return-context-logits": "logits never leave the engine: refused",
     "client --return-generation-logits": "logits never leave the engine: refused",
-    "client --return-perf-metrics": "not built: the metrics endpoint has such figures",
 }
 
 ADD_SUB_CONFIG = """name: "add_sub"
@@ -99,3 +98,55 @@ class TritonPythonModel:
         tensors = [pb.Tensor("OUTPUT0", left + right), pb.Tensor("OUTPUT1", left - right)]
         return pb.InferenceResponse(output_tensors=tensors)
 '''
+
+# Of NVIDIA's tests of its OpenAI frontend. Not test_lora.py: it calls functions of that frontend, and its adapters are
+# refused here.
+FRONTEND_FILES = (
+    "test_completions.py",
+    "test_chat_completions.py",
+    "test_openai_client.py",
+    "test_tool_calling.py",
+    "test_embeddings.py",
+    "test_model_management.py",
+    "test_observability.py",
+    "test_openai_restricted_apis.py",
+    "test_request_size.py",
+)
+# They call classes of that frontend, no server.
+FRONTEND_NOT_RUN = (
+    "TestContentLengthValidation",
+    "test_restricted_feature_summary",
+    "test_startup_log_does_not_leak",
+)
+
+_BAD_REQUEST = "400 with OpenAI's error object, as OpenAI; 422 and FastAPI's `detail` there"
+_DETAIL = "the sentence stands in `error.message`, as OpenAI's; in `detail` there"
+_SERVED = "served here, refused there"
+_UNKNOWN = "404 or 503 for a model that is not loaded; 400 and 500 there"
+_OWNER = "`owned_by` is `nereid`"
+_COMMAND = "flags of its own command, which starts the server; `nereid serve` does here"
+_KEYS = "keys travel as `Authorization` or `X-API-Key`; in headers of any name there"
+_DEMO = "the demo model's words"
+# (pattern in file::class::test, why it cannot pass); the first that is found counts.
+FRONTEND_THEIRS = (
+    (r"invalid_sampling_parameters|empty_request|test_completions_no_|test_no_prompt", _BAD_REQUEST),
+    (r"completions_no_message|completions_empty_message|top_logprobs_(validation|exceeds_max)", _BAD_REQUEST),
+    (r"top_logprobs_without_logprobs", _DETAIL),
+    (r"sampling_parameters\[logit_bias|multiple_choices|logprobs_(validation|exceeds_max)", _SERVED),
+    (r"test_completions_logprobs_zero", "0 asks for each token's own log-probability, as with OpenAI; for none there"),
+    (r"OpenAIClient::test_openai_client_completion$", "a cut answer ends with `length`; always with `stop` there"),
+    (r"TestChatCompletionsTokenizers", "its frontend is told a tokenizer; a model has its own here"),
+    (r"test_tool_call_", "the demo model calls no tool of itself, and fills in nonsense"),
+    (r"TestStreamingToolParseLimit", "asks for more tokens than the demo model's context holds"),
+    (r"TestEmbeddings", "embeddings: refused with 404"),
+    (r"test_startup_metrics", "the server's own metrics stand on its port, 8002"),
+    (r"test_models_(list|get)|test_load_model$", _OWNER),
+    (r"TestModelControlCLIOptions|TestRestrictedAPIInvalidArguments", _COMMAND),
+    (r"test_load_and_unload_rejected", "loads and unloads are always possible, with the admin key"),
+    (r"invalid_model_name", "asks without the admin key"),
+    (r"unknown_model|TestModelManagementInference|unload_model$|rejects_duplicate", _UNKNOWN),
+    (r"restricted_endpoints_with_auth|endpoint_groups_with_correct_auth", _KEYS),
+    (r"body_over_limit", "compares with the sentence of its own class"),
+    (r"test_completions_(defaults|sampling_parameters|max_tokens|temperature_vllm|seed)", _DEMO),
+    (r"test_completions::.*test_usage_response|OpenAIClient::test_completion_logprobs$", _DEMO),
+)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.peers import __main__ as peers
+from tests.peers import frontend
 
 
 def test_a_checkout_is_copied_and_only_ports_are_changed(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_a_git_directory_is_taken_at_its_head(tmp_path: Path) -> None:
 
 def test_the_table_replaces_the_one_before_and_says_why(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{peers._BEGIN}old\n{peers._END}after\n")
+    page.write_text("before\n<!-- make test-peers: begin -->\nold\n<!-- make test-peers: end -->\nafter\n")
     failures = {"test_a": "their words", "test_b": "their words", "test_c": None}
     text = peers.table([peers.Outcome("pytest x", 5, 8, failures), peers.Outcome("client", 2, 2, {})])
     peers.put(page, text)
@@ -64,3 +65,30 @@ def test_verdicts_are_read_as_pytest_and_unittest_say_them() -> None:
     assert peers.pytest_results(told) == (["test_x[1-True]"], ["test_y"])
     told = "test_a (m.T.test_a)\nIts words ... ok\ntest_b (m.T.test_b) ... FAIL\n\nFAIL: test_b (m.T.test_b)\nRan 2"
     assert peers.unittest_results(told) == (["test_a"], ["test_b"])
+
+
+def test_pytests_report_is_read_by_file_and_skipped_tests_count_nowhere() -> None:
+    def case(name: str, inside: str = "", group: str = "TestA") -> str:
+        return f'<testcase classname="tests.test_completions.{group}" name="{name}">{inside}</testcase>'
+
+    cases = case("test_a") + case("test_b[x y]", "<failure/>") + case("test_echo[True]", "<skipped/>")
+    cases += "".join(case(f"test_completions_invalid_sampling_parameters[{n}]", "<failure/>") for n in range(2))
+    cases += case("test_completions_defaults", "<error/>").replace("test_completions.TestA", "test_new.TestB")
+    first, second = frontend.outcomes(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    assert (first.run, first.passed, first.total) == ("pytest python/openai/tests/test_completions.py", 1, 4)
+    ours, theirs = first.failures.items()
+    assert ours == ("TestA::test_b[x y]", None)
+    assert theirs[0] == "test_completions_invalid_sampling_parameters (2)"
+    assert "422" in (theirs[1] or "")
+    assert (second.passed, second.failures) == (0, {"error in TestB::test_completions_defaults": None})
+
+
+def test_the_two_tables_of_a_page_have_marks_of_their_own(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- make test-peers: begin -->\n1\n<!-- make test-peers: end -->\n"
+        "<!-- make test-peers, the frontend: begin -->\n2\n<!-- make test-peers, the frontend: end -->\n"
+    )
+    peers.put(page, "new\n", frontend.MARK)
+    assert "-->\n1\n<!--" in page.read_text()
+    assert "begin -->\nnew\n<!-- make test-peers, the frontend: end" in page.read_text()

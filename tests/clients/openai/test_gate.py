@@ -88,6 +88,22 @@ def test_a_large_body_is_413_whether_its_length_is_told_or_not() -> None:
     for response in (told, untold):
         assert response.status_code == 413
         assert "1024 bytes" in error_of(response)["message"]
+        assert error_of(response)["code"] == "content_too_large"  # NVIDIA's frontend's code
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"stream_options": {"include_usage": True}}, "`stream_options` can only be used when `stream` is True"),
+        ({"top_logprobs": 0}, "`top_logprobs` can only be used when `logprobs` is True"),
+        ({"top_logprobs": 25, "logprobs": True}, "less than or equal to 20"),
+    ],
+)
+def test_sentences_that_nvidias_frontend_tests_look_for(fields: dict[str, Any], sentence: str) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    response = asker()("POST", "/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert sentence in error_of(response)["message"]
 
 
 @pytest.mark.parametrize(
