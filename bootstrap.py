@@ -50,12 +50,18 @@ def main():
     if subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) != 0:
         _add_pip(python)
     _say(f"installing packages into {venv}; this takes a few minutes")
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]  # at a terminal pip shows how far each download is
     os.environ["PYTHONWARNINGS"] = "ignore"  # setuptools' remarks on editable installation
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--upgrade", "pip"])
-    _run([*pip, TORCH, *_torch_source(python)])
-    _run([*pip, "--editable", f"{ROOT}[{EXTRAS[args.purpose]}]"])
-    _run([*pip, "--no-deps", SERVER])
+    pip = [python, "-m", "pip", "install", *quiet, "--disable-pip-version-check"]
+    steps = (
+        ("pip", ["--upgrade", "pip"]),
+        (TORCH, [TORCH, *_torch_source(python)]),
+        (f"Nereid and what it needs ({EXTRAS[args.purpose]})", ["--editable", f"{ROOT}[{EXTRAS[args.purpose]}]"]),
+        (f"{SERVER}, which brings tritonserver", ["--no-deps", SERVER]),
+    )
+    for number, (what, words) in enumerate(steps, 1):
+        _say(f"{number} of {len(steps)}: {what}")
+        _run([*pip, *words])
     _add_libpython(python, venv)
     with open(stamps[args.purpose], "w"):
         pass

@@ -58,6 +58,30 @@ def test_commands_of_readme_answer(command: str, addresses: dict[str, str]) -> N
     assert len(text.split()) >= 5, text
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("localhost:8000/v2/models/demo/generate", {"text_input": "What is Triton Inference Server?"}),
+        ("localhost:9000/v1/completions", {"prompt": "What is Triton Inference Server?"}),
+        ("localhost:9000/v1/completions", {"prompt": "Machine learning is"}),
+        ("localhost:9000/v1/chat/completions", {"messages": [{"role": "user", "content": "Say this is a test!"}]}),
+    ],
+)
+def test_prompts_of_nvidias_readmes_get_words(path: str, fields: dict[str, object], addresses: dict[str, str]) -> None:
+    """vllm_backend's, and those of NVIDIA's OpenAI frontend."""
+    body = json.dumps({"model": "demo", "temperature": 0, **fields})
+    if "text_input" in fields:
+        body = json.dumps({**fields, "parameters": {"stream": False, "temperature": 0}})
+    answer = json.loads(
+        run(["sh", "-c"], f"curl -sS {path} -H 'Content-Type: application/json' -d '{body}'", addresses)
+    )
+    if "text_input" in fields:
+        text = answer["text_output"].removeprefix(str(fields["text_input"]))
+    else:
+        text = answer["choices"][0].get("text") or answer["choices"][0]["message"]["content"]
+    assert len(text.split()) >= 3, text
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
 def test_python_of_the_pages_runs(page: str, addresses: dict[str, str]) -> None:
     codes = blocks(page, "python")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -40,8 +40,12 @@ class Figures(msgspec.Struct, frozen=True):
         return self.num_tokens / self.seconds
 
 
-async def measure(client: AsyncClient, work: Work, vocab_size: int, seed: int) -> Figures:
-    """Closed loop of greedy requests over random token ids, none of them alike, so nothing comes from a cache."""
+async def measure(
+    client: AsyncClient, work: Work, vocab_size: int, seed: int, ended: Callable[[], object] = lambda: None
+) -> Figures:
+    """Closed loop of greedy requests over random token ids, none of them alike, so nothing comes from a cache.
+
+    ended: called behind each request, for whoever shows how far it is."""
     params = SamplingParams(max_tokens=work.num_output, temperature=0.0, ignore_eos=True)
     rng = random.Random(seed)
     prompts = [[rng.randrange(vocab_size) for _ in range(work.num_input)] for _ in range(work.streams * work.requests)]
@@ -54,6 +58,7 @@ async def measure(client: AsyncClient, work: Work, vocab_size: int, seed: int) -
                 async for chunk in chunks:
                     timing.token(len(chunk.token_ids))
             timings.append(timing)
+            ended()
 
     began = time.perf_counter()
     await asyncio.gather(*[one_stream(prompts[n :: work.streams]) for n in range(work.streams)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +23,11 @@ HELP = """\
 /history           show the conversation
 /clear             forget the conversation
 /retry             answer the last message again
-/help, /quit"""
+/save FILE         write the conversation: FILE.md as text, any other as JSON with the messages of the API
+/help, /quit
+
+Enter sends; Alt-Enter makes a further line; the arrow keys and Ctrl-R find what you typed before."""
+COMMANDS = ("/system", "/params", "/history", "/clear", "/retry", "/save", "/help", "/quit")
 
 
 class Chat:
@@ -34,6 +39,7 @@ class Chat:
         self.params = params
         self.system = system
         self.history: list[Message] = []
+        self._saved: set[Path] = set()
 
     def run(self, read: Callable[[], str]) -> None:
         """Answer lines from `read` until it raises EOFError or the user quits."""
@@ -62,6 +68,7 @@ class Chat:
             "/history": lambda _: self._show_history(),
             "/clear": lambda _: self.history.clear(),
             "/retry": lambda _: self._retry(),
+            "/save": self._save,
         }
         command = commands.get(name)
         if command is None:
@@ -118,6 +125,31 @@ class Chat:
         for message in self._messages():
             self._console.print(f"[bold]{message['role']}[/]: ", end="")
             self._console.print(message["content"], markup=False, highlight=False)
+
+    def _save(self, name: str) -> None:
+        """A file that this conversation has not written before is not written over."""
+        if not name:
+            self._console.print("Name a file: /save FILE")
+            return
+        file = Path(name).expanduser()
+        try:
+            with file.open("w" if file.resolve() in self._saved else "x", encoding="utf-8") as out:
+                out.write(self._as_markdown() if file.suffix == ".md" else self._as_json())
+        except FileExistsError:
+            self._console.print(f"{file} exists already: name another one.", markup=False, highlight=False)
+        except OSError as error:
+            self._console.print(f"{file} cannot be written: {error.strerror}", markup=False, highlight=False)
+        else:
+            self._saved.add(file.resolve())
+            count = len(self.history)
+            self._console.print(f"{count} messages are in {file}.", markup=False, highlight=False)
+
+    def _as_json(self) -> str:
+        held = {"model": self._client.model, "params": self.params, "messages": self._messages()}
+        return msgspec.json.format(msgspec.json.encode(held), indent=2).decode() + "\n"
+
+    def _as_markdown(self) -> str:
+        return "\n\n".join(f"## {message['role']}\n\n{message['content']}" for message in self._messages()) + "\n"
 
     def _retry(self) -> None:
         while self.history and self.history[-1]["role"] == "assistant":

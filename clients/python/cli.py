@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clients.openai import cli as openai_cli
 from clients.python import bench as bench_module
+from clients.python import perf_analyzer as perf_analyzer_module
 from clients.python import pull as pull_module
 from clients.python import top as top_module
 from clients.python.aio import AsyncClient
-from clients.python.chat import Chat
+from clients.python.chat import COMMANDS, Chat
 from clients.python.sync import Client
 from clients.python.wire import ServerError
 from engine import env
@@ -47,7 +52,7 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with Client(url, model, tokenizer) as client:
         _require_ready(client.ready(), url, model)
-        Chat(client, params, console, system).run(lambda: console.input("[bold cyan]> [/]"))
+        Chat(client, params, console, system).run(_reader(console))
 
 
 @app.command()
@@ -66,11 +71,21 @@ def bench(
     async def run() -> list[bench_module.Figures]:
         async with AsyncClient(url, model) as client:
             _require_ready(await client.ready(), url, model)
-            await bench_module.measure(client, bench_module.Work(1, 1, num_input, num_output), vocab_size, seed)
+            counts = streams or [1, 4, 16]
             rows = []
-            for n, count in enumerate(streams or [1, 4, 16]):
-                work = bench_module.Work(count, requests, num_input, num_output)
-                rows.append(await bench_module.measure(client, work, vocab_size, seed + n + 1))
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+                bar = progress.add_task("warm-up", total=1 + requests * sum(counts))
+
+                def ended() -> None:
+                    progress.advance(bar)
+
+                first = bench_module.Work(1, 1, num_input, num_output)
+                await bench_module.measure(client, first, vocab_size, seed, ended)
+                for n, count in enumerate(counts):
+                    progress.update(bar, description=f"{count} streams" if count > 1 else "1 stream")
+                    work = bench_module.Work(count, requests, num_input, num_output)
+                    rows.append(await bench_module.measure(client, work, vocab_size, seed + n + 1, ended))
             return rows
 
     try:
@@ -101,6 +116,28 @@ def top(
         raise _failure(f"no metrics at {url}: {error}. Is the server up (nereid serve)?") from None
 
 
+@app.command(
+    "perf-analyzer",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+)
+def perf_analyzer(
+    context: typer.Context,
+    folder: Annotated[
+        bool, typer.Option("--folder", help="Print a folder for PATH, whose perf_analyzer genai-perf finds.")
+    ] = False,
+) -> None:
+    """Run NVIDIA's perf_analyzer with the words that follow, its libraries found; --folder for programs that run it."""
+    try:
+        found = perf_analyzer_module.on_path(env.read().cache_dir)
+    except (perf_analyzer_module.NoPerfAnalyzer, OSError) as error:
+        raise _failure(str(error)) from None
+    if folder:
+        typer.echo(found)
+        return
+    program = str(found / "perf_analyzer")
+    os.execv(program, [program, *context.args])
+
+
 @app.command()
 def pull(
     model: Annotated[str, typer.Argument(help=f"One of {', '.join(pull_module.SOURCES)}.")],
@@ -118,6 +155,15 @@ def pull(
     except pull_module.PullError as error:
         raise _failure(str(error)) from None
     say(f"add it with: nereid add {file} --name {source.name}")
+
+
+def _reader(console: Console) -> Callable[[], str]:
+    """Lines of a pipe as they come, those of a person with an editor."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return lambda: console.input("[bold cyan]> [/]")
+    from clients.python.line_editor import editor  # here: it takes a tenth of a second that no other command needs
+
+    return editor(env.read().cache_dir / "chat_history", COMMANDS)
 
 
 def _require_ready(ready: bool, url: str, model: str) -> None:

@@ -11,11 +11,9 @@ that the binary wants from the system are lent to it from the nvidia-pytriton wh
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,12 +26,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from clients.python.perf_analyzer import NoPerfAnalyzer, binary, lend_libraries, with_libraries
 from clients.python.timing import percentile
 
 # About one run in fifteen of the 2.50.0 binary succeeds, says so, and leaves an export that lacks its last buffer of
 # 64 KB: it is empty then, or ends in the middle.
 _ATTEMPTS = 4
-_LIBRARIES = {"libb64.so.0d": "libb64-*.so*", "libcudart.so.12": "libcudart-*.so.12*"}
 
 
 class PerfAnalyzerError(Exception):
@@ -65,14 +63,18 @@ def run(
     """Measure; every request is streamed and `max_tokens` long. Raises PerfAnalyzerError."""
     with tempfile.TemporaryDirectory(prefix="nereid-perf-") as name:
         folder = Path(name)
+        try:
+            program = binary()
+        except NoPerfAnalyzer as error:
+            raise PerfAnalyzerError(str(error)) from None
         lend_libraries(folder)
         (folder / "input.json").write_text(json.dumps(input_data(prompt, max_tokens)))
         command = [
-            binary(), "-m", model, "-u", url, "-i", "grpc", "--async", "--streaming",
+            program, "-m", model, "-u", url, "-i", "grpc", "--async", "--streaming",
             f"--concurrency-range={concurrency}", f"--request-count={requests}",
             f"--input-data={folder / 'input.json'}", f"--profile-export-file={folder / 'export.json'}", *extra,
         ]  # fmt: skip
-        libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
+        libraries = with_libraries(folder)
         for _ in range(_ATTEMPTS):
             done = subprocess.run(
                 command, env={**os.environ, "LD_LIBRARY_PATH": libraries}, capture_output=True, text=True
@@ -89,27 +91,6 @@ def run(
             else:
                 return read_export(export, max_tokens)
         raise PerfAnalyzerError(failure)
-
-
-def binary() -> str:
-    """Path of perf_analyzer: next to this Python, else on PATH."""
-    own = Path(sys.executable).parent / "perf_analyzer"
-    found = str(own) if own.is_file() else shutil.which("perf_analyzer")
-    if found is None:
-        raise PerfAnalyzerError("there is no perf_analyzer; it comes with: pip install tritonclient==2.50.0")
-    return found
-
-
-def lend_libraries(folder: Path) -> None:
-    """Link what perf_analyzer wants from the system (Debian's libb64-0d, CUDA's runtime) out of nvidia-pytriton."""
-    try:
-        files = importlib.metadata.files("nvidia-pytriton") or []
-    except importlib.metadata.PackageNotFoundError:
-        return  # inside NVIDIA's SDK container the system has them
-    for name, pattern in _LIBRARIES.items():
-        found = [file for file in files if file.match(pattern)]
-        if found:
-            (folder / name).symlink_to(Path(str(found[0].locate())).resolve())
 
 
 def input_data(prompt: str, max_tokens: int) -> dict[str, Any]:

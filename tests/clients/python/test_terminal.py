@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 from typer.testing import CliRunner
 
 from clients.python import Client, SamplingParams
-from clients.python.chat import Chat
+from clients.python.chat import COMMANDS, Chat
 from clients.python.cli import app
+from clients.python.line_editor import editor
 from clients.python.local_server import LocalServer
 
 pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.timeout(300)]
@@ -61,6 +66,44 @@ def test_commands_change_what_is_sent(client: Client) -> None:
     messages = [{"role": "system", "content": "Be brief."}, terminal.chat.history[0]]
     assert terminal.chat.history[1]["content"] == client.chat(messages, terminal.chat.params).text
     assert Terminal(client, "Hello", "/clear", "/quit", "never read").chat.history == []
+
+
+def test_a_conversation_is_saved_and_nothing_is_written_over(client: Client, tmp_path: Path) -> None:
+    text, data, other = tmp_path / "a.md", tmp_path / "a.json", tmp_path / "other"
+    other.write_text("mine")
+    lines = ("/system Be brief.", "Hello", f"/save {text}", f"/save {data}", "And?", f"/save {data}", f"/save {other}")
+    terminal = Terminal(client, *lines, "/save", f"/save {tmp_path}/none/x")
+    kept = json.loads(data.read_text())
+    assert kept["model"] == "demo"
+    assert kept["messages"] == [{"role": "system", "content": "Be brief."}, *terminal.chat.history]
+    assert text.read_text().startswith("## system\n\nBe brief.\n\n## user\n\nHello\n\n## assistant\n\n")
+    assert other.read_text() == "mine"
+    for sentence in ("exists already", "Name a file", "cannot be written: No such file", "4 messages are in"):
+        assert sentence in terminal.shown
+
+
+def test_a_typed_line_is_edited_has_several_lines_and_is_found_again(tmp_path: Path) -> None:
+    left, up, alt_enter = "\x1b[D", "\x1b[A", "\x1b\r"
+    file = tmp_path / "cache" / "history"
+    with create_pipe_input() as keys:
+        read = editor(file, COMMANDS, keys, DummyOutput())
+        for typed, got in (
+            (f"Helo{left}l\r", "Hello"),
+            (f"one{alt_enter}two\r", "one\ntwo"),
+            ("\x1b[200~pasted\nlines\x1b[201~\r", "pasted\nlines"),
+        ):
+            keys.send_text(typed)
+            assert read() == got
+        keys.send_text("\x04")
+        with pytest.raises(EOFError):
+            read()
+    assert file.stat().st_mode & 0o777 == 0o600
+    with create_pipe_input() as keys:  # another session
+        keys.send_text(f"Hel{up}\r")
+        assert editor(file, COMMANDS, keys, DummyOutput())() == "Hello"
+    with create_pipe_input() as keys:
+        keys.send_text("kept nowhere\r")
+        assert editor(Path("/proc/none/history"), COMMANDS, keys, DummyOutput())() == "kept nowhere"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +57,6 @@ def test_every_answer_is_asked_to_be_as_long() -> None:
     (request,) = perf_analyzer.input_data("hi", 7)["data"]
     parameters = json.loads(request["sampling_parameters"][0])
     assert (parameters["max_tokens"], parameters["ignore_eos"]) == (7, True)
-
-
-def test_the_binary_runs_with_the_lent_libraries(tmp_path: Path) -> None:
-    perf_analyzer.lend_libraries(tmp_path)
-    done = subprocess.run(
-        [perf_analyzer.binary(), "--version"], env={"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True
-    )
-    assert "Perf Analyzer Version" in done.stdout + done.stderr
 
 
 def test_an_export_that_was_cut_short_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
