@@ -8,14 +8,15 @@ Costs are of `perf.simulate.step_costs`, on the machine in question; between its
 those of `perf.workload`, figures those of a measurement. Time is virtual: it moves by a launch's host time, by
 waiting for a step, and to the next arrival when nothing is asked for. What the engine's Python takes is not in it.
 `--away` is the time from a last token to the client's next request, half each way, as a server adds it; requests that
-come at once are `--apart` ms from each other. Contexts much unlike those of the costs are not corrected for.
+come at once are `--apart` ms from each other. `--ranks N --shape LAYERS:HIDDEN:VOCABULARY` plays them on N ranks, whose
+steps are a model and were not measured (`perf.simulate.ranks`).
+Contexts much unlike those of the costs are not corrected for.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,8 @@ from engine.core.plan import NO_SHAPES, MixedShapes, RunnerInfo, StepPlan, StepR
 from engine.core.prefill_policy import PrefillPolicy
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from perf.bench.engine import config_from
-from perf.simulate.step_costs import Cost
+from perf.simulate.ranks import SUMS, Ranks, Shape, shared_out
+from perf.simulate.step_costs import Cost, read
 from perf.workload import Answer, Request, Spec, parse, requests, summary
 
 # From a launch to the device's first work on it, when the device is idle.
@@ -226,13 +228,6 @@ def shapes_of(config: EngineConfig) -> MixedShapes:
     )
 
 
-def read(file: Path) -> list[Cost]:
-    """The costs of a file of `perf.simulate.step_costs`; the last of each kind counts."""
-    costs = [json.loads(line) for line in file.read_text().splitlines()]
-    names = Cost.__dataclass_fields__
-    return [Cost(**{name: cost[name] for name in names}) for cost in costs]
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("costs", type=Path, help="JSON lines of perf.simulate.step_costs, of one model on one machine")
@@ -244,8 +239,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--away", type=float, default=0.0, help="ms from a last token to the next request")
     parser.add_argument("--apart", type=float, default=0.0, help="ms between requests sent at once")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of EngineConfig")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks that share a step out; needs --shape")
+    parser.add_argument("--shape", type=Shape.parse, metavar="LAYERS:HIDDEN:VOCABULARY", help="for --ranks")
+    parser.add_argument("--sums", nargs="+", choices=sorted(SUMS), default=["nccl"], help="of ranks")
+    parser.add_argument("--whole", type=float, default=0.0, help="ms of a step that every rank does whole")
     args = parser.parse_args(arguments)
-    time = StepTime(read(args.costs), shapes_of(config_from("simulated", args.set)))
+    if (args.ranks > 1) != (args.shape is not None):
+        parser.error("--ranks and --shape go together: what crosses ranks goes by the model's shape")
+    costs, shapes = read(args.costs), shapes_of(config_from("simulated", args.set))
+    if args.shape is not None:
+        costs = shared_out(costs, Ranks(args.shape, args.ranks, tuple(args.sums), args.whole), shapes)
+        print(f"{args.ranks} ranks: a model, not a measurement")
+    time = StepTime(costs, shapes)
     settings: list[tuple[str, list[str], PrefillPolicy | None]] = [
         (f"mixed {n}", [f"scheduler.mixed_budget={n}"], None) for n in args.mixed
     ]

@@ -159,6 +159,13 @@ def measure(
     return costs
 
 
+def read(file: Path) -> list[Cost]:
+    """The costs of a file that `publish` wrote; those of an older one without drafts. The last of each kind counts."""
+    names = Cost.__dataclass_fields__
+    costs = [json.loads(line) for line in file.read_text().splitlines()]
+    return [Cost(**{name: cost[name] for name in names if name in cost}) for cost in costs]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="checkpoint folder")
