@@ -79,7 +79,7 @@ def cases() -> list[Case]:
         case("decode step, groups by their best two", f32, 18, 32, 16, 16, 3, biased=True, group_score="top2",
              score="sigmoid", **grouped),
         case("decode step by token id", f32, 21, 32, 16, 8, 3, hashed=True, **softplus),
-        case("more pairs than are ordered with the choice", f32, 360, 16, 16, 6, 3),
+        case("more pairs than are ordered with the choice", f32, 257, 16, 16, 6, 4),
         case("batch-invariant", bf16, 11, 40, 24, 6, 3, deterministic=True),
         case("no tokens", f32, 0, 32, 16, 4, 2),
         case("1 token, some experts elsewhere", bf16, 1, 64, 32, 16, 4, norm=True, held=5, first=11),
@@ -87,7 +87,7 @@ def cases() -> list[Case]:
         case("decode step, some experts elsewhere", bf16, 20, 64, 32, 12, 3, norm=True, held=4, first=4),
         case("few tokens, biases, some experts elsewhere", f32, 3, 40, 16, 6, 2, held=3, first=3, **oai),
         case("tiles, biases, some experts elsewhere", f32, 70, 40, 16, 6, 2, held=3, first=2, **oai),
-        case("more pairs, some experts elsewhere", f32, 360, 16, 16, 6, 3, held=2, first=1),
+        case("more pairs, some experts elsewhere", f32, 131, 16, 16, 9, 8, held=3, first=2),
         *(
             case(f"{t} tokens, 8 of 128 experts of 768", bf16, t, 2048, 768, 128, 8, **qwen) for t in (1, 2, 4, 64)
         ),

@@ -40,14 +40,14 @@ class Server:
             http_port=self.http_port,
             grpc_port=self.grpc_port,
             metrics_port=self.metrics_port,
-            local=True,
+            host="127.0.0.1",
             exit_timeout_s=exit_timeout_s,
         )
         with log.open("w") as file:
             self.process = launcher.start(options, stdout=file, stderr=subprocess.STDOUT)
 
-    def wait_ready(self) -> Server:
-        deadline = time.monotonic() + WAIT_S
+    def wait_ready(self, timeout_s: float = WAIT_S) -> Server:
+        deadline = time.monotonic() + timeout_s
         while not (serve_loop.is_ready(self.http_port) and listens(self.metrics_port)):  # which is opened last
             assert self.process.poll() is None, f"the server ended:\n{self.log.read_text()[-4000:]}"
             assert time.monotonic() < deadline, f"the server is not ready:\n{self.log.read_text()[-4000:]}"

@@ -178,9 +178,12 @@ def test_a_broken_part_fails(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    played = broken if pytestconfig.getoption("--complete") else quick(broken)
+    complete = pytestconfig.getoption("--complete")
+    played = broken if complete else quick(broken)
     truth = golden(played, Path(pytestconfig.rootpath) / ".cache" / "gate")
     sequences = truth.sequences[:: played.sequences // QUICK_SEQUENCES]
+    if not complete:
+        sequences = sequences[2::3]  # from 31 to 255 tokens
     if rewrite is not None:
         config, family = registry.load(truth.folder)
         assert rewrite(config) != config

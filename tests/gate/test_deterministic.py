@@ -19,7 +19,7 @@ from tests.gate.shapes import SHAPES
 from tests.gate.verdict import judge
 
 Heard = list[list[TokenLogprobs]]
-ON_CPU = 12
+ON_CPU = 6
 
 
 @contextmanager

@@ -253,7 +253,14 @@ def fails(truth: Golden, shape: Shape, broken: Broken | None = None, **parallel:
     assert not verdict.passes("float32"), verdict
 
 
-EVEN = replace_fields(SHAPES[2], name="even", sequences=12, config={**SHAPES[2].config, "intermediate_size": 512})
+EVEN = replace_fields(
+    SHAPES[2],
+    name="even",
+    sequences=12,
+    long_prompt=300,
+    dtypes=("float32",),
+    config={**SHAPES[2].config, "intermediate_size": 512},
+)
 QUANTIZED = ("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static")
 
 
@@ -273,6 +280,7 @@ NARROW = replace_fields(
     name="narrow-experts",
     sequences=12,
     long_prompt=300,
+    dtypes=("float32",),
     config={**QWEN3_MOE.config, "intermediate_size": 256, "moe_intermediate_size": 32},
 )
 PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-int4-g32")] + [

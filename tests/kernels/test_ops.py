@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,17 +24,20 @@ def _cases(op: Op) -> list[Case]:
     return [case for case in op.cases() if case.small or ON_GPU]
 
 
-# Tables of experts of real sizes come one after the other: several at once would not fit a GPU.
-PAIRS = [
-    pytest.param(
-        op,
-        case,
-        id=f"{op.name}: {case.name} {str(case.dtype).removeprefix('torch.')}",
-        marks=[pytest.mark.xdist_group("large")] if op.name == "moe_gemm" and not case.small else [],
-    )
-    for op in OPS
-    for case in _cases(op)
-]
+def _pairs(op: Op) -> Iterator[Any]:
+    """Of each op's cases in half precision the first; those that repeat others of bfloat16 are left to `make
+    test-slow`."""
+    wide = {case.name for case in _cases(op) if case.dtype is torch.bfloat16}
+    repeated = [case for case in _cases(op) if case.dtype is torch.float16 and case.name in wide][1:]
+    for case in _cases(op):
+        marks = [pytest.mark.slow] if case in repeated else []
+        # Tables of experts of real sizes come one after the other: several at once would not fit a GPU.
+        if op.name == "moe_gemm" and not case.small:
+            marks.append(pytest.mark.xdist_group("large"))
+        yield pytest.param(op, case, id=f"{op.name}: {case.name} {str(case.dtype)[6:]}", marks=marks)
+
+
+PAIRS = [pair for op in OPS for pair in _pairs(op)]
 
 
 @pytest.mark.parametrize(("op", "case"), PAIRS)

@@ -12,8 +12,13 @@ from kernels.testing import TOLERANCES, assert_close, bound, check, outputs, poi
 
 OP = Op("rope_attention")
 BF16 = torch.bfloat16
+# Which way a kernel goes does not hang on the dtype; `make test-slow` has the narrow ones too.
 SINGLES = [
-    pytest.param(made, id=f"{made.name} {str(made.dtype).removeprefix('torch.')}")
+    pytest.param(
+        made,
+        id=f"{made.name} {str(made.dtype).removeprefix('torch.')}",
+        marks=[] if made.dtype is torch.float32 else pytest.mark.slow,
+    )
     for made in OP.cases()
     if made.small and "fused" not in made.name
 ]

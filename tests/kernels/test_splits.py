@@ -37,11 +37,25 @@ def test_where_sequences_are_more_than_programs_nothing_is_left_out() -> None:
     assert dealt_to(264, 512) == 264
 
 
+CUTS = [(0, False, None), (1, False, 610), (4, True, None), (4, True, 610)]
+
+
+# In turn in one dtype and the other; `make test-slow` has the rest.
 @pytest.mark.parametrize(
-    ("near", "dealt", "window"), [(0, False, None), (1, False, 610), (4, True, None), (4, True, 610)]
+    ("near", "dealt", "window", "dtype"),
+    [
+        pytest.param(*cut, dtype, marks=pytest.mark.slow if (i + j) % 2 else ())
+        for i, cut in enumerate(CUTS)
+        for j, dtype in enumerate((torch.float32, torch.bfloat16))
+    ],
 )
 def test_any_number_of_splits_adds_up(
-    near: int, dealt: bool, window: int | None, monkeypatch: pytest.MonkeyPatch, device: torch.device
+    near: int,
+    dealt: bool,
+    window: int | None,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
 ) -> None:
     """A sequence of 700 tokens has 11 splits, no multiple of those that are added up at once, and others have 1 and
     2."""
@@ -49,9 +63,8 @@ def test_any_number_of_splits_adds_up(
 
     tile = Tile(16, 32, warps=4, stages=2, programs=64, least=64, near=near, dealt=dealt)
     monkeypatch.setattr(kernel, "attention_tile", lambda *_: tile)
-    for dtype in (torch.float32, torch.bfloat16):
-        made = case("", dtype, [(1, 700), (1, 3), (1, 0), (1, 120)], 4, 2, 80, window=window, bound=2000)
-        check(made, bound(OP), OP.reference, device)
+    made = case("", dtype, [(1, 700), (1, 3), (1, 0), (1, 120)], 4, 2, 80, window=window, bound=2000)
+    check(made, bound(OP), OP.reference, device)
 
 
 @pytest.mark.parametrize("window", [None, 33])

@@ -13,7 +13,7 @@ from engine.models.reader import ConfigError
 from engine.runner.build import build_runner
 from engine.types import RequestInput, SamplingParams
 from tests.gate import families
-from tests.runner.test_drafts import FAMILIES, Heard, play, requests, same, small
+from tests.runner.test_drafts import FAMILIES, Heard, in_one_process, plain, play, played, requests, same, small
 from tests.runner.test_graphs import Recorder
 from tests.runner.tiny import CONFIG, write
 
@@ -31,30 +31,32 @@ def drafted_by(folder: Path) -> SpeculationConfig:
     return SpeculationConfig(method="draft", model=str(folder), tokens=3)
 
 
-PLAYED = [*((family, True) for family in FAMILIES), ("dense", False)]
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
-@pytest.mark.parametrize(("family", "overlap"), PLAYED)
-def test_a_draft_model_changes_no_token(folders: dict[str, Path], family: str, overlap: bool, padded: bool) -> None:
-    for seed in (1, 2)[: 1 + (family == "dense")]:
-        want, _ = play(folders[family], seed, SpeculationConfig(), overlap=overlap)
-        capture = Recorder() if padded else None
-        got, stats = play(folders[family], seed, drafted_by(folders["draft"]), overlap=overlap, capture=capture)
-        same(got, want)
-        assert stats.draft_tokens > 0
+@pytest.mark.parametrize(("family", "overlap", "seed"), played(FAMILIES, ("dense",)))
+def test_a_draft_model_changes_no_token(
+    folders: dict[str, Path], family: str, overlap: bool, seed: int, padded: bool
+) -> None:
+    capture = Recorder() if padded else None
+    got, stats = play(folders[family], seed, drafted_by(folders["draft"]), overlap=overlap, capture=capture)
+    same(got, plain(folders[family], seed))
+    assert stats.draft_tokens > 0
 
 
-@pytest.mark.parametrize(("family", "overlap"), PLAYED)
+@pytest.mark.parametrize(
+    ("family", "overlap"),
+    [
+        pytest.param(f, o, marks=in_one_process(f))
+        for f, o in (*((family, True) for family in FAMILIES), ("dense", False))
+    ],
+)
 def test_a_model_that_drafts_for_itself_is_right(folders: dict[str, Path], family: str, overlap: bool) -> None:
     """Greedy or sampled, for drafts are drawn by the same noise, behind prompts that came in chunks, from the prefix
     cache or again: so its own cache holds what it should. Of penalties, biases and bans it knows nothing."""
     accepted = drafted = 0
     for seed in (1, 2):
         recorder = Recorder()
-        want, _ = play(folders[family], seed, SpeculationConfig(), overlap=overlap)
         got, stats = play(folders[family], seed, drafted_by(folders[family]), overlap=overlap, capture=recorder)
-        same(got, want)
+        same(got, plain(folders[family], seed))
         accepted, drafted = accepted + stats.accepted_tokens, drafted + stats.draft_tokens
         assert any(of.params.temperature for of in requests(seed))
     assert accepted > 0.3 * drafted

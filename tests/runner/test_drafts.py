@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import pytest
@@ -175,6 +176,38 @@ def _cache(folder: Path, num_blocks: int) -> CacheConfig:
     return CacheConfig(num_blocks=num_blocks, checkpoint_interval=32)
 
 
+def plain(folder: Path, seed: int) -> Heard:
+    """What the requests give without drafts, computed once for each family: it stands for overlapped steps and for
+    steps in turn."""
+    return _without_drafts((folder / "config.json").read_text(), seed)
+
+
+@cache
+def _without_drafts(config: str, seed: int) -> Heard:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(config)
+        return play(Path(folder), seed, SpeculationConfig())[0]
+
+
+def in_one_process(family: str) -> pytest.MarkDecorator:
+    return pytest.mark.xdist_group(f"drafts, {family}")
+
+
+def played(overlapped: Iterable[str], in_turn: Iterable[str] = ()) -> list[Any]:
+    """Parameters: families, whether their steps overlap, and seeds of requests. `make test` has one seed with
+    overlapped steps and the other with steps in turn, `make test-slow` the other way about."""
+    made = []
+    for family, overlap in (*((f, True) for f in overlapped), *((f, False) for f in in_turn)):
+        seeds = SEEDS.get(family, (1, 2))
+        for seed in seeds:
+            marks = [in_one_process(family)]
+            if len(seeds) > 1 and overlap != (seed == 1):
+                marks.append(pytest.mark.slow)
+            name = f"{family}-{'overlapped' if overlap else 'in-turn'}-{seed}"
+            made.append(pytest.param(family, overlap, seed, marks=marks, id=name))
+    return made
+
+
 def same(got: Heard, want: Heard) -> None:
     assert got.tokens == want.tokens
     assert got.ends == want.ends
@@ -194,34 +227,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.mark.parametrize(
-    ("family", "overlap"),
-    [(family, overlap) for family in DRAFTED for overlap in (True, False)[: 1 + (family in FAMILIES)]],
-)
-def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: bool) -> None:
-    accepted = 0
-    for seed in SEEDS.get(family, (1, 2)):
-        want, _ = play(folders[family], seed, SpeculationConfig(), overlap=overlap)
-        answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(seed)}
-        for right in (0.0, 0.7, 1.0):
-            got, stats = play(folders[family], seed, NGRAM, partial(Oracle, answers, right), overlap)
-            same(got, want)
-            accepted += stats.accepted_tokens
-            share = stats.accepted_tokens / stats.draft_tokens
-            assert 0.9 < share <= 1 if right == 1.0 else 0.1 < share < 0.9 if right else share == 0
-        for method, tokens in (("ngram", "auto"), ("suffix", 3)):
-            got, stats = play(folders[family], seed, SpeculationConfig(method=method, tokens=tokens), None, overlap)
-            same(got, want)
-            assert stats.drafts > 0
+@pytest.mark.parametrize(("family", "overlap", "seed"), played(DRAFTED, FAMILIES))
+def test_drafts_change_no_token(folders: dict[str, Path], family: str, overlap: bool, seed: int) -> None:
+    accepted, want = 0, plain(folders[family], seed)
+    answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(seed)}
+    for right in (0.0, 0.7, 1.0):
+        got, stats = play(folders[family], seed, NGRAM, partial(Oracle, answers, right), overlap)
+        same(got, want)
+        accepted += stats.accepted_tokens
+        share = stats.accepted_tokens / stats.draft_tokens
+        assert 0.9 < share <= 1 if right == 1.0 else 0.1 < share < 0.9 if right else share == 0
+    for method, tokens in (("ngram", "auto"), ("suffix", 3)):
+        got, stats = play(folders[family], seed, SpeculationConfig(method=method, tokens=tokens), None, overlap)
+        same(got, want)
+        assert stats.drafts > 0
     assert accepted > 50
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "in-turn"])
-@pytest.mark.parametrize("family", DRAFTED)
+@pytest.mark.parametrize("family", [pytest.param(family, marks=in_one_process(family)) for family in DRAFTED])
 def test_drafts_change_no_token_of_padded_steps(folders: dict[str, Path], family: str, overlap: bool) -> None:
+    """Over both seeds, since not in each does an entry draft less than the others."""
     recorder, accepted = Recorder(), 0
     for seed in SEEDS.get(family, (1, 2)):
-        want, _ = play(folders[family], seed, SpeculationConfig(), overlap=overlap)
+        want = plain(folders[family], seed)
         answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(seed)}
         for right in (0.7, 1.0):
             got, stats = play(folders[family], seed, DEEP, partial(Oracle, answers, right), overlap, capture=recorder)

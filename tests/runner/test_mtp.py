@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from engine.weights.checkpoint import WeightsError
 from tests.gate import families
 from tests.gate.oracle import BRANCH_ENDS, random_model
 from tests.runner.proposals import Proposals, prompts, run
-from tests.runner.test_drafts import ENTRIES, SEEDS, SPARSE, STATES, VOCAB, play, same, small
+from tests.runner.test_drafts import ENTRIES, SEEDS, SPARSE, STATES, VOCAB, plain, play, same, small
 from tests.runner.test_graphs import Recorder
 
 LAYERS = 3
@@ -161,6 +162,7 @@ class HyperModule(Module):
         return out, head(out[None])[0]
 
 
+@cache
 def module(name: str, own: bool = False, knows: bool = False) -> Module:
     return (HyperModule if name == "deepseek-v4" else Module)(name, own, knows)
 
@@ -282,15 +284,20 @@ DUMMIES = {
 _SEEDS = {"qwen3.5": SEEDS["states"], "deepseek-v4": SEEDS["entries"]}
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
-@pytest.mark.parametrize("family", DUMMIES)
-def test_a_module_changes_no_token(tmp_path: Path, family: str, padded: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "padded", "seed"),
+    [
+        pytest.param(family, padded, seed, marks=pytest.mark.slow if len(seeds) > 1 and padded != (seed == 2) else ())
+        for family, seeds in ((family, _SEEDS.get(family, (1, 2))) for family in DUMMIES)
+        for padded in (False, True)
+        for seed in seeds
+    ],
+)
+def test_a_module_changes_no_token(tmp_path: Path, family: str, padded: bool, seed: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DUMMIES[family]))
-    for seed in _SEEDS.get(family, (1, 2)):
-        want, _ = play(tmp_path, seed, SpeculationConfig())
-        got, stats = play(tmp_path, seed, MTP, capture=Recorder() if padded else None)
-        same(got, want)
-        assert stats.draft_tokens > 0
+    got, stats = play(tmp_path, seed, MTP, capture=Recorder() if padded else None)
+    same(got, plain(tmp_path, seed))
+    assert stats.draft_tokens > 0
 
 
 def test_a_model_without_the_module_is_refused_with_a_sentence(tmp_path: Path) -> None:

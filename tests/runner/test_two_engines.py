@@ -4,7 +4,7 @@ not notice. Kernels run on a GPU where there is one, else under Triton's interpr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.runner import build
 from engine.runner.runner import DeviceRunner
 from kernels.registry import registry
 from kernels.workspace import Workspace
+from tests.kernels.interpreter import language_bound_once
 from tests.runner.tiny import generate, make, start, step
 
 PROMPT = [11 + 7 * i for i in range(6)]
@@ -27,6 +28,12 @@ TOKENS = 2
 SWITCHED_OFF = RuntimeConfig(
     dependent_launch=False, tuned_gemms=False, direct_copies=False, fused_attention=False, graphs=False
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _where_kernels_run() -> Iterator[None]:
+    with nullcontext() if torch.cuda.is_available() else language_bound_once():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,69 @@
+"""Triton's interpreter as these tests use it: numbers cast as a GPU casts them, and its own work done once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton import language as tl
+from triton.runtime import interpreter
+
+
+def complete_casts(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps bfloat16 as bare uint16: it multiplies those as integers and truncates when it casts. Where
+    rounding to 8-bit floats carries over into the exponent, it loses the carry."""
+    builder = interpreter.InterpreterBuilder
+    dot, cast, convert = builder.create_dot, builder.cast_impl, interpreter._convert_float
+
+    def upcast(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, upcast(a), upcast(b), *rest)
+
+    def cast_impl(self: Any, source: Any, target: Any) -> Any:
+        if source.dtype.scalar != tl.float32 or target.scalar != tl.bfloat16:
+            return cast(self, source, target)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16)
+        return interpreter.TensorHandle(rounded.numpy().view(np.uint16).reshape(source.data.shape), tl.bfloat16)
+
+    def convert_float(values: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
+        if (source, target) != (tl.float32, tl.float8e4nv):
+            return convert(values, source, target, rounding)
+        wide = torch.from_numpy(np.ascontiguousarray(values).view(np.float32))
+        numbers: np.ndarray = wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return numbers.reshape(values.shape)
+
+    patch.setattr(interpreter, "_convert_float", convert_float)
+    patch.setattr(builder, "create_dot", create_dot)
+    patch.setattr(builder, "cast_impl", cast_impl)
+
+
+@contextmanager
+def language_bound_once() -> Iterator[None]:
+    """The interpreter puts its own functions into triton.language before each launch and each call of a device
+    function, for which it looks through four namespaces, and makes a table of dtypes for each it looks up. That is a
+    third of its time. Within, they are in place from the start to the end, and a dtype is looked up once."""
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    in_place = interpreter._LangPatchScope()
+    numbers: dict[str, np.dtype[Any]] = {}
+    made = interpreter._get_np_dtype
+
+    def dtype_of(kind: Any) -> np.dtype[Any]:
+        name = kind.scalar.name
+        if name not in numbers:
+            numbers[name] = made(kind)
+        return numbers[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_get_np_dtype", dtype_of)
+        patch.setattr(interpreter, "_patch_lang", lambda fn: in_place)
+        yield
+    scope.restore()
