@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -23,19 +23,25 @@ class ServerFailed(Exception):
 
 
 class LocalServer:
-    """Context manager around `nereid serve`. http, grpc, metrics: its addresses, host:port. flags: more of them."""
+    """Context manager around `nereid serve`. http, grpc, metrics: its addresses, host:port. flags: more of them.
+    variables: of its environment, beside this process's."""
 
     def __init__(
-        self, repository: Path = Path("model_repository"), ready_s: float = 180.0, flags: Sequence[str] = ()
+        self,
+        repository: Path = Path("model_repository"),
+        ready_s: float = 180.0,
+        flags: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._repository = repository
         self._ready_s = ready_s
         self._flags = flags
+        self._variables = variables or {}
         ports = free_ports(3)
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports)
         self._ports = ports
         self._folder = tempfile.TemporaryDirectory(prefix="nereid-server-")
-        self._log_file = Path(self._folder.name) / "log"
+        self.log_file = Path(self._folder.name) / "log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalServer:
@@ -49,9 +55,14 @@ class LocalServer:
             str(self._repository),
         ]
         command += ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics, *self._flags]
-        with self._log_file.open("w") as log:
+        with self.log_file.open("w") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **self._variables},
             )
         try:
             self._wait_ready(self._process)
@@ -68,7 +79,7 @@ class LocalServer:
 
     def log(self) -> str:
         """What the server has written so far."""
-        return self._log_file.read_text(errors="replace")
+        return self.log_file.read_text(errors="replace")
 
     def stop(self) -> int:
         """End the server in good order and return its exit status; kill what does not end within a minute."""

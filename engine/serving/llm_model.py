@@ -73,7 +73,7 @@ class TritonPythonModel:
         from engine.serving.frontend.description import description, min_tokens
         from engine.serving.frontend.frontend import Frontend
         from engine.serving.frontend.intake import Served
-        from engine.serving.frontend.metrics import Metrics
+        from engine.serving.frontend.metrics import Metrics, NoMetrics
         from engine.serving.frontend.responses import Responses
         from engine.serving.frontend.stream_table import StreamTable
         from engine.text import Tokenizer
@@ -86,7 +86,11 @@ class TritonPythonModel:
             raise pb.TritonModelException(str(error)) from None
         heap.trim_malloc()
         # Under the entry's own name: the server would free series that another model still writes to.
-        self._metrics = Metrics(pb, self._name, version, settings.engine.cache, settings.engine.parallel)
+        self._metrics = (
+            Metrics(pb, self._name, version, settings.engine.cache, settings.engine.parallel)
+            if settings.frontend.report_metrics
+            else NoMetrics()
+        )
         scheduler = settings.engine.scheduler
         batched = bool(config.get("max_batch_size", 0))
         decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
@@ -98,6 +102,7 @@ class TritonPythonModel:
             Responses(pb, batched),
             self._metrics,
             self._spans,
+            pb.Logger.log_verbose,
         )
         heap.freeze()
         self._frontend.start()

@@ -21,7 +21,17 @@ import msgspec
 
 from clients.python.local_server import LocalServer
 from engine.serving.launch import repository
-from tests.peers.runs import ADD_SUB_CONFIG, ADD_SUB_MODEL, CLIENT_RUNS, SAMPLE_RUNS, TEST_FILES, THEIRS
+from tests.peers.runs import (
+    ADD_SUB_CONFIG,
+    ADD_SUB_MODEL,
+    CLIENT_RUNS,
+    ENDS_AT_THE_SECOND_REQUEST,
+    SAMPLE_RUNS,
+    SETUPS,
+    THEIRS,
+    Setup,
+    TestFile,
+)
 
 VLLM_BACKEND = "https://github.com/triton-inference-server/vllm_backend"
 TENSORRT_LLM = "https://github.com/NVIDIA/TensorRT-LLM"
@@ -51,11 +61,12 @@ def main(words: list[str]) -> int:
         root = Path(name)
         vllm = copied(told.vllm_backend or VLLM_BACKEND, root / "vllm_backend")
         trt = copied(told.tensorrt_llm or TENSORRT_LLM, root / "tensorrt_llm", part="triton_backend")
-        models = prepared(root, vllm)
+        outcomes = [o for n, setup in enumerate(SETUPS) for o in served(root / str(n), vllm, setup, told.every)]
+        models = prepared(root / "models", vllm, {})
         with LocalServer(models, ready_s=300.0) as server:
             with_ports(root, server)
-            outcomes = [*tests(vllm, told.every), *samples(vllm), clients(trt)]
-    page = table(outcomes)
+            outcomes += [samples(vllm), clients(trt)]
+    page = table(joined(outcomes))
     print(page)
     if told.write is not None:
         put(told.write, page)
@@ -79,14 +90,37 @@ def copied(source: str, target: Path, part: str = "") -> Path:
     return target
 
 
-def prepared(root: Path, vllm: Path) -> Path:
-    """A model repository with the names that the peers' files ask for, over the demo checkpoint."""
-    models = root / "models"
-    settings = {
-        "model": str(Path("model_repository/demo/checkpoint").resolve())
-    }  # which is trained: tests want sentences
-    for name in ("vllm_opt", "vllm_load_test"):
-        repository.write_llm(models, name, settings, 1)
+def served(folder: Path, vllm: Path, setup: Setup, every: int) -> Iterator[Outcome]:
+    """Outcomes of the files of `setup`, in a copy of vllm_backend's checkout and against a server of its own."""
+    copy = copied(str(vllm), folder / "vllm_backend")
+    models = prepared(folder / "models", vllm, setup.parameters)
+    variables = {}
+    if setup.ends:
+        (folder / "sitecustomize.py").write_text(ENDS_AT_THE_SECOND_REQUEST)
+        variables["PYTHONPATH"] = f"{folder}:{Path.cwd()}"
+    with LocalServer(models, ready_s=300.0, flags=setup.flags, variables=variables) as server:
+        with_ports(copy, server)
+        for file in setup.files:
+            yield tests(copy, file, every, server)
+
+
+def joined(outcomes: list[Outcome]) -> list[Outcome]:
+    """One for each run, where a file was run against several servers."""
+    found: dict[str, Outcome] = {}
+    for new in outcomes:
+        had = found.get(new.run, Outcome(new.run, 0, 0, {}))
+        found[new.run] = Outcome(new.run, had.passed + new.passed, had.total + new.total, had.failures | new.failures)
+    return list(found.values())
+
+
+def prepared(models: Path, vllm: Path, parameters: dict[str, str]) -> Path:
+    """A model repository with the names that the peers' files ask for, over the demo checkpoint: it is trained, for
+    tests want sentences. With `parameters`, of which those of the model vllm_opt are made, there is no other."""
+    settings = {"model": str(Path("model_repository/demo/checkpoint").resolve())}
+    repository.write_llm(models, "vllm_opt", settings | parameters, 1)
+    if parameters:
+        return models
+    repository.write_llm(models, "vllm_load_test", settings, 1)
     repository.write_tokenizer(models, "tokenizer", settings)
     repository.write_tensorrt_llm(models, "vllm_opt", settings, settings)
     (models / "ensemble_model/1").mkdir(parents=True)
@@ -107,28 +141,31 @@ def with_ports(root: Path, server: LocalServer) -> None:
             file.write_text(new, errors="surrogateescape")
 
 
-def tests(vllm: Path, every: int) -> Iterator[Outcome]:
-    """Each of vllm_backend's files of tests in its own folder, as its test.sh runs it: unittest's by themselves."""
-    for name in TEST_FILES:
-        file = vllm / name
-        by_itself = "unittest.main()" in file.read_text()
-        command = [sys.executable, file.name, "-v"] if by_itself else [sys.executable, "-m", "pytest", "-v", *_PYTEST]
-        chosen, run = [file.name], f"{'python' if by_itself else 'pytest'} {name}"
-        if not by_itself:
-            command.append(f"--rootdir={file.parent}")
-            known = collected(file)
-            if every > 1 and len(known) > _MANY:
-                chosen, run = known[::every], f"{run} ({len(known[::every])} of its {len(known):,} tests)"
-        command += [] if by_itself else chosen
-        ended = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MAX_S)
-        said = ended.stderr if by_itself else ended.stdout
-        passed, failed = unittest_results(said) if by_itself else pytest_results(said)
-        if not (passed or failed):
-            raise SystemExit(f"{name} did not run:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
-        if failed:
-            print(name, said[-6000:], sep="\n", file=sys.stderr)
-        reasons = {test: reason(f"{name}::{test}") for test in failed}
-        yield Outcome(run, len(passed), len(passed) + len(failed), reasons)
+def tests(vllm: Path, wanted: TestFile, every: int, server: LocalServer) -> Outcome:
+    """A file of vllm_backend's tests in its own folder, as its test.sh runs it: unittest's by themselves."""
+    file = vllm / wanted.name
+    if wanted.log:
+        (file.parent / wanted.log).symlink_to(server.log_file)
+    by_itself = "unittest.main()" in file.read_text()
+    command = [sys.executable, file.name, "-v"] if by_itself else [sys.executable, "-m", "pytest", "-v", *_PYTEST]
+    run = f"{'python' if by_itself else 'pytest'} {wanted.name}"
+    if by_itself:
+        command += wanted.tests
+    else:
+        command.append(f"--rootdir={file.parent}")
+        chosen = [f"{file.name}::{test}" for test in wanted.tests] or [file.name]
+        known = collected(file) if every > 1 else []
+        if len(known) > _MANY:
+            chosen, run = known[::every], f"{run} ({len(known[::every])} of its {len(known):,} tests)"
+        command += chosen
+    ended = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=_MAX_S)
+    said = ended.stderr if by_itself else ended.stdout
+    passed, failed = unittest_results(said) if by_itself else pytest_results(said)
+    if not (passed or failed):
+        raise SystemExit(f"{wanted.name} did not run:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    if failed:
+        print(wanted.name, said[-6000:], sep="\n", file=sys.stderr)
+    return Outcome(run, len(passed), len(passed) + len(failed), {t: reason(f"{wanted.name}::{t}") for t in failed})
 
 
 def collected(file: Path) -> list[str]:
@@ -152,7 +189,7 @@ def unittest_results(said: str) -> tuple[list[str], list[str]]:
     return [n for n in every if n not in bad], [n for n in every if n in bad]
 
 
-def samples(vllm: Path) -> Iterator[Outcome]:
+def samples(vllm: Path) -> Outcome:
     """vllm_backend's samples/client.py with its flags; a refusal that vllm_backend gives too counts as passed."""
     failures: dict[str, str | None] = {}
     for flags, refused in SAMPLE_RUNS:
@@ -162,7 +199,7 @@ def samples(vllm: Path) -> Iterator[Outcome]:
         if not well:
             failures[" ".join(flags) or "without flags"] = reason(f"samples {' '.join(flags)}")
             print(ended.stdout[-1500:], ended.stderr[-1500:], file=sys.stderr)
-    yield Outcome("python samples/client.py", len(SAMPLE_RUNS) - len(failures), len(SAMPLE_RUNS), failures)
+    return Outcome("python samples/client.py", len(SAMPLE_RUNS) - len(failures), len(SAMPLE_RUNS), failures)
 
 
 def clients(trt: Path) -> Outcome:

@@ -2,17 +2,86 @@
 
 from __future__ import annotations
 
+import msgspec
+
+
+class TestFile(msgspec.Struct, frozen=True):
+    """A file of vllm_backend's tests. tests: those that are run, as their test.sh names them; empty is all of them.
+    log: what it reads the server's log by."""
+
+    name: str
+    tests: tuple[str, ...] = ()
+    log: str = ""
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that files are run against, as their test.sh starts it. parameters: of the model's config.pbtxt.
+    flags: of `nereid serve`. ends: the model's engine ends at its second request, for good."""
+
+    files: tuple[TestFile, ...]
+    parameters: dict[str, str] = {}
+    flags: tuple[str, ...] = ()
+    ends: bool = False
+
+
 _CI = "ci/L0_backend_vllm"
+_METRICS = f"{_CI}/metrics_test/vllm_metrics_test.py"
+_HEALTH = "ci/L0_check_health_vllm/check_health_test.py"
+
+
+def _metrics(test: str) -> tuple[TestFile, ...]:
+    return (TestFile(_METRICS, (f"VLLMTritonMetricsTest.{test}",)),)
+
 
 # Not accuracy_test.py: it imports vllm, to compare with it.
-TEST_FILES = (
-    "ci/L0_additional_outputs_vllm/additional_outputs_test.py",
-    f"{_CI}/enabled_stream/enabled_stream_test.py",
-    f"{_CI}/vllm_backend/vllm_backend_test.py",
-    f"{_CI}/request_cancellation/request_cancellation_test.py",
-    f"{_CI}/metrics_test/vllm_metrics_test.py",
-    "ci/L0_check_health_vllm/check_health_test.py",
+SETUPS = (
+    Setup(
+        files=(
+            TestFile("ci/L0_additional_outputs_vllm/additional_outputs_test.py"),
+            TestFile(f"{_CI}/enabled_stream/enabled_stream_test.py"),
+            TestFile(f"{_CI}/vllm_backend/vllm_backend_test.py"),
+            TestFile(_HEALTH, ("TestCheckHealth::test_vllm_is_healthy",)),
+        )
+    ),
+    Setup(
+        files=(
+            TestFile(f"{_CI}/request_cancellation/request_cancellation_test.py", log="request_cancellation_server.log"),
+        ),
+        flags=("--log-verbose", "1"),
+    ),
+    Setup(files=_metrics("test_vllm_metrics_disabled"), parameters={"REPORT_CUSTOM_METRICS": "false"}),
+    Setup(files=_metrics("test_vllm_metrics"), parameters={"REPORT_CUSTOM_METRICS": "true"}),
+    Setup(files=_metrics("test_custom_sampling_params"), parameters={"REPORT_CUSTOM_METRICS": "true"}),
+    Setup(
+        files=_metrics("test_vllm_metrics_refused"),
+        parameters={"REPORT_CUSTOM_METRICS": "true"},
+        flags=("--metrics-port", "0"),
+    ),
+    Setup(
+        files=(TestFile(_HEALTH, ("TestCheckHealth::test_vllm_not_healthy",)),),
+        parameters={"ENABLE_VLLM_HEALTH_CHECK": "true", "restart_limit": "0"},
+        ends=True,
+    ),
 )
+
+# Python reads it in each process that it starts. Their test.sh changes vLLM's files, so that it says from the second
+# time on that it is not well.
+ENDS_AT_THE_SECOND_REQUEST = """import os
+import sys
+
+if "engine.serving.host" in sys.orig_argv:
+    from engine.api import Engine
+
+    submit, taken = Engine.submit, []
+
+    def submit_one(self, input, sink):
+        taken.append(input)
+        if len(taken) > 1:
+            os._exit(1)
+        submit(self, input, sink)
+
+    Engine.submit = submit_one
+"""
 
 _STREAM_REFUSAL = "When streaming, `exclude_input_in_output` = False is not allowed."
 # (flags of samples/client.py, the refusal that vllm_backend answers with)
@@ -63,11 +132,7 @@ THEIRS = {
     "test_vllm_model_enabled_stream_exclude_input_in_output_default": _WORDS,
     "test_vllm_model_enabled_stream_exclude_input_in_output_true": _WORDS,
     "test_exclude_input_in_output": _WORDS,
-    "test_vllm_metrics_disabled": "wants a server without metrics",
-    "test_vllm_metrics_refused": "wants a server without metrics",
     "test_vllm_metrics": "compares with the token counts of opt-125m",
-    "test_request_cancellation": "reads words of vLLM's in its log",
-    "test_vllm_not_healthy": "needs a vLLM that was changed to say that it is not well",
     "client --return-context-logits": "logits never leave the engine: refused",
     "client --return-generation-logits": "logits never leave the engine: refused",
 }

@@ -37,6 +37,7 @@ class Rig:
         name: str = "f0",
         entered: Callable[[RunFolder], object] = lambda folder: None,
     ) -> None:
+        self.log: list[str] = []
         self.folder = RunFolder(root, os.getpid(), "model")
         self.folder.enter()
         entered(self.folder)
@@ -60,6 +61,7 @@ class Rig:
             self.engine,
             Responses(stub.BACKEND),
             self.metrics,
+            verbose=self.log.append,
         )
         self.frontend.start()
         self.metrics.start()

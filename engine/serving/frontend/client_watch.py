@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from engine.serving.frontend.sender import Sender
 from engine.serving.frontend.stream import Stream, now
@@ -15,11 +16,14 @@ _ASK_SHARE = 10  # of the time, at most one part in so many goes into asking
 
 
 class ClientWatch:
-    """One thread, which rests while the table is empty. It has no lock."""
+    """One thread, which rests while the table is empty. It has no lock.
 
-    def __init__(self, table: StreamTable, sender: Sender) -> None:
+    verbose: writes to the server's verbose log, in vllm_backend's words, which people look for there."""
+
+    def __init__(self, table: StreamTable, sender: Sender, verbose: Callable[[str], None]) -> None:
         self._table = table
         self._sender = sender
+        self._verbose = verbose
         self._closing = threading.Event()
         self._busy = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nereid-watch", daemon=True)
@@ -56,7 +60,9 @@ class ClientWatch:
                 continue
             for stream in [s for s in streams if is_cancelled(s)]:
                 sentence = "the request was cancelled by its client"
+                self._verbose(f"[vllm] Cancelling the request {stream.request_id}")
                 self._end(stream, sentence, ErrorCode.CANCELLED, FinishReason.CANCELLED)
+                self._verbose(f"[vllm] Successfully cancelled the request {stream.request_id}")
             asked = now()
             pause = max(_WATCH_S, _ASK_SHARE * (asked - began))
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nereid.frontend")
 
 _FEW_EVENTS = 4  # a send takes about as long as a hand-over
+_UNHEALTHY = "Model is unavailable due to unhealthy vLLM engine"  # vllm_backend's words
 _FATAL = "the engine died {deaths} times while it ran this request, so it is not tried again"
 
 
@@ -53,6 +54,7 @@ class Frontend:
         responses: Responses,
         metrics: Metrics,
         spans: EngineSpans | None = None,
+        verbose: Callable[[str], None] = logger.debug,
     ) -> None:
         self._name = served.name
         self._config = config
@@ -61,7 +63,7 @@ class Frontend:
         self._metrics = metrics
         self._resets = Resets(lambda sender: responses.send_description(sender, {"prefix_cache": "empty"}))
         self._sender = Sender(table, responses, metrics, spans, config.senders)
-        self._watch = ClientWatch(table, self._sender)
+        self._watch = ClientWatch(table, self._sender, verbose)
         self._intake = Intake(
             served, config, table, self._sender, responses, self._resets, spans, wake=self._watch.wake
         )
@@ -126,12 +128,13 @@ class Frontend:
         logger.warning("%s: the engine process died; %d requests wait for the next one", self._name, len(self._table))
 
     def on_failed(self, sentence: str) -> None:
-        for stream in self._table.engine_failed(sentence):
-            self._sender.end(stream, self._table.down(sentence))
+        left = self._table.engine_failed(sentence)
         first = not self._engine.settled.is_set()
         self._engine.settled.set()
         if not first and self.on_give_up is not None:
-            self.on_give_up()
+            self.on_give_up()  # so that the model does not answer ready to those who hear of its end
+        for stream in left:
+            self._sender.end(stream, _UNHEALTHY if self._config.vllm_health_check else self._table.down(sentence))
 
     def _observe(self, stream: Stream, event: TokenEvent, heard: float) -> None:
         stream.deaths = 0

@@ -250,6 +250,37 @@ class Metrics:
         return metric
 
 
+class NoMetrics(Metrics):
+    """Of a model that reports none: what it is told is forgotten."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def remove(self) -> None:
+        pass
+
+    def first_token(self, seconds: float, num_prompt: int, num_cached: int) -> None:
+        pass
+
+    def next_token(self, seconds: float) -> None:
+        pass
+
+    def tokens(self, count: int) -> None:
+        pass
+
+    def finished(self, reason: FinishReason, seconds: float, figures: Figures | None = None) -> None:
+        pass
+
+    def engine(self, stats: Stats, leading: bool) -> None:
+        pass
+
+
 def _steps(stats: Stats, before: Stats) -> list[float]:
     """Tokens of the steps since `before`: each counts as the mean of the new ones in its bucket."""
     counts, totals = stats.step_counts, stats.step_tokens

@@ -14,6 +14,8 @@ from engine.config import EngineConfig
 
 # Keys that the Python backend itself reads.
 _BACKEND_KEYS = frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"})
+# Those of vllm_backend, and what they are called here.
+_VLLM_BACKEND_KEYS = {"REPORT_CUSTOM_METRICS": "report_metrics", "ENABLE_VLLM_HEALTH_CHECK": "vllm_health_check"}
 
 
 class SettingsError(ValueError):
@@ -39,6 +41,9 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_timeout_s: longest that a request may take. A client whose whole answer comes over HTTP can go away unseen,
         so there is always a bound; a request may ask for less (timeout_s, or Triton's timeout).
     drain_s: how long an unload waits for streams to end by themselves.
+    report_metrics: the model's metrics are on the server's page. vllm_backend's REPORT_CUSTOM_METRICS, off there.
+    vllm_health_check: requests that find the engine dead for good get vllm_backend's sentence, and not the reason.
+        vllm_backend's ENABLE_VLLM_HEALTH_CHECK; the engine is watched, and the model unloaded, with or without it.
     """
 
     tokenizer: str | None = None
@@ -52,6 +57,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 120.0
     request_timeout_s: Annotated[float, Meta(gt=0.0)] = 3600.0
     drain_s: Annotated[float, Meta(ge=0.0)] = 30.0
+    report_metrics: bool = True
+    vllm_health_check: bool = False
 
 
 class ModelSettings(msgspec.Struct, frozen=True):
@@ -72,9 +79,12 @@ def parse(parameters: Mapping[str, str], folder: Path) -> ModelSettings:
     frontend: dict[str, Any] = {}
     engine_keys = set(keys(EngineConfig))
     frontend_keys = set(keys(FrontendConfig))
-    for key, value in parameters.items():
-        if key in _BACKEND_KEYS:
+    for name, value in parameters.items():
+        if name in _BACKEND_KEYS:
             continue
+        key = _VLLM_BACKEND_KEYS.get(name, name)
+        if key != name and key in parameters:
+            raise SettingsError(f"config.pbtxt says {key!r} and its other name {name!r}: leave one of the two out")
         if key in frontend_keys:
             frontend[key] = _value(value)
         elif key in engine_keys:

@@ -72,7 +72,7 @@ def serve(
     set_: Settings = None,
     http_port: int = 8000,
     grpc_port: int = 8001,
-    metrics_port: int = 8002,
+    metrics_port: Annotated[int, typer.Option(help="0 serves no metrics.")] = 8002,
     host: Annotated[
         str,
         typer.Option(

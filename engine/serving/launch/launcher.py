@@ -47,6 +47,7 @@ class Server(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What to serve and where. models empty: all of the repository that have their checkpoint.
 
+    metrics_port: 0 is none: the server has no page of metrics.
     host: the address to listen on, an IPv4 address of this machine or a name of one; 0.0.0.0 is all of them.
     shm_bytes: shared memory of each Python-backend instance at its start (it grows by itself).
     response_threads: of the server for each Python-backend instance. They pass its responses on and run the requests
@@ -181,8 +182,13 @@ def command(server: Server, options: Options) -> list[str]:
         f"--backend-directory={server.backends}",
         f"--http-port={options.http_port}",
         f"--grpc-port={options.grpc_port}",
-        f"--metrics-port={options.metrics_port}",
-        *(f"--{name}-address={options.address}" for name in ("http", "grpc", "metrics")),
+        f"--http-address={options.address}",
+        f"--grpc-address={options.address}",
+        *(
+            (f"--metrics-port={options.metrics_port}", f"--metrics-address={options.address}")
+            if options.metrics_port
+            else ("--allow-metrics=false",)
+        ),
         # Our models exchange CPU tensors alone: the default pool would pin 256 MB for nothing.
         "--pinned-memory-pool-byte-size=0",
         "--model-control-mode=explicit",
@@ -273,7 +279,10 @@ def check_settings(options: Options) -> None:
 
 def check_ports(options: Options) -> None:
     """Raise LaunchError when another program listens on one of the ports."""
-    for name, port in (("http", options.http_port), ("grpc", options.grpc_port), ("metrics", options.metrics_port)):
+    ports = [("http", options.http_port), ("grpc", options.grpc_port)]
+    if options.metrics_port:
+        ports.append(("metrics", options.metrics_port))
+    for name, port in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: a port of the past is free
             try:

@@ -207,7 +207,7 @@ def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[byt
 
 def _greet(options: launcher.Options, console: Console) -> None:
     host = "localhost" if options.own_address == "127.0.0.1" else options.host
+    metrics = f"metrics http://{host}:{options.metrics_port}/metrics  " if options.metrics_port else ""
     console.print(
-        f"ready: HTTP http://{host}:{options.http_port}  gRPC {host}:{options.grpc_port}  "
-        f"metrics http://{host}:{options.metrics_port}/metrics  (Ctrl-C stops)"
+        f"ready: HTTP http://{host}:{options.http_port}  gRPC {host}:{options.grpc_port}  {metrics}(Ctrl-C stops)"
     )

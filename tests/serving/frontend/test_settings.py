@@ -50,6 +50,18 @@ def test_what_the_python_backend_reads_is_left_to_it(folder: Path) -> None:
     assert parse({"model": "../../checkpoint", "EXECUTION_ENV_PATH": "x"}, folder).frontend.stream_interval == 1
 
 
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_parameters_of_vllm_backend_are_taken(folder: Path, value: str) -> None:
+    parameters = {"REPORT_CUSTOM_METRICS": value, "ENABLE_VLLM_HEALTH_CHECK": value}
+    frontend = parse({"model": "../../checkpoint", **parameters}, folder).frontend
+    assert (frontend.report_metrics, frontend.vllm_health_check) == (value == "true",) * 2
+
+
+def test_a_parameter_of_vllm_backend_beside_its_name_here_is_refused(folder: Path) -> None:
+    with pytest.raises(SettingsError, match="'report_metrics' and its other name 'REPORT_CUSTOM_METRICS'"):
+        parse({"model": "../../checkpoint", "REPORT_CUSTOM_METRICS": "true", "report_metrics": "false"}, folder)
+
+
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_a_renamed_setting_is_taken_with_a_warning(
     folder: Path, caplog: pytest.LogCaptureFixture, old: str, new: str

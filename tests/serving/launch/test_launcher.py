@@ -26,6 +26,13 @@ def test_command_line_and_environment_of_the_embedded_server(tmp_path: Path) -> 
     assert str(Path(launcher.__file__).parents[3]) in variables["PYTHONPATH"].split(":")
 
 
+def test_a_metrics_port_of_0_is_none(tmp_path: Path) -> None:
+    options = launcher.Options(repository=tmp_path, models=("a",), http_port=1, grpc_port=2, metrics_port=0)
+    words = launcher.command(launcher.embedded_server(tmp_path), options)
+    assert "--allow-metrics=false" in words
+    assert not any(word.startswith("--metrics") for word in words)
+
+
 def test_backend_folder_is_assembled_once(tmp_path: Path) -> None:
     first = launcher.embedded_server(tmp_path)
     marker = first.backends / "python" / "marker"

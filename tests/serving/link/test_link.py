@@ -124,6 +124,20 @@ def test_when_it_cannot_come_back_every_stream_ends_and_new_ones_are_refused(rig
     assert gave_up == [True]
 
 
+def test_with_vllm_backends_health_check_they_hear_its_sentence_and_the_model_is_down_before(
+    rig: Callable[..., Rig],
+) -> None:
+    running = rig(restart_limit=0, vllm_health_check=True)
+    request = running.submit()
+    request.next()
+    told_before: list[int] = []
+    running.frontend.on_give_up = lambda: told_before.append(request.finals)
+    running.kill()
+    with pytest.raises(stub.Error, match=r"^Model is unavailable due to unhealthy vLLM engine$"):
+        request.all()
+    assert told_before == [0]
+
+
 def test_a_model_that_does_not_load_says_why(rig: Callable[..., Rig]) -> None:
     running = rig("broken")
     assert running.engine.failed == "the script says that this model does not load"
@@ -154,6 +168,8 @@ def test_cancelled_stream_ends_and_the_engine_is_told(rig: Callable[..., Rig]) -
         request.all()
     assert caught.value.code == stub.Error.CANCELLED
     assert running.frontend.drain(5.0)
+    said = [line.rpartition(" ")[0] for line in running.log]
+    assert said == ["[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"], "as vllm_backend"
     deadline = time.monotonic() + 10
     while stub.MetricFamily.made["vllm:num_requests_running:m:m:0:1"].value and time.monotonic() < deadline:
         time.sleep(0.02)
