@@ -143,9 +143,11 @@ class Grammars:
             first = self._kept.get(constraint)
             if first is not None:
                 self._kept.move_to_end(constraint)
-        if first is None:
+        if first is None or first.allowance.gone:
             first = self._vocabulary.compiled(constraint)
             with self._lock:
+                for gone in [other for other, kept in self._kept.items() if kept.allowance.gone]:
+                    del self._kept[gone]
                 self._kept[constraint] = first
                 while len(self._kept) > MAX_KEPT:
                     self._kept.popitem(last=False)

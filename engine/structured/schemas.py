@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from engine.structured import meets
 from engine.types import shown
 
 MAX_DEPTH = 64
@@ -39,6 +40,7 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{key} {shown(str(found))}: integers beyond 2^53 cannot be held to: make it a string")
         if isinstance(value, dict):
             _check_properties(value)
+    meets.check(schema)
     made = _bounded(schema)
     assert isinstance(made, dict)
     return made

@@ -6,9 +6,8 @@ import json
 from typing import Any, cast
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
-from engine.structured import schemas, tags
+from engine.structured import lark, schemas, tags
 from engine.structured.rules import SpecialTokens
 from engine.types import Constraint, RequestError, shown
 
@@ -91,16 +90,16 @@ def _regex(constraint: Constraint) -> str:
 
 
 def _lark(constraint: Constraint) -> str:
-    return LLMatcher.grammar_from_lark(any_to_lark(constraint.text) if "::=" in constraint.text else constraint.text)
+    return lark.grammar(constraint.text)
 
 
 _MAKERS = {"json": _json, "choice": _choice, "regex": _regex, "grammar": _lark}
 
 
-def _before(answer: str, lark: str) -> str:
+def _before(answer: str, text: str) -> str:
     """A grammar in Lark's notation that refers to `answer`, another grammar."""
     made, *parts = json.loads(answer)["grammars"] if answer.lstrip().startswith("{") else [{"lark_grammar": answer}]
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {**made, "name": "answer"}, *parts]})
+    return json.dumps({"grammars": [{"lark_grammar": text}, {**made, "name": "answer"}, *parts]})
 
 
 def _free(end: str, tag: str) -> str:

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
-
-from engine.structured import formats, notations
+from engine.structured import formats, lark, notations
 from engine.structured.formats import Format
 from engine.structured.rules import ANY_TEXT, Rules, SpecialTokens, quoted, regex, token
 from engine.structured.styles import JSON, NAMES, XML
@@ -75,8 +72,7 @@ class _Tags:
         if isinstance(of, formats.JsonSchema | formats.XmlArguments):
             return self._schema(of)
         if isinstance(of, formats.Grammar):
-            text = of.grammar
-            return self._rules.grammar(LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text))
+            return self._rules.grammar(lark.grammar(of.grammar))
         if isinstance(of, formats.Token):
             return token(self._id(of.token))
         if isinstance(of, formats.ExcludeToken | formats.AnyTokens):

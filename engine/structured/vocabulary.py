@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -21,6 +22,13 @@ from engine.types import Constraint, ErrorCode, RequestError
 Masks = npt.NDArray[np.int32]
 
 _ALL = -1
+# 50,000 states take 65 MB, and so many grammars are kept.
+_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
+# A step whose masks took SLOW_S is followed by one in which each is timed, and that by others while one takes LONG_S;
+# else by STEPS_UNTIMED without, for masks are made side by side otherwise.
+SLOW_S = 0.02
+LONG_S = 0.01
+STEPS_UNTIMED = 16
 
 
 class Vocabulary:
@@ -45,6 +53,8 @@ class Vocabulary:
         tokens = cast(TokenizerWrapper, _Tokens(tokenizer, self._size, min(self._eos)))
         self._tokens = LLTokenizer(tokens, self._size, sorted(self._eos))
         self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
+        self._timed = False
+        self._untimed = 0
         self._ending = np.zeros(-(-self._size // 32), np.uint32)
         for token in self._eos:
             self._ending[token // 32] |= np.uint32(1 << token % 32)
@@ -66,7 +76,7 @@ class Vocabulary:
         )
 
     def _matcher(self, text: str, constraint: Constraint, prefix: str = "") -> LLMatcher:
-        inner = LLMatcher(self._tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        inner = LLMatcher(self._tokens, text, log_level=0, limits=_LIMITS)
         if not inner.is_error() and prefix:
             for piece in self._special.split(prefix):
                 inner.consume_tokens([piece] if isinstance(piece, int) else self._tokens.greedy_tokenize(piece))
@@ -100,13 +110,16 @@ class Vocabulary:
                 open_.append((of.inner, row, of))
             elif of.count < of.free_until:
                 masks[row] = (~self._ending).view(np.int32)
-        if len(open_) == 1:
-            fill_next_token_bitmask(open_[0][0], masks, open_[0][1])
+        if len(open_) == 1 or self._timed:
+            self._fill_timed(open_, masks)
         elif open_:
+            began = time.monotonic()
             fill_next_token_bitmask_par(self._executor, [(inner, row) for inner, row, _ in open_], masks)
+            self._untimed -= 1
+            self._timed = self._untimed <= 0 and time.monotonic() - began > SLOW_S
         for inner, row, matcher in open_:
             if inner.is_error():
-                matcher.fail(inner.get_error())
+                matcher.at_limit(inner.get_error())
             elif matcher.count < matcher.free_until:
                 self._unended(masks, row)
         for row, of, tokens in zip(rows, matchers, drafts or ((),) * len(matchers), strict=True):
@@ -114,10 +127,27 @@ class Vocabulary:
                 self._look_ahead(of, tokens, masks, row + 1)
         return masks
 
+    def _fill_timed(self, open_: Sequence[tuple[LLMatcher, int, GrammarMatcher]], masks: Masks) -> None:
+        """One after the other, each on its own account: only so is it known whose masks take long."""
+        longest = 0.0
+        for inner, row, of in open_:
+            began = time.thread_time()
+            fill_next_token_bitmask(inner, masks, row)
+            took = time.thread_time() - began
+            of.took(took)
+            longest = max(longest, took)
+        self._timed, self._untimed = longest > LONG_S, STEPS_UNTIMED
+
     def _look_ahead(self, matcher: GrammarMatcher, tokens: Sequence[int], masks: Masks, row: int) -> None:
         """Behind each of `tokens`, up to the first that may not stand: nothing behind it is read."""
         assert matcher.inner is not None
-        inner = matcher.inner.deep_copy()
+        began = time.thread_time()
+        self._look_behind(matcher, matcher.inner.deep_copy(), tokens, masks, row)
+        matcher.took(time.thread_time() - began)
+
+    def _look_behind(
+        self, matcher: GrammarMatcher, inner: LLMatcher, tokens: Sequence[int], masks: Masks, row: int
+    ) -> None:
         for i, token in enumerate(tokens):
             if token in self._eos or inner.try_consume_tokens([token]) != 1 or inner.is_stopped():
                 return

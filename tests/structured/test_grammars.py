@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,105 @@ def test_masks_are_of_the_tokens_that_may_follow(grammars: Grammars) -> None:
     allowed = [{v for v in range(640) if row[v // 32] >> v % 32 & 1} for row in masks.tolist()]
     assert {a, b} <= allowed[0] == allowed[2]
     assert allowed[1] == {0, *allowed[0]}, "the end of sequence, once it is an answer"
+
+
+def explosive(i: int) -> str:
+    """A pattern of 2^i states."""
+    return f"^(.*[ab].{{{i}}}[cd].*)*$"
+
+
+MANY = [{"type": "string", "pattern": explosive(i)} for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json", {"allOf": MANY}),
+        ("json", {"properties": {"a": {"allOf": [{"allOf": MANY[:3]}, {"allOf": MANY[3:6]}]}}}),
+        ("json", {"allOf": [{"type": "object", "properties": {"a": each}} for each in MANY]}),
+        ("json", {"allOf": [{"anyOf": [each, {"type": "string", "maxLength": 9}]} for each in MANY]}),
+        (
+            "json",
+            {
+                "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}", **each} for i, each in enumerate(MANY)} | {"30": {}},
+                "$ref": "#/$defs/0",
+            },
+        ),
+        ("grammar", "start: A\nA: " + " & ".join(f"/(.*[ab].{{{i}}}[cd].*)*/" for i in range(30))),
+        ("grammar", 'start: "a" %json ' + json.dumps({"allOf": MANY})),
+        ("structural_tag", {"format": {"type": "json_schema", "json_schema": {"allOf": MANY}}}),
+    ],
+)
+def test_one_text_has_to_match_few_expressions(grammars: Grammars, kind: Any, text: Any) -> None:
+    """Twelve of them took gigabytes, and their thread for good."""
+    constraint = Constraint(kind=kind, text=text if isinstance(text, str) else json.dumps(text))
+    refusal = asked(grammars, constraint).get(timeout=60)
+    assert isinstance(refusal, RequestError)
+    assert "at most" in refusal.message
+    assert grammars._stuck == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json", {"allOf": [{"properties": {f"p{i}": each}} for i, each in enumerate(MANY)], "type": "object"}),
+        ("json", {"anyOf": MANY}),
+        ("json", {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}, {"maxLength": 9}]}),
+        ("grammar", 'start: A "&&&&&&" // & & & & &\nA: /[&]*&&&&/ & /.{1,9}/'),
+        ("grammar", 'start: "a" %json {"type": "integer"} %json {"type": "null"}'),
+    ],
+)
+def test_expressions_that_do_not_meet_may_be_many(grammars: Grammars, kind: Any, text: Any) -> None:
+    constraint = Constraint(kind=kind, text=text if isinstance(text, str) else json.dumps(text))
+    made = asked(grammars, constraint).get(timeout=60)
+    assert not isinstance(made, RequestError), made
+
+
+def test_a_schema_within_a_grammar_is_held_as_any_other(grammars: Grammars) -> None:
+    refusal = asked(grammars, Constraint(kind="grammar", text='start: %json {"const": 9007199254740993}')).get(
+        timeout=60
+    )
+    assert isinstance(refusal, RequestError)
+    assert "2^53" in refusal.message
+
+
+AMBIGUOUS = Constraint(kind="grammar", text="start: s\ns: s s | /[a-z ]/\n")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_grammar_whose_masks_take_ever_longer_ends_its_answers_alone(grammars: Grammars, count: int) -> None:
+    """400 tokens of it took minutes, of all requests in the engine."""
+    hostile: Any = [asked(grammars, AMBIGUOUS).get(timeout=60) for _ in range(count)]
+    hostile[0].allowance.left = 0.2  # seconds, of all of them
+    healthy: Any = asked(grammars, SMALL).get(timeout=60)
+    (a,) = _letters(grammars, "a")
+    for _ in range(400):
+        grammars.masks([*hostile, healthy])
+        for matcher in (*hostile, healthy):
+            matcher.advance(a)
+        if all(matcher.error for matcher in hostile):
+            break
+    assert all("takes too long" in matcher.error for matcher in hostile)
+    assert healthy.error is None
+    again: Any = asked(grammars, AMBIGUOUS).get(timeout=60)
+    grammars.masks([again])
+    assert again.error is None, "another answer begins anew"
+
+
+def test_a_grammar_whose_states_are_used_up_is_compiled_afresh(grammars: Grammars) -> None:
+    """What its answers share stayed at the limit, and each later one failed at its first token."""
+    parts = ("[a-m].{25}[n-z ]", "[a-e ].{30}[t-z]", "[c-p].{35}[l-z]")
+    constraint = Constraint(kind="regex", text="|".join(f"(.*{part}.*)*" for part in parts))
+    letters = _letters(grammars, "abcdefghijklmnopqrstuvwxyz")
+    chance = random.Random(1)
+    for _ in range(2):
+        matcher: Any = asked(grammars, constraint).get(timeout=60)
+        grammars.masks([matcher])
+        assert matcher.error is None
+        while matcher.error is None and matcher.count < 2000:
+            matcher.advance(chance.choice(letters))
+            grammars.masks([matcher])
+        assert "lexer error" in matcher.error
 
 
 def test_a_folder_without_a_tokenizer_is_a_refusal(tmp_path: Path) -> None:

@@ -204,7 +204,9 @@ def _constraint(fields: dict[str, Any]) -> Constraint:
     try:
         return msgspec.convert(fields, Constraint)
     except msgspec.ValidationError as error:
-        raise RequestError(f"structured_outputs: {shown(str(error), 200)}") from None
+        raise RequestError(
+            f"structured_outputs: {shown(str(error).removeprefix('structured_outputs: '), 200)}"
+        ) from None
 
 
 def _nothing(value: Any) -> bool:
