@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
@@ -136,6 +137,11 @@ def _errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def validation(http: Request, error: RequestValidationError) -> Response:
         return error_response(from_validation(error.errors()), http.scope)
+
+    @app.exception_handler(ValidationError)
+    async def translated(http: Request, error: ValidationError) -> Response:
+        """A request of another API that chat does not take."""
+        return error_response(from_validation(error.errors(include_url=False)), http.scope)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from clients.openai.constraints import chat_constraint
 from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
-from clients.openai.errors import unsupported
+from clients.openai.errors import invalid, unsupported
 from clients.openai.logprobs import Entry, chat_logprobs
 from clients.openai.model_forms import ModelForms
 from clients.openai.params import check_length, sampling_fields
@@ -33,7 +33,7 @@ from clients.openai.tools import (
 from clients.openai.trace import Trace, trace_of
 from clients.openai.usage import Usage
 from clients.openai.wire import Generation, Piece, Prompt
-from engine.types import Constraint
+from engine.types import MAX_PREDICTED_IDS, Constraint
 
 _TO_THE_END = 2**31 - 1  # max_tokens: the engine stops when the context is full
 
@@ -280,6 +280,9 @@ class ChatCall(Generic[C]):
         self.source = await chat_source(shim.router, self._info, request, self._forms)
         if request.prediction is not None:
             self._predicted = await encode_text(shim.router, self._info, request.prediction.text, False)
+            if len(self._predicted) > MAX_PREDICTED_IDS:
+                count = len(self._predicted)
+                raise invalid("prediction", f"{count} tokens are predicted; at most {MAX_PREDICTED_IDS} are allowed.")
             self.usage.predict(self._predicted)
         begins = self._forms.begins(request, self.source.end)
         self.choices += [

@@ -125,6 +125,9 @@ class Gate:
             answer.status = error.status
             if not isinstance(error, ClientGone):
                 await error_response(error, scope)(scope, receive, answer.send)
+        except Exception:
+            if not answer.whole:  # else the connection is as good as after any other answer
+                raise
         finally:
             if counted:
                 self._leave(trace.caller)
@@ -237,6 +240,7 @@ class _Answer:
         self._send = send
         self._trace = trace
         self.status = 500
+        self.whole = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -247,3 +251,4 @@ class _Answer:
                 told.append((HEADER.lower().encode(), ", ".join(self._trace.ignored_fields).encode()))
             message["headers"] = [*message.get("headers", ()), *told]
         await self._send(message)
+        self.whole = message["type"] == "http.response.body" and not message.get("more_body", False)

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from clients.openai.calls.forms import FORMS, Form
-from clients.openai.errors import unsupported
-from engine.types import Constraint
+from clients.openai.errors import invalid, unsupported
+from engine.types import MAX_CONSTRAINT_BYTES, Constraint
 
 if TYPE_CHECKING:
     from clients.openai.schema import Tool
@@ -121,4 +121,8 @@ def _either(elements: list[Format]) -> Format:
 
 
 def _constraint(format: Format) -> Constraint:
-    return Constraint(kind="structural_tag", text=json.dumps({"format": format}))
+    try:
+        return Constraint(kind="structural_tag", text=json.dumps({"format": format}))
+    except ValueError:
+        sentence = f"The schemas of `tools` are too large together: calls are held to {MAX_CONSTRAINT_BYTES} bytes."
+        raise invalid("tools", sentence) from None

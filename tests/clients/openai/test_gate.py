@@ -208,3 +208,38 @@ def test_names_that_nothing_here_has_come_back_cut() -> None:
     response = asker()("GET", "/" + "x" * 50_000)
     assert response.status_code == 404
     assert len(response.content) < 2200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "about"),
+    [
+        ("responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "n" * 65}}}, "name"),
+        ("messages", {"max_tokens": 1, "output_config": {"effort": {"a": []}}}, "reasoning_effort"),
+        ("messages", {"max_tokens": 1, "output_config": {"format": []}}, "response_format"),
+        ("messages/count_tokens", {"output_config": {"format": 5}}, "response_format"),
+    ],
+)
+def test_what_another_api_takes_and_chat_does_not_is_a_400(path: str, fields: dict[str, Any], about: str) -> None:
+    """It was a 500: the translated request was nobody's to check."""
+    messages = {"messages": [{"role": "user", "content": "x"}]} if path.startswith("messages") else {}
+    response = asker()("POST", f"/v1/{path}", json={"model": "m", **messages, **fields})
+    assert response.status_code == 400
+    assert about in response.json()["error"]["message"]
+
+
+def test_an_error_that_nobody_foresaw_leaves_the_connection_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised on, it has the server close a connection whose next request may be somebody else's."""
+
+    async def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("clients.openai.app.complete", fail)
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(ShimConfig()), raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shim") as client:
+            return await client.post("/v1/completions", json=BODY)
+
+    response = asyncio.run(ask())
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "internal"

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from clients.python.local_server import LocalServer
+from engine.types import MAX_PREDICTED_IDS
 from tests.clients.conftest import Shim, gauges, until
 
 ASKED = {
@@ -66,3 +67,13 @@ def test_a_model_that_takes_no_predictions_says_so(shim: Shim) -> None:
     response = httpx.post(f"{shim.url}/v1/chat/completions", json={**ASKED, **fields}, timeout=60)
     assert response.status_code == 400
     assert "takes no predictions" in response.json()["error"]["message"]
+
+
+def test_a_prediction_beyond_its_bound_is_refused_by_its_name(shim: Shim) -> None:
+    response = httpx.post(
+        f"{shim.url}/v1/chat/completions",
+        json={**ASKED, "prediction": {"type": "content", "content": "0" * (MAX_PREDICTED_IDS + 1)}},
+        timeout=60,
+    )
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prediction"

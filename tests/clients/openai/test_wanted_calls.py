@@ -13,6 +13,7 @@ import pytest
 from clients.openai.calls.forms import FORMS
 from clients.openai.calls.wanted import calls, calls_or_text
 from clients.openai.constraints import chat_constraint
+from clients.openai.errors import ApiError
 from clients.openai.model_forms import ModelForms
 from clients.openai.reader import reader_of
 from clients.openai.schema import ChatRequest
@@ -158,3 +159,13 @@ def test_what_a_notation_has_no_rule_for_is_refused_by_name(form: str, schema: A
     with pytest.raises(Exception, match="cannot be read") as caught:
         MARKED[True].matcher(calls(tools(f=schema), form, 1))
     assert sentence in str(caught.value)
+
+
+def test_schemas_that_are_too_large_together_are_refused() -> None:
+    """It was a 500."""
+    many = [{"a": {"type": "string", "description": "x" * 1000}, "n": {"const": n}} for n in range(300)]
+    asked = tools(**{f"f{n}": {"type": "object", "properties": each} for n, each in enumerate(many)})
+    for wanted in (lambda: calls(asked, "hermes", 1), lambda: calls_or_text(asked, "hermes", None)):
+        with pytest.raises(ApiError, match="too large together") as refused:
+            wanted()
+        assert refused.value.status == 400
