@@ -25,6 +25,7 @@ class Trace:
     ignored_fields: tuple[str, ...] = ()  # unknown to the schema
     headers: dict[str, str] = field(default_factory=dict)  # of OpenTelemetry, for those who work for the request
     span: Any = None
+    body_bytes: int = 0
     body: bytes = b""  # of the request, where requests are logged
     gone: bool = False  # the client closed the connection while its answer was being streamed
 

@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal, cast
 
 from engine.models.config import RopeConfig
-from engine.models.reader import LARGEST_POSITION, ConfigError, Reader
+from engine.models.reader import LARGEST_POSITION, ConfigError, Reader, shown
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
@@ -41,11 +41,11 @@ def scaled(
     """Rotary embedding from one object that holds all of it; `partial` as in `from_config`."""
     named = {kind for key in ("rope_type", "type") if (kind := reader.optional(str, key)) is not None}
     if len(named) > 1:
-        raise ConfigError(f"{reader.where} names two rope types: {', '.join(sorted(named))}; keep one")
+        raise ConfigError(f"{reader.where} names two rope types: {', '.join(map(shown, sorted(named)))}; keep one")
     kind = named.pop() if named else "default"
     if kind not in ROPE_KINDS:
         raise ConfigError(
-            f"{reader.where}: rope type {kind!r} is not implemented; implemented: {', '.join(ROPE_KINDS)}"
+            f"{reader.where}: rope type {shown(kind)} is not implemented; implemented: {', '.join(ROPE_KINDS)}"
         )
     if not partial:
         reader.require("partial_rotary_factor", 1, default=1)

@@ -10,9 +10,9 @@ from llguidance import LLMatcher
 
 from engine.core.request import Drafter
 
-# What masks take of an ordinary grammar is 0.02 ms, of the slowest schemas 2 ms.
+# Masks of an ordinary grammar take 0.02 ms in the mean, those of a schema of 400 properties with alternatives 1 ms.
 ALLOWED_S = 1.0
-ALLOWED_TOKEN_S = 4e-3
+ALLOWED_TOKEN_S = 2e-3
 
 
 class Allowance:

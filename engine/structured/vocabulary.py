@@ -14,7 +14,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, Token
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from engine.structured import source
-from engine.structured.matcher import GrammarMatcher, ThinkingBudget
+from engine.structured.matcher import ALLOWED_TOKEN_S, GrammarMatcher, ThinkingBudget
 from engine.structured.rules import SpecialTokens
 from engine.text import Tokenizer
 from engine.types import Constraint, ErrorCode, RequestError
@@ -24,11 +24,10 @@ Masks = npt.NDArray[np.int32]
 _ALL = -1
 # 50,000 states take 65 MB, and so many grammars are kept.
 _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
-# A step whose masks took SLOW_S is followed by one in which each is timed, and that by others while one takes LONG_S;
-# else by STEPS_UNTIMED without, for masks are made side by side otherwise.
+# A step whose masks took SLOW_S is followed by one in which each is timed, and that by others while one takes more than
+# a token gives back; else by STEPS_UNTIMED without, for masks are made side by side otherwise.
 SLOW_S = 0.02
-LONG_S = 0.01
-STEPS_UNTIMED = 16
+STEPS_UNTIMED = 8
 
 
 class Vocabulary:
@@ -136,7 +135,7 @@ class Vocabulary:
             took = time.thread_time() - began
             of.took(took)
             longest = max(longest, took)
-        self._timed, self._untimed = longest > LONG_S, STEPS_UNTIMED
+        self._timed, self._untimed = longest > ALLOWED_TOKEN_S, STEPS_UNTIMED
 
     def _look_ahead(self, matcher: GrammarMatcher, tokens: Sequence[int], masks: Masks, row: int) -> None:
         """Behind each of `tokens`, up to the first that may not stand: nothing behind it is read."""

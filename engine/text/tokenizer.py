@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
+from engine import heap
 from engine.text.checkpoint_files import checkpoint_folder
 from engine.text.token_bytes import byte_decoder, decode_bytes
 from engine.types import ErrorCode, RequestError
 
+# The library takes 160 bytes of memory for each byte of a text.
+_LARGE_TEXT = 1 << 20
+
 
 class Tokenizer:
-    """A checkpoint's tokenizer. Safe to share between threads.
+    """A checkpoint's tokenizer. Safe to share between threads. One text of megabytes is encoded at a time.
 
     special_ids: ids that `skip_special_tokens` leaves out.
     """
@@ -26,6 +31,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._bytes: dict[int, bytes] = {}
+        self._large = threading.Lock()
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -47,6 +53,14 @@ class Tokenizer:
 
     def encode(self, text: str | bytes, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises RequestError when it is not valid Unicode text."""
+        if len(text) <= _LARGE_TEXT:
+            return self._encode(text, add_special_tokens)
+        with self._large:
+            ids = self._encode(text, add_special_tokens)
+            heap.trim_malloc()
+        return ids
+
+    def _encode(self, text: str | bytes, add_special_tokens: bool) -> list[int]:
         # As a batch of one: that call gives the interpreter lock back, so a long prompt does not hold up other threads.
         (encoding,) = self._backend.encode_batch_fast([checked_text(text)], add_special_tokens=add_special_tokens)
         return list(encoding.ids)

@@ -207,6 +207,9 @@ def fuzz_shim(count: int, number: int, fleet: Fleet) -> None:
         schemas[name]["properties"]["timeout"] = {"type": "number", "minimum": 60, "maximum": 600}
         schemas[name]["properties"]["n"] = {"type": "integer", "minimum": 1, "maximum": 4}
         schemas[name]["required"].append("max_tokens")
+    for name, most in (("ResponsesRequest", "max_output_tokens"), ("MessagesRequest", "max_tokens")):
+        schemas[name]["properties"][most] = {"type": "integer", "minimum": 1, "maximum": 4}
+        schemas[name]["required"] = sorted({*schemas[name]["required"], most})
     for schema in schemas.values():
         if schema.get("properties", {}).get("model", {}).get("minLength"):
             schema["properties"]["model"] = {"const": "demo"}

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,3 +81,31 @@ def test_token_text_shows_parts_of_a_character(folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     assert {tokenizer.token_text(i) for i in tokenizer.encode("\U0001fae0")} == {"\ufffd"}
     assert tokenizer.token_text(tokenizer.encode(" ")[0]) == " "
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_memory_of_large_texts_goes_back_and_one_is_encoded_at_a_time(folder: Path) -> None:
+    """A text of 6 MB took 1 GB, which stayed with the allocator, and eight at once eight of them."""
+    tokenizer = Tokenizer.from_folder(folder)
+    before, text = resident(), "a b " * 400_000
+    highest: list[int] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            highest.append(resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with ThreadPoolExecutor(4) as threads:
+        ids = list(threads.map(lambda _: len(tokenizer.encode(text)), range(4)))
+    ended.set()
+    watcher.join()
+    assert len(set(ids)) == 1
+    assert resident() - before < 100 << 20
+    alone = max(highest) - before
+    assert alone < 2 * len(text) * 200, "as much as two texts take"
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from clients.openai import gate
 from clients.openai.app import create_app
 from clients.openai.config import ShimConfig
 
@@ -243,3 +246,26 @@ def test_an_error_that_nobody_foresaw_leaves_the_connection_as_it_was(monkeypatc
     response = asyncio.run(ask())
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_memory_of_a_large_body_goes_back() -> None:
+    """A worker kept 400 MB of one."""
+    items = b",".join([b'{"role":"user","content":"x"}'] * 400_000)
+    body = b'{"model":"m","input":[' + items + b"]}"
+
+    async def run() -> tuple[int, int]:
+        transport = httpx.ASGITransport(create_app(ShimConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://shim") as client:
+            sizes = []
+            for data in (b'{"model":"m","input":"x"}', body):
+                response = await client.post(
+                    "/v1/responses", content=data, headers={"Content-Type": "application/json"}
+                )
+                assert response.status_code == 503, response.text  # no tritonserver
+                await asyncio.sleep(3 * gate._TRIM_AFTER_S)
+                sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize())
+        return sizes[0], sizes[1]
+
+    before, after = asyncio.run(run())
+    assert after < before + (100 << 20)
