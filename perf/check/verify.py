@@ -2,9 +2,9 @@
 
     python -m perf.check.verify [--leave-out recovery] [--only invariance] [--json perf/results/h200/verify.json]
 
-A part that fails or takes longer than it may does not keep the others from running. Outcomes go to one file with the
-commit, which the documents cite and `tests/perf/check/test_verify.py` holds to be recent. Exits with 1
-unless all passed.
+Parts run in two lanes side by side: engines, and cases of kernels and families. A part that fails or takes longer than
+it may does not keep the others from running. Outcomes go to one file with the commit, written whenever one is known,
+which the documents cite and `tests/perf/check/test_verify.py` holds to be recent. Exits with 1 unless all passed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from perf import shapes
 from perf.provenance import provenance
@@ -35,18 +38,22 @@ KEPT = 3000
 
 @dataclass(frozen=True)
 class Part:
-    """A claim, where it stands, the command that says yes by its exit status, and the seconds that it may take."""
+    """A claim, where it stands, the command that says yes by its exit status, and the seconds that it may take.
+
+    lane: those of the same run one after the other.
+    """
 
     name: str
     claim: str
     document: str
     command: tuple[str, ...]
     limit_s: float
+    lane: str = "engines"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """outcome: passed, failed, too slow or left out. said: the end of what the command printed."""
+    """outcome: passed, failed, too slow, left out, or not run (yet). said: the end of what the command printed."""
 
     name: str
     claim: str
@@ -62,10 +69,11 @@ class Outcome:
 
 
 def parts(model: Path) -> list[Part]:
-    """The parts in the order in which they run: the last may take what the others leave."""
+    """The parts; those of a lane in the order in which they run: the last may take what the others leave."""
     cores = len(os.sched_getaffinity(0))
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "loadgroup")
-    dummy = (str(model), "--set", "load_format=dummy")
+    # The other lane needs memory too.
+    dummy = (str(model), "--set", "load_format=dummy", "--set", "cache.memory_fraction=0.5")
     correctness, performance = "docs/correctness.md", "docs/performance.md"
     return [
         Part(
@@ -95,6 +103,7 @@ def parts(model: Path) -> list[Part]:
             correctness,
             (*pytest, "--complete", "-n", str(min(10, cores)), "tests/kernels"),
             200,
+            "cases",
         ),
         Part(
             "sanitizer",
@@ -102,37 +111,95 @@ def parts(model: Path) -> list[Part]:
             correctness,
             ("-m", "perf.check.sanitize", "--tools", "memcheck"),
             120,
+            "cases",
         ),
         Part(
             "gate",
             "every family agrees with transformers",
             correctness,
             (*pytest, "-n", str(cores), "--device", "cuda", "tests/gate", "--ignore", "tests/gate/test_server.py"),
-            240,
+            300,
+            "cases",
         ),
     ]
 
 
-def outcome(part: Part, limit_s: float) -> Outcome:
-    """Runs one part, with what it starts, and ends all of it at the limit."""
-    began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(
-            [sys.executable, *part.command], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            found = "passed" if process.wait(limit_s) == 0 else "failed"
-        except subprocess.TimeoutExpired:
-            found = "too slow"
-        finally:
-            # also what a part left behind
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        out.seek(0)
-        said = out.read()[-KEPT:]
-    seconds = round(time.monotonic() - began, 1)
-    return Outcome(part.name, part.claim, part.document, " ".join(("python", *part.command)), found, seconds, said)
+class Parts:
+    """Runs parts, with what they start. end: when all of them are to have ended (seconds of time.monotonic)."""
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+        self._closed = False
+        self._open: set[subprocess.Popen[str]] = set()
+
+    def outcome(self, part: Part) -> Outcome:
+        """Runs one part and ends all of it at its limit."""
+        if self._closed:
+            return told(part, "not run")
+        limit_s = min(part.limit_s, self._end - time.monotonic())
+        if limit_s <= 0:
+            return told(part, "too slow", "the parts before it took all of the time")
+        began = time.monotonic()
+        with tempfile.TemporaryFile("w+") as out:
+            process = subprocess.Popen(
+                [sys.executable, *part.command], stdout=out, stderr=subprocess.STDOUT, start_new_session=True, text=True
+            )
+            self._open.add(process)
+            try:
+                found = "passed" if process.wait(limit_s) == 0 else "failed"
+            except subprocess.TimeoutExpired:
+                found = "too slow"
+            finally:
+                _kill(process)  # also what a part left behind
+                self._open.discard(process)
+            out.seek(0)
+            said = out.read()[-KEPT:]
+        return told(part, "not run" if self._closed else found, said, round(time.monotonic() - began, 1))
+
+    def close(self) -> None:
+        """Ends what runs; nothing more is begun."""
+        self._closed = True
+        for process in list(self._open):
+            _kill(process)
+
+
+class Report:
+    """The file of outcomes, by the names of their parts. Safe to use from any thread."""
+
+    def __init__(self, file: Path, facts: Mapping[str, Any], outcomes: dict[str, Outcome]) -> None:
+        self._file, self._facts, self._outcomes = file, facts, outcomes
+        self._lock = threading.Lock()
+        self._write()
+
+    def add(self, done: Outcome) -> None:
+        with self._lock:
+            if done.outcome != "passed":
+                print(f"== {done.name}: {done.command}\n{done.said}", flush=True)
+            print(done.line, flush=True)
+            self._outcomes[done.name] = done
+            self._write()
+
+    def _write(self) -> None:
+        held = {**self._facts, "parts": [asdict(one) for one in self._outcomes.values()]}
+        made = self._file.with_suffix(".new")
+        made.write_text(json.dumps(held, indent=1) + "\n")
+        made.replace(self._file)
+
+
+def told(part: Part, found: str, said: str = "", seconds: float = 0.0) -> Outcome:
+    command = " ".join(("python", *part.command))
+    return Outcome(part.name, part.claim, part.document, command, found, seconds, said)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_lane(lane: Sequence[Part], runs: Parts, report: Report) -> None:
+    for part in lane:
+        report.add(runs.outcome(part))
 
 
 def folder_of(gpu: str) -> str:
@@ -173,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--leave-out", nargs="+", default=[], metavar="PART", help="recorded as left out, and a failure"
     )
-    parser.add_argument("--limit", type=float, default=525, help="seconds for all parts together")
+    parser.add_argument("--limit", type=float, default=570, help="seconds for all parts together")
     parser.add_argument("--json", type=Path, help="default: perf/results/GPU/verify.json")
     given = parser.parse_args(arguments)
     facts = provenance()
@@ -181,27 +248,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("this machine has no GPU that nvidia-smi names, and these claims are about one")
     file = given.json or RESULTS / folder_of(facts["gpu"]) / "verify.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    outcomes: list[Outcome] = []
-    end = time.monotonic() + given.limit
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what runs ends with it
     with tempfile.TemporaryDirectory() as scratch:
         all_parts = parts(shapes.write(Path(scratch), MODEL, None, None))
         unknown = {*given.only, *given.leave_out} - {part.name for part in all_parts}
         if unknown:
             parser.error(f"no part is called {', '.join(sorted(unknown))}: use {', '.join(p.name for p in all_parts)}")
+        left_out = {p.name for p in all_parts if p.name in given.leave_out or (given.only and p.name not in given.only)}
+        outcomes = {p.name: told(p, "left out" if p.name in left_out else "not run") for p in all_parts}
+        report = Report(file, facts, outcomes)
+        runs = Parts(time.monotonic() + given.limit)
+        lanes: dict[str, list[Part]] = {}
         for part in all_parts:
-            if part.name in given.leave_out or (given.only and part.name not in given.only):
-                done = Outcome(part.name, part.claim, part.document, "", "left out", 0.0, "")
-            else:
-                done = outcome(part, min(part.limit_s, max(1.0, end - time.monotonic())))
-            if done.outcome in ("failed", "too slow"):
-                print(f"== {done.name}: {done.command}\n{done.said}", flush=True)
-            print(done.line, flush=True)
-            outcomes.append(done)
-            file.write_text(json.dumps({**facts, "parts": [asdict(one) for one in outcomes]}, indent=1) + "\n")
-    print(f"\n{facts['commit'][:12]} on {facts['gpu']}, {sum(one.seconds for one in outcomes):.0f} s: {file}")
-    for one in outcomes:
+            if part.name not in left_out:
+                lanes.setdefault(part.lane, []).append(part)
+        began = time.monotonic()
+        with ThreadPoolExecutor(max(1, len(lanes))) as threads:
+            try:
+                waiting = [threads.submit(run_lane, lane, runs, report) for lane in lanes.values()]
+                for lane in waiting:
+                    lane.result()
+            except BaseException:
+                runs.close()
+                raise
+    print(f"\n{facts['commit'][:12]} on {facts['gpu']}, {time.monotonic() - began:.0f} s: {file}")
+    for one in outcomes.values():
         print(one.line)
-    return 0 if all(one.outcome == "passed" for one in outcomes) else 1
+    return 0 if all(one.outcome == "passed" for one in outcomes.values()) else 1
 
 
 if __name__ == "__main__":
