@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
+
+# How long an example takes says nothing on a machine that others use.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Triton's own functions are bound to its interpreter when triton is first imported, whoever does that.
 if not torch.cuda.is_available():

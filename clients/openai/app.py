@@ -31,6 +31,7 @@ from clients.openai.messages.answer import count_tokens, create_message
 from clients.openai.messages.answers import MESSAGES, CountAnswer, MessageAnswer, listed
 from clients.openai.messages.schema import CountRequest, MessagesRequest
 from clients.openai.metrics import ShimMetrics
+from clients.openai.model_forms import ModelForms
 from clients.openai.probe import Probe
 from clients.openai.prompts import decode_ids, token_texts, tokenize_source
 from clients.openai.request_log import RequestLog
@@ -206,7 +207,7 @@ def _api(app: FastAPI, shim: Shim) -> None:
         shim.check_template(body.chat_template)
         info = shim.router.model_or_only(body.model)
         async with connected(http.receive):
-            ids = await tokenize_source(shim.router, info, body)
+            ids = await tokenize_source(shim.router, info, body, ModelForms.of(shim.config, info))
             answer: dict[str, Any] = {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids}
             if body.return_token_strs:
                 answer["token_strs"] = await token_texts(shim.router, info, ids)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.openai.calls.forms import FORMS
+from clients.openai.calls.ids import rename_calls
 from clients.openai.constraints import constraint_of
 from clients.openai.errors import ApiError, invalid, unsupported
 from clients.openai.model_forms import ModelForms
@@ -86,14 +87,13 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, for
     """The conversation through the model's chat template, in ids."""
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "a chat template writes the special tokens itself.")
-    messages = template_messages(request.messages)
+    messages = template_messages(request.messages, forms)
     continued = bool(request.continue_final_message)
     begun = forms.begun(request)
     if begun is not None:
         messages.append({"role": "assistant", "content": FORMS[forms.tools].prefix(begun)})
         continued = True
     if forms.channels:
-        _name_thinking(messages)
         made = constraint_of(request)
         if not continued and made is not None and made.kind != "structural_tag":
             messages.append({"role": "assistant", "content": ""})  # the channel of text: no other format has channels
@@ -120,13 +120,13 @@ def _name_thinking(messages: list[dict[str, Any]]) -> None:
             message["thinking"] = message["reasoning_content"]
 
 
-async def tokenize_source(router: Router, info: ModelInfo, request: TokenizeRequest) -> list[int]:
+async def tokenize_source(router: Router, info: ModelInfo, request: TokenizeRequest, forms: ModelForms) -> list[int]:
     """Ids of what POST /tokenize sent."""
     if request.prompt is not None:
         return await encode_text(router, info, request.prompt, request.add_special_tokens is not False)
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "a chat template writes the special tokens itself.")
-    messages = template_messages(request.messages or [])
+    messages = template_messages(request.messages or [], forms)
     parameters = template_parameters(
         request.tools or [],
         request.add_generation_prompt,
@@ -175,9 +175,16 @@ def tokenizer_of(info: ModelInfo) -> str:
     return info.tokenizer
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates know them: `developer` is the newer name of `system`, parts become one text."""
-    return [_template_message(message) for message in messages]
+def template_messages(messages: Sequence[Message], forms: ModelForms) -> list[dict[str, Any]]:
+    """Messages as chat templates know them: `developer` is the newer name of `system`, parts become one text, and calls
+    have the ids of their form."""
+    made = [_template_message(message) for message in messages]
+    form = FORMS.get(forms.tools)
+    if form is not None and form.ids is not None:
+        rename_calls(made, form.ids())
+    if forms.channels:
+        _name_thinking(made)
+    return made
 
 
 def _template_message(message: Message) -> dict[str, Any]:

@@ -201,15 +201,33 @@ def _content_text(content: Any, number: int) -> str:
     return "\n".join(texts)
 
 
+class _Arguments(dict[str, Any]):
+    """A call's arguments. Most templates write them out as an object; some add them to text, where they are
+    JSON."""
+
+    def __str__(self) -> str:
+        return _to_json(self)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
 def _checked_call(call: Any, number: int) -> Any:
-    """OpenAI's API carries a call's arguments as JSON text, templates read them as an object."""
+    """OpenAI's API carries a call's arguments as JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or "arguments" not in function:
         return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"messages[{number}].tool_calls holds arguments that are not JSON: {error}") from None
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"messages[{number}].tool_calls holds arguments that are not JSON: {error}") from None
+    if isinstance(arguments, Mapping):
+        arguments = _Arguments(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -122,6 +122,20 @@ def test_text_parts_and_json_arguments_reach_the_template_as_text_and_objects(fo
     )
 
 
+@pytest.mark.parametrize("given", [{"x": 1, "y": "é"}, '{"x": 1, "y": "é"}'], ids=["object", "text"])
+def test_arguments_are_an_object_and_text_where_they_are_added_to_text(given: Any) -> None:
+    """deepseek-ai/DeepSeek-V3.1's template writes `'<｜tool▁sep｜>' + tool['function']['arguments'] + '...'`."""
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls %}{{ call.function.arguments is mapping }} "
+        "{{ '<' + call['function']['arguments'] + '>' }} {{ call.function.arguments + '>' }} "
+        "{{ call.function.arguments }} {{ call.function.arguments.x }}{% endfor %}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "f", "arguments": given}}
+    text = ChatTemplate({"default": source}).render([{"role": "assistant", "tool_calls": [call]}])
+    json_text = '{"x": 1, "y": "é"}'
+    assert text == f"True <{json_text}> {json_text}> {json_text} 1"
+
+
 @pytest.mark.parametrize(
     ("messages", "says"),
     [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clients.openai.calls import sections
 from clients.openai.calls.blocks import DsmlParser, FunctionGemmaParser, GemmaParser, XmlParser
 from clients.openai.calls.harmony import HarmonyReader
+from clients.openai.calls.ids import Rename, nine_letters, numbered_functions
 from clients.openai.calls.pythonic import PythonParser
 from clients.openai.calls.sections import SectionParser
 from clients.openai.tools import HERMES_OPEN, HermesParser, LlamaParser, ToolParser
@@ -30,6 +31,7 @@ class Form:
     trigger: text that only calls begin with; "" where calls are the whole answer, and `first` is their first letter.
     special: the markers may be special tokens, which the engine must leave in the text.
     channels: an answer is messages, of which a call is one and the last.
+    ids: makes what turns the ids of a conversation's calls into those that the template has; None where it has any.
     """
 
     parser: Callable[[list[Tool]], ToolParser]
@@ -46,6 +48,7 @@ class Form:
     special: bool = False
     channels: bool = False
     number: str = _NUMBER
+    ids: Callable[[], Rename] | None = None
 
     @property
     def begun(self) -> bool:
@@ -75,7 +78,13 @@ def _xml(tools: list[Tool]) -> ToolParser:
     return XmlParser({tool.function.name: tool.function.parameters or {} for tool in tools})
 
 
-def _section(section: sections.Section, opening: str, closing: str, between: str = "") -> Form:
+def _section(
+    section: sections.Section,
+    opening: str,
+    closing: str,
+    between: str = "",
+    ids: Callable[[], Rename] | None = None,
+) -> Form:
     return Form(
         parser=lambda tools: SectionParser(section),
         opening=opening,
@@ -85,6 +94,7 @@ def _section(section: sections.Section, opening: str, closing: str, between: str
         between=between,
         trigger=section.begin,
         special=True,
+        ids=ids,
     )
 
 
@@ -132,7 +142,7 @@ FORMS: dict[str, Form] = {
         between=", ",
         first="[",
     ),
-    "mistral": _section(sections.MISTRAL, f"{_NAME}[ARGS]", "", "[TOOL_CALLS]"),
+    "mistral": _section(sections.MISTRAL, f"{_NAME}[ARGS]", "", "[TOOL_CALLS]", ids=nine_letters),
     "deepseek-v3": _section(
         sections.DEEPSEEK_V3,
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n",
@@ -167,5 +177,6 @@ FORMS: dict[str, Form] = {
         sections.KIMI_K2,
         f"<|tool_call_begin|>functions.{_NAME}:{_NUMBER}<|tool_call_argument_begin|>",
         "<|tool_call_end|>",
+        ids=numbered_functions,
     ),
 }

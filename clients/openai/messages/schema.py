@@ -130,17 +130,16 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
+    """budget_tokens: tokens after which thinking is closed for the model."""
+
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = Field(None, description="`omitted` leaves thinking out.")
 
     @model_validator(mode="after")
     def _check(self) -> Thinking:
-        if self.budget_tokens is not None:
-            raise unsupported(
-                "thinking.budget_tokens",
-                "thinking ends where the model ends it; send the type 'adaptive' without a budget.",
-            )
+        if self.budget_tokens is not None and self.type != "enabled":
+            raise invalid("thinking.budget_tokens", "`budget_tokens` belongs to the type 'enabled'.")
         if self.type == "between_tools":
             raise unsupported("thinking.type", "a model thinks where its chat template lets it; send 'adaptive'.")
         return self

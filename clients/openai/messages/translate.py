@@ -46,6 +46,7 @@ def chat_request(request: Conversation) -> ChatRequest:
     if request.thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": request.thinking.type != "disabled"}
         body["include_reasoning"] = request.thinking.display != "omitted"
+        body["thinking_token_budget"] = request.thinking.budget_tokens
     output = request.output_config or {}
     if output.get("effort") is not None:
         body["reasoning_effort"] = output["effort"]
@@ -96,11 +97,17 @@ def _user(turn: Turn) -> Iterator[dict[str, Any]]:
     texts = []
     for block in turn.content:
         if isinstance(block, ToolResultBlock):
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content or "")}
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
         elif isinstance(block, TextBlock):
             texts.append(block)
     if texts or not turn.content:
         yield {"role": "user", "content": _text(texts)}
+
+
+def _result(block: ToolResultBlock) -> str:
+    """What a tool gave. Chat templates have no mark for failure, so the text says it."""
+    text = _text(block.content or "")
+    return f"Error: {text}" if block.is_error and not text.lower().startswith("error") else text
 
 
 def _assistant(turn: Turn) -> dict[str, Any]:

@@ -189,7 +189,11 @@ class _Answer:
             "top_logprobs": request.top_logprobs or 0,
             "text": {"format": {"type": "text"}} | text,
             "tools": [tool.model_dump() for tool in request.tools or ()],
-            "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
+            "tool_choice": "auto"
+            if choice is None
+            else choice
+            if isinstance(choice, str)
+            else choice.model_dump(exclude_none=True),
             "truncation": "disabled",
             "background": False,
             "service_tier": "default",

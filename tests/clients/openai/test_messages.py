@@ -9,6 +9,8 @@ import anthropic
 import httpx
 import pytest
 
+from clients.openai.messages.schema import CountRequest
+from clients.openai.messages.translate import chat_request
 from tests.clients.conftest import Shim
 
 pytestmark = pytest.mark.xdist_group("openai")
@@ -189,6 +191,30 @@ def test_thinking_is_a_block_of_its_own(client: anthropic.Anthropic) -> None:
     assert [block.text.strip() for block in hidden.content] == ["The answer."]
 
 
+def test_thinking_ends_with_its_budget(client: anthropic.Anthropic) -> None:
+    message = client.messages.create(
+        model="demo",
+        max_tokens=1100,
+        extra_body={"temperature": 0.5, "seed": 1, "top_k": 5},
+        messages=[{"role": "user", "content": "How do I open a file?"}],
+        thinking={"type": "enabled", "budget_tokens": 4},
+        output_config={"format": {"type": "json_schema", "schema": {"enum": [1, 2]}}},
+    )
+    assert message.stop_reason == "end_turn"
+    assert message.content[-1].text in ("1", "2")
+    assert message.usage.output_tokens < 40, "the demo model does not end its thinking by itself"
+
+
+@pytest.mark.parametrize(("is_error", "told"), [(True, "Error: no city"), (False, "no city"), (None, "no city")])
+def test_a_tool_that_failed_says_so_to_the_model(is_error: bool | None, told: str) -> None:
+    use = {"type": "tool_use", "id": "toolu_1", "name": "get_time", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no city", "is_error": is_error}
+    request = CountRequest.model_validate(
+        {"model": "m", "messages": [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]}
+    )
+    assert [message.content for message in chat_request(request).messages] == ["", told]
+
+
 def test_models_are_listed_for_this_sdk_too(client: anthropic.Anthropic) -> None:
     assert [model.id for model in client.models.list()] == ["demo", "scripted"]
     model = client.models.retrieve("demo")
@@ -221,7 +247,7 @@ REFUSED = [
         "web_search",
     ),
     (
-        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "adaptive", "budget_tokens": 1024}},
         anthropic.BadRequestError,
         "invalid_request_error",
         "budget_tokens",

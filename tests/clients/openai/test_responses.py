@@ -132,6 +132,7 @@ def test_thinking_is_an_item_of_its_own(client: OpenAI) -> None:
 def test_tools_are_chosen_as_the_request_says(client: OpenAI) -> None:
     forced = ask(client, "say w", tools=[WEATHER], tool_choice={"type": "function", "name": "get_weather"})
     assert [(item.name, item.arguments) for item in forced.output] == [("get_weather", '{"city": "Oslo"}')]
+    assert forced.tool_choice.model_dump() == {"type": "function", "name": "get_weather"}, "as it was sent"
     both = ask(client, "say p", tools=[WEATHER, TIME])
     assert [item.name for item in both.output] == ["get_weather", "get_time"]
     one = ask(client, "say p", tools=[WEATHER, TIME], parallel_tool_calls=False)
