@@ -1,5 +1,5 @@
-"""The JavaScript SDKs and litellm, unchanged, against the shim and a real server. `make test-sdks` installs them under
-.cache/sdks; without it these are skipped."""
+"""The JavaScript SDKs, litellm and programs for agents, unchanged, against the shim and a real server.
+`make test-sdks` installs them under .cache/sdks; without it these are skipped."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.xdist_group("openai")
 HERE = Path(__file__).parent
 INSTALLED = HERE.parents[2] / ".cache" / "sdks"
 LITELLM = INSTALLED / "litellm" / "bin" / "python"
+AGENTS = INSTALLED / "agents" / "bin" / "python"
 
 
 def run(command: list[str], folder: Path, **more: str) -> None:
@@ -38,3 +39,10 @@ def test_an_sdk_for_javascript(shim: Shim, tmp_path: Path, name: str) -> None:
 @pytest.mark.skipif(not LITELLM.exists(), reason="make test-sdks installs litellm")
 def test_litellms_adapters(shim: Shim, tmp_path: Path) -> None:
     run([str(LITELLM), str(HERE / "litellm_calls.py"), shim.url], tmp_path, LITELLM_LOCAL_MODEL_COST_MAP="True")
+
+
+@pytest.mark.skipif(
+    not AGENTS.exists(), reason="make test-sdks installs instructor, langchain, pydantic-ai and openai-agents"
+)
+def test_programs_for_agents_and_structured_answers(shim: Shim, tmp_path: Path) -> None:
+    run([str(AGENTS), str(HERE / "agents_calls.py"), shim.url], tmp_path)
