@@ -26,7 +26,8 @@ HELP = """\
 /save FILE         write the conversation: FILE.md as text, any other as JSON with the messages of the API
 /help, /quit
 
-Enter sends; Alt-Enter makes a further line; the arrow keys and Ctrl-R find what you typed before."""
+Enter sends; Alt-Enter makes a further line; the arrow keys and Ctrl-R find what you typed before.
+Ctrl-C ends an answer, takes back a line that you type, and leaves on an empty line."""
 COMMANDS = ("/system", "/params", "/history", "/clear", "/retry", "/save", "/help", "/quit")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
@@ -21,8 +22,11 @@ def editor(
     file: Path, commands: Sequence[str], input: Input | None = None, output: Output | None = None
 ) -> Callable[[], str]:
     """A function that reads what the user types. Enter sends it; Alt-Enter, or a paste, makes a further line; arrows go
-    through what was typed before, in earlier sessions too (`file`); Ctrl-R searches it; Tab completes `commands`. It
-    raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C."""
+    through what was typed before, in earlier sessions too (`file`); Ctrl-R searches it; Tab completes `commands`.
+    Ctrl-C takes back what was typed.
+
+    It raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C on an empty line.
+    """
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -32,6 +36,10 @@ def editor(
     @keys.add("escape", "enter")
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c", filter=Condition(lambda: bool(session.default_buffer.text)))
+    def _take_back(event: KeyPressEvent) -> None:
+        event.current_buffer.reset()
 
     session: PromptSession[str] = PromptSession(
         _PROMPT,

@@ -8,24 +8,33 @@ const FIELDS = [
   { group: "Sampling", open: true },
   { id: "temperature", kind: "number", min: 0, max: 2, step: 0.1, start: "0.7", help: "0 always takes the likeliest token" },
   { id: "max_tokens", label: "Longest answer, tokens", field: "max_completion_tokens", kind: "number", min: 1, step: 1, start: "1024" },
-  { id: "top_p", label: "Top p", kind: "number", min: 0.01, max: 1, step: 0.01, help: "the likeliest tokens that together have this probability" },
-  { id: "top_k", label: "Top k", kind: "number", min: 0, step: 1, help: "the so many likeliest tokens; 0 is all" },
-  { id: "min_p", label: "Min p", kind: "number", min: 0, max: 1, step: 0.01, help: "no token less likely than this part of the likeliest" },
+  { id: "top_p", label: "Top p", kind: "number", min: 0.01, max: 1, step: 0.01, help: "draws from the likeliest tokens that together have this probability" },
+  { id: "top_k", label: "Top k", kind: "number", min: 0, step: 1, help: "draws from this many of the likeliest tokens; 0 is all" },
+  { id: "min_p", label: "Min p", kind: "number", min: 0, max: 1, step: 0.01, help: "leaves out tokens less likely than this share of the likeliest" },
   { id: "seed", kind: "number", step: 1, hint: "random" },
   { id: "stop", label: "Stop texts, one a line", kind: "area", rows: 2, read: lines },
+  { id: "include_stop_str_in_output", label: "Keep the stop text in the answer", kind: "check" },
   { group: "Penalties and lengths" },
   { id: "presence_penalty", label: "Presence penalty", kind: "number", min: -2, max: 2, step: 0.1 },
   { id: "frequency_penalty", label: "Frequency penalty", kind: "number", min: -2, max: 2, step: 0.1 },
   { id: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 100, step: 0.05 },
   { id: "min_tokens", label: "Shortest answer, tokens", kind: "number", min: 0, step: 1 },
   { id: "ignore_eos", label: "Go on past the end token", kind: "check" },
+  { group: "Words and tokens" },
+  { id: "bad_words", label: "Forbidden texts, one a line", kind: "area", rows: 2, read: lines },
+  { id: "logit_bias", label: "Biases, token id to number (JSON)", kind: "area", rows: 2, hint: '{"42": -5}', read: json("The biases") },
+  { id: "allowed_token_ids", label: "Only these token ids", kind: "text", hint: "all", read: ids("The allowed token ids") },
+  { id: "stop_token_ids", label: "Stop at these token ids", kind: "text", hint: "1, 2", read: ids("The stop token ids") },
+  { id: "show_special", label: "Show special tokens", kind: "check", read: () => ({ skip_special_tokens: false }) },
   { group: "Form of the answer" },
   { id: "thinking", label: "Thinking", kind: "choice", choices: { "": "As the model does", true: "On", false: "Off" }, read: thinking },
+  { id: "thinking_token_budget", label: "Longest thinking, tokens", kind: "number", min: 0, step: 1 },
+  { id: "reasoning_effort", label: "Reasoning effort", kind: "text", hint: "low, medium or high, where the model knows it" },
   { id: "response_format", label: "JSON schema, or json_object", kind: "area", rows: 3, read: format },
   { id: "tools", label: "Tools (JSON list)", kind: "area", rows: 3, read: json("Tools") },
   { id: "logprobs", label: "Colour tokens by probability", kind: "check", read: () => ({ logprobs: true, top_logprobs: 5 }) },
   { group: "More" },
-  { id: "more", label: "Further fields (JSON object)", kind: "area", rows: 3, hint: '{"logit_bias": {"42": -5}}', read: (text) => json("Further fields")(text, true) },
+  { id: "more", label: "Further fields (JSON object)", kind: "area", rows: 3, hint: '{"priority": 1}', read: (text) => json("Further fields")(text, true) },
 ];
 const REAL = FIELDS.filter((field) => field.id);
 
@@ -50,6 +59,13 @@ function lines(text) {
   return text.split("\n").filter(Boolean);
 }
 
+function ids(name) {
+  return (text) => text.split(/[\s,]+/).filter(Boolean).map((word) => {
+    if (!/^\d+$/.test(word)) throw new Error(`${name} under Settings are whole numbers; ${word} is none.`);
+    return Number(word);
+  });
+}
+
 function thinking(text) {
   return { chat_template_kwargs: { enable_thinking: text === "true" } };
 }
@@ -60,7 +76,7 @@ function format(text) {
 }
 
 /** Which readers return fields by their names, to be spread into the request. */
-const SPREAD = new Set(["thinking", "logprobs", "more"]);
+const SPREAD = new Set(["thinking", "logprobs", "show_special", "more"]);
 
 /** Write the form, with what was set before. `onkey` is called when the API key has changed. */
 export function drawSettings(onkey) {
@@ -100,6 +116,7 @@ function inputOf(field) {
   if (field.kind === "choice") {
     return make("select", { id: field.id }, ...Object.entries(field.choices).map(([value, text]) => new Option(text, value)));
   }
+  if (field.kind === "text") return make("input", { ...shared, type: "text", autocomplete: "off", spellcheck: "false" });
   return make("input", { ...shared, type: "number", min: field.min, max: field.max, step: field.step });
 }
 

@@ -73,7 +73,7 @@ def serve(options: launcher.Options, console: Console) -> int:
         replacement.start()  # an instance that dies in the first load would have the server wait for ever
         bars.show(process, options)
         if process.poll() is None:
-            _greet(options, console)
+            greet(options, console)
         status = process.wait()
         replacement.close()
         guardian.wait()
@@ -205,9 +205,11 @@ def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[byt
     signal.signal(signal.SIGTERM, forward)
 
 
-def _greet(options: launcher.Options, console: Console) -> None:
+def greet(options: launcher.Options, console: Console) -> None:
+    """Say where the server answers, in one line."""
     host = "localhost" if options.own_address == "127.0.0.1" else options.host
     metrics = f"metrics http://{host}:{options.metrics_port}/metrics  " if options.metrics_port else ""
     console.print(
-        f"ready: HTTP http://{host}:{options.http_port}  gRPC {host}:{options.grpc_port}  {metrics}(Ctrl-C stops)"
+        f"ready: HTTP http://{host}:{options.http_port}  gRPC {host}:{options.grpc_port}  {metrics}(Ctrl-C stops)",
+        soft_wrap=True,
     )

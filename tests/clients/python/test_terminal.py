@@ -91,12 +91,14 @@ def test_a_typed_line_is_edited_has_several_lines_and_is_found_again(tmp_path: P
             (f"Helo{left}l\r", "Hello"),
             (f"one{alt_enter}two\r", "one\ntwo"),
             ("\x1b[200~pasted\nlines\x1b[201~\r", "pasted\nlines"),
+            ("not this\x03but this\r", "but this"),
         ):
             keys.send_text(typed)
             assert read() == got
-        keys.send_text("\x04")
-        with pytest.raises(EOFError):
-            read()
+        for typed, raised in (("\x04", EOFError), ("\x03", KeyboardInterrupt)):
+            keys.send_text(typed)
+            with pytest.raises(raised):
+                read()
     assert file.stat().st_mode & 0o777 == 0o600
     with create_pipe_input() as keys:  # another session
         keys.send_text(f"Hel{up}\r")

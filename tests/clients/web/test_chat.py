@@ -13,6 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from clients.openai.schema import ChatRequest
 from tests.clients.web.stand_in import StandIn, pieces
 
 MARKDOWN = """A **queue** hands items from one thread to another. `queue.Queue` locks for you:
@@ -251,7 +252,7 @@ def test_calls_are_shown_and_take_their_results(chat: Page, stand_in: StandIn) -
 
 def test_every_field_is_sent_and_remembered(chat: Page, stand_in: StandIn) -> None:
     chat.click("#open-settings")
-    for name in ("Penalties and lengths", "Form of the answer", "More"):
+    for name in ("Penalties and lengths", "Words and tokens", "Form of the answer", "More"):
         chat.get_by_text(name, exact=True).click()
     numbers = {
         "temperature": 0.5,
@@ -261,6 +262,7 @@ def test_every_field_is_sent_and_remembered(chat: Page, stand_in: StandIn) -> No
         "seed": 7,
         "max_tokens": 99,
         "min_tokens": 2,
+        "thinking_token_budget": 50,
     }
     numbers |= {"presence_penalty": 0.1, "frequency_penalty": -0.1, "repetition_penalty": 1.1}
     for name, value in numbers.items():
@@ -269,7 +271,14 @@ def test_every_field_is_sent_and_remembered(chat: Page, stand_in: StandIn) -> No
     chat.fill("#stop", "END\n###")
     chat.fill("#response_format", '{"type": "object"}')
     chat.fill("#tools", '[{"type": "function", "function": {"name": "f"}}]')
-    chat.fill("#more", '{"logit_bias": {"42": -5}}')
+    chat.fill("#bad_words", "no\nnever")
+    chat.fill("#logit_bias", '{"42": -5}')
+    chat.fill("#allowed_token_ids", "1, 2 42")
+    chat.fill("#stop_token_ids", "2")
+    chat.fill("#reasoning_effort", "low")
+    for name in ("include_stop_str_in_output", "show_special"):
+        chat.check(f"#{name}")
+    chat.fill("#more", '{"priority": 3}')
     chat.select_option("#thinking", "false")
     chat.check("#ignore_eos")
     chat.reload()
@@ -282,13 +291,28 @@ def test_every_field_is_sent_and_remembered(chat: Page, stand_in: StandIn) -> No
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert body["tools"][0]["function"] == {"name": "f"}
     assert body["logit_bias"] == {"42": -5}
+    assert (body["bad_words"], body["allowed_token_ids"], body["stop_token_ids"]) == (["no", "never"], [1, 2, 42], [2])
+    assert (body["reasoning_effort"], body["priority"]) == ("low", 3)
+    assert (body["include_stop_str_in_output"], body["skip_special_tokens"]) == (True, False)
+    left_out = {"n", "stream", "stream_options", "top_logprobs", "logprobs", "include_reasoning"}
+    assert set(body) - left_out <= set(ChatRequest.model_fields), "every field is one of the API's"
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert body["ignore_eos"] is True
+    chat.get_by_text("Words and tokens", exact=True).click()
+    chat.fill("#stop_token_ids", "2, two")
+    chat.fill("#text", "Two.")
+    chat.press("#text", "Enter")
+    expect(chat.locator(".error[role=alert]")).to_contain_text(
+        "The stop token ids under Settings are whole numbers; two"
+    )
+    chat.fill("#stop_token_ids", "")
     chat.get_by_text("More", exact=True).click()
     chat.fill("#more", "[")
     chat.fill("#text", "Two.")
     chat.press("#text", "Enter")
-    expect(chat.locator(".error[role=alert]")).to_contain_text("Further fields under Settings cannot be read as JSON")
+    expect(chat.locator(".error[role=alert]").last).to_contain_text(
+        "Further fields under Settings cannot be read as JSON"
+    )
     expect(chat.locator("#text")).to_have_value("Two.")
     chat.click("#reset")
     assert chat.input_value("#more") == ""

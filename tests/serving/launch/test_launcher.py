@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import socket
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from engine.serving.launch import catalog, launcher, repository, serve_loop
 from engine.serving.link.messages import Progress
@@ -31,6 +33,14 @@ def test_a_metrics_port_of_0_is_none(tmp_path: Path) -> None:
     words = launcher.command(launcher.embedded_server(tmp_path), options)
     assert "--allow-metrics=false" in words
     assert not any(word.startswith("--metrics") for word in words)
+
+
+def test_where_the_server_answers_is_one_line_in_a_narrow_log_too(tmp_path: Path) -> None:
+    log = io.StringIO()
+    serve_loop.greet(launcher.Options(repository=tmp_path), Console(file=log, width=40))
+    (line,) = log.getvalue().splitlines()
+    assert line.startswith("ready: HTTP http://")
+    assert line.endswith(":8002/metrics  (Ctrl-C stops)")
 
 
 def test_backend_folder_is_assembled_once(tmp_path: Path) -> None:
