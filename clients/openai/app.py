@@ -54,6 +54,7 @@ _PROMPT_FIELDS = {
     "/v1/chat/completions": "messages",
     "/v1/messages": "messages",
     "/v1/responses": "input",
+    "/v1/responses/input_tokens": "input",
     "/v1/messages/count_tokens": "messages",
     "/detokenize": "tokens",
 }

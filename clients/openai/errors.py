@@ -143,6 +143,11 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"`{param}` is not supported: {why}", param=param, code="unsupported_parameter")
 
 
+def unsupported_in(param: str, what: str) -> ApiError:
+    """A part of a field that is honoured otherwise."""
+    return ApiError(400, f"`{param}` holds what is not supported: {what}", param=param, code="unsupported_parameter")
+
+
 def invalid(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="invalid_value")
 

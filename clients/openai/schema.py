@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from clients.openai.body import List, Strict, Text
 from clients.openai.constraints import constraint_of
-from clients.openai.errors import invalid, unsupported
+from clients.openai.errors import invalid, unsupported, unsupported_in
 from clients.openai.predicted import Prediction
 from engine.text.chat_template import MAX_SOURCE
 from engine.types import (
@@ -252,7 +252,7 @@ class TextPart(Strict):
     @model_validator(mode="after")
     def _refuse(self) -> TextPart:
         if self.type not in ("text", "refusal"):
-            raise unsupported("messages", f"a content part of type {self.type!r}; the models served here read text.")
+            raise unsupported_in("messages", f"a content part of type {self.type!r}; the models served here read text.")
         if (self.text if self.type == "text" else self.refusal) is None:
             raise invalid("messages", f"a content part of type {self.type!r} needs the field {self.type!r}.")
         return self
@@ -294,7 +294,7 @@ class Message(Strict):
         if self.function_call is not None:
             raise unsupported("messages", "`function_call` is the deprecated form; send `tool_calls`.")
         if self.audio is not None or self.annotations:
-            raise unsupported("messages", "audio and annotations; the models served here read text.")
+            raise unsupported_in("messages", "audio and annotations; the models served here read text.")
         if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal)):
             raise invalid("messages", f"a {self.role} message needs `content`.")
         if self.role != "assistant" and (self.tool_calls or self.thinking or self.refusal):

@@ -6,6 +6,7 @@ const EXAMPLES = {
   "/v1/chat/completions": { messages: [{ role: "user", content: "How do I open a file?" }], max_tokens: 64, temperature: 0, stream: true },
   "/v1/completions": { prompt: "The queue module implements", max_tokens: 32, temperature: 0 },
   "/v1/responses": { input: "How do I open a file?", max_output_tokens: 64, temperature: 0 },
+  "/v1/responses/input_tokens": { input: "How do I open a file?" },
   "/v1/messages": { messages: [{ role: "user", content: "How do I open a file?" }], max_tokens: 64 },
   "/v1/messages/count_tokens": { messages: [{ role: "user", content: "How do I open a file?" }] },
   "/tokenize": { prompt: "The queue module implements" },

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from clients.openai.calls.forms import FORMS, Form
-from clients.openai.errors import invalid, unsupported
+from clients.openai.errors import invalid, unsupported_in
 from engine.types import MAX_CONSTRAINT_BYTES, Constraint
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def calls_or_text(tools: list[Tool], form: str, content: Constraint | None) -> C
     _check(tools, made)
     if content is not None:
         if content.kind != "json" or not made.trigger:  # other calls begin as JSON does
-            raise unsupported(
+            raise unsupported_in(
                 "tools", "strict tools beside a format of the answer; a JSON schema goes with calls that have a marker."
             )
         schema = json.loads(content.text)
@@ -103,7 +103,7 @@ def _thoughts(*channels: str) -> Format:
 def _check(tools: list[Tool], made: Form) -> None:
     for tool in tools:
         if made.style == "python" and not all(part.isidentifier() for part in tool.function.name.split(".")):
-            raise unsupported(
+            raise unsupported_in(
                 "tools", f"{tool.function.name!r} is no name in Python, in which this model writes its calls."
             )
 

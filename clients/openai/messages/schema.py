@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from clients.openai.body import List, Strict
-from clients.openai.errors import invalid, unsupported
+from clients.openai.errors import invalid, unsupported, unsupported_in
 from clients.openai.schema import Stops, Unit
 
 # Prefixes are cached whether a request marks them or not, so a mark is taken as it is.
@@ -62,7 +62,7 @@ class OtherBlock(Strict):
 
     @model_validator(mode="after")
     def _refuse(self) -> OtherBlock:
-        raise unsupported("messages", f"a content block of type {self.type!r}; the models served here read text.")
+        raise unsupported_in("messages", f"a content block of type {self.type!r}; the models served here read text.")
 
 
 _READ = frozenset({"text", "thinking", "tool_use", "tool_result"})
@@ -111,7 +111,9 @@ class ToolSpec(Strict):
     @model_validator(mode="after")
     def _check(self) -> ToolSpec:
         if self.type not in (None, "custom"):
-            raise unsupported("tools", f"type {self.type!r} is a tool of Anthropic's; tools here are the client's own.")
+            raise unsupported_in(
+                "tools", f"type {self.type!r} is a tool of Anthropic's; tools here are the client's own."
+            )
         if self.input_schema is None:
             raise invalid("tools", f"the tool {self.name!r} needs `input_schema`.")
         return self

@@ -13,9 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from clients.openai.chat import ChatCall, Choice, Message
+from clients.openai.deadline import Deadline
 from clients.openai.encode import json_response
 from clients.openai.errors import ApiError, invalid, unsupported
 from clients.openai.logprobs import chat_logprobs
+from clients.openai.model_forms import ModelForms
+from clients.openai.prompts import chat_source
 from clients.openai.responses.items import Event, Items
 from clients.openai.responses.schema import ResponsesRequest
 from clients.openai.responses.store import ResponseStore, Stored
@@ -34,9 +37,7 @@ async def create_response(shim: Shim, store: ResponseStore, http: Request, reque
     trace.user = request.safety_identifier or request.user or "-"
     if request.store and not store.most:
         raise unsupported("store", "this server was started with --stored-responses 0.")
-    earlier: list[ChatMessage] = []
-    if request.previous_response_id is not None:
-        earlier = (await find(shim, store, http, request.previous_response_id)).messages
+    earlier = await _earlier(shim, store, http, request)
     call = ChatCall(shim, chat_request(request, earlier), trace, Choice)
     answer = _Answer(call, store, request, earlier, owner(shim, trace))
     if request.stream:
@@ -46,12 +47,28 @@ async def create_response(shim: Shim, store: ResponseStore, http: Request, reque
     return json_response(body)
 
 
-async def find(shim: Shim, store: ResponseStore, http: Request, response_id: str) -> Stored:
+async def count_input(shim: Shim, store: ResponseStore, http: Request, request: ResponsesRequest) -> Response:
+    """How many tokens the conversation takes of a context. Raises ApiError, BackendError."""
+    chat = chat_request(request, await _earlier(shim, store, http, request))
+    info = shim.router.model(chat.model)
+    deadline = Deadline.of(None, shim.config.request_timeout_s)
+    async with connected(http.receive):
+        source = await deadline.kept(chat_source(shim.router, info, chat, ModelForms.of(shim.config, info)))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(source.prompt.ids or ())})
+
+
+async def _earlier(shim: Shim, store: ResponseStore, http: Request, request: ResponsesRequest) -> list[ChatMessage]:
+    if request.previous_response_id is None:
+        return []
+    return (await find(shim, store, http, request.previous_response_id, "previous_response_id")).messages
+
+
+async def find(shim: Shim, store: ResponseStore, http: Request, response_id: str, param: str = "response_id") -> Stored:
     """Raises ApiError 404 when the caller has no such response, or has it no more."""
     stored = await store.get(response_id, owner(shim, trace_of(http)))
     if stored is None:
         sentence = f"No response with the id `{response_id}` is kept here: the last {store.most} of them are."
-        raise ApiError(404, sentence, param="previous_response_id", code="previous_response_not_found")
+        raise ApiError(404, sentence, param=param, code="previous_response_not_found")
     return stored
 
 

@@ -26,6 +26,11 @@ class ResponseAnswer(Answer):
     usage: ResponseUsage
 
 
+class InputTokensAnswer(Answer):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class DeletedAnswer(Answer):
     id: str
     object: Literal["response"]

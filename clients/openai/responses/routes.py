@@ -10,8 +10,8 @@ from starlette.responses import Response
 from clients.openai.answers import ERRORS, STREAMED_BY_NAME
 from clients.openai.encode import json_response
 from clients.openai.errors import ApiError
-from clients.openai.responses.answer import create_response, find, owner, page_of
-from clients.openai.responses.answers import DeletedAnswer, ItemsAnswer, ResponseAnswer
+from clients.openai.responses.answer import count_input, create_response, find, owner, page_of
+from clients.openai.responses.answers import DeletedAnswer, InputTokensAnswer, ItemsAnswer, ResponseAnswer
 from clients.openai.responses.schema import ResponsesRequest
 from clients.openai.responses.store import ResponseStore
 from clients.openai.shim import Shim
@@ -22,6 +22,10 @@ def add(app: FastAPI, shim: Shim, store: ResponseStore) -> None:
     @app.post("/v1/responses", response_model=ResponseAnswer, responses=STREAMED_BY_NAME, tags=["responses"])
     async def responses(http: Request, body: ResponsesRequest) -> Response:
         return await create_response(shim, store, http, body)
+
+    @app.post("/v1/responses/input_tokens", response_model=InputTokensAnswer, responses=ERRORS, tags=["responses"])
+    async def input_tokens(http: Request, body: ResponsesRequest) -> Response:
+        return await count_input(shim, store, http, body)
 
     @app.get("/v1/responses/{response_id}", response_model=ResponseAnswer, responses=ERRORS, tags=["responses"])
     async def response(http: Request, response_id: str, stream: bool = False) -> Response:

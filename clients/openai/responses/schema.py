@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from clients.openai.body import List, Strict, Text
-from clients.openai.errors import invalid, unsupported
+from clients.openai.errors import invalid, unsupported, unsupported_in
 
 LOGPROBS = "message.output_text.logprobs"
 # Thinking goes out as it is, so there is nothing that a client would need encrypted.
@@ -26,7 +26,7 @@ class Part(Strict):
     @model_validator(mode="after")
     def _check(self) -> Part:
         if self.type not in ("input_text", "output_text", "text", "refusal"):
-            raise unsupported("input", f"a content part of type {self.type!r}; the models served here read text.")
+            raise unsupported_in("input", f"a content part of type {self.type!r}; the models served here read text.")
         if self.words is None:
             raise invalid("input", f"a content part of type {self.type!r} needs its text.")
         return self
@@ -79,7 +79,7 @@ class ReasoningItem(Strict):
     @model_validator(mode="after")
     def _refuse(self) -> ReasoningItem:
         if self.encrypted_content:
-            raise unsupported("input", "encrypted reasoning: this server encrypts none and reads none.")
+            raise unsupported_in("input", "encrypted reasoning: this server encrypts none and reads none.")
         return self
 
 
@@ -90,7 +90,7 @@ class OtherItem(Strict):
 
     @model_validator(mode="after")
     def _refuse(self) -> OtherItem:
-        raise unsupported(
+        raise unsupported_in(
             "input", f"an item of type {self.type!r}; messages, function calls, their outputs and reasoning are read."
         )
 
@@ -123,7 +123,7 @@ class FunctionTool(Strict):
     @model_validator(mode="after")
     def _check(self) -> FunctionTool:
         if self.type != "function":
-            raise unsupported("tools", f"type {self.type!r}; functions of the client's own are the tools here.")
+            raise unsupported_in("tools", f"type {self.type!r}; functions of the client's own are the tools here.")
         if self.name is None:
             raise invalid("tools", "a function needs `name`.")
         return self
@@ -246,7 +246,7 @@ class ResponsesRequest(Strict):
                 raise unsupported(name, why)
         for name in self.include or ():
             if name not in _INCLUDED:
-                raise unsupported(
+                raise unsupported_in(
                     "include", f"{name!r}: the tools here are the client's own, and text is all there is."
                 )
         if self.stream_options is not None and not self.stream:

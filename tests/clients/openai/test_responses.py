@@ -115,6 +115,16 @@ def test_what_is_kept_can_be_read_and_deleted(client: OpenAI) -> None:
         ask(client, "say h", previous_response_id=unkept.id)
 
 
+def test_input_tokens_are_counted_as_they_are_charged(client: OpenAI) -> None:
+    first = ask(client, "say h", instructions="Be brief.", tools=[WEATHER])
+    counted = client.responses.input_tokens.count(
+        model="scripted", input="say h", instructions="Be brief.", tools=[WEATHER]
+    )
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+    more = client.responses.input_tokens.count(model="scripted", input="say h", previous_response_id=first.id)
+    assert more.input_tokens == ask(client, "say h", previous_response_id=first.id).usage.input_tokens
+
+
 def test_thinking_is_an_item_of_its_own(client: OpenAI) -> None:
     whole = ask(client, "say t")
     events = list(ask(client, "say t", stream=True))

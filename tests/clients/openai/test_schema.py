@@ -140,6 +140,12 @@ def test_chat_refuses_by_name(fields: dict[str, Any], param: str) -> None:
     assert len(error.message) > 20
 
 
+def test_an_image_is_what_is_refused_and_not_the_messages() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    said = refusal(ChatRequest, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}, image]}]).message
+    assert said.startswith("`messages` holds what is not supported: a content part of type 'image_url'")
+
+
 @pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
 @pytest.mark.parametrize(
     ("last", "more"),
