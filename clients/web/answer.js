@@ -61,7 +61,7 @@ function take(node, { delta, logprobs }) {
 
 // Of what came at once the rate says nothing.
 const LEAST_TIMED_S = 0.05;
-const FINISH = { length: "cut off: longest answer reached", tool_calls: "calls a tool" };
+const FINISH = { stop: "", length: "cut off: longest answer reached", tool_calls: "calls a tool" };
 
 function facts(clock, usage, finish) {
   const found = [`first token ${(clock.first - clock.started).toFixed(0)} ms`];
@@ -72,6 +72,6 @@ function facts(clock, usage, finish) {
     if (tokens > 1 && seconds >= LEAST_TIMED_S) found.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
     found.push(`prompt ${usage.prompt_tokens}, ${usage.prompt_tokens_details?.cached_tokens ?? 0} from cache`);
   }
-  if (finish) found.push(FINISH[finish] || finish);
-  return found.join(" · ");
+  if (finish) found.push(FINISH[finish] ?? finish);
+  return found.filter(Boolean).join(" · ");
 }

@@ -12,6 +12,7 @@ import { sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 import { addNode, branchOff, choose, newConversation, openCalls, path, removeLeaf, siblings, toMessages } from "./tree.js";
 
+const withMouse = matchMedia("(hover: hover)"); // a phone's keyboard would cover what is shown
 const HINTS = ["What does a list hold?", "How do I open a file?", "What is a thread?"];
 
 let conversations = []; // those with messages, the newest first
@@ -270,10 +271,15 @@ $("text").addEventListener("keydown", (event) => {
     actions.edit(lastOf("user"));
   }
 });
+function ask(hint) {
+  say(hint);
+  if (withMouse.matches) $("text").focus(); // the button is gone
+}
+
 $("stop-button").addEventListener("click", () => live.get(current.id)?.controller.abort());
 $("clear").addEventListener("click", fresh);
 $("model").addEventListener("change", () => localStorage.setItem("model", $("model").value));
-$("hints").append(...HINTS.map((hint) => make("li", {}, make("button", { type: "button", onclick: () => say(hint) }, hint))));
+$("hints").append(...HINTS.map((hint) => make("li", {}, make("button", { type: "button", onclick: () => ask(hint) }, hint))));
 
 const { closeOnPhone, openSidebar, closePanels } = panels();
 listen([
@@ -309,5 +315,5 @@ if (!store.isKept()) toast("This browser keeps nothing for this page: conversati
 const before = conversations.find((one) => one.id === sessionStorage.getItem("current"));
 if (before && !path(current).length) show(before);
 else draw();
-if (matchMedia("(hover: hover)").matches && document.activeElement === document.body) $("text").focus();
+if (withMouse.matches && document.activeElement === document.body) $("text").focus();
 watch();

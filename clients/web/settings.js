@@ -29,7 +29,7 @@ const FIELDS = [
   { group: "Form of the answer" },
   { id: "thinking", label: "Thinking", kind: "choice", choices: { "": "As the model does", true: "On", false: "Off" }, read: thinking },
   { id: "thinking_token_budget", label: "Longest thinking, tokens", kind: "number", min: 0, step: 1 },
-  { id: "reasoning_effort", label: "Reasoning effort", kind: "text", hint: "low, medium or high, where the model knows it" },
+  { id: "reasoning_effort", label: "Reasoning effort", kind: "text", hint: "low, medium, high", help: "a variable of the chat template, where it knows it" },
   { id: "response_format", label: "JSON schema, or json_object", kind: "area", rows: 3, read: format },
   { id: "tools", label: "Tools (JSON list)", kind: "area", rows: 3, read: json("Tools") },
   { id: "logprobs", label: "Colour tokens by probability", kind: "check", read: () => ({ logprobs: true, top_logprobs: 5 }) },

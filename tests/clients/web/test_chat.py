@@ -250,6 +250,16 @@ def test_calls_are_shown_and_take_their_results(chat: Page, stand_in: StandIn) -
     assert sent[2] == {"role": "tool", "tool_call_id": "c1", "content": "20 degrees"}
 
 
+def test_an_example_is_asked_by_a_click_and_the_keyboard_goes_on(chat: Page, stand_in: StandIn) -> None:
+    chat.get_by_role("button", name="What is a thread?").click()
+    expect(chat.locator(".message.assistant .what")).to_have_text("You said: What is a thread?")
+    expect(chat.locator("#text")).to_be_focused()
+    said, answer = chat.locator(".message.user .what").bounding_box(), chat.locator(".message.assistant").bounding_box()
+    assert said is not None
+    assert answer is not None
+    assert answer["y"] - said["y"] - said["height"] < 40, "no empty line between a message and its answer"
+
+
 def test_every_field_is_sent_and_remembered(chat: Page, stand_in: StandIn) -> None:
     chat.click("#open-settings")
     for name in ("Penalties and lengths", "Words and tokens", "Form of the answer", "More"):

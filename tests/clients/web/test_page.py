@@ -42,7 +42,7 @@ def test_an_answer_is_streamed_into_the_page(page: Page, shim: Shim) -> None:
     say(page, "h")
     answer = page.locator(".message.assistant")
     expect(answer.locator(".what")).to_have_text(HELLO)
-    expect(answer.locator(".facts")).to_contain_text(re.compile(r"first token \d+ ms .* 6 tokens .* stop"))
+    expect(answer.locator(".facts")).to_contain_text(re.compile(r"^first token \d+ ms · 6 tokens .*from cache$"))
     expect(page.locator(".message.user .what")).to_have_text("h")
     say(page, "h")
     expect(page.locator(".message.assistant")).to_have_count(2)

@@ -27,7 +27,12 @@ def test_the_page_as_the_documentation_shows_it(
     folder: Path = request.config.getoption("--screenshots") or tmp_path
     scheme, width, height = PICTURES[name]
     running = StandIn(ANSWERS)
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,  # type: ignore[arg-type]
+        has_touch=width < 500,
+        is_mobile=width < 500,
+    )
     try:
         page = context.new_page()
         page.goto(running.url)
