@@ -30,10 +30,12 @@ def serve(config: ShimConfig, log_level: str = "info") -> None:
     """Serve until SIGTERM or SIGINT, then let open requests end. Raises OSError when the port is taken, ValueError when
     the files for TLS cannot be used."""
     _check_tls(config)
+    _bind(config, shared=False).close()  # a port that somebody else listens on is noticed here
+    _begin_log(log_level)
+    log.info(addresses(config))
     if config.workers == 1:
         _work(config, log_level, None)
         return
-    _bind(config, shared=False).close()  # a port that somebody else listens on is noticed here
     folder = tempfile.mkdtemp(prefix="nereid-openai-")
     # prometheus_client reads this when a worker imports it; the workers' files in it add up to one page.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
@@ -41,6 +43,20 @@ def serve(config: ShimConfig, log_level: str = "info") -> None:
         _supervise(config, log_level, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def addresses(config: ShimConfig) -> str:
+    """Where a client and a browser of this machine find what is served."""
+    host = {"0.0.0.0": "localhost", "127.0.0.1": "localhost", "::": "localhost"}.get(config.host, config.host)
+    scheme = "http" if config.tls_certificate is None else "https"
+    base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
+    page = f", the chat page at {base}/, calls to try at {base}/docs" if config.web else ""
+    return f"the API is at {base}/v1{page}"
+
+
+def _begin_log(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def _check_tls(config: ShimConfig) -> None:
@@ -79,8 +95,7 @@ def _work(config: ShimConfig, log_level: str, metrics_folder: str | None) -> Non
     listener.listen(_BACKLOG)
     from clients.openai.app import create_app  # imports prometheus_client: the folder must be set before
 
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    _begin_log(log_level)
     app = create_app(config, metrics_folder)
     heap.freeze()
     settings = uvicorn.Config(

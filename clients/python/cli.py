@@ -172,7 +172,7 @@ def _require_ready(ready: bool, url: str, model: str) -> None:
 
 
 def _failure(sentence: str) -> typer.Exit:
-    Console(stderr=True).print(f"[red]error:[/] {escape(sentence)}", highlight=False)
+    Console(stderr=True).print(f"[red]error:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
     return typer.Exit(1)
 
 

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import ssl
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import psutil
 import pytest
 
+from clients.openai.config import ShimConfig
+from clients.openai.workers import addresses
 from tests.clients.conftest import Shim
 
 pytestmark = pytest.mark.xdist_group("openai")
 
 BODY = {"model": "demo", "prompt": "def", "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "base"),
+    [
+        ({}, "http://localhost:9000"),
+        ({"host": "0.0.0.0", "port": 80}, "http://localhost:80"),
+        ({"host": "10.0.0.5", "tls_certificate": "c.pem", "tls_key": "k.pem"}, "https://10.0.0.5:9000"),
+        ({"host": "fe80::1"}, "http://[fe80::1]:9000"),
+    ],
+)
+def test_where_everything_is_can_be_clicked(settings: dict[str, Any], base: str) -> None:
+    said = addresses(ShimConfig(**settings))
+    assert re.findall(r"https?://[^\s,]+", said) == [f"{base}/v1", f"{base}/", f"{base}/docs"]
+    assert re.findall(r"https?://[^\s,]+", addresses(ShimConfig(**settings, web=False))) == [f"{base}/v1"]
+
+
+def test_the_log_begins_with_where_everything_is(shim: Shim) -> None:
+    port = shim.host.rsplit(":", 1)[1]
+    assert f"the chat page at http://localhost:{port}/," in shim.log().splitlines()[0]
 
 
 def test_keys_from_a_file_and_a_share_of_open_requests_for_each(triton: str, tmp_path: Path) -> None:
