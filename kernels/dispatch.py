@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 # Shapes that are remembered: steps without a graph have any number of rows.
@@ -53,6 +54,29 @@ class Dispatch(Generic[P]):
     def refusals(self, problem: P) -> list[tuple[Variant[P], str | None]]:
         """Each variant, in order, with why it declines the problem; None where it would take it."""
         return [(variant, variant.declines(problem)) for variant in self.variants]
+
+    def decided(self) -> dict[P, Choice]:
+        """The problems that are remembered, in the order in which they were decided."""
+        return dict(self._choices)
+
+    def forget(self) -> None:
+        self._choices.clear()
+
+    @contextmanager
+    def changed(self, name: str, **fields: Any) -> Iterator[None]:
+        """Within, the variant of that name has other fields: for measurements, and tests of what else would have run.
+
+        Raises KeyError when there is no such variant.
+        """
+        if name not in {variant.name for variant in self.variants}:
+            raise KeyError(name)
+        held = self.variants, self._choices
+        self.variants = tuple(replace(v, **fields) if v.name == name else v for v in self.variants)
+        self._choices = {}
+        try:
+            yield
+        finally:
+            self.variants, self._choices = held
 
     def _decide(self, problem: P) -> Choice:
         variant = next(variant for variant in self.variants if variant.declines(problem) is None)

@@ -19,6 +19,7 @@ from kernels.linear.fp8_rows import RowTile
 from kernels.linear.skinny import INTERPRETED, counters
 from kernels.linear.slices import finished, summed
 from kernels.sizes import cdiv
+from kernels.weight import GgufBlocks
 from kernels.weight.gguf import FORMATS, IQ4_VALUES
 from kernels.workspace import Workspace
 
@@ -279,6 +280,16 @@ def write_numbers(
         IDS=ids is not None, SCALED=factor != 1.0, BN=height, BK=WIDTH, PDL=workspace.pdl, launch_pdl=workspace.pdl,
         num_warps=4,
     )  # fmt: skip
+
+
+def unpacked(workspace: Workspace, weight: GgufBlocks, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers [N, K] of a matrix in `dtype`."""
+    w = torch.empty(weight.shape, dtype=dtype, device=weight.parts[0].device)
+    start = 0
+    for part, name in zip(weight.parts, weight.formats, strict=True):
+        write_numbers(workspace, part, name, w[start : start + len(part)])
+        start += len(part)
+    return w
 
 
 def views(part: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -15,7 +15,7 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
-from kernels.linear.fp8 import PROGRAMS
+from kernels.linear.fp8_dispatch import PROGRAMS
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
@@ -139,7 +139,7 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
             _not_streamed,
             _stream_config,
             _stream,
-            "docs/experiments/2026-11-23-packed-products.md, 2026-11-24-quantized-experts.md (packed-rows.jsonl)",
+            "docs/experiments/2026-11-23-packed-products.md, docs/experiments/2026-11-24-quantized-experts.md",
         ),
         Variant(
             "written_out",

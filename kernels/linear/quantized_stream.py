@@ -35,8 +35,8 @@ from kernels.workspace import Workspace
 
 # Inputs of a block.
 WIDTH = 128
-# Integers: inputs are ordered by a launch of their own beyond the first, and the most of them; the most with floats.
-FEW_ROWS, MAX_ROWS, FP8_ROWS = 16, 128, 64
+# Integers: inputs are ordered by a launch of their own beyond the first; the most of them.
+FEW_ROWS, MAX_ROWS = 16, 128
 
 _SPLIT = """
 {
@@ -329,16 +329,16 @@ def streams_packed(x: torch.Tensor, weight: PackedInt) -> bool:
     )
 
 
-def streams_fp8(x: torch.Tensor, weight: Fp8) -> bool:
-    """Whether `fp8_stream` takes both: quantized rows, scales of the weight for 128 inputs or for all."""
+def streams_fp8(weight: Fp8) -> bool:
+    """Whether `fp8_stream` takes the weight, and inputs that were quantized for it, of up to 64 rows: 8-bit
+    floats, scales of the weight for 128 inputs or for all."""
+    k = weight.data.shape[1]
     return (
         weight.inputs.number == "fp8"
-        and weight.block[1] in (WIDTH, x.shape[1])
+        and weight.block[1] in (WIDTH, k)
         and weight.inputs.group in (0, WIDTH)
-        and len(x) <= FP8_ROWS
-        and group_products(x.device)
-        and x.shape[1] % 16 == 0
-        and x.data_ptr() % 16 == 0
+        and group_products(weight.data.device)
+        and k % 16 == 0
         and weight.data.data_ptr() % 16 == 0
     )
 

@@ -23,7 +23,7 @@ import triton
 from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
 from kernels.embedding import kernel as embedding
-from kernels.linear import gguf
+from kernels.linear import gguf, gguf_rows
 from kernels.linear.cases import gguf_case
 from kernels.linear.gguf_cases import gguf_weight
 from kernels.moe_gemm import gguf as experts
@@ -50,7 +50,7 @@ with Compiler(1, None) as compiler, compiler.only(workspace):
             gguf.linear(workspace, **gguf_case("", bf16, rows, 96, 256, name, residual=True).make(cpu, generator))
     gguf.linear(workspace, **gguf_case("", bf16, 40, 96, 256, "Q4_K", activation="silu").make(cpu, generator))
     table = gguf_weight(generator, cpu, (96, 256), {"Q6_K": 96})
-    gguf.unpacked(workspace, table, bf16)
+    gguf_rows.unpacked(workspace, table, bf16)
     for count in (1, 5):
         embedding.embedding(workspace, torch.zeros(count, dtype=torch.int32), table, bf16, 16.0)
     for formats in ("Q4_K Q4_K Q6_K", "IQ4_XS Q5_K Q8_0"):

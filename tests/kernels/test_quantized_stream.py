@@ -20,7 +20,7 @@ import triton
 import kernels.linear.quantized_stream as stream
 from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
-from kernels.linear import fp8, packed_dispatch as packed
+from kernels.linear import fp8_dispatch as fp8, packed_dispatch as packed
 from kernels.linear.cases import fp8_case, packed_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
@@ -77,7 +77,7 @@ def ring_bytes(tile: Any, packed_weight: bool, activation: bool) -> int:
 def test_programs_of_a_product_fill_every_multiprocessor_alike(rows: int, activation: bool) -> None:
     """Where more of them fit than are meant for one, some multiprocessors would get one more than others, and programs
     of the next product would take memory from these."""
-    from kernels.linear import fp8
+    from kernels.linear import fp8_dispatch as fp8
     from kernels.linear import packed_dispatch as packed
 
     for module in (packed, fp8):

@@ -1,0 +1,180 @@
+"""Which kernel multiplies by a weight of 8-bit floats or integers, decided once a shape. Thresholds and tiles were
+measured on an H200.
+
+Few rows take one kernel with bias, activation and residual inside: a Triton kernel, or on Hopper above 16 rows a Gluon
+kernel (`quantized_stream`). Many rows of floats go to cuBLAS. Inputs are quantized by a launch before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.dispatch import Dispatch, Variant
+from kernels.gated_activation.kernel import gated_activation
+from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
+from kernels.linear.quantized_stream import fp8_stream
+from kernels.linear.skinny import counters
+from kernels.linear.stream import StreamTile
+from kernels.quantize.kernel import quantized
+from kernels.rms_norm.kernel import rms_norm
+from kernels.sizes import cdiv, next_power_of_2
+from kernels.weight import Fp8, Int8
+from kernels.workspace import Workspace
+
+# Up to these, rows take a split of the inputs, stream through shared memory, take one tile of rows.
+SPLIT_ROWS, FEW_ROWS, LIBRARY_ROWS = 16, 64, 256
+# One for each multiprocessor of a Hopper GPU.
+PROGRAMS = 132
+# The library wants whole lines of so many rows.
+LIBRARY_LINE = 16
+
+
+class Fp8Problem(NamedTuple):
+    """What the choice of a kernel depends on.
+
+    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. library: for
+    more than FEW_ROWS rows, whether cuBLAS has a product of these numbers. streams: for up to FEW_ROWS rows, whether
+    the bulk copy engine can read both sides, 8-bit floats with scales of 128 inputs or all, on a GPU of this kind.
+    """
+
+    rows: int
+    outputs: int
+    inputs: int
+    gated: bool
+    deterministic: bool
+    library: bool
+    streams: bool
+
+
+class Fp8Operands(NamedTuple):
+    """What a kernel is launched on; x is not normed or quantized yet."""
+
+    workspace: Workspace
+    x: torch.Tensor
+    weight: Fp8 | Int8
+    bias: torch.Tensor | None
+    norm_weight: torch.Tensor | None
+    eps: float
+    offset: float
+    residual: torch.Tensor | None
+    activation: str | None
+    deterministic: bool
+
+
+def stream_tile(rows: int, activation: bool) -> StreamTile:
+    """One program a multiprocessor, with a ring as deep as its shared memory allows."""
+    height = 32 if rows <= 32 else FEW_ROWS
+    if activation:
+        return StreamTile(height, 64, GROUP, 6)
+    return StreamTile(height, 64, 2 * GROUP, 6 if height == 32 else 4)
+
+
+def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -> RowTile:
+    """About one program a multiprocessor for up to 16 rows, two of half the outputs for more.
+
+    deterministic: one cut whatever rows there are.
+    """
+    if deterministic:
+        return RowTile(FEW_ROWS, 64, 2 if n <= 1 << 13 and not activation else 1, 4)
+    height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
+    if rows > LIBRARY_ROWS:
+        return RowTile(128, 64 if activation else 128, 1, 3, 8)
+    if activation or n >= 1 << 16 or rows > FEW_ROWS:
+        return RowTile(height, 128 if height == 16 else 64, 1, 4)
+    outputs, programs = (128, PROGRAMS) if height == 16 else (64, 2 * PROGRAMS)
+    split = max(1, min(programs // cdiv(n, outputs), k // (4 * GROUP)))
+    return RowTile(height, outputs, split, 7 if height == 16 else 4)
+
+
+def _not_library(problem: Fp8Problem) -> str | None:
+    if problem.rows <= FEW_ROWS:
+        return f"for more than {FEW_ROWS} rows"
+    if not problem.library:
+        return "needs Hopper, bfloat16 results, and 8-bit floats with the same kind of scales on both sides"
+    return None
+
+
+def _not_streamed(problem: Fp8Problem) -> str | None:
+    if not SPLIT_ROWS < problem.rows <= FEW_ROWS:
+        return f"for {SPLIT_ROWS + 1} to {FEW_ROWS} rows"
+    return None if problem.streams else "needs Hopper, and 8-bit floats on both sides with scales of 128 inputs or all"
+
+
+def _row_config(problem: Fp8Problem) -> RowTile:
+    return row_tile(problem.rows, problem.outputs, problem.inputs, problem.gated, problem.deterministic)
+
+
+def _inputs(operands: Fp8Operands, line: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x as the product takes it, filled up to whole lines of rows, and its scales; None where it stays as it is."""
+    workspace, x, weight, _, norm_weight, eps, offset, _, _, deterministic = operands
+    if weight.inputs.number is not None:
+        return quantized(workspace, x, weight.inputs, norm_weight, eps, offset, line)
+    if norm_weight is not None:
+        x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
+    return x, None
+
+
+def _library(operands: Fp8Operands, line: int) -> torch.Tensor:
+    x, scales = _inputs(operands, line)
+    weight, bias, residual, activation = operands.weight, operands.bias, operands.residual, operands.activation
+    assert scales is not None
+    scaled = torch._scaled_mm(x, weight.data.t(), scales, weight.scale.t(), out_dtype=operands.x.dtype)
+    product = scaled[: len(operands.x)]
+    product = product if bias is None else product + bias
+    if activation is not None:
+        return gated_activation(operands.workspace, product, activation)
+    return product if residual is None else residual.add_(product)
+
+
+def _stream(operands: Fp8Operands, tile: StreamTile) -> torch.Tensor:
+    x, scales = _inputs(operands)
+    workspace, weight = operands.workspace, operands.weight
+    assert isinstance(weight, Fp8)
+    assert scales is not None
+    beside = (operands.bias, operands.residual, operands.activation)
+    return fp8_stream(workspace, x, scales, weight, *beside, tile, counters(workspace), operands.x.dtype)
+
+
+def _tiles(operands: Fp8Operands, tile: RowTile) -> torch.Tensor:
+    x, scales = _inputs(operands)
+    weight, residual, activation = operands.weight, operands.residual, operands.activation
+    n = weight.data.shape[0] // (2 if activation else 1)
+    y = torch.empty(len(x), n, dtype=operands.x.dtype, device=x.device) if residual is None else residual
+    fp8_linear(operands.workspace, x, scales, weight, operands.bias, residual, y, activation, tile)
+    return y
+
+
+DISPATCH: Dispatch[Fp8Problem] = Dispatch(
+    [
+        Variant(
+            "invariant",
+            lambda problem: None if problem.deterministic else "for runtime.deterministic",
+            _row_config,
+            _tiles,
+            "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+        ),
+        Variant(
+            "library",
+            _not_library,
+            lambda problem: LIBRARY_LINE,
+            _library,
+            "docs/experiments/2026-11-23-fp8-products.md, many rows",
+        ),
+        Variant(
+            "stream",
+            _not_streamed,
+            lambda problem: stream_tile(problem.rows, problem.gated),
+            _stream,
+            "docs/experiments/2026-11-23-packed-products.md, the same Gluon kernel for FP8",
+        ),
+        Variant(
+            "tiles",
+            lambda problem: None,
+            _row_config,
+            _tiles,
+            "what nothing else takes; docs/experiments/2026-11-23-fp8-products.md",
+        ),
+    ]
+)
