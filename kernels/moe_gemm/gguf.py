@@ -1,111 +1,14 @@
-# mypy: disable-error-code="no-untyped-def"
-"""Feed-forward parts of chosen experts whose weights are blocks of GGUF files: tiles of pairs that share an expert, on
-tensor cores, with the weight read packed and on their long side (`kernels.linear.gguf_rows`)."""
+"""Feed-forward parts of chosen experts whose weights are blocks of GGUF files, cut as `gguf_dispatch` says."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.gguf_rows import WIDTH, block_numbers, constants, stride, views
-from kernels.moe_gemm.order import ordered
-from kernels.moe_gemm.rows import activate, bias_of
-from kernels.moe_gemm.tiles import _find, combined
+from kernels.moe_gemm.gguf_dispatch import DISPATCH, GgufProblem
+from kernels.moe_gemm.operands import Operands
 from kernels.routing import ExpertBiases
-from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
-
-# Outputs of a tile, and the most pairs.
-OUTPUTS, MAX_PAIRS = 64, 64
-
-
-@triton.jit
-def gguf_up(
-    x, gate, gate_half, up, up_half, pairs, offsets, ends, h, num_experts, hidden, inter, gate_rows, up_rows, up_first,
-    GATE_B, UP_B, limit, biases,
-    BIASED: tl.constexpr, GATE: tl.constexpr, GATE_VALUES: tl.constexpr, GATE_SIZE: tl.constexpr,
-    GATE_GROUP: tl.constexpr,
-    UP: tl.constexpr, UP_VALUES: tl.constexpr, UP_SIZE: tl.constexpr, UP_GROUP: tl.constexpr,
-    K: tl.constexpr, ACT: tl.constexpr, LIMITED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels.
-
-    Tables of gate and up have gate_rows and up_rows an expert, up's from up_first on: they are one table, or two in
-    formats of their own."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
-    if expert >= num_experts:
-        return
-    place = start + tl.arange(0, ROWS)
-    # Rows past the expert's last pair repeat it and are not stored.
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    live = n < inter
-    m = tl.arange(0, BLOCK_M)
-    gate_row = (expert.to(tl.int64) * gate_rows + n) * GATE_B
-    up_row = (expert.to(tl.int64) * up_rows + up_first + n) * UP_B
-    x_rows = x + (pair // K)[:, None] * hidden
-    g = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    u = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    dtype: tl.constexpr = x.dtype.element_ty
-    for first in tl.range(0, hidden, BLOCK_M, num_stages=STAGES):
-        inside = first + m < hidden
-        a = tl.trans(tl.load(x_rows + (first + m)[None, :], mask=inside[None, :], other=0.0))
-        w = block_numbers(
-            gate, gate_half, gate_row, first, live, hidden, GATE, GATE_VALUES, GATE_SIZE, GATE_GROUP, BLOCK_N, BLOCK_M
-        )
-        g += tl.dot(w.to(dtype), a, input_precision=PRECISION)
-        w = block_numbers(up, up_half, up_row, first, live, hidden, UP, UP_VALUES, UP_SIZE, UP_GROUP, BLOCK_N, BLOCK_M)
-        u += tl.dot(w.to(dtype), a, input_precision=PRECISION)
-    if BIASED:
-        first_row = expert.to(tl.int64) * 2 * inter
-        g += bias_of(biases, first_row + n, live)
-        u += bias_of(biases, first_row + inter + n, live)
-    y = tl.trans(activate(g, u, limit, ACT, LIMITED).to(dtype))
-    tl.store(h + pair[:, None] * inter + n[None], y, mask=(place < stop)[:, None] & live[None])
-
-
-@triton.jit
-def gguf_down(
-    h, data, half, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, biases,
-    BIASED: tl.constexpr, FORMAT: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """y[pair, n], weighed, for ROWS pairs of one expert and BLOCK_N outputs."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
-    if expert >= num_experts:
-        return
-    place = start + tl.arange(0, ROWS)
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    live = n < hidden
-    m = tl.arange(0, BLOCK_M)
-    row = (expert.to(tl.int64) * hidden + n) * B
-    h_rows = h + pair[:, None] * inter
-    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    dtype: tl.constexpr = h.dtype.element_ty
-    for first in tl.range(0, inter, BLOCK_M, num_stages=STAGES):
-        inside = first + m < inter
-        a = tl.trans(tl.load(h_rows + (first + m)[None, :], mask=inside[None, :], other=0.0))
-        w = block_numbers(data, half, row, first, live, inter, FORMAT, VALUES, SIZE, GROUP, BLOCK_N, BLOCK_M)
-        acc += tl.dot(w.to(dtype), a, input_precision=PRECISION)
-    if BIASED:
-        acc += bias_of(biases, expert.to(tl.int64) * hidden + n, live)
-    out = tl.trans(acc) * tl.load(weights + pair)[:, None]
-    tl.store(y + pair[:, None] * hidden + n[None], out.to(dtype), mask=(place < stop)[:, None] & live[None])
 
 
 def moe_gemm(
@@ -128,41 +31,7 @@ def moe_gemm(
     """
     if not len(x):
         return torch.empty_like(x)
-    x, experts = x.contiguous(), experts.contiguous()
-    (t, hidden), (count, width, _) = x.shape, gate_up.shape
-    inter, k = width // 2, experts.shape[1]
-    rows = 16 if deterministic else min(MAX_PAIRS, max(16, next_power_of_2(t * k // count)))
-    places = ordered(workspace, experts, count, rows)
-    h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
-    where = (places.order, places.offsets, places.ends)
-    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
-    same: dict[str, Any] = {
-        "BIASED": biases is not None,
-        "ROWS": rows,
-        "BLOCK_N": OUTPUTS,
-        "BLOCK_M": WIDTH,
-        "BLOCK_E": next_power_of_2(count),
-        "STAGES": 2 if x.dtype == torch.float32 else 3,
-        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "PDL": workspace.pdl,
-        "launch_pdl": workspace.pdl,
-        "num_warps": 4,
-    }
-    gate, up = gate_up.parts[0], gate_up.parts[-1]
-    first, last, (own,) = gate_up.formats[0], gate_up.formats[-1], down.formats
-    of_gate, of_up = constants(first), constants(last)
-    halves = {
-        **{"GATE" + ("" if key == "FORMAT" else f"_{key}"): value for key, value in of_gate.items()},
-        **{"UP" + ("" if key == "FORMAT" else f"_{key}"): value for key, value in of_up.items()},
-    }
-    workspace.launch(gguf_up, (cdiv(inter, OUTPUTS), places.tiles))(
-        x, *views(gate, first), *views(up, last), *where, h, count, hidden, inter,
-        gate.shape[1], up.shape[1], up.shape[1] - inter, stride(gate, first), stride(up, last), limit or 0.0,
-        up_bias, **halves, K=k, ACT=activation, LIMITED=limit is not None, **same,
-    )  # fmt: skip
-    workspace.launch(gguf_down, (cdiv(hidden, OUTPUTS), places.tiles))(
-        h, *views(down.parts[0], own), weights, *where, y, count, hidden, inter, stride(down.parts[0], own), down_bias,
-        **constants(own), **same,
-    )  # fmt: skip
-    return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
+    choice = DISPATCH.choose(GgufProblem(experts.numel(), gate_up.shape[0], deterministic))
+    given = (x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)
+    y: torch.Tensor = choice.launch(Operands(workspace, *given), choice.config)
+    return y

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.moe_gemm import dense, gguf, packed, w8a8
+from kernels.moe_gemm import dense, gguf, quantized
 from kernels.routing import ExpertBiases
 from kernels.weight import Dense, Fp4, Fp8, GgufBlocks, Int8, PackedInt, Weight
 from kernels.weight.gguf import as_blocks
@@ -15,11 +15,11 @@ from kernels.workspace import Workspace
 # Each takes the workspace, tables of its kind and the op's other arguments.
 LAUNCHES: dict[type, Callable[..., torch.Tensor]] = {
     Dense: dense.moe_gemm,
-    Fp4: packed.moe_gemm,
-    Fp8: w8a8.moe_gemm,
+    Fp4: quantized.moe_gemm,
+    Fp8: quantized.moe_gemm,
     GgufBlocks: gguf.moe_gemm,
-    Int8: w8a8.moe_gemm,
-    PackedInt: packed.moe_gemm,
+    Int8: quantized.moe_gemm,
+    PackedInt: quantized.moe_gemm,
 }
 
 

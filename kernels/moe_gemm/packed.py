@@ -11,20 +11,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.packed_rows import WIDTH, constants, held, inputs, numbers, shortcuts, times
+from kernels.linear.packed_rows import constants, held, inputs, numbers, shortcuts, times
 from kernels.moe_gemm.order import ordered
-from kernels.moe_gemm.quantized_ring import quantized_ring_moe, ring_fits
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
-from kernels.moe_gemm.written_out import writes_out, written_out_moe
 from kernels.round_fp4.kernel import round_fp4
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
-
-# Pairs of a tile, at most.
-MAX_PAIRS = 64
 
 
 @triton.jit
@@ -104,38 +99,6 @@ def packed_down(
         acc += bias_of(biases, rows, live)
     out = tl.trans(acc) * tl.load(weights + pair)[:, None]
     tl.store(y + pair[:, None] * hidden + n[None], out.to(dtype), mask=(place < stop)[:, None] & live[None])
-
-
-def moe_gemm(
-    workspace: Workspace,
-    x: torch.Tensor,
-    gate_up: PackedInt | Fp4,
-    down: PackedInt | Fp4,
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    residual: torch.Tensor | None = None,
-    activation: str = "silu",
-    limit: float | None = None,
-    num_shared: int = 0,
-    deterministic: bool = False,
-    biases: ExpertBiases | None = None,
-) -> torch.Tensor:
-    """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
-    if not len(x):
-        return torch.empty_like(x)
-    given = (weights, experts, residual, activation, limit, biases)
-    if not deterministic and ring_fits(x, gate_up, down, experts.numel()):
-        return quantized_ring_moe(workspace, x, gate_up, down, *given)
-    if not deterministic and writes_out(experts.numel(), gate_up, down):
-        return written_out_moe(workspace, x, gate_up, down, *given)
-    rows, up, down_tile = pair_tiles(0 if deterministic else experts.numel(), len(gate_up.data), x.dtype)
-    return packed_moe(workspace, x, gate_up, down, *given, rows, up, down_tile)
-
-
-def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[int, PairTile, PairTile]:
-    """Pairs a tile and the cut of both products."""
-    tile = PairTile(64, WIDTH, 2 if dtype == torch.float32 else 3, 4)
-    return min(MAX_PAIRS, max(16, next_power_of_2(pairs // num_experts))), tile, tile
 
 
 def packed_moe(

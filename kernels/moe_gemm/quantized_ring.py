@@ -48,8 +48,6 @@ from kernels.workspace import Workspace
 HEIGHT, WIDTH, UNIT = 64, 128, 256
 # Pairs up to which each is a tile, and pairs a tile else.
 ALONE_PAIRS, ROWS = 32, 16
-# Pairs an expert beyond which tiles of more pairs are faster (measured on an H200); of 8-bit floats they always are.
-MAX_PAIRS: dict[type, int] = {Fp4: 32, PackedInt: 16}
 
 # Int8 is for other kernels.
 Quantized = Fp4 | Fp8 | Int8 | PackedInt
@@ -302,13 +300,12 @@ def quantized_list_kernel(
         gdc_wait()
 
 
-def ring_fits(x: torch.Tensor, gate_up: Quantized, down: Quantized, pairs: int) -> bool:
-    """Whether `quantized_ring_moe` takes these, and gains by it."""
-    (count, width, hidden), inter = gate_up.shape, down.shape[2]
+def ring_fits(x: torch.Tensor, gate_up: Quantized, down: Quantized) -> bool:
+    """Whether `quantized_ring_moe` takes these."""
+    (_, width, hidden), inter = gate_up.shape, down.shape[2]
     whole = hidden % 64 == 0 and inter % 64 == 0 and width == 2 * inter
-    few = pairs <= max(ALONE_PAIRS, MAX_PAIRS.get(type(gate_up), 0) * count)
     return (
-        whole and few and x.dtype == torch.bfloat16 and group_products(x.device)
+        whole and x.dtype == torch.bfloat16 and group_products(x.device)
         and all(_streams(weight) for weight in (gate_up, down))
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import group_products, multiprocessors
+from kernels.hardware import group_products
 from kernels.hopper import boxes, load_box, load_pointers, plus, sync
 from kernels.linear.stream import activate
 from kernels.moe_gemm.order import Lists
@@ -224,12 +224,14 @@ UP, DOWN = RingTile(64, 128, 3), RingTile(128, 128, 2)
 MAX_ROWS, MAX_INNER = 16, 1408
 
 
-def ring_tiles(x: torch.Tensor, inter: int, rows: int) -> Rings | None:
-    """None where these kernels are not taken: they read 16-bit values in whole tiles."""
-    whole = group_products(x.device) and x.element_size() == 2 and x.shape[1] % 128 == 0 and inter % 128 == 0
-    if not whole or rows > MAX_ROWS or inter > MAX_INNER:
-        return None
-    return Rings(UP, DOWN, 2 * multiprocessors(x.device))
+def rings_fit(x: torch.Tensor, inter: int) -> bool:
+    """Whether the copy engine can read all of it: 16-bit values in whole tiles."""
+    return group_products(x.device) and x.element_size() == 2 and x.shape[1] % 128 == 0 and inter % 128 == 0
+
+
+def ring_tiles(inter: int, rows: int, multiprocessors: int) -> Rings | None:
+    """None for tiles of so many pairs, and experts of so many inner channels, that were not measured."""
+    return None if rows > MAX_ROWS or inter > MAX_INNER else Rings(UP, DOWN, 2 * multiprocessors)
 
 
 def lists_moe(

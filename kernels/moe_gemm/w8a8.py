@@ -13,19 +13,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.fp8_rows import GROUP, _product
-from kernels.moe_gemm import reference
 from kernels.moe_gemm.order import ordered
-from kernels.moe_gemm.quantized_ring import quantized_ring_moe, ring_fits
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
 from kernels.quantize.kernel import quantized
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.weight import Fp8, Int8
+from kernels.weight import Fp8, Int8, Weight
 from kernels.workspace import Workspace
-
-# Pairs of a tile, at most.
-MAX_PAIRS = 64
 
 
 @triton.jit
@@ -129,39 +124,6 @@ def w8a8_down(
     )
 
 
-def moe_gemm(
-    workspace: Workspace,
-    x: torch.Tensor,
-    gate_up: Fp8 | Int8,
-    down: Fp8 | Int8,
-    weights: torch.Tensor,
-    experts: torch.Tensor,
-    residual: torch.Tensor | None = None,
-    activation: str = "silu",
-    limit: float | None = None,
-    num_shared: int = 0,
-    deterministic: bool = False,
-    biases: ExpertBiases | None = None,
-) -> torch.Tensor:
-    """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
-    if not len(x):
-        return torch.empty_like(x)
-    if not (_fits(gate_up) and _fits(down)):
-        every = (weights, experts, residual, activation, limit, num_shared, deterministic, biases)
-        return reference.moe_gemm(x, gate_up, down, *every)
-    given = (weights, experts, residual, activation, limit, biases)
-    if not deterministic and ring_fits(x, gate_up, down, experts.numel()):
-        return quantized_ring_moe(workspace, x, gate_up, down, *given)
-    rows, up, down_tile = pair_tiles(0 if deterministic else experts.numel(), len(gate_up.data), x.dtype)
-    return w8a8_moe(workspace, x, gate_up, down, *given, rows, up, down_tile)
-
-
-def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> tuple[int, PairTile, PairTile]:
-    """Pairs a tile and the cut of both products."""
-    tile = PairTile(64, GROUP, 2 if dtype == torch.float32 else 3, 4)
-    return min(MAX_PAIRS, max(16, next_power_of_2(pairs // num_experts))), tile, tile
-
-
 def w8a8_moe(
     workspace: Workspace,
     x: torch.Tensor,
@@ -207,8 +169,10 @@ def w8a8_moe(
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
 
 
-def _fits(weight: Fp8 | Int8) -> bool:
-    """Whether a tile's inputs have one scale for each output, and one for each row."""
+def tiled(weight: Weight) -> bool:
+    """Whether a tile's inputs have one scale for each output, and one for each row, as those of 4-bit numbers do."""
+    if not isinstance(weight, (Fp8, Int8)):
+        return True
     wide = weight.scale.shape[-1] == 1 or weight.block[1] == GROUP
     return wide and weight.inputs.group in (0, GROUP)
 

@@ -10,22 +10,23 @@ import torch
 
 from kernels.linear.packed_rows import unpacked
 from kernels.moe_gemm import dense
+from kernels.moe_gemm.dispatch import pair_tiles
 from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.tiles import combined, tile_products
 from kernels.routing import ExpertBiases
-from kernels.weight import Dense, Fp4, PackedInt
+from kernels.weight import Dense, Fp4, PackedInt, Weight
 from kernels.workspace import Workspace
 
-# Pairs an expert from which on this is faster than tiles that read the weight packed, and the most memory it takes.
-WRITTEN_PAIRS, WRITTEN_BYTES = 32, 2 << 30
+# The most memory that experts take at once.
+WRITTEN_BYTES = 2 << 30
 
 
-def writes_out(pairs: int, gate_up: PackedInt | Fp4, down: PackedInt | Fp4) -> bool:
-    """Whether `written_out_moe` takes and gains by them: inputs stay as they are, in the weight's order."""
-    if pairs < WRITTEN_PAIRS * len(gate_up.data):
-        return False
-    return not any(
-        weight.rounding.number if isinstance(weight, Fp4) else weight.order is not None for weight in (gate_up, down)
+def writes_out(gate_up: Weight, down: Weight) -> bool:
+    """Whether `written_out_moe` takes these: inputs stay as they are, in the weight's order."""
+    return all(
+        (isinstance(weight, Fp4) and weight.rounding.number is None)
+        or (isinstance(weight, PackedInt) and weight.order is None)
+        for weight in (gate_up, down)
     )
 
 
@@ -51,7 +52,7 @@ def written_out_moe(
     x, experts = x.contiguous(), experts.contiguous()
     h = torch.empty(t * k, width // 2, dtype=x.dtype, device=x.device)
     y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
-    rows, up_tile, down_tile = dense.pair_tiles(t * k, count, x.dtype, dense.bulk_rows(x, width // 2))
+    rows, up_tile, down_tile = pair_tiles(t * k, count, x.dtype, dense.bulk_rows(x, width // 2))
     for first in range(0, count, most):
         stop = min(first + most, count)
         own = None if biases is None else ExpertBiases(biases.gate_up[first:stop], biases.down[first:stop])

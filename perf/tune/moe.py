@@ -22,7 +22,8 @@ from typing import Any
 import torch
 import triton
 
-from kernels.moe_gemm import dense, reference
+from kernels.moe_gemm import reference
+from kernels.moe_gemm.dispatch import row_tiles
 from kernels.moe_gemm.grouped import PAIRS, grouped_moe
 from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe_gemm
@@ -112,7 +113,7 @@ PROMPT_DOWN_CUTS = (
 
 
 def row_variants(inter: int, shared: int) -> Iterator[Variant]:
-    up, down = dense.row_tiles(inter)
+    up, down = row_tiles(inter)
     yield Variant(0, up, down, "base", shared)
     yield Variant(0, up, down, "base")
     for n, m, warps, stages in ROW_CUTS:

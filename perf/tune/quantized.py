@@ -30,6 +30,7 @@ from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
 from kernels.moe_gemm import dense as dense_moe
 from kernels.moe_gemm import packed, w8a8
+from kernels.moe_gemm.quantized_dispatch import pair_tiles
 from kernels.moe_gemm.quantized_ring import quantized_ring_moe
 from kernels.moe_gemm.tiles import PairTile
 from kernels.routing import ExpertBiases
@@ -90,8 +91,7 @@ def weight(kind: str, shape: tuple[int, ...]) -> Expert:
 
 
 def variants(shape: Shape, tokens: int, cuts: bool) -> Iterator[Variant]:
-    module = w8a8 if shape.kind == "fp8" else packed
-    rows, up, down = module.pair_tiles(tokens * shape.k, shape.experts, torch.bfloat16)
+    rows, up, down = pair_tiles(tokens * shape.k, shape.experts, torch.bfloat16)
     yield Variant(rows, up, down, "base")
     if tokens <= 256:
         yield Variant(0, up, down, "ring")

@@ -25,7 +25,7 @@ from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
 from kernels.linear import packed, packed_rows
 from kernels.linear.cases import fp4_case
-from kernels.moe_gemm import packed as experts
+from kernels.moe_gemm import quantized as experts
 from kernels.moe_gemm.cases import fp4_case as experts_case
 from kernels.testing import seeded
 from tests.kernels.compilation.driver import Driver

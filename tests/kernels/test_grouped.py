@@ -72,12 +72,12 @@ def test_it_is_taken_for_many_pairs_in_whole_boxes(
     dtype: torch.dtype,
     taken: bool,
 ) -> None:
-    from kernels.moe_gemm import dense, grouped
+    from kernels.moe_gemm import dense, dispatch, grouped
 
     asked: list[Any] = []
     monkeypatch.setattr(grouped, "group_products", lambda device: True)
-    monkeypatch.setattr(dense, "grouped_moe", lambda *inputs: asked.append(inputs))
-    monkeypatch.setattr(dense, "tiles_moe", lambda *inputs: None)
+    monkeypatch.setattr(dispatch, "grouped_moe", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(dispatch, "tiles_moe", lambda *inputs: None)
     experts = torch.zeros(tokens, 1, dtype=torch.int32, device=device)
     x, weights = torch.empty(tokens, hidden, dtype=dtype, device=device), torch.ones(tokens, 1, device=device)
     gate_up, down = x.new_empty(1, 2 * inter, hidden), x.new_empty(1, hidden, inter)

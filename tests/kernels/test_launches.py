@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.moe import dense as experts
+from kernels.moe.dispatch import DISPATCH
 from kernels.registry import Case, Op
 from kernels.testing import bound, seeded
 from tests.kernels.sizes import decoding, steps
@@ -79,9 +79,7 @@ def test_experts_are_chosen_where_they_are_needed(
     assert launched == kernels
 
 
-def test_larger_experts_are_chosen_before_their_products(
-    launched: list[str], device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(experts, "SMALL_EXPERT", 8)
-    run("moe", steps()["moe"]["tokens"](1), device)
+def test_experts_that_products_do_not_find_are_chosen_before(launched: list[str], device: torch.device) -> None:
+    with DISPATCH.changed("rows", declines=lambda problem: "not here"):
+        run("moe", steps()["moe"]["tokens"](1), device)
     assert launched == ["_few", "rows_up", "rows_down"]

@@ -20,7 +20,7 @@ from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
 from kernels.linear import fp8, packed, packed_rows
 from kernels.linear.cases import int8_case, packed_case
-from kernels.moe_gemm import w8a8, packed as experts
+from kernels.moe_gemm import quantized as experts
 from kernels.moe_gemm.cases import w8a8_case, packed_case as experts_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
@@ -47,7 +47,7 @@ with Compiler(1, None) as compiler, compiler.only(workspace):
     packed_rows.unpacked(workspace, packed_case("", bf16, 1, 96, 256, 8, 64).make(cpu, generator)["weight"], bf16)
     experts.moe_gemm(workspace, **experts_case("", bf16, 4, 256, 128, 16, 4, **whole).make(cpu, generator))
     for inputs, given in ((Inputs("fp8", 128), {"block": (128, 128)}), (Inputs("int8"), {"whole": True})):
-        w8a8.moe_gemm(workspace, **w8a8_case("", bf16, 4, 256, 128, 16, 4, inputs, **given).make(cpu, generator))
+        experts.moe_gemm(workspace, **w8a8_case("", bf16, 4, 256, 128, 16, 4, inputs, **given).make(cpu, generator))
     for rows in (9, 300):
         fp8.linear(workspace, **int8_case("", bf16, rows, 256, 256, Inputs("int8"), residual=True).make(cpu, generator))
 print(*(f"{name}:{count}" for name, count in sorted(compiled.items())), max(shared))

@@ -63,13 +63,13 @@ def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path
 def test_it_is_taken_for_decode_steps_in_whole_boxes(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, hidden: int, inter: int, dtype: torch.dtype, taken: bool
 ) -> None:
-    from kernels.moe import dense
+    from kernels.moe import dense, dispatch
     from kernels.moe_gemm import tma_ring
 
     asked: list[Any] = []
     monkeypatch.setattr(tma_ring, "group_products", lambda device: True)
-    monkeypatch.setattr(dense, "lists_moe", lambda *inputs: asked.append(inputs))
-    monkeypatch.setattr(dense, "tiles_moe", lambda *inputs: None)
+    monkeypatch.setattr(dispatch, "lists_moe", lambda *inputs: asked.append(inputs))
+    monkeypatch.setattr(dispatch, "tiles_moe", lambda *inputs: None)
     x, router = torch.randn(20, hidden, device=device).to(dtype), torch.randn(4, hidden, device=device)
     gate_up, down = x.new_empty(4, 2 * inter, hidden), x.new_empty(4, hidden, inter)
     dense.moe(workspace(), x, router, Dense(gate_up), Dense(down), Routing(2))

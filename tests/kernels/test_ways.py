@@ -15,10 +15,11 @@ from kernels.latent_write import kernel as write
 from kernels.latent_write.cases import case as write_case
 from kernels.latent_write.reference import latent_write
 from kernels.moe import dense as experts
-from kernels.moe import lists
+from kernels.moe import dispatch, lists
 from kernels.moe.cases import case as layer_case
 from kernels.moe_gemm import dense as moe
 from kernels.moe_gemm.cases import case as experts_case
+from kernels.moe_gemm.dispatch import DISPATCH, RowsCut, row_tiles
 from kernels.moe_gemm.rows import RowTile
 from kernels.moe_route import kernel as route
 from kernels.moe_route import logits
@@ -62,13 +63,11 @@ def test_queries_absorbed_in_a_launch_of_their_own_are_the_same(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_by_row_are_experts_by_tile(
-    dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_by_row_are_experts_by_tile(dtype: torch.dtype, device: torch.device) -> None:
     inputs = made(experts_case("", dtype, 7, 48, 32, 6, 3, residual=True), device)
     tiles = moe.moe_gemm(workspace(), **inputs)
-    monkeypatch.setattr(moe, "ROW_TOKENS", 7)
-    assert_close("rows", moe.moe_gemm(workspace(), **inputs), tiles, TOLERANCES[dtype])
+    with DISPATCH.changed("rows", declines=lambda problem: None):
+        assert_close("rows", moe.moe_gemm(workspace(), **inputs), tiles, TOLERANCES[dtype])
 
 
 def test_shared_experts_known_before_the_choice_change_nothing(device: torch.device) -> None:
@@ -92,15 +91,17 @@ def test_the_choice_is_the_same_for_few_tokens_and_many(device: torch.device, mo
         assert_close("weights", weights, few[1], TOLERANCES[torch.float32])
 
 
-@pytest.mark.parametrize(("tokens", "rule"), [(3, "chooses_in_products"), (20, "chooses_in_lists")])
+@pytest.mark.parametrize(("tokens", "variant"), [(3, "rows"), (20, "lists")])
 def test_experts_chosen_within_another_launch_are_those_chosen_before(
-    tokens: int, rule: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    tokens: int, variant: str, device: torch.device
 ) -> None:
     case = layer_case("", torch.float32, tokens, 72, 44, 12, 3, norm=True, renormalize=False, scale=1.5)
     inputs = made(case, device)
-    got = experts.moe(workspace(), **inputs)
-    monkeypatch.setattr(experts, rule, lambda *_: False)
-    assert_close(rule, got, experts.moe(workspace(), **inputs), TOLERANCES[torch.float32])
+    with dispatch.DISPATCH.changed(variant):
+        got = experts.moe(workspace(), **inputs)
+        assert [choice.name for choice in dispatch.DISPATCH.decided().values()] == [variant]
+    with dispatch.DISPATCH.changed(variant, declines=lambda problem: "not here"):
+        assert_close(variant, got, experts.moe(workspace(), **inputs), TOLERANCES[torch.float32])
 
 
 @pytest.mark.parametrize("renormalize", [True, False])
@@ -117,27 +118,29 @@ def test_a_warp_finds_in_rounds_what_is_chosen_at_once(
 def test_experts_of_a_prompt_counted_with_their_choice_are_those_chosen_before(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    table = dispatch.DISPATCH
     case = layer_case("", torch.bfloat16, 40, 64, 64, 12, 3, norm=True, renormalize=False, scale=1.5, num_shared=1)
     inputs = made(case, device)
-    monkeypatch.setattr(experts, "chooses_in_lists", lambda *_: False)
-    before = experts.moe(workspace(), **inputs)
+    with table.changed("lists", declines=lambda problem: "not here"):
+        before = experts.moe(workspace(), **inputs)
 
     def products(workspace: Workspace, h: torch.Tensor, *given: Any) -> torch.Tensor:
         gate_up, down, weights, chosen, residual, _, limit, _ = given
         return moe.moe_gemm(workspace, h, Dense(gate_up), Dense(down), weights, chosen, residual, limit=limit)
 
     # the products themselves need Hopper: here others take what they are given
-    monkeypatch.setattr(experts, "counts_in_choice", lambda *_: True)
-    monkeypatch.setattr(experts, "grouped_fits", lambda *_: True)
-    monkeypatch.setattr(experts, "grouped_moe", products)
-    assert_close("counted", experts.moe(workspace(), **inputs), before, TOLERANCES[torch.bfloat16])
+    monkeypatch.setattr(dispatch, "grouped_moe", products)
+    with (
+        table.changed("lists", declines=lambda problem: "not here"),
+        table.changed("counted", declines=lambda problem: None),
+    ):
+        assert_close("counted", experts.moe(workspace(), **inputs), before, TOLERANCES[torch.bfloat16])
 
 
-def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipeline_over_parts_of_rows_gives_what_rows_in_registers_give(device: torch.device) -> None:
     inputs = made(layer_case("", torch.float32, 3, 72, 44, 12, 3, norm=True, residual=True), device)
-    monkeypatch.setattr(experts, "down_tile", lambda *_: RowTile(8, 64, 4))
-    whole = experts.moe(workspace(), **inputs)
-    monkeypatch.setattr(experts, "down_tile", lambda *_: RowTile(8, 16, 4, 5))
-    assert_close("parts", experts.moe(workspace(), **inputs), whole, TOLERANCES[torch.float32])
+    found = []
+    for down in (RowTile(8, 64, 4), RowTile(8, 16, 4, 5)):
+        with dispatch.DISPATCH.changed("rows", config=lambda problem, down=down: RowsCut(row_tiles(44).up, down)):
+            found.append(experts.moe(workspace(), **inputs))
+    assert_close("parts", found[1], found[0], TOLERANCES[torch.float32])

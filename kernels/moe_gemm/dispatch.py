@@ -1,0 +1,143 @@
+"""Which kernels compute the feed-forward parts of dense experts, decided once a shape: by row for a few tokens, by
+tiles of one expert for more, by a Gluon kernel on Hopper for many. Thresholds and tiles were measured on an H200 by
+`perf.tune.moe`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.dispatch import Dispatch, Variant
+from kernels.moe_gemm.grouped import PAIRS, grouped_moe
+from kernels.moe_gemm.operands import Operands
+from kernels.moe_gemm.order import ordered, placed
+from kernels.moe_gemm.rows import RowTile, rows_moe_gemm
+from kernels.moe_gemm.tiles import PairTile, tiles_moe
+from kernels.sizes import next_power_of_2
+
+ROW_TOKENS = 4
+# Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
+GROUPED_PAIRS = 32
+
+
+class Problem(NamedTuple):
+    """What the choice of kernels depends on.
+
+    pairs of token and expert; experts whose matrices are here; inner channels of each. plain: without biases, the up
+    projection times the activated gate. groups: the copy engine of a GPU whose groups of warps multiply from shared
+    memory reads and writes all of it in whole boxes. bulk: a copy engine reads rows of the matrices.
+    """
+
+    tokens: int
+    pairs: int
+    experts: int
+    inner: int
+    dtype: torch.dtype
+    plain: bool
+    deterministic: bool
+    groups: bool
+    bulk: bool
+
+
+class TilesCut(NamedTuple):
+    """Pairs of a tile, and the cut of both products."""
+
+    rows: int
+    up: PairTile
+    down: PairTile
+
+
+class RowsCut(NamedTuple):
+    """The cut of both products of a few tokens."""
+
+    up: RowTile
+    down: RowTile
+
+
+def row_tiles(inter: int) -> RowsCut:
+    """For `inter` inner channels."""
+    inputs = min(1024, max(32, next_power_of_2(inter)))
+    return RowsCut(RowTile(4, 256, 4, 5), RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4))
+
+
+def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype, bulk: bool) -> TilesCut:
+    """`bulk` allows the bulk copy engine."""
+    rows = min(128, max(16, next_power_of_2(pairs // num_experts)))
+    if dtype == torch.float32:
+        return TilesCut(min(rows, 64), PairTile(64, 32, 2, 4), PairTile(64, 32, 2, 4))
+    if rows <= 32:
+        return TilesCut(rows, PairTile(64, 128, 3, 4, True, bulk), PairTile(128, 64, 3, 4, True, bulk))
+    up = PairTile(128, 32, 5, 8, False, bulk) if rows == 64 else PairTile(128, 64, 4, 8, False, bulk)
+    return TilesCut(rows, up, PairTile(256, 64, 3, 8, False, bulk))
+
+
+def many_pairs(pairs: int, experts: int) -> bool:
+    """Whether products of so many pairs gain by the Gluon kernel."""
+    return pairs > GROUPED_PAIRS * experts
+
+
+def _not_rows(problem: Problem) -> str | None:
+    if not problem.plain:
+        return "has neither biases nor swiglu_oai"
+    if problem.tokens > ROW_TOKENS and not problem.deterministic:
+        return f"for up to {ROW_TOKENS} tokens, and for runtime.deterministic"
+    return None
+
+
+def _not_grouped(problem: Problem) -> str | None:
+    if not problem.plain:
+        return "has neither biases nor swiglu_oai"
+    if not many_pairs(problem.pairs, problem.experts):
+        return f"for more than {GROUPED_PAIRS} pairs an expert"
+    return None if problem.groups else "needs Hopper, a 16-bit type, and channels in whole boxes of 64"
+
+
+def _tiles_cut(problem: Problem) -> TilesCut:
+    # One cut whatever tokens there are gives each of them the same bits.
+    pairs = 0 if problem.deterministic else problem.pairs
+    return pair_tiles(pairs, problem.experts, problem.dtype, problem.bulk)
+
+
+def _rows(operands: Operands, cut: RowsCut) -> torch.Tensor:
+    workspace, x, gate_up, down, *_ = operands
+    return rows_moe_gemm(workspace, x, gate_up, down, *operands.chosen, operands.num_shared, cut.up, cut.down)
+
+
+def _grouped(operands: Operands, pairs: int) -> torch.Tensor:
+    workspace, x, gate_up, down, *_ = operands
+    places = placed(workspace, operands.experts, len(gate_up), pairs)
+    return grouped_moe(workspace, x, gate_up, down, *operands.chosen, places)
+
+
+def _tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
+    workspace, x, gate_up, down, *_ = operands
+    places = ordered(workspace, operands.experts, len(gate_up), cut.rows)
+    return tiles_moe(workspace, x, gate_up, down, *operands.chosen, places, cut.up, cut.down, operands.biases)
+
+
+DISPATCH: Dispatch[Problem] = Dispatch(
+    [
+        Variant(
+            "rows",
+            _not_rows,
+            lambda problem: row_tiles(problem.inner),
+            _rows,
+            "docs/experiments/2026-11-22-moe-decode.md (moe-tiles.jsonl)",
+        ),
+        Variant(
+            "grouped",
+            _not_grouped,
+            lambda problem: PAIRS,
+            _grouped,
+            "docs/experiments/2026-11-22-moe-prompts.md (moe-grouped.jsonl, moe-grouped-turns.jsonl)",
+        ),
+        Variant(
+            "tiles",
+            lambda problem: None,
+            _tiles_cut,
+            _tiles,
+            "what nothing else takes; tiles by perf.tune.moe (moe-tiles.jsonl)",
+        ),
+    ]
+)

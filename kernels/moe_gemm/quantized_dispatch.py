@@ -1,0 +1,158 @@
+"""Which kernels compute the feed-forward parts of quantized experts, decided once a shape. Thresholds and tiles were
+measured on an H200 by `perf.tune.quantized`.
+
+Few pairs an expert take a Gluon kernel on Hopper that streams the weights as they are stored, many have the numbers
+written out for the dense kernels, and what is between, or has no such kernel, takes tiles that read the weights packed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from kernels.dispatch import Dispatch, Variant
+from kernels.linear.packed_rows import WIDTH
+from kernels.moe_gemm import reference
+from kernels.moe_gemm.dispatch import TilesCut
+from kernels.moe_gemm.operands import Operands
+from kernels.moe_gemm.packed import packed_moe
+from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, quantized_ring_moe
+from kernels.moe_gemm.tiles import PairTile
+from kernels.moe_gemm.w8a8 import w8a8_moe
+from kernels.moe_gemm.written_out import written_out_moe
+from kernels.sizes import next_power_of_2
+
+# Pairs of a tile, at most.
+MAX_PAIRS = 64
+# Pairs an expert beyond which tiles of more pairs are faster than the ring; of 8-bit floats they always are.
+RING_PAIRS = {"fp4": 32, "packed": 16}
+# Pairs an expert from which on writing out is faster than tiles that read the weight packed.
+WRITTEN_PAIRS = 32
+
+
+class QuantizedProblem(NamedTuple):
+    """What the choice of kernels depends on.
+
+    kind: "fp4", "packed" (integers), "fp8" or "int8". pairs of token and expert; experts whose matrices are here.
+    ring: the copy engine reads both tables in whole boxes, and numbers and scales are such as the ring kernel has, on a
+    GPU of its kind. writes_out: inputs stay as they are, in the weight's order. tiled: scales are such as tiles have.
+    """
+
+    kind: str
+    pairs: int
+    experts: int
+    dtype: torch.dtype
+    deterministic: bool
+    ring: bool
+    writes_out: bool
+    tiled: bool
+
+
+def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> TilesCut:
+    tile = PairTile(64, WIDTH, 2 if dtype == torch.float32 else 3, 4)
+    return TilesCut(min(MAX_PAIRS, max(16, next_power_of_2(pairs // num_experts))), tile, tile)
+
+
+def few_pairs(kind: str, pairs: int, experts: int) -> bool:
+    """Whether products of so many pairs gain by the ring kernel."""
+    return pairs <= max(ALONE_PAIRS, RING_PAIRS.get(kind, 0) * experts)
+
+
+def _not_ring(problem: QuantizedProblem) -> str | None:
+    if problem.deterministic:
+        return "its tiles depend on the number of pairs"
+    if not few_pairs(problem.kind, problem.pairs, problem.experts):
+        each = RING_PAIRS.get(problem.kind, 0)
+        return f"for up to {ALONE_PAIRS} pairs" + (f", or {each} an expert" if each else "")
+    if not problem.ring:
+        return "needs Hopper, bfloat16, channels in whole boxes of 64, and 4-bit numbers or quantized 8-bit floats"
+    return None
+
+
+def _not_written_out(problem: QuantizedProblem) -> str | None:
+    if problem.deterministic:
+        return "its tiles depend on the number of pairs"
+    if problem.pairs < WRITTEN_PAIRS * problem.experts:
+        return f"for {WRITTEN_PAIRS} pairs an expert and more"
+    return None if problem.writes_out else "for 4-bit numbers, and integers, whose inputs are not rounded or reordered"
+
+
+def _not_reference(problem: QuantizedProblem) -> str | None:
+    return "for scales that tiles do not have: not of 128 inputs or all" if problem.tiled else None
+
+
+def _tiles_cut(problem: QuantizedProblem) -> TilesCut:
+    pairs = 0 if problem.deterministic else problem.pairs
+    return pair_tiles(pairs, problem.experts, problem.dtype)
+
+
+def _reference(operands: Operands, deterministic: bool) -> torch.Tensor:
+    _, x, gate_up, down, *_ = operands
+    last = (operands.num_shared, deterministic, operands.biases)
+    return reference.moe_gemm(x, gate_up, down, *operands.chosen, *last)
+
+
+def _ring(operands: Operands, _: Any = None) -> torch.Tensor:
+    workspace, x, gate_up, down, *_ = operands
+    return quantized_ring_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases)
+
+
+def _written_out(operands: Operands, _: Any = None) -> torch.Tensor:
+    workspace, x, gate_up, down, *_ = operands
+    return written_out_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases)
+
+
+def _packed_tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
+    workspace, x, gate_up, down, *_ = operands
+    cuts = (cut.rows, cut.up, cut.down)
+    return packed_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases, *cuts)
+
+
+def _w8a8_tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
+    workspace, x, gate_up, down, *_ = operands
+    cuts = (cut.rows, cut.up, cut.down)
+    return w8a8_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases, *cuts)
+
+
+DISPATCH: Dispatch[QuantizedProblem] = Dispatch(
+    [
+        Variant(
+            "reference",
+            _not_reference,
+            lambda problem: problem.deterministic,
+            _reference,
+            "not measured: the only one that has such scales",
+        ),
+        Variant(
+            "ring",
+            _not_ring,
+            lambda problem: None,
+            _ring,
+            "docs/experiments/2026-11-24-quantized-experts.md (quantized-experts.jsonl)",
+        ),
+        Variant(
+            "written_out",
+            _not_written_out,
+            lambda problem: None,
+            _written_out,
+            "docs/experiments/2026-11-24-quantized-experts.md (quantized-experts.jsonl), many pairs",
+        ),
+        Variant(
+            "w8a8_tiles",
+            lambda problem: (
+                None if problem.kind in ("fp8", "int8") else "for 8-bit floats and integers with a scale a row"
+            ),
+            _tiles_cut,
+            _w8a8_tiles,
+            "docs/experiments/2026-11-24-quantized-experts.md, tiles of the Triton kernels",
+        ),
+        Variant(
+            "packed_tiles",
+            lambda problem: None,
+            _tiles_cut,
+            _packed_tiles,
+            "docs/experiments/2026-11-24-quantized-experts.md, tiles of the Triton kernels",
+        ),
+    ]
+)
