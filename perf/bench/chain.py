@@ -22,13 +22,13 @@ from unittest import mock
 import torch
 
 from kernels.linear.dense import linear
-from kernels.paged_attention import kernel as paged
 from kernels.paged_attention.cases import SeqShape
-from kernels.rope_attention import kernel as fused
 from kernels.rope_attention.cases import case
+from kernels.rope_attention.dispatch import DISPATCH, cannot_fuse
 from kernels.rope_attention.kernel import rope_attention
 from kernels.testing import seeded, workspace
 from kernels.weight import Dense
+from kernels.workspace import Workspace
 from perf.kernels import graph_seconds
 from perf.provenance import provenance
 
@@ -59,7 +59,7 @@ def lines(text: str) -> list[SeqShape]:
 
 
 @contextlib.contextmanager
-def _in_order(device: torch.device, wanted: bool = True) -> Iterator[Callable[[], None]]:
+def _in_order(workspace: Workspace, wanted: bool = True) -> Iterator[Callable[[], None]]:
     yield lambda: None
 
 
@@ -94,9 +94,9 @@ def measure(text: str, weights: Sequence[tuple[torch.Tensor, ...]], samples: int
         "two_ops_us": microseconds(lambda i: layer(i, False), samples),
         "products_us": microseconds(lambda i: products(i, lambda qkv: o), samples),
     }
-    with mock.patch.object(paged, "branch", _in_order), mock.patch.object(fused, "branch", _in_order):
+    with mock.patch.object(Workspace, "branch", _in_order):
         figures["in_order_us"] = microseconds(lambda i: layer(i, True), samples)
-    with mock.patch.object(fused, "fuses", return_value=True):
+    with DISPATCH.changed("fused", declines=cannot_fuse):
         figures["one_op_for_all_us"] = microseconds(lambda i: layer(i, True), samples)
     return {"lines": text, **{name: round(value, 2) for name, value in figures.items()}}
 

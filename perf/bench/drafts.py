@@ -26,7 +26,7 @@ from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerCon
 from engine.core.commit import InFlight
 from engine.core.request import Drafter
 from engine.types import RequestInput, SamplingParams, TokenEvent
-from kernels.paged_attention import kernel
+from kernels.paged_attention import dispatch
 from perf.simulate.step_costs import measure
 
 VOCAB = 2048
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     if args.prompt_queries is not None:
-        kernel._PROMPT_QUERIES = args.prompt_queries
+        dispatch.PROMPT_QUERIES = args.prompt_queries
     good = True
     if not args.skip_small:
         with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ import json
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,9 +30,9 @@ from kernels.linear import dispatch as products_of
 from kernels.linear.dense import linear
 from kernels.linear.stream import StreamTile
 from kernels.linear.warp_specialized import WarpSpecializedTile
-from kernels.paged_attention import kernel as paged
-from kernels.paged_attention.kernel import Tile
-from kernels.rope_attention import kernel as fused
+from kernels.paged_attention import dispatch as paged
+from kernels.paged_attention.tiles import Tile
+from kernels.rope_attention import dispatch as fused
 from kernels.rope_attention.cases import case
 from kernels.rope_attention.kernel import rope_attention
 from kernels.testing import seeded, workspace
@@ -150,14 +151,14 @@ def holding(point: Point, held: Choices) -> Iterator[None]:
         stack.enter_context(mock.patch.object(products_of, "stream_tile", stream_tile))
         stack.enter_context(mock.patch.object(products_of, "warp_specialized_tile", warp_specialized_tile))
         if "paged" in held:
-            stack.enter_context(mock.patch.object(paged, "streamed", return_value=False))
-        for slot, module, target in (
-            ("paged", paged, "attention_tile"),
-            ("single", fused, "fused_decode_tile"),
-            ("fuses", fused, "fuses"),
-        ):
-            if slot in held:
-                stack.enter_context(mock.patch.object(module, target, return_value=held[slot]))
+            stack.enter_context(paged.SINGLES.changed("persistent", declines=lambda problem: "a tile is held"))
+            stack.enter_context(paged.SINGLES.changed("split", config=partial(paged.split_cut, tile=held["paged"])))
+        if "single" in held:
+            tile = held["single"]
+            stack.enter_context(fused.DISPATCH.changed("fused", config=partial(fused.fused_cut, tile=tile)))
+        if "fuses" in held:
+            why = None if held["fuses"] else "two ops are held"
+            stack.enter_context(fused.DISPATCH.changed("fused", declines=lambda problem: why))
         yield
 
 

@@ -10,16 +10,15 @@ import itertools
 import json
 import multiprocessing
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
-from kernels.paged_attention import kernel
-from kernels.paged_attention.kernel import Tile
+from kernels.paged_attention.dispatch import LONGER, SINGLES, split_cut, tiles_cut
+from kernels.paged_attention.tiles import Tile
 from kernels.registry import Case, Op
 from kernels.testing import bound, seeded
 from perf.kernels import Ceilings, time_case
@@ -39,9 +38,15 @@ def tiles(case: Case) -> Iterator[Tile]:
             yield Tile(rows, keys, warps, stages)
 
 
-def holding(tile: Tile) -> AbstractContextManager[Any]:
+@contextmanager
+def holding(tile: Tile) -> Iterator[None]:
     """Within, the Triton kernel runs with this tile, and nothing runs in its place."""
-    return mock.patch.multiple(kernel, attention_tile=lambda *_: tile, streamed=lambda *_: False)
+    with ExitStack() as stack:
+        for name in ("persistent", "persistent_fp8"):
+            stack.enter_context(SINGLES.changed(name, declines=lambda problem: "left out while tiles are measured"))
+        stack.enter_context(SINGLES.changed("split", config=lambda problem: split_cut(problem, tile)))
+        stack.enter_context(LONGER.changed("tiles", config=lambda problem: tiles_cut(problem, tile)))
+        yield
 
 
 def _measure(index: int) -> list[tuple[float, Tile]]:

@@ -71,7 +71,7 @@ def test_compiles_for_hopper(program: str, tmp_path: Path) -> None:
 
 
 def test_sequences_that_stream() -> None:
-    from kernels.paged_attention.kernel import streamed
+    from kernels.paged_attention.dispatch import streamed
 
     def taken(group: int, kv_heads: int, alone: bool = True) -> list[int]:
         return [seqs for seqs in range(1, 300) if streamed(group, kv_heads, seqs, alone)]

@@ -3,12 +3,25 @@ too."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from kernels.registry import Case, Op
 from kernels.rope_attention.cases import case
+from kernels.rope_attention.dispatch import (
+    DISPATCH,
+    FusedCut,
+    FusedDecodeTile,
+    Problem,
+    cannot_fuse,
+    fused_cut,
+    fused_decode_tile,
+    fuses,
+)
 from kernels.testing import TOLERANCES, assert_close, bound, check, outputs, poisoned, seeded
+from kernels.thresholds import SHORT_CONTEXT
 
 OP = Op("rope_attention")
 BF16 = torch.bfloat16
@@ -25,15 +38,12 @@ SINGLES = [
 
 
 @pytest.fixture
-def every_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.rope_attention import kernel
-
-    monkeypatch.setattr(kernel, "fuses", lambda *_: True)
+def every_sequence() -> Iterator[None]:
+    with DISPATCH.changed("fused", declines=cannot_fuse):
+        yield
 
 
 def test_numbers_of_sequences_that_take_it() -> None:
-    from kernels.rope_attention.kernel import fuses
-
     def taken(groups: int, **known: bool) -> list[int]:
         given = {"alone": True, "wide": True, **known}
         return [n for n in range(1, 300) if fuses(n, heads=n * groups, **given)]
@@ -48,16 +58,12 @@ def test_numbers_of_sequences_that_take_it() -> None:
 @pytest.mark.parametrize("seqs", [1, 4])
 @pytest.mark.parametrize("context", [1, 512, 513])
 def test_every_tile_has_a_row_for_the_new_key(group: int, channels: int, seqs: int, context: int) -> None:
-    from kernels.rope_attention.kernel import fused_decode_tile
-
     rows = fused_decode_tile(BF16, group, channels, seqs, context).rows
     assert group < rows <= max(16, 2 * group)
 
 
 @pytest.mark.parametrize(("group", "near", "far"), [(8, 32, 128), (4, 64, 128), (2, 64, 128), (16, 256, 256)])
 def test_one_sequence_of_a_short_context_takes_small_tiles(group: int, near: int, far: int) -> None:
-    from kernels.rope_attention.kernel import SHORT_CONTEXT, fused_decode_tile
-
     def keys(seqs: int, context: int) -> int:
         tile = fused_decode_tile(BF16, group, 128, seqs, context)
         assert tile.least <= tile.ahead * tile.keys
@@ -68,15 +74,15 @@ def test_one_sequence_of_a_short_context_takes_small_tiles(group: int, near: int
 
 
 @pytest.fixture(params=[1, 3], ids="ahead {}".format)
-def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def ahead(request: pytest.FixtureRequest) -> Iterator[None]:
     """Some tiles of 32 keys are loaded before the wait, of shares of 64 keys or more."""
-    from kernels.rope_attention import kernel
 
-    def fused_decode_tile(dtype: torch.dtype, group: int, *_: int) -> kernel.FusedDecodeTile:
-        rows = 16 if group < 16 else 32
-        return kernel.FusedDecodeTile(rows, 32, 4, 2, programs=4, least=64, near=request.param + 1, ahead=request.param)
+    def config(problem: Problem) -> FusedCut:
+        rows, count = 16 if problem.group < 16 else 32, request.param
+        return fused_cut(problem, FusedDecodeTile(rows, 32, 4, 2, programs=4, least=64, near=count + 1, ahead=count))
 
-    monkeypatch.setattr(kernel, "fused_decode_tile", fused_decode_tile)
+    with DISPATCH.changed("fused", config=config):
+        yield
 
 
 @pytest.mark.parametrize("made", SINGLES)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from kernels.paged_attention.cases import case
-from kernels.paged_attention.kernel import Tile, dealt_to
+from kernels.paged_attention.dispatch import SINGLES, split_cut
+from kernels.paged_attention.tiles import Tile, dealt_to
 from kernels.registry import Op
 from kernels.testing import bound, check
 
@@ -54,17 +57,14 @@ def test_any_number_of_splits_adds_up(
     dealt: bool,
     window: int | None,
     dtype: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
     device: torch.device,
 ) -> None:
     """A sequence of 700 tokens has 11 splits, no multiple of those that are added up at once, and others have 1 and
     2."""
-    from kernels.paged_attention import kernel
-
     tile = Tile(16, 32, warps=4, stages=2, programs=64, least=64, near=near, dealt=dealt)
-    monkeypatch.setattr(kernel, "attention_tile", lambda *_: tile)
     made = case("", dtype, [(1, 700), (1, 3), (1, 0), (1, 120)], 4, 2, 80, window=window, bound=2000)
-    check(made, bound(OP), OP.reference, device)
+    with SINGLES.changed("split", config=partial(split_cut, tile=tile)):
+        check(made, bound(OP), OP.reference, device)
 
 
 @pytest.mark.parametrize("window", [None, 33])
@@ -76,7 +76,7 @@ def test_every_dealt_split_has_a_program(
     from kernels.paged_attention import kernel
 
     tile = Tile(16, 32, warps=4, stages=2, programs=36, least=32, dealt=True)
-    monkeypatch.setattr(kernel, "attention_tile", lambda *_: tile)
     monkeypatch.setattr(kernel, "multiprocessors", lambda _: 1)
     made = case("", torch.float32, [(1, 33)] * 17, 2, 2, 32, window=window, bound=2000)
-    check(made, bound(OP), OP.reference, device)
+    with SINGLES.changed("split", config=partial(split_cut, tile=tile)):
+        check(made, bound(OP), OP.reference, device)
