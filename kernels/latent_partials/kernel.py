@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cache_scales import latent_views
-from kernels.latent_attention.kernel import split_cut
+from kernels.latent_attention.dispatch import split_cut
 from kernels.latent_attention.split_kv import _split_size, attend_splits
 from kernels.workspace import Workspace
 
