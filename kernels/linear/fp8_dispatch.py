@@ -27,8 +27,8 @@ from kernels.workspace import Workspace
 SPLIT_ROWS, FEW_ROWS, LIBRARY_ROWS = 16, 64, 256
 # One for each multiprocessor of a Hopper GPU.
 PROGRAMS = 132
-# The library wants whole lines of so many rows.
-LIBRARY_LINE = 16
+# The library wants a multiple of so many rows.
+LIBRARY_MULTIPLE = 16
 
 
 class Fp8Problem(NamedTuple):
@@ -106,18 +106,18 @@ def _row_config(problem: Fp8Problem) -> RowTile:
     return row_tile(problem.rows, problem.outputs, problem.inputs, problem.gated, problem.deterministic)
 
 
-def _inputs(operands: Fp8Operands, line: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x as the product takes it, filled up to whole lines of rows, and its scales; None where it stays as it is."""
+def _inputs(operands: Fp8Operands, rows_of: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x as the product takes it, filled up to a multiple of `rows_of` rows, and its scales, where it is quantized."""
     workspace, x, weight, _, norm_weight, eps, offset, _, _, deterministic = operands
     if weight.inputs.number is not None:
-        return quantized(workspace, x, weight.inputs, norm_weight, eps, offset, line)
+        return quantized(workspace, x, weight.inputs, norm_weight, eps, offset, rows_of)
     if norm_weight is not None:
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
     return x, None
 
 
-def _library(operands: Fp8Operands, line: int) -> torch.Tensor:
-    x, scales = _inputs(operands, line)
+def _library(operands: Fp8Operands, rows_of: int) -> torch.Tensor:
+    x, scales = _inputs(operands, rows_of)
     weight, bias, residual, activation = operands.weight, operands.bias, operands.residual, operands.activation
     assert scales is not None
     scaled = torch._scaled_mm(x, weight.data.t(), scales, weight.scale.t(), out_dtype=operands.x.dtype)
@@ -158,7 +158,7 @@ DISPATCH: Dispatch[Fp8Problem] = Dispatch(
         Variant(
             "library",
             _not_library,
-            lambda problem: LIBRARY_LINE,
+            lambda problem: LIBRARY_MULTIPLE,
             _library,
             "docs/experiments/2026-11-23-fp8-products.md, many rows",
         ),

@@ -27,7 +27,7 @@ def linear(
         return x.new_zeros((0, weight.shape[0] // (2 if activation else 1)))
     if norm_weight is not None:
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
-    parts = tuple(len(part) for part in weight.parts)
-    choice = DISPATCH.choose(GgufProblem(len(x), parts, x.shape[1], activation is not None, deterministic))
+    outputs = tuple(len(part) for part in weight.parts)
+    choice = DISPATCH.choose(GgufProblem(len(x), outputs, x.shape[1], activation is not None, deterministic))
     y: torch.Tensor = choice.launch(GgufOperands(workspace, x, weight, bias, residual, activation), choice.config)
     return y

@@ -21,11 +21,11 @@ from kernels.workspace import Workspace
 class GgufProblem(NamedTuple):
     """What the choice of kernels depends on.
 
-    rows, inputs: of x. parts: outputs in each format, one behind another; of a gated product both halves count.
+    rows, inputs: of x. outputs in each format, one behind another; of a gated product both halves count.
     """
 
     rows: int
-    parts: tuple[int, ...]
+    outputs: tuple[int, ...]
     inputs: int
     gated: bool
     deterministic: bool
@@ -44,8 +44,8 @@ class GgufOperands(NamedTuple):
 
 def _row_config(problem: GgufProblem) -> tuple[RowTile, ...]:
     """The cut of each part's product."""
-    rows, parts, inputs, gated, deterministic = problem
-    return tuple(row_tile(rows, n // (2 if gated else 1), inputs, gated, deterministic) for n in parts)
+    rows, outputs, inputs, gated, deterministic = problem
+    return tuple(row_tile(rows, n // (2 if gated else 1), inputs, gated, deterministic) for n in outputs)
 
 
 def _not_written_out(problem: GgufProblem) -> str | None:
@@ -91,7 +91,9 @@ DISPATCH: Dispatch[GgufProblem] = Dispatch(
         ),
         Variant(
             "apart",
-            lambda problem: None if problem.gated and len(problem.parts) > 1 else "for gate and up in several formats",
+            lambda problem: (
+                None if problem.gated and len(problem.outputs) > 1 else "for gate and up in several formats"
+            ),
             lambda problem: _row_config(problem._replace(gated=False)),
             _apart,
             "the only one: a launch has one format, and the halves of a pair would be in two",

@@ -1,4 +1,4 @@
-"""Which kernel multiplies by a dense weight is decided once a shape, by the first variant that accepts it."""
+"""Which kernel runs is decided once a shape, by the first variant that accepts it."""
 
 from __future__ import annotations
 
@@ -103,23 +103,12 @@ def test_a_shape_is_decided_once_and_few_are_remembered() -> None:
     assert asked == [0]
 
 
-def test_explain_says_who_runs_why_others_decline_and_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    from kernels.explain import main
-
-    main(["linear", "64x14336x4096"])
-    said = capsys.readouterr().out
-    assert said.count("runs, with StreamTile(") == 1
-    assert "warp_specialized  declines: " in said
-    assert "measured: docs/experiments/2026-11-20-decode-products.md" in said
-    main(["linear", "8192x4096x4096", "--norm"])
-    said = capsys.readouterr().out
-    assert said.startswith("rms_norm")
-    assert "cublasLt" in said
-    main(["linear", "100x14336x4096", "--weight", "int4", "--activation", "silu"])
-    said = capsys.readouterr().out
-    assert "stream            runs, with StreamTile(rows=128" in said
-    assert "written_out       would take it" in said
-    main(["linear", "100x14336x4096", "--weight", "fp4"])
-    assert "stream            declines: needs Hopper" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["linear", "64x14336"])
+def test_a_variant_is_changed_for_a_while_and_what_was_decided_is_kept() -> None:
+    plain: Variant[int] = Variant("plain", lambda n: None, lambda n: n, lambda x, n: x, "")
+    dispatch = Dispatch([Variant("few", lambda n: "many" if n > 3 else None, lambda n: -n, lambda x, n: x, ""), plain])
+    assert dispatch.choose(7).name == "plain"
+    with dispatch.changed("few", declines=lambda n: None), dispatch.changed("few", config=lambda n: 10 * n):
+        assert (dispatch.choose(7).name, dispatch.choose(7).config) == ("few", 70)
+    assert dispatch.choose(7).name == "plain"
+    with pytest.raises(KeyError), dispatch.changed("other"):
+        pass

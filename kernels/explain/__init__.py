@@ -1,0 +1,1 @@
+"""Which kernel runs for a shape, why the others do not, and what was measured: `python -m kernels.explain`."""
