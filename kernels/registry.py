@@ -56,6 +56,8 @@ OPS = (
     "penalties",
     "mask_logits",
     "sample",
+    "sample_candidates",
+    "sample_merge",
     "keep_tokens",
     "logprobs",
 )

@@ -43,8 +43,8 @@ MAY_IMPORT = {
     },  # the runner in a rank's start alone
     "engine.weights": set(),
     "engine.quant": {"kernels", "engine.weights"},
-    "engine.models": {"engine.layers", "engine.quant", "engine.weights"},
-    "engine.sampling": {"kernels"},
+    "engine.models": {"engine.layers", "engine.quant", "engine.weights", "engine.parallel"},
+    "engine.sampling": {"kernels", "engine.parallel"},
     "engine.cache": set(),
     "engine.core": {"engine.cache"},
     "engine.speculation": set(),

@@ -23,7 +23,8 @@ class BuildContext:
     arithmetic. fused_attention lets attention rotate and write the keys of decode entries itself.
     cache_scales are those of each layer where caches hold 8-bit floats, else none; layer is the one that is built.
     communicator adds up what ranks make of their parts of a product; sliced_context: ranks share out the tokens of
-    latent caches. drafts is how many tokens of an entry may be taken back after a step.
+    latent caches; merge_candidates: they draw from candidates instead of all logits.
+    drafts is how many tokens of an entry may be taken back after a step.
     """
 
     ops: Ops
@@ -39,12 +40,13 @@ class BuildContext:
     communicator: Communicator = ALONE
     drafts: int = 0
     sliced_context: bool = False
+    merge_candidates: bool = True
     _tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = field(default_factory=dict)
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The rows of embedding and head that are here."""
-        return Vocabulary(self.config.vocab_size, self.communicator)
+        return Vocabulary(self.config.vocab_size, self.communicator, self.merge_candidates)
 
     @property
     def dtype_bytes(self) -> int:

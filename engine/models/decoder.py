@@ -126,9 +126,9 @@ class Decoder(Loaded):
         self.layers = nn.ModuleList(kind(layer, build.at(i)) for i, layer in enumerate(config.layers))
         self.hyper_head = None if config.hyper is None else HyperHead(config.hyper, build)
         self.norm = RmsNorm(config.hidden, build)
-        self._vocabulary = build.vocabulary
+        self.vocabulary = build.vocabulary
         self._communicator = build.communicator
-        self.head = Linear(config.hidden, self._vocabulary.count, build)
+        self.head = Linear(config.hidden, self.vocabulary.count, build)
         self.tie()
 
     def tie(self) -> None:
@@ -210,10 +210,14 @@ class Decoder(Loaded):
         return (x if self.hyper_head is None else self.hyper_head(x)), seen.flatten(1)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows of the residual stream [N, hidden] → [N, vocab_size]."""
-        y = self._vocabulary.whole(self.head(x, norm=self.norm))
+        """Rows of the residual stream [N, hidden] → logits of this rank's tokens [N, vocabulary.count]."""
+        y = self.head(x, norm=self.norm)
         cap = self.config.logit_softcap
         return y if cap is None else cap * torch.tanh(y / cap)
+
+    def whole_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Of the tokens of all ranks, [N, vocab_size]."""
+        return self.vocabulary.whole(self.logits(x))
 
 
 def _copy_taps(seen: torch.Tensor, taps: Sequence[int], layer: int, x: torch.Tensor) -> None:

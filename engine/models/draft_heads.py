@@ -22,6 +22,7 @@ from engine.models.decoder import Decoder, DecoderLayer, layer_kind
 from engine.models.eagle3 import Eagle3Config
 from engine.models.loaded import Loaded
 from engine.models.mtp import AheadConfig
+from engine.parallel.vocabulary import Vocabulary
 from engine.runner.batch import DeviceBatch, LastTokens, select_last
 from engine.weights.checkpoint import WeightsError
 
@@ -32,7 +33,7 @@ class DraftHead(Loaded):
     """Says token i + 2 by token i + 1 and what a large model holds at token i, or by what it made itself of token i.
 
     layers keep an entry for each such i, in the place of token i. embed None takes the large model's embedding. width:
-    of what it makes.
+    of what it makes. vocabulary: which tokens its logits are of.
     """
 
     layers: nn.ModuleList
@@ -40,6 +41,7 @@ class DraftHead(Loaded):
     taps: tuple[int, ...]
     width: int
     dtype: torch.dtype
+    vocabulary: Vocabulary
 
     @property
     def specs(self) -> list[tuple[LayerSpec, ...]]:
@@ -64,7 +66,7 @@ class DraftHead(Loaded):
 
     @abstractmethod
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, width] → [N, vocab_size], −∞ for tokens that have no draft."""
+        """[N, width] → [N, vocabulary.count], −∞ for tokens that have no draft."""
 
 
 class Eagle3Layer(nn.Module):
@@ -111,6 +113,7 @@ class Eagle3Head(DraftHead):
         hidden, seen = config.model.hidden, len(config.taps) * config.tapped
         self.config = config
         self.taps, self.width, self.dtype = config.taps, hidden, build.dtype
+        self.vocabulary = build.vocabulary
         self.embed = Embedding(build) if own_embedding else None
         self.fc_norm = RmsNorm(seen, build) if config.fc_norm else None
         self.fc = Linear(seen, hidden, build)
@@ -183,15 +186,15 @@ class AheadHead(DraftHead):
         self.hidden_norm = RmsNorm(hidden, build)
         self.layers = nn.ModuleList([layer_kind(build)(build.config.layers[0], build.at(0))])
         self.norm = RmsNorm(hidden, build)
-        self.head = Linear(hidden, build.vocabulary.count, build) if own_head else None
+        self.vocabulary = build.vocabulary
+        self.head = Linear(hidden, self.vocabulary.count, build) if own_head else None
         self._normed = config.normed
-        self._vocabulary = build.vocabulary
         self._target = (target,)  # no part of this module
 
     def _say(self, x: torch.Tensor) -> torch.Tensor:
-        """The residual stream behind the layer [N, hidden], or that normed → [N, vocab_size]."""
+        """The residual stream behind the layer [N, hidden], or that normed → [N, vocabulary.count]."""
         head = self._target[0].head if self.head is None else self.head
-        return self._vocabulary.whole(head(x, norm=None if self._normed else self.norm))
+        return head(x, norm=None if self._normed else self.norm)
 
 
 class MtpHead(AheadHead):

@@ -116,6 +116,7 @@ def build_runner(
         communicator=communicator,
         drafts=config.speculation.most,
         sliced_context=config.parallel.block_shares > 1,
+        merge_candidates=config.parallel.merge_candidates,
     )
     decoder = Decoder(build)
     spare = quant.spare_biases(rules, checkpoint)
@@ -197,7 +198,7 @@ def _on_gpu(
     specs = _specs(decoder, drafter)
     small = _runner(config, build, decoder, drafter, _pool(config, few, build, specs, 0))
     limits = (config.scheduler.max_rows, config.scheduler.token_budget, build.max_model_len)
-    steps = warmup_steps(*limits, config.speculation.most)
+    steps = warmup_steps(*limits, config.speculation.most, decoder.vocabulary.merges)
     report = progress or (lambda stage, done, total: None)
     report("launches", 0, 0)
     ahead = config.runtime.compile_ahead != "off"
@@ -290,14 +291,15 @@ def _profile(runner: DeviceRunner, config: EngineConfig, build: BuildContext) ->
 
 
 def largest_step(scheduler: SchedulerConfig, longest: int, drafted: int = 0) -> StepPlan:
-    """max_rows entries, token_budget tokens, all sampled, from logits that are edited, penalised and explained. The
-    first entries have `drafted` drafts, as many of them as there are tokens for."""
+    """max_rows entries, token_budget tokens, all sampled, from whole logits that are edited, penalised and explained.
+    The first entries have `drafted` drafts, as many of them as there are tokens for."""
     rows, drafted = scheduler.max_rows, min(drafted, longest - 1)
     entries = min(rows, (scheduler.token_budget - rows) // drafted) if drafted else 0
     count = [1 + drafted] * entries + [1] * (rows - entries)
     for entry in reversed(range(entries, rows)):
         count[entry] += min(longest - 1, scheduler.token_budget - sum(count))
-    all_of_it = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={0: 1.0}, logprobs=MAX_LOGPROBS)
+    asked = {"temperature": 1.0, "top_p": 0.5, "seed": 0, "repetition_penalty": 2.0, "logit_bias": {0: 1.0}}
+    all_of_it = SamplingParams(**asked, logprobs=MAX_LOGPROBS)  # type: ignore[arg-type]
     drafts = {entry: Draft(drafted, 1, [0] * drafted) for entry in range(entries)}
     starts = [RowStart(row, [0] * (1 if row in drafts else count[row]), 1, all_of_it) for row in range(rows)]
     return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts, drafts=drafts)

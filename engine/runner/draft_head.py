@@ -41,7 +41,7 @@ class HeadDrafter:
         self._embed = embed if head.embed is None else head.embed
         self._caches = caches
         self._ops = ops
-        self._sampler = Sampler(ops)
+        self._sampler = Sampler(ops, head.vocabulary)
         self._inputs = inputs
         self._tables = tables
         self._states = torch.zeros(tables.dummy + 1, head.width, dtype=head.dtype, device=tables.arena.device)
@@ -81,7 +81,8 @@ class HeadDrafter:
                 x = self._compute(rows, at + 1, x, self._inputs.single_tokens(rows, at, shape.max_context))
             held = torch.where(wanted, last + 1 + drafted, 1)
             logits = self._head.logits(x)
-            drawn = self._sampler.draw(logits, tables.params, rows, held, tables.tokens, PLAIN)
+            of = (tables.params, rows, held, tables.tokens, PLAIN)
+            drawn = self._sampler.draw(logits, *of, shape.whole_logits)
             self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, held)
 
     def _compute(

@@ -24,7 +24,7 @@ class DraftModel:
         self._decoder = decoder
         self._caches = caches
         self._ops = ops
-        self._sampler = Sampler(ops)
+        self._sampler = Sampler(ops, decoder.vocabulary)
         self._inputs = inputs
         self._tables = tables
 

@@ -7,6 +7,9 @@ blocks are the reserved block 0. What varies between replays (lengths, ids, tabl
 A step with drafts is entries of one token and entries of up to 1 + k, behind which dummy entries of up to 1 + k take
 what is left; it draws behind every token. It is padded only without prompts: the scheduler drafts for no such step.
 
+Where ranks draw from candidates, steps that draw from whole logits have graphs of their own, which are made ahead once
+there was one.
+
 Short prompts and one entry have a second graph, for little in the cache: their attention goes by that bound. Layers
 over latents, and 8-bit caches, want to know how many tokens the longer entries have in the cache at most: all their
 steps have a second graph.
@@ -172,9 +175,17 @@ class StepGraphs:
         self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens)
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False
+        self._gathered = False  # whether there was a step that draws from whole logits
 
-    def fit(self, plan: StepPlan) -> StepShape | None:
+    def fit(self, plan: StepPlan, whole_logits: bool = False) -> StepShape | None:
         """The shape to pad the plan to, or None when no graph is made for its kind of step."""
+        shape = self._fit(plan)
+        if shape is None or not whole_logits:
+            return shape
+        self._gathered = True
+        return replace(shape, whole_logits=True)
+
+    def _fit(self, plan: StepPlan) -> StepShape | None:
         entries, tokens = len(plan.rows), plan.num_tokens
         if self._failed:
             return None
@@ -286,4 +297,6 @@ class StepGraphs:
         if self._bounded:
             shapes += [self.mixed(n, tokens, PAST + 1) for n, tokens in mixed]
         shapes += drafting
+        if self._gathered:
+            shapes += [replace(shape, whole_logits=True) for shape in shapes]
         return next((shape for shape in shapes if shape not in self._replays), None)

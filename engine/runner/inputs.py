@@ -34,7 +34,7 @@ class StepShape:
     """What of a step is known on the host and decides which code runs. The bounds are those of DeviceBatch.
 
     drafts: most tokens that an entry past num_single drafts; 0 when the step has none. drafting: entries past
-    num_single, the first of them, that may draft.
+    num_single, the first of them, that may draft. whole_logits: some entry draws from the logits of all ranks' tokens.
     """
 
     entries: int
@@ -45,6 +45,7 @@ class StepShape:
     max_total_context: int = 0
     drafts: int = 0
     drafting: int = 0
+    whole_logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

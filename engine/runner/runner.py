@@ -73,7 +73,7 @@ class DeviceRunner:
         self._info = info
         self._ops = ops
         self._device = device
-        self._sampler = Sampler(ops)
+        self._sampler = Sampler(ops, decoder.vocabulary)
         self._tables = RowTables(max_rows, info.max_model_len, info.pool, device)
         self._inputs = Inputs(self._tables, info.pool, max_rows, max(token_budget, max_rows), device, ops, drafts > 0)
         self._draft_model: DraftModel | None = None
@@ -90,6 +90,7 @@ class DeviceRunner:
         self._edit_ids = torch.zeros((max_rows, EDIT_IDS), dtype=torch.int64, device=device)
         self._rows_with_extras: set[int] = set()  # rows whose drawing takes more than their parameters on the device
         self._rows_with_prompt_logprobs: set[int] = set()  # rows that asked for log-probabilities of their prompt
+        self._rows_of_whole_logits: set[int] = set()  # rows that candidates of ranks do not say enough for
         # How many tokens the entries of a step with drafts gave, for what is done behind the draw.
         self._given = torch.zeros(self._inputs.most if drafts else 0, dtype=torch.int32, device=device)
         self._limits = (max_rows, token_budget, info.max_model_len)
@@ -119,7 +120,10 @@ class DeviceRunner:
         whole = not self._rows_with_prompt_logprobs.isdisjoint(plan.rows) and any(
             map(self._owes, plan.rows, plan.first)
         )
-        padded = self._graphs.fit(plan) if self._graphs is not None else None
+        gathers = not self._rows_of_whole_logits.isdisjoint(plan.rows) and any(
+            sampled and row in self._rows_of_whole_logits for row, sampled in zip(plan.rows, plan.samples, strict=True)
+        )
+        padded = self._graphs.fit(plan, gathers) if self._graphs is not None else None
         if padded is not None and padded.entries != padded.num_single and whole:
             padded = None
         entries = at = None if padded is None else places(plan, padded)
@@ -129,7 +133,7 @@ class DeviceRunner:
         elif plan.drafts:
             at, drawn_places = draw_places(plan)
         extras, wanted = self._sampling_extras(plan, at)
-        shape = self._inputs.stage(plan, padded)
+        shape = replace(self._inputs.stage(plan, padded), whole_logits=gathers)
         self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
             x, draw = self._replay(self._graphs, padded)
@@ -228,7 +232,7 @@ class DeviceRunner:
                     verify.put_back(self._tables)
                 drawn = self._draw(x, shape, verify, outcome.seen, extras)
             elif extras.num_logprobs is not None:
-                drawn = self._sampler.with_logprobs(self._decoder.logits(x), plain, extras.num_logprobs)
+                drawn = self._sampler.with_logprobs(self._decoder.whole_logits(x), plain, extras.num_logprobs)
             if outcome.settle is not None:
                 outcome.settle()
             return drawn
@@ -266,7 +270,7 @@ class DeviceRunner:
         # the same, and what they would take for indices must not be left from a step of another shape.
         self._inputs.clear()
         self._tables.lengths.zero_()
-        shape = self._inputs.stage(plan)
+        shape = replace(self._inputs.stage(plan), whole_logits=step.whole_logits)
         extras = step.extras
         if step.masked:
             bits = np.full((entries, -(-self._info.vocab_size // 32)), -1, np.int32)
@@ -302,8 +306,11 @@ class DeviceRunner:
         self._edits.pop(row, None)
         self._rows_with_extras.discard(row)
         self._rows_with_prompt_logprobs.discard(row)
+        self._rows_of_whole_logits.discard(row)
+        if self._sampler.needs_whole_logits(params):
+            self._rows_of_whole_logits.add(row)
         if not params.plain:
-            edits = RowEdits(start, self._edit_ids[row])
+            edits = RowEdits(start, self._edit_ids[row], self._decoder.vocabulary)
             if edits.touch(start.num_prompt):
                 self._edits[row] = edits
         if not params.plain or params.logprobs is not None:
@@ -317,7 +324,8 @@ class DeviceRunner:
         """Tokens behind rows x [E, hidden] of the residual stream of a staged step, which go into the token table."""
         logits, tables = self._decoder.logits(x), self._tables
         entries = self._inputs.entries(shape) if verify is None else verify.draws
-        drawn = self._sampler.draw(logits, tables.params, entries.rows, entries.lengths, tables.tokens, extras)
+        held = (tables.params, entries.rows, entries.lengths, tables.tokens)
+        drawn = self._sampler.draw(logits, *held, extras, shape.whole_logits)
         tokens = self._ops.keep_tokens(drawn.tokens, tables.tokens, entries.out_rows, entries.lengths)
         drawn = replace(drawn, tokens=tokens)
         if verify is not None:
@@ -371,7 +379,7 @@ class DeviceRunner:
             start += count
         most = min(logprobs_bucket(max(a.count for a in asked)), self._info.vocab_size)
         chunks = [
-            self._ops.logprobs(self._decoder.logits(rows), tokens.long(), most)
+            self._ops.logprobs(self._decoder.whole_logits(rows), tokens.long(), most)
             for rows, tokens in zip(
                 torch.cat(places).split(PROMPT_CHUNK), torch.cat(targets).split(PROMPT_CHUNK), strict=True
             )

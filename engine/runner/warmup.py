@@ -20,7 +20,8 @@ LOGPROBS = (0, 1, 5, MAX_LOGPROBS)
 class WarmupStep:
     """A step: `singles` entries of one token, then `longer` entries of `count` tokens, each behind `first` cached ones.
 
-    masked: all of them draw under a mask. drafts: the longer entries draw behind each of their tokens.
+    masked: all of them draw under a mask. drafts: the longer entries draw behind each of their tokens. whole_logits:
+    they draw from the logits of all ranks' tokens.
     """
 
     singles: int
@@ -30,6 +31,7 @@ class WarmupStep:
     extras: SamplingExtras = PLAIN
     masked: bool = False
     drafts: bool = False
+    whole_logits: bool = False
 
     @property
     def tokens(self) -> int:
@@ -45,6 +47,7 @@ class WarmupStep:
             and self.extras == PLAIN
             and not self.masked
             and not self.drafts
+            and not self.whole_logits
         )
 
 
@@ -53,8 +56,10 @@ def logprobs_bucket(count: int) -> int:
     return next(n for n in LOGPROBS if n >= count)
 
 
-def warmup_steps(max_rows: int, token_budget: int, max_model_len: int, max_drafts: int = 0) -> list[WarmupStep]:
-    """What to play, for an engine of these limits."""
+def warmup_steps(
+    max_rows: int, token_budget: int, max_model_len: int, max_drafts: int = 0, merges: bool = False
+) -> list[WarmupStep]:
+    """What to play, for an engine of these limits. merges: most steps draw from candidates of the ranks, some not."""
     contexts = (0, 100, 2048)
     most = max_rows + MULTI_TOKEN_ENTRIES  # of a padded step
     singles = (1, 2, 5, 9, 17, 32, 33, 49, 64, 65, 97, 113, 128, 129, max_rows, most)
@@ -64,6 +69,9 @@ def warmup_steps(max_rows: int, token_budget: int, max_model_len: int, max_draft
     for extras in (SamplingExtras(penalties=True), *(SamplingExtras(num_logprobs=count) for count in LOGPROBS)):
         made += [WarmupStep(entries, 0, 40, 0, extras) for entries in (1, 16)]
     made += [WarmupStep(entries, 0, 40, 0, masked=True) for entries in (1, 16)]
+    if merges:
+        edited = (PLAIN, SamplingExtras(penalties=True))
+        made += [WarmupStep(entries, 0, 40, 0, extras, whole_logits=True) for extras in edited for entries in (1, 16)]
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))
     made += [WarmupStep(0, 1, first, count) for count in counts for first in contexts]
     made += [WarmupStep(8, 1, 0, count) for count in counts]

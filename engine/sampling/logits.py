@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.core.plan import RowStart
+from engine.parallel.vocabulary import Vocabulary
 from engine.types import MAX_ALLOWED_IDS, MAX_BAD_WORD_IDS
 
 BANNED = float("-inf")
@@ -24,29 +25,34 @@ def sent(values: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 class RowEdits:
-    """The edits of one row, made when it starts. id_buffer [EDIT_IDS] int64: the row's own place on the device for
-    ids."""
+    """The edits of one row, made when it starts: of the tokens that this rank holds, by their places in its logits.
+    id_buffer [EDIT_IDS] int64: the row's own place on the device for ids."""
 
-    def __init__(self, start: RowStart, id_buffer: torch.Tensor) -> None:
-        params = start.params
+    def __init__(self, start: RowStart, id_buffer: torch.Tensor, vocabulary: Vocabulary) -> None:
+        params, first = start.params, vocabulary.start
         self.num_prompt = start.num_prompt
         self.min_tokens = params.min_tokens
-        self.bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
-        self.bias_values = np.fromiter(params.logit_bias.values(), np.float32)
-        self.ending_ids = np.array(sorted({*start.eos_ids, *params.stop_token_ids}), np.int64)
-        allowed, words = np.array(params.allowed_token_ids, np.int64), flat(start.bad_word_ids)
+        self._lasting = bool(params.logit_bias or params.allowed_token_ids or any(start.bad_word_ids))
+        bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
+        bias_values = np.fromiter(params.logit_bias.values(), np.float32)
+        self.bias_ids, self.bias_values = vocabulary.local(bias_ids), bias_values[vocabulary.holds(bias_ids)]
+        self.ending_ids = vocabulary.local(np.array(sorted({*start.eos_ids, *params.stop_token_ids}), np.int64))
+        allowed = vocabulary.local(np.array(params.allowed_token_ids, np.int64))
+        own = [word for word in start.bad_word_ids if word and vocabulary.holds(np.array(word[-1]))]
+        last, *before = flat(own)
+        words = (last - first, *before)
         ids = np.concatenate((allowed, *words))
         if len(ids):
             id_buffer[: len(ids)].copy_(sent(ids, id_buffer.device), non_blocking=True)
         counts = (len(allowed), *map(len, words))
         parts = id_buffer[: len(ids)].split(counts)
-        self.allowed = parts[0] if counts[0] else None
+        self.allowed = parts[0] if params.allowed_token_ids else None
         self.words = BadWords(*parts[1:]) if counts[1] else None
 
     def touch(self, length: int) -> bool:
-        """Whether they change anything for a row that holds `length` tokens. Once they do not, they never do again."""
-        fixed = len(self.bias_ids) or self.allowed is not None or self.words is not None
-        return bool(fixed) or length - self.num_prompt < self.min_tokens
+        """Whether they change anything for a row that holds `length` tokens, on any rank. Once they do not, they never
+        do again."""
+        return self._lasting or length - self.num_prompt < self.min_tokens
 
     def biases(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token ids, what is added to their logits, and the tokens of the row from which on it is not, for a row that

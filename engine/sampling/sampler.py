@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from engine.parallel.vocabulary import Vocabulary
 from engine.sampling.logits import EntryEdits, edit, sent
 from engine.sampling.params import RowParams
+from engine.types import SamplingParams
+from kernels.sample_candidates.reference import MAX_TOP_K
 from kernels.select import Ops
 
 
@@ -59,10 +62,25 @@ class Drawn:
 
 
 class Sampler:
-    """Draws by Gumbel-max noise keyed by (seed, position): the same draw alone, in a batch, and when replayed."""
+    """Draws by Gumbel-max noise keyed by (seed, position): the same draw alone, in a batch, and when replayed.
 
-    def __init__(self, ops: Ops) -> None:
+    Of a vocabulary that ranks share each edits its own logits, then says what they may draw (`sample_candidates`).
+    Where that is not enough all put their logits together.
+    """
+
+    def __init__(self, ops: Ops, vocabulary: Vocabulary) -> None:
         self._ops = ops
+        self._vocabulary = vocabulary
+
+    def needs_whole_logits(self, params: SamplingParams) -> bool:
+        """Whether candidates of ranks do not say what a request of these draws: it filters, and not by a small
+        top_k."""
+        if not self._vocabulary.merges or params.greedy:
+            return False
+        by_count = 0 < params.top_k < self._vocabulary.total
+        if by_count and params.top_k <= MAX_TOP_K:
+            return False
+        return by_count or params.top_p < 1 or params.min_p > 0
 
     def draw(
         self,
@@ -72,8 +90,10 @@ class Sampler:
         lengths: torch.Tensor,
         token_table: torch.Tensor,
         extras: SamplingExtras,
+        whole: bool = False,
     ) -> Drawn:
-        """logits [B, V]; rows, lengths [B] int32: of each entry, its row of token_table [R, L] int32 and of params.
+        """logits [B, C] of this rank's tokens; rows, lengths [B] int32: of each entry, its row of token_table [R, L]
+        int32 and of params. whole: some of the rows `needs_whole_logits`.
 
         As in vLLM, edits come before penalties, penalties before temperature, and logprobs see none of them. Masks come
         behind edits: what they forbid no bias allows.
@@ -84,7 +104,7 @@ class Sampler:
         if extras.edits:
             edit(final, extras.edits, lengths)
         if extras.masks is not None:
-            self._ops.mask_logits(final, extras.masks.entries, extras.masks.bits)
+            self._ops.mask_logits(final, extras.masks.entries, extras.masks.bits, self._vocabulary.start)
         if extras.penalties:
             self._ops.penalties(
                 final,
@@ -95,12 +115,31 @@ class Sampler:
                 params.repetition,
                 params.presence,
                 params.frequency,
+                self._vocabulary.start,
             )
-        tokens = self._ops.sample(
-            final, rows, params.temperature, params.top_k, params.top_p, params.min_p, params.seeds, lengths
-        )
-        drawn = Drawn(tokens)
-        return drawn if extras.num_logprobs is None else self.with_logprobs(logits, drawn, extras.num_logprobs)
+        filters = (params.temperature, params.top_k, params.top_p, params.min_p, params.seeds)
+        if self._vocabulary.merges and not whole:
+            tokens = self._merged(final, params, rows, lengths)
+            everything = None
+        else:
+            everything = self._vocabulary.whole(final)
+            tokens = self._ops.sample(everything, rows, *filters, lengths)
+        if extras.num_logprobs is None:
+            return Drawn(tokens)
+        if everything is None or final is not logits:
+            everything = self._vocabulary.whole(logits)
+        return self.with_logprobs(everything, Drawn(tokens), extras.num_logprobs)
+
+    def _merged(
+        self, logits: torch.Tensor, params: RowParams, rows: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """Tokens [B] from what each rank may draw of its own."""
+        of, total = self._vocabulary, self._vocabulary.total
+        drawing = (params.temperature, params.top_k)
+        told = self._ops.sample_candidates(logits, rows, *drawing, params.seeds, lengths, of.start, total)
+        filters = (*drawing, params.top_p, params.min_p, params.seeds)
+        tokens: torch.Tensor = self._ops.sample_merge(of.gather(told), rows, *filters, lengths, total)
+        return tokens
 
     def with_logprobs(self, logits: torch.Tensor, drawn: Drawn, num_logprobs: int) -> Drawn:
         """The same draw with log-probabilities of its tokens and of the `num_logprobs` likeliest, logits [B, V]."""

@@ -13,21 +13,24 @@ _CHUNK = 4096
 
 
 @triton.jit
-def _mask(p_logits, p_seqs, p_masks, logits_stride, masks_stride, V, CHUNK: tl.constexpr):
+def _mask(p_logits, p_seqs, p_masks, logits_stride, masks_stride, first, V, CHUNK: tl.constexpr):
     i_mask = tl.program_id(0).to(tl.int64)
     seq = tl.load(p_seqs + i_mask).to(tl.int64)
     token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     held = token < V
-    word = tl.load(p_masks + i_mask * masks_stride + token // 32, mask=held, other=-1)
-    banned = ((word >> (token % 32)) & 1) == 0
+    bit = first + token
+    word = tl.load(p_masks + i_mask * masks_stride + bit // 32, mask=held, other=-1)
+    banned = ((word >> (bit % 32)) & 1) == 0
     tl.store(p_logits + seq * logits_stride + token, float("-inf"), mask=held & banned)
 
 
-def mask_logits(workspace: Workspace, logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor) -> None:
-    """logits[sequences[i], v] = −inf where bit v % 32 of masks[i, v // 32] is 0. Only bans are written: logits are not
-    read. Shapes as in the reference."""
+def mask_logits(
+    workspace: Workspace, logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor, first: int = 0
+) -> None:
+    """logits[sequences[i], v] = −inf where bit t % 32 of masks[i, t // 32] is 0, with t = first + v. Only bans are
+    written: logits are not read. Shapes as in the reference."""
     if len(seqs):
         vocab = logits.shape[1]
         grid = (len(seqs), cdiv(vocab, _CHUNK))
         strides = (logits.stride(0), masks.stride(0))
-        workspace.launch(_mask, grid)(logits, seqs, masks, *strides, vocab, CHUNK=_CHUNK, num_warps=4)
+        workspace.launch(_mask, grid)(logits, seqs, masks, *strides, first, vocab, CHUNK=_CHUNK, num_warps=4)

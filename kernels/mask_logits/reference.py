@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 
-def mask_logits(logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor) -> None:
-    """logits[sequences[i], v] = −inf where bit v % 32 of masks[i, v // 32] is 0.
+def mask_logits(logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor, first: int = 0) -> None:
+    """logits[sequences[i], v] = −inf where bit t % 32 of masks[i, t // 32] is 0, with t = first + v.
 
-    logits [B, V], changed in place (rows may stand apart); sequences [n] int32, no two the same; masks [n, W] int32
-    with 32 W ≥ V.
+    logits [B, V] of the tokens from `first` on, changed in place (rows may stand apart); sequences [n] int32, no two
+    the same; masks [n, W] int32 with 32 W ≥ first + V.
     """
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = ((masks[..., None] >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
+    allowed = ((masks[..., None] >> bits) & 1).flatten(1)[:, first : first + logits.shape[1]].bool()
     rows = seqs.long()
     logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))

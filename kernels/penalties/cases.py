@@ -21,8 +21,9 @@ SEQS: list[SeqShape] = [
 ]
 
 
-def case(name: str, dtype: torch.dtype, v: int, seqs: list[SeqShape], small: bool = True) -> Case:
-    """`seqs` are (prompt tokens, tokens, repetition, presence, frequency). Some table entries are no tokens."""
+def case(name: str, dtype: torch.dtype, v: int, seqs: list[SeqShape], small: bool = True, first: int = 0) -> Case:
+    """`seqs` are (prompt tokens, tokens, repetition, presence, frequency). Some table entries are no tokens, or beside
+    those from `first` on."""
     b = len(seqs)
     longest = max(seq[1] for seq in seqs)
 
@@ -30,13 +31,14 @@ def case(name: str, dtype: torch.dtype, v: int, seqs: list[SeqShape], small: boo
         num_prompt, lengths, repetition, presence, frequency = zip(*seqs, strict=True)
         return {
             "logits": randn(generator, device, dtype, b, v, scale=3.0),
-            "token_table": randint(generator, device, -1, v + 1, b + 2, longest),
+            "token_table": randint(generator, device, -1, 2 * first + v + 1, b + 2, longest),
             "rows": rows_of(b, device),
             "num_prompt": row_table(num_prompt, torch.int32, device),
             "lengths": torch.tensor(lengths, dtype=torch.int32, device=device),
             "repetition": row_table(repetition, torch.float32, device),
             "presence": row_table(presence, torch.float32, device),
             "frequency": row_table(frequency, torch.float32, device),
+            "first": first,
         }
 
     changed = [seq for seq in seqs if seq[2:] != (1.0, 0.0, 0.0)]
@@ -50,6 +52,7 @@ def cases() -> list[Case]:
     made = []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         made += [case(f"V{v}", dtype, v, SEQS) for v in (3, 123, 5003)]
+    made.append(case("V700 from 333", torch.bfloat16, 700, SEQS, first=333))
     real = [(1024, 1100, 1.1, 0.1, 0.1)]
     for b in (1, 64):
         made.append(case(f"B{b} V151936", torch.float32, 151936, real * b, small=False))

@@ -16,9 +16,11 @@ PROMPT = tl.constexpr(1 << 30)
 
 
 @triton.jit
-def _tokens(p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK: tl.constexpr):
+def _tokens(
+    p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, first, V, CHUNK: tl.constexpr
+):
     """Places and tokens of one program's chunk of its sequence, which of them count, and the sequence's three
-    penalties."""
+    penalties. Tokens are told from `first` on."""
     i_seq = tl.program_id(0)
     row = tl.load(p_rows + i_seq).to(tl.int64)
     repetition = tl.load(p_repetition + row)
@@ -28,7 +30,7 @@ def _tokens(p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, t
     length = tl.where(changes, tl.load(p_lengths + i_seq).to(tl.int32), 0)
     place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     p_seq = p_table + row * table_stride
-    token = tl.load(p_seq + place, mask=place < length, other=-1)
+    token = tl.load(p_seq + place, mask=place < length, other=-1) - first
     return place, token, (token >= 0) & (token < V), repetition, presence, frequency
 
 
@@ -43,11 +45,12 @@ def _count(
     p_presence,
     p_frequency,
     table_stride,
+    first,
     V,
     CHUNK: tl.constexpr,
 ):
     place, token, valid, _, _, _ = _tokens(
-        p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK
+        p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, first, V, CHUNK
     )
     num_prompt = tl.load(p_num_prompt + tl.load(p_rows + tl.program_id(0))).to(tl.int32)
     p_mine = p_counts + tl.program_id(0).to(tl.int64) * V + token
@@ -67,11 +70,12 @@ def _penalise(
     p_frequency,
     logits_stride,
     table_stride,
+    first,
     V,
     CHUNK: tl.constexpr,
 ):
     _, token, valid, repetition, presence, frequency = _tokens(
-        p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, V, CHUNK
+        p_table, p_rows, p_lengths, p_repetition, p_presence, p_frequency, table_stride, first, V, CHUNK
     )
     # Of all places that hold a token, the one that takes its count changes the logit.
     count = tl.atomic_xchg(p_counts + tl.program_id(0).to(tl.int64) * V + token, 0, mask=valid, sem="relaxed")
@@ -95,6 +99,7 @@ def penalties(
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """For a token with c occurrences in the output, and seen if it occurs in prompt or output:
 
@@ -119,6 +124,7 @@ def penalties(
         lengths,
         *settings,
         token_table.stride(0),
+        first,
         vocab,
         CHUNK=_CHUNK,
         num_warps=4,
@@ -132,6 +138,7 @@ def penalties(
         *settings,
         logits.stride(0),
         token_table.stride(0),
+        first,
         vocab,
         CHUNK=_CHUNK,
         num_warps=4,

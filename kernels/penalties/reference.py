@@ -14,6 +14,7 @@ def penalties(
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """For a token with c occurrences in the output, and seen if it occurs in prompt or output:
 
@@ -23,14 +24,14 @@ def penalties(
     Sequence i's tokens are token_table[rows[i], :lengths[i]], the first num_prompt[rows[i]] of them its prompt; its
     penalties stand in row rows[i] as well.
 
-    logits [B, V], changed in place, computed in float32 and rounded once; token_table [R, L] int32;
-    rows, lengths [B] and num_prompt [R] int32 or int64; repetition, presence, frequency [R] float32.
-    Table entries outside the vocabulary count for nothing.
+    logits [B, V] of the tokens from `first` on, changed in place, computed in float32 and rounded once; token_table
+    [R, L] int32; rows, lengths [B] and num_prompt [R] int32 or int64; repetition, presence, frequency [R] float32.
+    Table entries outside those tokens count for nothing.
     """
     num_prompt, repetition, presence, frequency = (of[rows] for of in (num_prompt, repetition, presence, frequency))
     vocab = logits.shape[1]
     longest = int(lengths.max())
-    tokens = token_table[rows.long(), :longest].long()
+    tokens = token_table[rows.long(), :longest].long() - first
     place = torch.arange(longest, device=logits.device)[None]
     counts = (place < lengths[:, None]) & (tokens >= 0) & (tokens < vocab)
     outside = torch.where(counts, tokens, vocab)

@@ -36,19 +36,34 @@ def philox(seed: torch.Tensor, counter: tuple[torch.Tensor, torch.Tensor]) -> tu
     return c0, c1, c2, c3
 
 
-def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Standard Gumbel noise keyed by (seed, position, token id): seeds, positions [B] → [B, vocab] float32.
+def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab: int, first: int = 0) -> torch.Tensor:
+    """Standard Gumbel noise keyed by (seed, position, token id), of the `vocab` ids from `first` on: seeds, positions
+    [B] → [B, vocab] float32.
 
     −log E with E = −log(1 − u) exponential: the noise that decides comes from small u, where float32 is finest.
     """
-    tiles = -(-vocab // (4 * RUN))
-    counters = torch.arange(min(vocab, tiles * RUN), device=seeds.device)[None]
+    if first + vocab <= RUN:
+        return gumbel_of(
+            seeds, positions, torch.arange(first, first + vocab, device=seeds.device).expand(len(seeds), -1)
+        )
+    before, tiles = first // (4 * RUN), -(-(first + vocab) // (4 * RUN))
+    counters = torch.arange(before * RUN, tiles * RUN, device=seeds.device)[None]
     position = positions.long()[:, None].expand(-1, counters.shape[1])
     words = philox(seeds.long()[:, None], (counters.expand_as(position), position))
-    if vocab <= RUN:
-        word = words[0]
-    else:
-        word = torch.stack([w.view(-1, tiles, RUN) for w in words], dim=2).flatten(1)[:, :vocab]
+    word = torch.stack([w.view(-1, tiles - before, RUN) for w in words], dim=2).flatten(1)
+    lead = first - before * 4 * RUN
+    return _noise(word[:, lead : lead + vocab])
+
+
+def gumbel_of(seeds: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The same noise of the tokens ids [B, N] → [B, N] float32."""
+    ids = ids.long()
+    counters = ids // (4 * RUN) * RUN + ids % RUN
+    words = philox(seeds.long()[:, None], (counters, positions.long()[:, None].expand_as(ids)))
+    return _noise(torch.stack(words).gather(0, (ids // RUN % 4)[None])[0])
+
+
+def _noise(word: torch.Tensor) -> torch.Tensor:
     u = (word.float() * 2.0**-32).clamp(2.0**-33, LARGEST_UNIFORM)
     exponential = torch.where(u < 2.0**-10, u * (1 + u * (0.5 + u * (1 / 3))), -torch.log(1 - u))
     return -torch.log(exponential)

@@ -4,8 +4,9 @@ between GPUs took on two.
     python -m perf.simulate.ranks costs.jsonl 32:4096:128256 --ranks 2 4 8 [--rows 1 64 256] [--sums nccl one-shot]
 
 Costs are of `perf.simulate.step_costs` on one GPU; the shape is LAYERS:HIDDEN:VOCABULARY. A step of N ranks takes 1 / N
-of one GPU's, `--whole` ms of it whole on every rank, and what crosses ranks: two sums a layer, one for the embedding,
-and the logits put together, in 16 bits. `perf.simulate.schedule --shape` plays loads over it.
+of one GPU's, `--whole` ms of it whole on every rank, and what crosses ranks: two sums a layer and one for the
+embedding, in 16 bits, and each rank's candidates for the draw, or with `--whole-logits` all logits.
+`perf.simulate.schedule --shape` plays loads over it.
 
 Sums were measured on two GPUs that NVLink joins. For N their bytes and their way are scaled by what the algorithm sends
 (`SUMS`), each GPU having the same links to all; nothing is overlapped with computing, and no host is crossed.
@@ -25,6 +26,7 @@ from perf.simulate.step_costs import Cost, read
 
 _KB, _MB = 1 << 10, 1 << 20
 NUMBER_BYTES = 2
+CANDIDATE_BYTES = 528  # of a rank for an entry: kernels/sample_candidates
 
 
 @dataclass(frozen=True)
@@ -91,23 +93,24 @@ class Shape:
 @dataclass(frozen=True)
 class Ranks:
     """How a step is shared out. sums: of `SUMS`, of which each size takes the fastest. whole_ms: of one GPU's step,
-    what every rank does."""
+    what every rank does. whole_logits: draws come from the logits of all ranks, not from candidates."""
 
     shape: Shape
     count: int
     sums: tuple[str, ...] = ("nccl",)
     whole_ms: float = 0.0
+    whole_logits: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 1 or not self.sums or self.whole_ms < 0:
             raise ValueError(f"{self} is no way to share a step out")
 
     def communication_ms(self, tokens: int, entries: int) -> float:
-        """Of a step of `tokens` tokens, of which `entries` give logits."""
+        """Of a step of `tokens` tokens, of which `entries` draw."""
         hidden = self._us(tokens * self.shape.hidden * NUMBER_BYTES)
         # Putting together is the second half of a sum.
-        logits = self._us(entries * self.shape.vocabulary * NUMBER_BYTES) / 2
-        return ((2 * self.shape.layers + 1) * hidden + logits) / 1e3
+        each = self.shape.vocabulary * NUMBER_BYTES if self.whole_logits else self.count * CANDIDATE_BYTES
+        return ((2 * self.shape.layers + 1) * hidden + self._us(entries * each) / 2) / 1e3
 
     def step_ms(self, alone_ms: float, tokens: int, entries: int) -> float:
         """Of a step that takes one GPU `alone_ms`."""
@@ -155,11 +158,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--sums", nargs="+", choices=sorted(SUMS), default=["nccl"], help="the fastest for each size")
     parser.add_argument("--whole", type=float, default=0.0, help="ms of a step that every rank does whole")
+    parser.add_argument("--whole-logits", action="store_true", help="draws that candidates do not say enough for")
     parser.add_argument("--rows", type=int, nargs="*", help="steps of so many rows alone")
     args = parser.parse_args(arguments)
     costs = [cost for cost in read(args.costs) if args.rows is None or cost.rows in args.rows]
     print("A model, not a measurement: ms of a step, and communication's share of it.\n")
-    print("\n".join(table(costs, [Ranks(args.shape, n, tuple(args.sums), args.whole) for n in args.ranks])))
+    shared = [Ranks(args.shape, n, tuple(args.sums), args.whole, args.whole_logits) for n in args.ranks]
+    print("\n".join(table(costs, shared)))
 
 
 if __name__ == "__main__":

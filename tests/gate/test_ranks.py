@@ -144,7 +144,7 @@ def one_residual_more(runner: DeviceRunner, rank: int) -> None:
 
 
 def swapped_logits(runner: DeviceRunner, rank: int) -> None:
-    vocabulary: Any = runner._decoder._vocabulary
+    vocabulary: Any = runner._decoder.vocabulary
     whole = vocabulary.whole
     vocabulary.whole = lambda logits: whole(logits).roll(vocabulary.count, 1)
 

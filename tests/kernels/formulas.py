@@ -35,11 +35,11 @@ def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, l
     return drawn
 
 
-def mask_logits(logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor) -> None:
+def mask_logits(logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor, first: int = 0) -> None:
     for seq, words in zip(seqs.tolist(), masks.tolist(), strict=True):
-        for token in range(logits.shape[1]):
+        for token in range(first, first + logits.shape[1]):
             if not words[token // 32] >> token % 32 & 1:
-                logits[seq, token] = -torch.inf
+                logits[seq, token - first] = -torch.inf
 
 
 def embedding(ids: torch.Tensor, weight: Weight, dtype: torch.dtype, scale: float) -> torch.Tensor:
@@ -262,10 +262,11 @@ def penalties(
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
+    first: int = 0,
 ) -> None:
     vocab = logits.shape[1]
     for i, row in enumerate(rows.tolist()):
-        tokens = token_table[row, : int(lengths[i])].tolist()
+        tokens = [token - first for token in token_table[row, : int(lengths[i])].tolist()]
         output = [token for token in tokens[int(num_prompt[row]) :] if 0 <= token < vocab]
         counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=vocab).tolist()
         x = logits[i].double()

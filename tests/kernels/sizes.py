@@ -132,6 +132,12 @@ def steps() -> dict[str, dict[str, Step]]:
             "plain": lambda n: _made("sample", "", BF16, 320, [(1.0, 0, 1.0, 0.0)] * n),
             "filters": lambda n: _made("sample", "", BF16, 320, [(0.7, 50, 0.9, 0.02)] * n),
         },
+        "sample_candidates": {
+            "part": lambda n: _made("sample_candidates", "", BF16, 160, 160, 320, [(0.7, 50, 0.9, 0.02)] * n)
+        },
+        "sample_merge": {
+            "three parts": lambda n: _made("sample_merge", "", 107, 3, [(0.7, 50, 0.9, 0.02)] * n),
+        },
         "logprobs": {"seqs": of_tokens("logprobs", 320, 5)},
     }
     sizes: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.plan import RowStart
+from engine.parallel.communicator import ALONE
+from engine.parallel.vocabulary import Vocabulary
 from engine.sampling.logits import EDIT_IDS, EntryEdits, RowEdits, edit
 from engine.types import MAX_ALLOWED_IDS, MAX_BAD_WORD_IDS, SamplingParams
 
 VOCAB = 12
+WHOLE = Vocabulary(VOCAB, ALONE)
 PROMPT = [1, 2, 3]
 NEVER = float("-inf")
 
@@ -34,7 +37,7 @@ def edited(
     before = logits.clone()
     table = torch.tensor(tokens + [0] * 8, dtype=torch.int32)
     least = max(0, len(tokens) - 2)  # as after drafts, of which none may have stood
-    edit(logits, [EntryEdits(1, least, RowEdits(start, id_buffer()), table)], torch.tensor([0, len(tokens)]))
+    edit(logits, [EntryEdits(1, least, RowEdits(start, id_buffer(), WHOLE), table)], torch.tensor([0, len(tokens)]))
     assert torch.equal(logits[0], before[0])
     return logits[1] - before[1]
 
@@ -83,13 +86,13 @@ def test_bad_words_look_at_what_was_generated_only() -> None:
 
 def test_a_plain_row_needs_no_edits() -> None:
     start = RowStart(0, PROMPT, 3, SamplingParams(temperature=0.7, top_k=5, repetition_penalty=1.2))
-    assert not RowEdits(start, id_buffer()).touch(len(PROMPT))
+    assert not RowEdits(start, id_buffer(), WHOLE).touch(len(PROMPT))
 
 
 def test_a_row_that_has_its_least_tokens_needs_no_edits_any_more() -> None:
     for more, ever in (({}, False), ({"logit_bias": {4: 1.0}}, True), ({"allowed_token_ids": (4,)}, True)):
         edits = RowEdits(
-            RowStart(0, PROMPT, len(PROMPT), SamplingParams(min_tokens=2, max_tokens=5, **more)), id_buffer()
+            RowStart(0, PROMPT, len(PROMPT), SamplingParams(min_tokens=2, max_tokens=5, **more)), id_buffer(), WHOLE
         )
         assert [edits.touch(len(PROMPT) + generated) for generated in range(4)] == [True, True, ever, ever]
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from engine.core.plan import MixedShapes
+from kernels.sample_candidates.reference import WORDS
 from perf.simulate import ranks as model
 from perf.simulate import schedule
-from perf.simulate.ranks import SUMS, Ranks, Shape, shared_out
+from perf.simulate.ranks import CANDIDATE_BYTES, SUMS, Ranks, Shape, shared_out
 from perf.simulate.step_costs import Cost
 
 LLAMA = Shape(32, 4096, 128256)
@@ -46,8 +47,11 @@ def test_a_step_is_shared_out_but_for_what_is_whole() -> None:
     assert alone.step_ms(4.0, 64, 64) == pytest.approx(4.0)
     two = Ranks(LLAMA, 2, whole_ms=0.5)
     assert two.step_ms(4.0, 1, 1) == pytest.approx(0.5 + 1.75 + two.communication_ms(1, 1))
-    # 65 sums of a token and half a sum of its logits
-    assert two.communication_ms(1, 1) == pytest.approx((65 * 10.8 + SUMS["nccl"].us(128256 * 2, 2) / 2) / 1e3)
+    # 65 sums of a token, and half a sum of what it may draw, or of its logits
+    assert two.communication_ms(1, 1) == pytest.approx((65 * 10.8 + SUMS["nccl"].us(2 * CANDIDATE_BYTES, 2) / 2) / 1e3)
+    whole = Ranks(LLAMA, 2, whole_logits=True)
+    assert whole.communication_ms(1, 1) == pytest.approx((65 * 10.8 + SUMS["nccl"].us(128256 * 2, 2) / 2) / 1e3)
+    assert CANDIDATE_BYTES == 4 * WORDS
     assert Ranks(LLAMA, 2, whole_ms=9.0).step_ms(4.0, 1, 0) >= 4.0
 
 
