@@ -50,8 +50,14 @@ LATENT_EXPERTS = {
 
 @pytest.mark.parametrize(
     ("config", "steps", "mode"),
-    [(DENSE, 100, ()), (LATENT_EXPERTS, 100, ()), (DENSE, 30, ("deterministic",)), (DENSE, 60, ("drafts",))],
-    ids=["dense", "latents and experts", "dense, deterministic", "dense, drafts"],
+    [
+        (DENSE, 100, ()),
+        (LATENT_EXPERTS, 100, ()),
+        (DENSE, 30, ("deterministic",)),
+        (DENSE, 60, ("drafts",)),
+        (DENSE, 60, ("ranks",)),
+    ],
+    ids=["dense", "latents and experts", "dense, deterministic", "dense, drafts", "dense, ranks"],
 )
 def test_random_steps_need_no_kernel_that_the_warmup_did_not(
     tmp_path: Path, config: dict[str, Any], steps: int, mode: tuple[str, ...]

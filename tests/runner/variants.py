@@ -1,6 +1,6 @@
 """Which kernels a model's steps need, recorded on a CPU: launches are looked up as Triton would, and not run.
 
-    python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic] [drafts]
+    python -m tests.runner.variants CHECKPOINT STEPS SEED [deterministic] [drafts] [ranks]
 
 Prints, as JSON, how many variants the warm-up compiles and those that STEPS random steps need besides: none, or
 serving would stop to compile them. It must have a process of its own, whose Triton is not the interpreter.
@@ -21,8 +21,9 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import kernels.hardware
 from engine.cache.writes import BlockWrite
-from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
+from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
 from engine.core.plan import Draft, RowStart, StepPlan
+from engine.parallel.communicator import Communicator
 from engine.runner import build
 from engine.runner.graphs import Compute, Outcome, Replay
 from engine.runner.inputs import StepShape
@@ -74,7 +75,21 @@ class Recorder:
         self.seen.setdefault((function.__name__, found + str(rest)), found)
 
 
-def make(folder: str, deterministic: bool = False, drafts: int = 0) -> DeviceRunner:
+class Echo(Communicator):
+    """The first of two ranks, of which the other says the same."""
+
+    size = 2
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack((x, x))
+
+    def all_gather_numbers(self, numbers: list[int]) -> list[list[int]]:
+        return [numbers, numbers]
+
+
+def make(
+    folder: str, deterministic: bool = False, drafts: int = 0, communicator: Communicator | None = None
+) -> DeviceRunner:
     """A runner whose ops are kernels, as on an H200, though its tensors stand on the CPU."""
     kernels.hardware.multiprocessors = lambda device: 132  # type: ignore[assignment]
     kernels.hardware.dependent_launch = lambda device: True  # type: ignore[assignment]
@@ -94,7 +109,9 @@ def make(folder: str, deterministic: bool = False, drafts: int = 0) -> DeviceRun
             cache=CacheConfig(num_blocks=2 * CONTEXT // BLOCK, block_size=BLOCK),
             runtime=RuntimeConfig(device="cpu", deterministic=deterministic),
             speculation=SpeculationConfig(method="ngram", tokens=drafts) if drafts else SpeculationConfig(),
-        )
+            parallel=ParallelConfig(tensor=1 if communicator is None else communicator.size),
+        ),
+        communicator=communicator,
     )
 
 
@@ -119,7 +136,9 @@ def plan(draw: random.Random, step: int, keeps_state: bool, most: int = 0) -> St
     first = [draw.randint(0, max(0, min(deepest, CONTEXT - n))) for n in count]
     asks = draw.random()
     params = SamplingParams(
-        temperature=0.0,
+        temperature=1.0,
+        seed=step,
+        top_p=0.9 if draw.random() < 0.3 else 1.0,
         max_tokens=8,
         presence_penalty=0.5 if 0.8 < asks < 0.9 else 0.0,
         logprobs=draw.randint(0, 20) if asks > 0.85 else None,
@@ -141,12 +160,12 @@ def main() -> None:
     recorder = Recorder()
     JITFunction.run = lambda self, *args, **options: recorder.run(self, *args, **options)  # type: ignore[method-assign]
     drafts = DRAFTS if "drafts" in sys.argv[4:] else 0
-    runner = make(folder, "deterministic" in sys.argv[4:], drafts)
+    runner = make(folder, "deterministic" in sys.argv[4:], drafts, Echo() if "ranks" in sys.argv[4:] else None)
     with Unmultiplied():
         # As on a GPU: what takes a step there is a kernel, which is not run.
         staged = runner._inputs._words
         runner._inputs._words = torch.zeros_like(staged)
-        for warmup_step in warmup_steps(ROWS, BUDGET, CONTEXT, drafts):
+        for warmup_step in warmup_steps(ROWS, BUDGET, CONTEXT, drafts, runner.decoder.vocabulary.merges):
             runner.run_warmup_step(warmup_step)
         runner._inputs._words = staged
         ahead = set(recorder.seen)
