@@ -145,8 +145,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `cache_salt`: only requests with the same one share what is in the prefix cache.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1)] = 16
-    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16
+    min_tokens: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import copy
 import json
+import logging
 import random
 import signal
 import struct
@@ -23,50 +24,44 @@ from typing import Any
 
 import grpc
 import httpx
-from hypothesis import HealthCheck, Phase, given, seed, settings
+import msgspec
+import transformers
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from engine.demo.make import config_json
+from engine.gguf_file import GgufError
 from engine.models import registry
 from engine.models.reader import ConfigError
+from engine.serving.frontend import description, sampling_fields
+from engine.serving.launch import gguf_folder
 from engine.serving.link import protocol
 from engine.text import ChatTemplate
 from engine.types import RequestError
 from engine.weights.checkpoint import Checkpoint, WeightsError
+from tests import gguf_files
 from tests.chaos import invariants
 from tests.chaos.clients import Load, undisturbed
 from tests.chaos.fleet import Fleet
+from tests.chaos.fuzz_constraints import fuzz_constraints
+from tests.chaos.sized import json_values, sized
 from tests.chaos.watch import Heartbeat
 
 _IN_TIME_S = 10.0
 # Of 10,000 inputs.
-SHARES = {"shim": 0.2, "tensors": 0.3, "templates": 0.2, "headers": 0.15, "configs": 0.15}
+SHARES = {
+    "shim": 0.2,
+    "tensors": 0.25,
+    "templates": 0.15,
+    "constraints": 0.1,
+    "headers": 0.1,
+    "configs": 0.1,
+    "generation": 0.05,
+    "gguf": 0.05,
+}
 _NEIGHBOURS = 2
 Target = Callable[[int, int], None]
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def _sized(count: int, number: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Decorator: `count` inputs out of `number`, each as slow as it is."""
-
-    def decorate(test: Callable[[], None]) -> Callable[[], None]:
-        configured = settings(
-            max_examples=count,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
-            print_blob=False,
-        )
-        return seed(number)(configured(test))
-
-    return decorate
 
 
 def in_time(what: Callable[[], object], allowed: tuple[type[Exception], ...]) -> None:
@@ -84,7 +79,7 @@ def fuzz_configs(count: int, number: int) -> None:
     keys = st.sampled_from(sorted(plain)) | st.text(max_size=12)
     changes = st.dictionaries(keys, json_values | st.integers(-(2**70), 2**70), min_size=1, max_size=4)
 
-    @_sized(count, number)
+    @sized(count, number)
     @given(changes, st.sets(st.sampled_from(sorted(plain)), max_size=2))
     def check(changed: dict[str, Any], gone: set[str]) -> None:
         values = {key: value for key, value in copy.deepcopy(plain).items() if key not in gone} | changed
@@ -104,7 +99,7 @@ def fuzz_headers(count: int, number: int) -> None:
     header = st.dictionaries(st.text(max_size=20), entry | json_values, max_size=4).map(json.dumps).map(str.encode)
     size = st.none() | st.integers(0, 2**64 - 1)
 
-    @_sized(count, number)
+    @sized(count, number)
     @given(header | st.binary(max_size=64), size, st.binary(max_size=64))
     def check(head: bytes, told: int | None, data: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -113,6 +108,56 @@ def fuzz_headers(count: int, number: int) -> None:
             in_time(lambda: Checkpoint.open(folder), (WeightsError,))
 
     check()
+
+
+def fuzz_generation(count: int, number: int) -> None:
+    """generation_config.json: what is taken of it is what a request could send, and what it says of ends of answers."""
+    names = st.sampled_from(
+        ["temperature", "top_k", "top_p", "min_p", "max_new_tokens", "min_new_tokens", "eos_token_id"]
+    )
+    numbers = st.integers(-(2**70), 2**70) | st.floats() | json_values
+
+    @sized(count, number)
+    @given(st.dictionaries(names | st.text(max_size=8), numbers, max_size=5) | json_values)
+    def check(values: Any) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(config_json(640)))
+            (Path(folder) / "generation_config.json").write_text(json.dumps(values))
+            in_time(lambda: registry.load(folder), (ConfigError,))
+            msgspec.msgpack.encode(sampling_fields.build(description.sampling(Path(folder))))
+            assert description.min_tokens(Path(folder)) >= 0
+
+    check()
+
+
+def fuzz_gguf(count: int, number: int) -> None:
+    """GGUF files some of whose bytes are others: a folder is made of them, or they are refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+        more = {
+            "vocab_size": 300,
+            "num_hidden_layers": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        }
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **more))
+        config = {**model.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+        raw = gguf_files.write(Path(folder) / "w.gguf", config, model.state_dict(), lambda _: "F32").file.read_bytes()
+        header = 16_000  # bytes; tensors are behind it
+        changes = st.lists(st.tuples(st.integers(0, header), st.integers(0, 255)), max_size=6)
+
+        @sized(count, number)
+        @given(changes, st.none() | st.integers(0, len(raw)))
+        def check(changed: list[tuple[int, int]], cut: int | None) -> None:
+            data = bytearray(raw)
+            for at, byte in changed:
+                data[at] = byte
+            with tempfile.TemporaryDirectory(dir=folder) as made:
+                file = Path(made) / "m.gguf"
+                file.write_bytes(data[:cut])
+                (Path(made) / "out").mkdir()
+                in_time(lambda: gguf_folder.write(file, Path(made) / "out"), (GgufError, ConfigError, RequestError))
+
+        check()
 
 
 _FRAGMENTS = (
@@ -146,7 +191,7 @@ def fuzz_templates(count: int, number: int) -> None:
     template = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=30), max_size=6).map("".join)
     message = st.fixed_dictionaries({"role": st.text(max_size=8)}, optional={"content": json_values}) | json_values
 
-    @_sized(count, number)
+    @sized(count, number)
     @given(template, st.lists(message, max_size=3), st.none() | json_values, st.booleans())
     def check(source: str, messages: list[Any], tools: Any, prompt: bool) -> None:
         def render() -> None:
@@ -171,7 +216,7 @@ def fuzz_tensors(count: int, number: int, fleet: Fleet) -> None:
     with grpc.insecure_channel(replica.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
-        @_sized(count, number)
+        @sized(count, number)
         @given(st.lists(tensor, max_size=4), st.booleans())
         def check(tensors: list[tuple[str, str, list[int], bytes | None]], raw: bool) -> None:
             request = service_pb2.ModelInferRequest(model_name="demo")
@@ -227,7 +272,14 @@ def fuzz_shim(count: int, number: int, fleet: Fleet) -> None:
 
 def run(inputs: int, number: int, fleet: Fleet, targets: tuple[str, ...] = tuple(SHARES)) -> None:
     """`inputs` inputs in all, while neighbours on the same fleet must not be harmed. Raises AssertionError."""
-    alone = {"templates": fuzz_templates, "headers": fuzz_headers, "configs": fuzz_configs}
+    alone = {
+        "templates": fuzz_templates,
+        "constraints": fuzz_constraints,
+        "headers": fuzz_headers,
+        "configs": fuzz_configs,
+        "generation": fuzz_generation,
+        "gguf": fuzz_gguf,
+    }
     served = {"tensors": fuzz_tensors, "shim": fuzz_shim}
     expected = undisturbed(fleet)
     beat, load = Heartbeat(fleet), Load(fleet, number, _NEIGHBOURS)
@@ -257,6 +309,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", nargs="*", choices=sorted(SHARES), default=tuple(SHARES))
     options = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)  # what is left out of a file is a warning each
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the fleet ends with it
     number = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     print(f"SEED={number} INPUTS={options.inputs}", flush=True)

@@ -9,9 +9,14 @@ from tests.chaos import fuzz
 from tests.chaos.conftest import Keeper
 
 
-@pytest.mark.parametrize("target", [fuzz.fuzz_configs, fuzz.fuzz_headers, fuzz.fuzz_templates])
+@pytest.mark.parametrize("target", [fuzz.fuzz_configs, fuzz.fuzz_headers, fuzz.fuzz_templates, fuzz.fuzz_generation])
 def test_what_a_checkpoint_brings_is_taken_or_refused(target: fuzz.Target) -> None:
     target(100, 22)
+
+
+@pytest.mark.parametrize("target", [fuzz.fuzz_gguf, fuzz.fuzz_constraints])
+def test_what_takes_longer_is_taken_or_refused_too(target: fuzz.Target) -> None:
+    target(40, 22)
 
 
 def test_raw_tensors_harm_no_neighbour(keeper: Keeper) -> None:

@@ -33,6 +33,7 @@ logger = logging.getLogger("nereid.renderer")
 
 RENDER_S = 3.0  # a template of a long conversation takes milliseconds
 _START_S = 20.0  # imports and the template's compilation
+_END_S = 1.0  # for a process whose connection has ended to be gone
 _PROCESSES = 4  # at once: while one renders in vain the others go on
 _MEMORY = 1 << 30  # address space of a process; 40 MB of it are Python's and Jinja's
 _MAX_TEXT_BYTES = 64 << 20
@@ -100,20 +101,30 @@ class Renderer:
                 self._idle.pop().kill()
 
     def _render(self, messages: bytes, parameters: bytes | None) -> str:
+        request = msgspec.msgpack.encode((messages, parameters))
+        answer = self._asked(request) or self._asked(request)
+        if answer is None:
+            raise RequestError(_ENDED)
+        if answer.error is not None:
+            raise RequestError(answer.error, answer.code)
+        return answer.text.decode("utf-8", "surrogatepass")
+
+    def _asked(self, request: bytes) -> Answer | None:
+        """None when somebody else has killed the process meanwhile. Raises RequestError."""
         process = self._take()
         try:
-            answer = process.ask(msgspec.msgpack.encode((messages, parameters)), self._most_s)
+            return process.ask(request, self._most_s)
         except OSError as error:  # TimeoutError is one
+            late = isinstance(error, TimeoutError)
+            killed = not late and process.killed()
             process.kill()
             process = _Process(*self._source)  # it starts while nobody waits for it
-            late = isinstance(error, TimeoutError)
+            if killed:
+                return None
             raise RequestError(_SLOW.format(most_s=self._most_s) if late else _ENDED) from None
         finally:
             with self._lock:
                 self._idle.append(process)
-        if answer.error is not None:
-            raise RequestError(answer.error, answer.code)
-        return answer.text.decode("utf-8", "surrogatepass")
 
     def _take(self) -> _Process:
         """A process that lives and has read the template. Raises RequestError when none can be started."""
@@ -167,6 +178,13 @@ class _Process:
 
     def dead(self) -> bool:
         return self._child.poll() is not None
+
+    def killed(self) -> bool:
+        """Whether SIGKILL has ended it, which no template does: they meet a MemoryError."""
+        try:
+            return self._child.wait(_END_S) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return False
 
     def kill(self) -> None:
         self._child.kill()

@@ -17,7 +17,7 @@ def test_its_own_sampling_is_what_a_request_could_send(tmp_path: Path) -> None:
     values = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 512, "do_sample": True}
     file.write_text(json.dumps({**values, "min_p": 7, "repetition_penalty": "1.1", "eos_token_id": 3}))
     assert sampling(tmp_path) == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 512}
-    file.write_text(json.dumps({"top_k": 10**30, "temperature": 0.6}))
+    file.write_text(json.dumps({"top_k": 10**30, "max_new_tokens": 2**64, "temperature": 0.6}))
     assert sampling(tmp_path) == {"temperature": 0.6}, "every request of a client who says nothing was refused"
     file.write_text("no JSON")
     assert sampling(tmp_path) == {}

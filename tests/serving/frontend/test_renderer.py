@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine.serving.frontend import renderer
 from engine.serving.frontend.renderer import Renderer
 from engine.text import ChatTemplate
 from engine.types import ErrorCode, RequestError
+from tests.e2e.harness import wait_until
 
 DOES_AS_IT_IS_TOLD = """
 {%- for message in messages -%}
@@ -83,6 +85,18 @@ def test_a_process_that_was_killed_is_replaced(patient: Renderer) -> None:
     os.kill(patient._idle[-1]._child.pid, signal.SIGKILL)
     patient._idle[-1]._child.wait()
     assert outcome(patient, chat("hello")) == "hello"
+
+
+def test_a_process_that_is_killed_meanwhile_costs_nothing(patient: Renderer) -> None:
+    """The memory killer and operators do that; it was a 400, as if the messages had been wrong."""
+    assert outcome(patient, chat("x")) == "x"
+    (process,) = patient._idle
+    os.kill(process._child.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        rendering = threads.submit(outcome, patient, chat("y"))
+        wait_until(lambda: not patient._idle, "it is being asked")
+        process._child.kill()
+        assert rendering.result() == "y"
 
 
 def test_while_all_processes_are_busy_the_others_are_told_so(hasty: Renderer) -> None:
