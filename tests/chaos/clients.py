@@ -95,6 +95,31 @@ def asks() -> list[Ask]:
             Ask(f"whole-logprobs-{place}", "completion", {"prompt": prompt, **greedy, "logprobs": 2}, stream=False),
             Ask(f"chat-{place}", "chat", {"messages": [{"role": "user", "content": prompt}], **seeded}),
         ]
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+        "required": ["name", "n"],
+    }
+    held = {"type": "json_schema", "json_schema": {"name": "held", "schema": schema}}
+    drawn = {"max_tokens": 32, "temperature": 0.9, "seed": 7}
+    beams = {"use_beam_search": True, "n": 3, "max_tokens": 12, "ignore_eos": True}
+    regex = {"structured_outputs": {"regex": "[a-z ,.]{60,90}"}, **drawn}
+    # These APIs have no deadline of a request's own, and text in place of tokens.
+    greedy = {"temperature": 0.0}
+    made += [
+        Ask("grpc-regex", "grpc", {"text_input": PROMPTS[0], "sampling": regex}),
+        Ask("sse-schema", "completion", {"prompt": PROMPTS[0], **drawn, "n": 2, "response_format": held}),
+        Ask("whole-beams", "completion", {"prompt": PROMPTS[1], **beams}, stream=False),
+        Ask("response", "responses", {"input": PROMPTS[0], "max_output_tokens": 32, **greedy}, False, None, 60.0),
+        Ask(
+            "message",
+            "messages",
+            {"messages": [{"role": "user", "content": PROMPTS[1]}], "max_tokens": 32, **greedy},
+            False,
+            None,
+            60.0,
+        ),
+    ]
     endless = {"max_tokens": 1000, "temperature": 0.9, "seed": 1, "ignore_eos": True}
     short = {"timeout_s": SHORT_TIMEOUT_S, "known": False}
     made += [
@@ -108,6 +133,8 @@ def perform(fleet: Fleet, ask: Ask, door: str) -> Outcome:
     """Send the request and wait for its end, or until it is given up as lost."""
     if ask.way == "grpc":
         return _grpc(fleet.replicas[int(door)].grpc, ask, door)
+    if ask.way in _TEXTS:
+        return _text(fleet.shim.url, ask, door)
     return _http(fleet.shim.url, ask, door)
 
 
@@ -270,6 +297,38 @@ def _events(response: httpx.Response, ask: Ask, made: Outcome, answer: _Answer, 
     if error is None and done == 0:  # the body broke off
         return replace(made, error="the stream ended without [DONE]", status=0, ends=1)
     return replace(made, error=error, ends=answer.finished * done if error is None else done)
+
+
+def _responses_text(body: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in body["output"] for part in item.get("content", ()))
+
+
+def _messages_text(body: dict[str, Any]) -> str:
+    return "".join(block["text"] for block in body["content"])
+
+
+# APIs whose answers hold no tokens.
+_TEXTS = {"responses": _responses_text, "messages": _messages_text}
+
+
+def _text(url: str, ask: Ask, door: str) -> Outcome:
+    """Characters stand for tokens."""
+    began = time.monotonic()
+    made = Outcome(ask, door, began, began, ends=1)
+    limit = httpx.Timeout(ask.timeout_s + _GIVE_UP_S, connect=5.0)
+    tokens: tuple[int, ...] = ()
+    try:
+        response = httpx.post(f"{url}/v1/{ask.way}", json={"model": _MODEL, **ask.fields}, timeout=limit)
+        made = replace(made, status=response.status_code)
+        if response.status_code == 200:
+            tokens = tuple(map(ord, _TEXTS[ask.way](response.json())))
+        else:
+            made = replace(made, error=response.text)
+    except httpx.ReadTimeout:
+        made = replace(made, lost=True)
+    except httpx.HTTPError as error:  # the connection
+        made = replace(made, error=f"{type(error).__name__}: {error}", status=0)
+    return replace(made, ended=time.monotonic(), tokens=(tokens,))
 
 
 class _Answer:

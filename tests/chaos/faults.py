@@ -326,6 +326,8 @@ KINDS: dict[str, Kind] = {
     "stop-frontend": Kind(stop("frontend"), Shape(hold_s=_STUB_STOPS), stops=True),
     "kill-tokenizer": Kind(kill("tokenizer"), Shape(hold_s=(0, 1), times=(1, 2)), shim=_WAY),
     "stop-tokenizer": Kind(stop("tokenizer"), Shape(hold_s=_STUB_STOPS), stops=True),
+    # A chat whose rendering process dies is rendered again.
+    "kill-renderer": Kind(kill("renderer", everyone=True)),
     "kill-worker": Kind(kill("worker"), Shape(hold_s=(0, 1), times=(1, 2)), shim=_WAY),
     "stop-worker": Kind(stop("worker"), Shape(hold_s=(0.5, 3)), stops=True),
     "stop-server": Kind(stop("server"), Shape(hold_s=(0.5, 3)), shim=_WAY, stops=True),

@@ -36,6 +36,7 @@ SETTINGS = {
     "scheduler.max_waiting": "64",
     "scheduler.token_budget": "256",
     "restart_limit": "1000",
+    "speculation.method": "suffix",  # what is drafted changes no token
 }
 # A loop that a request can ask for: what a checkpoint from the network may hold.
 _SPIN = (

@@ -51,7 +51,8 @@ FOUND = {
     ),
     "hostile-fields": Found(
         "seed 1 for 10; 1 hostile-deep-arguments 0; 2 hostile-only-stops-allowed 0; 3 hostile-huge-bias 0; "
-        "4 hostile-template-overflow 0; 5 hostile-long-name 0; 6 hostile-long-field 0; 7 hostile-long-header 0",
+        "4 hostile-template-overflow 0; 5 hostile-long-name 0; 6 hostile-long-field 0; 7 hostile-long-header 0; "
+        "8 hostile-schemas-of-tools 0",
         "stack traces, echoes of 100 KB, headers without a bound",
         mended=True,
     ),
@@ -60,6 +61,11 @@ FOUND = {
     ),
     "megabytes-of-words": Found(
         "seed 1 for 10; 2 hostile-bad-words 0; 4 hostile-allowed-ids 0", "the others waited for a minute", mended=True
+    ),
+    "grammars-that-take-long": Found(
+        "seed 1 for 10; 2 hostile-ambiguous-grammar 0; 3 hostile-many-expressions 1; 6 kill-renderer 0",
+        "the others waited for seconds a token, and the engine ended for lack of memory",
+        mended=True,
     ),
     "shape-without-content": Found("seed 1 for 10; 2 hostile-raw-empty-shape 0", "the frontend died", mended=True),
     "fewer-frontends": Found(

@@ -132,7 +132,19 @@ def _words() -> list[str]:
     return [f"word {n}" for n in range(900_000)]
 
 
+def _tools() -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(30)}}
+    return [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(300)]
+
+
 _SERVED = frozenset(REFUSALS | {200})
+# Masks take longer with each token; without a bound 6 s each behind 283 of them.
+_AMBIGUOUS: dict[str, Any] = {
+    "structured_outputs": {"grammar": "start: s\ns: s s | /[a-z ]/"},
+    "max_tokens": 300,
+    "ignore_eos": True,
+}
+_TOGETHER = " & ".join(f"/(.*[ab].{{{n}}}[cd].*)*/" for n in range(30))
 
 BODIES: dict[str, Body] = {
     "deep-arguments": _call("[" * 5000),
@@ -144,6 +156,9 @@ BODIES: dict[str, Body] = {
         "min_tokens", sampling={"min_tokens": 2, "max_tokens": 4, "allowed_token_ids": [0, 2]}
     ),
     "huge-bias": direct("logit_bias", sampling={"max_tokens": 2, "logit_bias": {"1": 1e308}}),
+    "ambiguous-grammar": body("/v1/completions", {"prompt": "x", **_AMBIGUOUS}, "grammar", _SERVED),
+    "many-expressions": _complete("at most", structured_outputs={"grammar": f"start: A\nA: {_TOGETHER}"}),
+    "schemas-of-tools": _chat("too large", tools=_tools, tool_choice="required"),
     "deep-json": _complete("JSON", stop=lambda: json.loads("[" * 500 + "]" * 500)),
     "long-name": body("/v1/completions", {"model": "m" * 100_000, "prompt": "x"}, "model", frozenset({400, 404})),
     "long-field": body("/v1/completions", {"prompt": "x", "f" * 100_000: 1}, "argument", _SERVED),
