@@ -3,9 +3,10 @@
 from engine.text.chat_template import ChatTemplate, read_templates
 from engine.text.detokenizer import Delta, Detokenizer
 from engine.text.template_marks import TemplateMarks, template_marks
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import LARGE_TEXT, Tokenizer
 
 __all__ = [
+    "LARGE_TEXT",
     "ChatTemplate",
     "Delta",
     "Detokenizer",

@@ -15,7 +15,7 @@ from engine.text.token_bytes import byte_decoder, decode_bytes
 from engine.types import ErrorCode, RequestError
 
 # The library takes 160 bytes of memory for each byte of a text.
-_LARGE_TEXT = 1 << 20
+LARGE_TEXT = 1 << 20
 
 
 class Tokenizer:
@@ -53,7 +53,7 @@ class Tokenizer:
 
     def encode(self, text: str | bytes, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises RequestError when it is not valid Unicode text."""
-        if len(text) <= _LARGE_TEXT:
+        if len(text) <= LARGE_TEXT:
             return self._encode(text, add_special_tokens)
         with self._large:
             ids = self._encode(text, add_special_tokens)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from engine.serving.launch import repository
-from tests.e2e.harness import Server, wait_until
+from tests.e2e.harness import Call, Server, wait_until
 
 TEMPLATE = """
 {%- for message in messages -%}
@@ -112,6 +113,30 @@ def test_wrong_messages_are_a_400_without_a_trace(server: Server, model: str, fi
     assert "Traceback" not in body["error"]
     assert str(Path(__file__).parents[2]) not in body["error"]
     assert len(body["error"]) < 500
+
+
+LARGE = "a b " * 265_000
+SEVERAL = 12  # four more than threads that answer requests at the same time
+
+
+def test_texts_of_megabytes_hold_no_other_text_up(server: Server, model: str) -> None:
+    """They took all threads of the tokenizer, for seconds each."""
+    large = [Call(server, model, text_input=LARGE) for _ in range(SEVERAL)]
+    wait_until(lambda: any(one.arrived for one in large), "the first is answered")
+    assert Call(server, model, text_input="small").all()
+    assert sum(one.arrived for one in large) < 5
+    assert all(one.all() for one in large)
+
+
+def test_prompts_of_megabytes_hold_no_other_prompt_up(server: Server) -> None:
+    large = [Call(server, text_input=LARGE, max_tokens=2, stream=True) for _ in range(SEVERAL)]
+    wait_until(lambda: any(one.arrived for one in large), "the first is answered")
+    for _ in range(4):  # each goes to the frontend that is next
+        assert Call(server, text_input="small", max_tokens=2, stream=True).all()
+    assert sum(one.arrived for one in large) < 7
+    for one in large:
+        with pytest.raises(InferenceServerException, match="the prompt has"):
+            one.all()
 
 
 def test_unloading_ends_the_processes_that_render(server: Server, model: str) -> None:

@@ -21,7 +21,7 @@ from engine.serving.frontend.settings import FrontendConfig
 from engine.serving.frontend.stream import Stream, now
 from engine.serving.frontend.stream_table import StreamTable
 from engine.serving.link import protocol
-from engine.text import Tokenizer
+from engine.text import LARGE_TEXT, Tokenizer
 from engine.types import SEED_BITS, ErrorCode, FinishReason, RequestError, derive_seed
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("nereid.frontend")
 
-_THREADS = 2  # a prompt of megabytes takes one of them a second to tokenize
+_THREADS = 2
 _SHORT_TEXT = 4096  # bytes that are tokenized within a fraction of a millisecond
 
 
@@ -51,7 +51,8 @@ class Served:
 
 
 class Intake:
-    """Its threads tokenize what `submit` has decoded and checked. It has no lock.
+    """Its threads tokenize what `submit` has decoded and checked; texts of megabytes, which take seconds each, have one
+    of their own. It has no lock.
 
     wake: called when a stream has been put into the table.
     """
@@ -78,15 +79,20 @@ class Intake:
         self.context = 0  # tokens that the engine takes in one request
         self._serials = itertools.count(1)
         self._admitted: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._run, name="nereid-intake", daemon=True) for _ in range(_THREADS)]
+        self._large: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, args=(waiting,), name="nereid-intake", daemon=True)
+            for waiting in (*[self._admitted] * _THREADS, self._large)
+        ]
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        for _ in self._threads:
+        for _ in range(_THREADS):
             self._admitted.put(None)
+        self._large.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
@@ -107,7 +113,7 @@ class Intake:
         if self._config.direct and self._admitted.empty() and short:
             self._take(stream)
         else:
-            self._admitted.put(stream)
+            (self._large if text is not None and len(text) > LARGE_TEXT else self._admitted).put(stream)
 
     def _admit(self, request: Any, sender: Any, arrived: float) -> Stream | None:
         """A stream for a request, in the table: from here on it ends in time. None when the answer has been sent."""
@@ -177,8 +183,8 @@ class Intake:
             for index in range(asked.best_of)
         ]
 
-    def _run(self) -> None:
-        while (stream := self._admitted.get()) is not None:
+    def _run(self, waiting: queue.SimpleQueue[Stream | None]) -> None:
+        while (stream := waiting.get()) is not None:
             self._take(stream)
 
     def _take(self, stream: Stream) -> None:

@@ -17,12 +17,12 @@ from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.responses import unexpected
 from engine.serving.frontend.settings import SettingsError, checkpoint, template_file
 from engine.serving.link.process_watch import die_with
-from engine.text import Tokenizer
+from engine.text import LARGE_TEXT, Tokenizer
 from engine.types import ErrorCode, RequestError
 
 logger = logging.getLogger("nereid.tokenizer")
 
-_AT_ONCE = 8  # requests: while one renders in vain, or is megabytes long, the others go on
+_AT_ONCE = 8  # requests: while one renders in vain the others go on
 
 
 class TextModel(ABC):
@@ -55,6 +55,7 @@ class TextModel(ABC):
         except (SettingsError, RequestError) as error:
             raise pb.TritonModelException(str(error)) from None
         self._threads = ThreadPoolExecutor(_AT_ONCE, "nereid-tokenizer")
+        self._large = ThreadPoolExecutor(1, "nereid-large")  # texts of megabytes, which take seconds each
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -62,6 +63,7 @@ class TextModel(ABC):
 
     def finalize(self) -> None:
         self._threads.shutdown()
+        self._large.shutdown()
 
     @abstractmethod
     def _open(self, folder: Path) -> None:
@@ -72,18 +74,38 @@ class TextModel(ABC):
         """The output arrays by name, of those wanted. Raises RequestError."""
 
     def _respond(self, request: Any, sender: Any) -> None:
-        sender.send(self._answer(request), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-    def _answer(self, request: Any) -> Any:
         try:
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            large = any(_num_bytes(array) > LARGE_TEXT for array in tensors.values())
+        except Exception:
+            sender.send(_unexpected(), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
+        if large:
+            self._large.submit(self._send, request, sender, tensors)
+        else:
+            self._send(request, sender, tensors)
+
+    def _send(self, request: Any, sender: Any, tensors: Mapping[str, Any]) -> None:
+        sender.send(self._answer(request, tensors), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _answer(self, request: Any, tensors: Mapping[str, Any]) -> Any:
+        try:
             outputs = self._outputs(tensors, frozenset(request.requested_output_names()))
             return pb.InferenceResponse(output_tensors=[pb.Tensor(name, array) for name, array in outputs.items()])
         except RequestError as error:
             return pb.InferenceResponse(output_tensors=[], error=pb.TritonError(error.message, _code(error)))
         except Exception:
-            sentence = unexpected(logger)
-            return pb.InferenceResponse(output_tensors=[], error=pb.TritonError(sentence, pb.TritonError.INTERNAL))
+            return _unexpected()
+
+
+def _unexpected() -> Any:
+    sentence = unexpected(logger)
+    return pb.InferenceResponse(output_tensors=[], error=pb.TritonError(sentence, pb.TritonError.INTERNAL))
+
+
+def _num_bytes(array: Any) -> int:
+    """Of an input's content; of strings, theirs."""
+    return sum(map(len, array.ravel())) if array.dtype == object else int(array.nbytes)
 
 
 def _code(error: RequestError) -> Any:
