@@ -71,12 +71,13 @@ export function branchOff(conversation, node) {
   return copy;
 }
 
-/** The messages as the API takes them. */
+/** The messages as the API takes them. With their thinking, of which the chat template shows the model what it is to see. */
 export function toMessages(conversation, leaf, system) {
   const messages = path(conversation, leaf).map((node) => {
     if (node.role === "tool") return { role: "tool", tool_call_id: node.call_id, content: node.content };
-    if (node.calls) return { role: "assistant", content: node.content || null, tool_calls: node.calls.filter(Boolean) };
-    return { role: node.role, content: node.content };
+    const message = { role: node.role, content: node.content };
+    if (node.role === "assistant" && node.reasoning) message.reasoning_content = node.reasoning;
+    return node.calls ? { ...message, content: node.content || null, tool_calls: node.calls.filter(Boolean) } : message;
   });
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }

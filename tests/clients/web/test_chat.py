@@ -55,7 +55,12 @@ ANSWERS = {
     "How do threads share work?": [{"reasoning_content": "The user asks about queues."}, *pieces(MARKDOWN)],
     "Attack.": pieces("\n\n".join(ATTACKS)),
     "Refuse.": "`temperature` must be at most 2.",
-    "Weather?": [{"content": "I look."}, {"tool_calls": [CALL]}, {"tool_calls": [REST]}],
+    "Weather?": [
+        {"reasoning_content": "A tool knows."},
+        {"content": "I look."},
+        {"tool_calls": [CALL]},
+        {"tool_calls": [REST]},
+    ],
 }
 
 
@@ -246,6 +251,9 @@ def test_calls_are_shown_and_take_their_results(chat: Page, stand_in: StandIn) -
     assert chat.get_attribute("#text", "placeholder") == "Result of get_weather"
     say(chat, "20 degrees")
     sent = stand_in.requests[-1]["messages"]
+    assert (sent[1]["content"], sent[1]["reasoning_content"]) == ("I look.", "A tool knows."), (
+        "models need both after a call"
+    )
     assert sent[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
     assert sent[2] == {"role": "tool", "tool_call_id": "c1", "content": "20 degrees"}
 
