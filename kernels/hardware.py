@@ -10,16 +10,20 @@ from functools import lru_cache
 
 import torch
 
+from kernels.tuned.tables import DEFAULT, name_of
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """What launchers ask of a GPU.
 
-    capability: CUDA compute capability, (major, minor). multiprocessors: streaming multiprocessors.
+    capability: CUDA compute capability, (major, minor). multiprocessors: streaming multiprocessors. table: of its tuned
+    numbers (`kernels.tuned.tables`).
     """
 
     capability: tuple[int, int]
     multiprocessors: int
+    table: str = DEFAULT
 
 
 # The first with instructions that convert 8-bit floats (e4m3): Ada.
@@ -42,7 +46,8 @@ def described(gpu: Gpu) -> Iterator[None]:
 @lru_cache(maxsize=16)
 def _asked(device: torch.device) -> Gpu:
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return Gpu(torch.cuda.get_device_capability(device), count)
+    table = name_of(torch.cuda.get_device_name(device))
+    return Gpu(torch.cuda.get_device_capability(device), count, table)
 
 
 def _gpu(device: torch.device) -> Gpu:
@@ -52,6 +57,11 @@ def _gpu(device: torch.device) -> Gpu:
 def multiprocessors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU; a small number on a CPU, where the interpreter runs programs in turn."""
     return _gpu(device).multiprocessors if device.type == "cuda" else 4
+
+
+def tuned(device: torch.device) -> str:
+    """The name of a device's table of tuned numbers (`kernels.tuned.tables`)."""
+    return _gpu(device).table if device.type == "cuda" else DEFAULT
 
 
 def dependent_launch(device: torch.device) -> bool:

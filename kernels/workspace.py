@@ -22,6 +22,7 @@ class Workspace:
     pdl: kernels use programmatic dependent launch: they are launched with `launch_pdl` and PDL=True, call
     gdc_launch_dependents() first and touch nothing that another kernel wrote, or may still be reading, before
     gdc_wait(). On Hopper and later, unless it is switched off.
+    table: the name of the device's tuned numbers (`kernels.tuned.tables`).
     products: what multiplies many rows by algorithms that were measured; None when that is switched off.
 
     Launches that share a workspace must run in one stream order.
@@ -29,6 +30,7 @@ class Workspace:
 
     def __init__(self, device: torch.device, dependent_launch: bool = True, tuned_gemms: bool = True) -> None:
         self.device = device
+        self.table = hardware.tuned(device)
         self.pdl = dependent_launch and hardware.dependent_launch(device)
         self.products = Products() if tuned_gemms else None
         self._counters: dict[tuple[str, int], torch.Tensor] = {}

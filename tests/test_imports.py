@@ -29,6 +29,7 @@ CONTRACTS = {
     "engine.models.reader",
     "engine.runner.batch",
     "kernels.batch",
+    "kernels.tuned.tables",
 }
 # What a part may import besides itself and the contracts; "engine" and "clients" mean all of it.
 MAY_IMPORT = {

@@ -7,7 +7,8 @@
     python -m kernels.explain rope_attention 1x32x8x128 …
     python -m kernels.explain latent_attention 64x16 …
 
-`OP --help` says what the numbers are. On an H100 or H200 unless --arch says otherwise; no GPU is needed.
+`OP --help` says what the numbers are. On an H200 unless --arch, --table and --multiprocessors say otherwise; no GPU is
+needed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kernels.explain.subjects import DTYPES, SUBJECTS
 from kernels.explain.walk import explain
 from kernels.hardware import Gpu
 from kernels.testing import deterministic
+from kernels.tuned.tables import DEFAULT, tables
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -33,6 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         own.add_argument("--dtype", choices=DTYPES, default="bfloat16")
         own.add_argument("--deterministic", action="store_true", help="as with runtime.deterministic")
         own.add_argument("--arch", type=int, choices=TARGETS, default=90)
+        own.add_argument("--table", choices=tables(), help="tuned numbers; without: h200 for --arch 90, else default")
         own.add_argument(
             "--multiprocessors", type=int, help="default: those of the GPU that stands for the architecture"
         )
@@ -46,7 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError:
         parser.error(f"{args.shape!r} is no shape of {args.op}: give {'x'.join(subject.shape)} in numbers")
     target = TARGETS[args.arch]
-    gpu = Gpu(target.capability, args.multiprocessors or target.multiprocessors)
+    table = args.table or ("h200" if args.arch == 90 else DEFAULT)
+    gpu = Gpu(target.capability, args.multiprocessors or target.multiprocessors, table)
     case = subject.case(numbers, args)
     if args.deterministic:
         (case,) = deterministic([case], case.name)

@@ -58,6 +58,6 @@ def _paragraph(title: str, dispatch: Dispatch[Any], problem: Any, chosen: Choice
             said += f"\n{_INDENT}measured: {variant.evidence}"
             if isinstance(problem, Problem) and variant.name == "library":
                 outputs = problem.outputs * (2 if problem.activation else 1)
-                said += f"\n{_INDENT}{measured(outputs, problem.inputs, problem.rows)}"
+                said += f"\n{_INDENT}{measured(problem.table, outputs, problem.inputs, problem.rows)}"
         printed.append(f"  {variant.name:<18}{said}")
     return "\n".join(printed)

@@ -19,22 +19,17 @@ from kernels.latent_attention.chunks import attend_chunks
 from kernels.latent_attention.expand import Tile, UpTile, attend_expanded
 from kernels.latent_attention.split_kv import FEW_SEQS, SplitCut, attend_split_kv
 from kernels.latent_attention.stream_k import CombineTile, attend_stream_k
+from kernels.tuned.tables import DEFAULT, numbers, tiles
 from kernels.workspace import Workspace
 
-# Sequences of one query whose entries are read faster in equal ranges (stream-K) than in splits of each sequence.
-STREAM_K_SEQS = range(5, 193)
-# From so many of them on, partials are combined by programs of all of a head's values, each partial read once; fewer
-# sequences want more programs.
-COMBINED_WHOLE = 33
-# Tokens of longer sequences beside which sequences of one query wait: more than any graph holds.
-DEVICE_FILLING_TOKENS = 4096
+OP = "latent_attention"
 
 
 class SingleProblem(NamedTuple):
     """What the choice of a kernel for `seqs` sequences of one query depends on.
 
     fills_device: kernels may take every multiprocessor for themselves. streams: the stream-K kernel reads such a cache,
-    on a GPU of its kind.
+    on a GPU of its kind. table: of tuned numbers.
     """
 
     dtype: torch.dtype
@@ -42,6 +37,7 @@ class SingleProblem(NamedTuple):
     seqs: int
     fills_device: bool
     streams: bool
+    table: str = DEFAULT
 
 
 class LongerProblem(NamedTuple):
@@ -81,27 +77,37 @@ class ExpandedCut(NamedTuple):
     tile: Tile | None
 
 
-def fills_device(num_single: int, rest: int, heads: int) -> bool:
+def fills_device(num_single: int, rest: int, heads: int, table: str = DEFAULT) -> bool:
     """Whether kernels may take every multiprocessor for themselves, with `rest` tokens of longer sequences and up to 16
     heads: in steps of one kind of sequence, and where longer sequences are so many that sequences of one query gain
-    little by running beside them and go behind."""
-    return heads <= 16 and (not num_single or not rest or rest >= DEVICE_FILLING_TOKENS)
+    little by running beside them and go behind: more than any graph holds."""
+    many = numbers(table, OP)["device_filling_tokens"]
+    return heads <= 16 and (not num_single or not rest or rest >= many)
 
 
-def combine_tile(seqs: int) -> CombineTile:
-    """The cut of combining the partials of so many sequences (measured at 16 heads of 128 values)."""
-    return CombineTile(values=128) if seqs >= COMBINED_WHOLE else CombineTile()
+def streamed(seqs: int, table: str) -> bool:
+    """Whether entries of so many sequences are read faster in equal ranges (stream-K) than in splits of each."""
+    first, last = numbers(table, OP)["stream_k_seqs"]
+    return bool(first <= seqs <= last)
 
 
-def split_cut(dtype: torch.dtype, heads: int, seqs: int) -> SplitCut:
+def combine_tile(seqs: int, table: str = DEFAULT) -> CombineTile:
+    """The cut of combining the partials of so many sequences (measured at 16 heads of 128 values). Many take programs
+    of all of a head's values, each partial read once; fewer want more programs."""
+    made = tiles(table, OP, "combine_tiles", CombineTile)
+    return made["whole" if seqs >= numbers(table, OP)["combined_whole"] else "few"]
+
+
+def split_cut(dtype: torch.dtype, heads: int, seqs: int, table: str = DEFAULT) -> SplitCut:
     """The cut of sequences of one query (measured at 16 heads). Two programs on a multiprocessor fill each other's
     gaps, where a program's heads fit four warps and sequences are many; some sequences want twice the entries on their
     way, for which there is room beside so few heads."""
+    made = tiles(table, OP, "split_cuts", SplitCut)
     if dtype == torch.float32:
-        return SplitCut(32, 1, 4)
+        return made["wide"]
     if heads <= 16 and seqs > 32:
-        return SplitCut(32, 3, 4, programs=2, values=64)
-    return SplitCut(64 if heads <= 16 and seqs > FEW_SEQS else 32, 3, 8)
+        return made["many"]
+    return made["some" if heads <= 16 and seqs > FEW_SEQS else "few"]
 
 
 def expanded_cut(problem: LongerProblem) -> ExpandedCut:
@@ -114,8 +120,9 @@ def expanded_cut(problem: LongerProblem) -> ExpandedCut:
 def _not_stream_k(problem: SingleProblem) -> str | None:
     if not problem.fills_device:
         return "for steps of one kind of sequence, or many prompt tokens, of up to 16 heads"
-    if problem.seqs not in STREAM_K_SEQS:
-        return f"for {STREAM_K_SEQS.start} to {STREAM_K_SEQS.stop - 1} sequences"
+    if not streamed(problem.seqs, problem.table):
+        first, last = numbers(problem.table, OP)["stream_k_seqs"]
+        return f"for {first} to {last} sequences"
     return None if problem.streams else "needs Hopper, a 16-bit cache and whole slabs of channels"
 
 
@@ -153,14 +160,14 @@ SINGLES: Dispatch[SingleProblem] = Dispatch(
         Variant(
             "stream_k",
             _not_stream_k,
-            lambda problem: combine_tile(problem.seqs),
+            lambda problem: combine_tile(problem.seqs, problem.table),
             _stream_k,
             "docs/experiments/2026-11-22-latent-attention.md (latents.jsonl)",
         ),
         Variant(
             "split_kv",
             lambda problem: None,
-            lambda problem: split_cut(problem.dtype, problem.heads, problem.seqs),
+            lambda problem: split_cut(problem.dtype, problem.heads, problem.seqs, problem.table),
             _split_kv,
             "docs/experiments/2026-11-22-latent-attention.md (decode-writes.jsonl)",
         ),

@@ -11,11 +11,11 @@ from kernels.latent_attention import prompt, stream_k, up
 from kernels.latent_attention.dispatch import (
     LONGER,
     SINGLES,
-    STREAM_K_SEQS,
     LongerProblem,
     Operands,
     SingleProblem,
     fills_device,
+    streamed,
 )
 from kernels.workspace import Workspace
 
@@ -46,18 +46,27 @@ def latent_attention(
         chosen = LONGER.choose(LongerProblem(q.dtype, False, False, False, True))
         chosen.launch(operands, chosen.config)
         return out
-    longer = len(batch.context_len) > num_single
-    expanded = longer and len(absorbed) < t
-    whole = fills_device(num_single, t - num_single, heads)
+    whole = fills_device(num_single, t - num_single, heads, workspace.table)
+    if batch.context_len.shape[0] == num_single:
+        if num_single:
+            _attend_single(operands, whole)
+        return out
+    expanded = absorbed.shape[0] < t
     with workspace.branch(expanded and num_single > 0 and not whole) as wait_for_branch:
-        if longer:
-            ups = expanded and whole and up.suits(kv_up, cache)
-            prompts = expanded and whole and prompt.suits(q, nope, value)
-            chosen = LONGER.choose(LongerProblem(q.dtype, expanded, ups, prompts, False))
-            chosen.launch(operands, chosen.config)
-    if num_single:
-        streams = whole and num_single in STREAM_K_SEQS and stream_k.suits(absorbed, kv_up, cache)
-        chosen = SINGLES.choose(SingleProblem(q.dtype, heads, num_single, whole, streams))
+        ups = expanded and whole and up.suits(kv_up, cache)
+        prompts = expanded and whole and prompt.suits(q, nope, value)
+        chosen = LONGER.choose(LongerProblem(q.dtype, expanded, ups, prompts, False))
         chosen.launch(operands, chosen.config)
+    if num_single:
+        _attend_single(operands, whole)
     wait_for_branch()
     return out
+
+
+def _attend_single(operands: Operands, whole: bool) -> None:
+    """Sequences of one query, whose kernel may take the `whole` device."""
+    workspace, _, q, absorbed, kv_up, cache, _, _, batch, _, _ = operands
+    seqs, table = batch.num_single, workspace.table
+    streams = whole and streamed(seqs, table) and stream_k.suits(absorbed, kv_up, cache)
+    chosen = SINGLES.choose(SingleProblem(q.dtype, q.shape[1], seqs, whole, streams, table))
+    chosen.launch(operands, chosen.config)

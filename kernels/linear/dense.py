@@ -32,25 +32,18 @@ def linear(
     type take one kernel, which rounds once, at the end; so do many rows behind an activation. float32 goes to cuBLAS at
     any size. y may stand in residual's place. An activation excludes a residual.
     """
-    rows, data = x.shape[0], weight.data
-    n = data.shape[0] // (2 if activation else 1)
+    data = weight.data
+    (rows, k), n, device = x.shape, data.shape[0], x.device
+    n = n // 2 if activation else n
     if not rows:
         return x.new_zeros((0, n))
     narrow = x.dtype != torch.float32 or INTERPRETED
     if norm_weight is not None and not (rows == 1 and narrow and not deterministic):
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
         norm_weight = None
+    normed, copies = norm_weight is not None, _copies(x, rows, data, bias, activation)
     problem = Problem(
-        rows,
-        n,
-        data.shape[1],
-        x.dtype,
-        norm_weight is not None,
-        activation,
-        deterministic,
-        _copies(x, data, bias, activation),
-        narrow,
-        multiprocessors(x.device),
+        rows, n, k, x.dtype, normed, activation, deterministic, copies, narrow, multiprocessors(device), workspace.table
     )
     choice = DISPATCH.choose(problem)
     operands = Operands(workspace, x, data, bias, norm_weight, eps, offset, residual, activation)
@@ -58,10 +51,12 @@ def linear(
     return y
 
 
-def _copies(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> bool:
+def _copies(
+    x: torch.Tensor, rows: int, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
+) -> bool:
     """Whether the bulk copy engine reads, and behind an activation writes, all that kernels of so many rows need."""
-    if len(x) == 1 or not group_products(x.device):
+    if rows == 1 or not group_products(x.device):
         return False
-    if len(x) <= STREAM_ROWS:
+    if rows <= STREAM_ROWS:
         return streams(x, weight)
     return activation is not None and gated_persistent_fits(x, weight, bias)

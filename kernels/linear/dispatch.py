@@ -22,16 +22,13 @@ from kernels.linear.stream import StreamTile, stream_linear
 from kernels.linear.warp_specialized import WarpSpecializedTile, warp_specialized_linear
 from kernels.linear.waves import filled
 from kernels.sizes import cdiv
+from kernels.tuned.tables import DEFAULT, numbers, tiles
 from kernels.workspace import Workspace
 
 STREAM_ROWS = 64
-GATED_PERSISTENT_ROWS, ALL_GATED_PERSISTENT_ROWS = 512, 2048
 INVARIANT_ROWS = 256
 FEW_ROWS = 16
 TILE_ROWS = 32
-WARP_SPECIALIZED_ROWS = 32
-HEAD_OUTPUTS = 1 << 16
-FEW_INPUTS, MIDDLE_INPUTS, MANY_INPUTS = 2048, 4096, 12288
 
 
 class Problem(NamedTuple):
@@ -39,7 +36,7 @@ class Problem(NamedTuple):
 
     rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. norm: that
     of x is still to be taken. copies: the bulk copy engine can read the operands, and on this GPU groups of warps
-    multiply from shared memory. triton: in a type that Triton's kernels are meant for.
+    multiply from shared memory. triton: in a type that Triton's kernels are meant for. table: of tuned numbers.
     """
 
     rows: int
@@ -52,11 +49,12 @@ class Problem(NamedTuple):
     copies: bool
     triton: bool
     multiprocessors: int
+    table: str = DEFAULT
 
     @property
-    def sizes(self) -> tuple[int, int, int, bool, int]:
+    def sizes(self) -> tuple[int, int, int, bool, int, str]:
         """As tiles are chosen by them."""
-        return self.rows, self.outputs, self.inputs, self.activation is not None, self.multiprocessors
+        return self.rows, self.outputs, self.inputs, self.activation is not None, self.multiprocessors, self.table
 
 
 class Operands(NamedTuple):
@@ -73,19 +71,20 @@ class Operands(NamedTuple):
     activation: str | None
 
 
-def vector_tile(n: int, k: int, norm: bool, activation: bool) -> VectorTile:
+def vector_tile(n: int, k: int, norm: bool, activation: bool, table: str = DEFAULT) -> VectorTile:
+    made, known = tiles(table, "linear", "vector_tiles", VectorTile), numbers(table, "linear")
     if activation:
-        return VectorTile(4, 256, 4, stages=5)
-    if k >= MANY_INPUTS or n >= HEAD_OUTPUTS:
-        return VectorTile(8, 256, 4, stages=5)
+        return made["gated"]
+    if k >= known["many_inputs"] or n >= known["head_outputs"]:
+        return made["large"]
     if norm:
-        if k > FEW_INPUTS:
-            return VectorTile(8, 256, 4)
-        return VectorTile(8, 512, 4) if n <= 4096 else VectorTile(4, 1024, 4)
-    return VectorTile(1, 2048, 4) if k == 2048 else VectorTile(2, 1024, 4)
+        if k > known["few_inputs"]:
+            return made["normed_inputs"]
+        return made["normed"] if n <= 4096 else made["normed_outputs"]
+    return made["few_inputs"] if k == known["few_inputs"] else made["plain"]
 
 
-def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int) -> StreamTile:
+def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int, table: str = DEFAULT) -> StreamTile:
     """Tiles of 64 outputs, rings as deep as shared memory allows (half of that where two programs share it).
 
     Fewer tiles than multiprocessors are cut into slices, so that nearly all have one; more of them, and sizes at which
@@ -96,7 +95,7 @@ def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: in
         if height == STREAM_ROWS:
             return StreamTile(height, 64, 128, 2, split=1)
         return StreamTile(height, 64, 128, 5) if height == 32 else StreamTile(height, 64, 256, 3)
-    if n >= HEAD_OUTPUTS:
+    if n >= numbers(table, "linear")["head_outputs"]:
         return StreamTile(height, 128, 128, 4, warps=8)
     blocks = cdiv(n, 64)
     split = max(1, min(multiprocessors // blocks, cdiv(k, 256)))
@@ -112,51 +111,53 @@ def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: in
 
 
 def warp_specialized_tile(
-    rows: int, n: int, k: int, activation: bool, multiprocessors: int
+    rows: int, n: int, k: int, activation: bool, multiprocessors: int, table: str = DEFAULT
 ) -> WarpSpecializedTile | None:
     """None where a warp of its own for loads did not gain at 40 to 64 rows, and for sizes that were not measured.
 
     Of few inputs a program takes whole tiles: adding parts up took longer than the multiprocessors left idle.
     """
-    if rows <= WARP_SPECIALIZED_ROWS:
+    known = numbers(table, "linear")
+    if rows <= known["warp_specialized_rows"]:
         return None
     if activation:
-        return WarpSpecializedTile(2, 2) if k >= MIDDLE_INPUTS else None
+        return WarpSpecializedTile(2, 2) if k >= known["middle_inputs"] else None
     split = multiprocessors // cdiv(n, 64)
     if not 2 <= split <= 4:
         return None
-    if k <= FEW_INPUTS:
+    if k <= known["few_inputs"]:
         return WarpSpecializedTile(9, 4)
     # all of a program's weights stand in its ring before the wait
     return WarpSpecializedTile(8, 3, split) if k <= 1024 * split else None
 
 
-def gated_persistent_tile(rows: int, n: int, k: int, multiprocessors: int) -> GatedPersistentTile | None:
+def gated_persistent_tile(
+    rows: int, n: int, k: int, multiprocessors: int, table: str = DEFAULT
+) -> GatedPersistentTile | None:
     """None where the library is faster: it fills a GPU at any size, and pays 256/k of its time for the activation.
 
-    From ALL_GATED_PERSISTENT_ROWS on there are so many tiles that it no longer matters how the last wave is filled; a
+    From `all_gated_persistent_rows` on there are so many tiles that it no longer matters how the last wave is filled; a
     warm-up of that many rows then knows the kernel.
     """
-    if rows >= ALL_GATED_PERSISTENT_ROWS or (
-        rows >= GATED_PERSISTENT_ROWS and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1
-    ):
+    known = numbers(table, "linear")
+    if rows >= known["all_gated_persistent_rows"]:
         return GatedPersistentTile()
-    return None
+    gains = rows >= known["gated_persistent_rows"] and filled(rows, n, multiprocessors) * (1 + 256 / k) >= 1
+    return GatedPersistentTile() if gains else None
 
 
-def few_rows_tile(rows: int, n: int, activation: bool) -> Tile:
+def few_rows_tile(rows: int, n: int, activation: bool, table: str = DEFAULT) -> Tile:
     """Narrow outputs are split over the inputs, so that there are programs for every multiprocessor."""
+    made = tiles(table, "linear", "few_rows_tiles", Tile)
     if rows <= FEW_ROWS:
-        if n >= HEAD_OUTPUTS:
-            return Tile(16, 32, 256, prefetch=256)
+        if n >= numbers(table, "linear")["head_outputs"]:
+            return made["head"]
         if activation:
-            return Tile(16, 64, 128, stages=4, swap=True)
-        if n > 4096:
-            return Tile(16, 64, 128, stages=6, swap=True, prefetch=256)
-        return Tile(16, 32, 128, split=4, stages=6, prefetch=256)
+            return made["gated"]
+        return made["wide"] if n > 4096 else made["narrow"]
     if activation:
-        return Tile(32, 64, 128, stages=3, warps=8, prefetch=256)
-    return Tile(32, 64, 128, split=2 if n <= 4096 else 1, stages=6, swap=True, prefetch=256)
+        return made["more_gated"]
+    return made["more_wide"] if n > 4096 else made["more_narrow"]
 
 
 def invariant_tile(rows: int, n: int, activation: str | None, dtype: torch.dtype) -> Tile:
@@ -187,7 +188,8 @@ def _not_streamed(problem: Problem) -> str | None:
 def _not_warp_specialized(problem: Problem) -> str | None:
     why = _not_streamed(problem)
     if why is None and warp_specialized_tile(*problem.sizes) is None:
-        why = f"for more than {WARP_SPECIALIZED_ROWS} rows, of sizes at which a warp of its own for loads gained"
+        least = numbers(problem.table, "linear")["warp_specialized_rows"]
+        why = f"for more than {least} rows, of sizes at which a warp of its own for loads gained"
     return why
 
 
@@ -202,7 +204,13 @@ def _not_gated_persistent(problem: Problem) -> str | None:
 
 
 def _gated_persistent_config(problem: Problem) -> GatedPersistentTile | None:
-    return gated_persistent_tile(problem.rows, problem.outputs, problem.inputs, problem.multiprocessors)
+    sizes = (problem.rows, problem.outputs, problem.inputs, problem.multiprocessors)
+    return gated_persistent_tile(*sizes, problem.table)
+
+
+def _vector_config(problem: Problem) -> VectorTile:
+    gated = problem.activation is not None
+    return vector_tile(problem.outputs, problem.inputs, problem.norm, gated, problem.table)
 
 
 def _not_vector(problem: Problem) -> str | None:
@@ -212,8 +220,9 @@ def _not_vector(problem: Problem) -> str | None:
 
 
 def _not_few_rows(problem: Problem) -> str | None:
-    if problem.rows > FEW_ROWS and (problem.rows > TILE_ROWS or problem.outputs >= HEAD_OUTPUTS):
-        return f"for up to {TILE_ROWS} rows, {FEW_ROWS} of a head's {HEAD_OUTPUTS} outputs"
+    head = numbers(problem.table, "linear")["head_outputs"]
+    if problem.rows > FEW_ROWS and (problem.rows > TILE_ROWS or problem.outputs >= head):
+        return f"for up to {TILE_ROWS} rows, {FEW_ROWS} of a head's {head} outputs"
     return None if problem.triton else "float32 is the library's"
 
 
@@ -298,14 +307,14 @@ DISPATCH: Dispatch[Problem] = Dispatch(
         Variant(
             "vector",
             _not_vector,
-            lambda problem: vector_tile(problem.outputs, problem.inputs, problem.norm, problem.activation is not None),
+            _vector_config,
             _vector,
             "docs/experiments/2026-11-20-decode-products.md (linear-tiles-qwen3-4b.jsonl)",
         ),
         Variant(
             "few_rows",
             _not_few_rows,
-            lambda problem: few_rows_tile(problem.rows, problem.outputs, problem.activation is not None),
+            lambda problem: few_rows_tile(problem.rows, problem.outputs, problem.activation is not None, problem.table),
             _tiles,
             "where there is no WGMMA; tiles by perf.tune.linear (linear-tiles-qwen3-4b.jsonl)",
         ),
@@ -314,7 +323,7 @@ DISPATCH: Dispatch[Problem] = Dispatch(
             lambda problem: None,
             lambda problem: None,
             library,
-            "docs/experiments/2026-11-21-prompt-products.md (linear-library.jsonl), kernels/linear/algorithms.json",
+            "docs/experiments/2026-11-21-prompt-products.md (linear-library.jsonl), kernels/tuned/h200.json",
         ),
     ]
 )

@@ -27,15 +27,15 @@ def linear(
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See `kernels.linear.kernel`. y may stand in residual's place."""
-    rows, (wide, k) = len(x), weight.data.shape
-    n = wide // (2 if activation else 1)
+    (rows, _), (n, k), gated = x.shape, weight.data.shape, activation is not None
+    n = n // 2 if gated else n
     if not rows:
         return x.new_zeros((0, n))
     library = rows > FEW_ROWS and not deterministic and _in_library(weight, x.dtype)
     streams = SPLIT_ROWS < rows <= FEW_ROWS and isinstance(weight, Fp8) and streams_fp8(weight)
-    choice = DISPATCH.choose(Fp8Problem(rows, n, k, activation is not None, deterministic, library, streams))
-    given = (x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)
-    y: torch.Tensor = choice.launch(Fp8Operands(workspace, *given), choice.config)
+    choice = DISPATCH.choose(Fp8Problem(rows, n, k, gated, deterministic, library, streams, workspace.table))
+    operands = Fp8Operands(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)
+    y: torch.Tensor = choice.launch(operands, choice.config)
     return y
 
 

@@ -20,13 +20,12 @@ from kernels.linear.stream import StreamTile
 from kernels.quantize.kernel import quantized
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.tuned.tables import DEFAULT, numbers
 from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
 # Up to these, rows take a split of the inputs, stream through shared memory, take one tile of rows.
 SPLIT_ROWS, FEW_ROWS, LIBRARY_ROWS = 16, 64, 256
-# One for each multiprocessor of a Hopper GPU.
-PROGRAMS = 132
 # The library wants a multiple of so many rows.
 LIBRARY_MULTIPLE = 16
 
@@ -37,6 +36,7 @@ class Fp8Problem(NamedTuple):
     rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. library: for
     more than FEW_ROWS rows, whether cuBLAS has a product of these numbers. streams: for up to FEW_ROWS rows, whether
     the bulk copy engine can read both sides, 8-bit floats with scales of 128 inputs or all, on a GPU of this kind.
+    table: of tuned numbers.
     """
 
     rows: int
@@ -46,6 +46,7 @@ class Fp8Problem(NamedTuple):
     deterministic: bool
     library: bool
     streams: bool
+    table: str = DEFAULT
 
 
 class Fp8Operands(NamedTuple):
@@ -71,7 +72,7 @@ def stream_tile(rows: int, activation: bool) -> StreamTile:
     return StreamTile(height, 64, 2 * GROUP, 6 if height == 32 else 4)
 
 
-def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -> RowTile:
+def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, table: str = DEFAULT) -> RowTile:
     """About one program a multiprocessor for up to 16 rows, two of half the outputs for more.
 
     deterministic: one cut whatever rows there are.
@@ -83,7 +84,8 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -
         return RowTile(128, 64 if activation else 128, 1, 3, 8)
     if activation or n >= 1 << 16 or rows > FEW_ROWS:
         return RowTile(height, 128 if height == 16 else 64, 1, 4)
-    outputs, programs = (128, PROGRAMS) if height == 16 else (64, 2 * PROGRAMS)
+    known = numbers(table, "linear")["programs"]
+    outputs, programs = (128, known) if height == 16 else (64, 2 * known)
     split = max(1, min(programs // cdiv(n, outputs), k // (4 * GROUP)))
     return RowTile(height, outputs, split, 7 if height == 16 else 4)
 
@@ -103,7 +105,8 @@ def _not_streamed(problem: Fp8Problem) -> str | None:
 
 
 def _row_config(problem: Fp8Problem) -> RowTile:
-    return row_tile(problem.rows, problem.outputs, problem.inputs, problem.gated, problem.deterministic)
+    sizes = (problem.rows, problem.outputs, problem.inputs)
+    return row_tile(*sizes, problem.gated, problem.deterministic, problem.table)
 
 
 def _inputs(operands: Fp8Operands, rows_of: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -139,10 +142,10 @@ def _stream(operands: Fp8Operands, tile: StreamTile) -> torch.Tensor:
 
 def _tiles(operands: Fp8Operands, tile: RowTile) -> torch.Tensor:
     x, scales = _inputs(operands)
-    weight, residual, activation = operands.weight, operands.residual, operands.activation
+    workspace, given, weight, bias, _, _, _, residual, activation, _ = operands
     n = weight.data.shape[0] // (2 if activation else 1)
-    y = torch.empty(len(x), n, dtype=operands.x.dtype, device=x.device) if residual is None else residual
-    fp8_linear(operands.workspace, x, scales, weight, operands.bias, residual, y, activation, tile)
+    y = torch.empty(x.shape[0], n, dtype=given.dtype, device=x.device) if residual is None else residual
+    fp8_linear(workspace, x, scales, weight, bias, residual, y, activation, tile)
     return y
 
 

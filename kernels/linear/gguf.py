@@ -23,11 +23,12 @@ def linear(
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See `kernels.linear.kernel`. y may stand in residual's place."""
-    if not len(x):
+    rows, k = x.shape
+    if not rows:
         return x.new_zeros((0, weight.shape[0] // (2 if activation else 1)))
     if norm_weight is not None:
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
-    outputs = tuple(len(part) for part in weight.parts)
-    choice = DISPATCH.choose(GgufProblem(len(x), outputs, x.shape[1], activation is not None, deterministic))
+    outputs = tuple(part.shape[0] for part in weight.parts)
+    choice = DISPATCH.choose(GgufProblem(rows, outputs, k, activation is not None, deterministic, workspace.table))
     y: torch.Tensor = choice.launch(GgufOperands(workspace, x, weight, bias, residual, activation), choice.config)
     return y

@@ -13,7 +13,8 @@ from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.gguf_rows import rows_product, unpacked
-from kernels.linear.packed_dispatch import FEW_ROWS, row_tile
+from kernels.linear.packed_dispatch import not_written_out, row_tile
+from kernels.tuned.tables import DEFAULT
 from kernels.weight import Dense, GgufBlocks
 from kernels.workspace import Workspace
 
@@ -29,6 +30,7 @@ class GgufProblem(NamedTuple):
     inputs: int
     gated: bool
     deterministic: bool
+    table: str = DEFAULT
 
 
 class GgufOperands(NamedTuple):
@@ -44,14 +46,14 @@ class GgufOperands(NamedTuple):
 
 def _row_config(problem: GgufProblem) -> tuple[RowTile, ...]:
     """The cut of each part's product."""
-    rows, outputs, inputs, gated, deterministic = problem
-    return tuple(row_tile(rows, n // (2 if gated else 1), inputs, gated, deterministic) for n in outputs)
+    rows, outputs, inputs, gated, deterministic, table = problem
+    return tuple(row_tile(rows, n // (2 if gated else 1), inputs, gated, deterministic, table) for n in outputs)
 
 
 def _not_written_out(problem: GgufProblem) -> str | None:
     if problem.deterministic:
         return "its sums depend on the number of rows"
-    return None if problem.rows > FEW_ROWS else f"for more than {FEW_ROWS} rows"
+    return not_written_out(problem.rows, problem.table)
 
 
 def _written_out(operands: GgufOperands, _: Any = None) -> torch.Tensor:

@@ -27,7 +27,8 @@ def linear(
     deterministic: bool = False,
 ) -> torch.Tensor:
     """See `kernels.linear.kernel`. y may stand in residual's place."""
-    rows, n = len(x), weight.shape[0] // (2 if activation else 1)
+    rows, k = x.shape
+    n = weight.shape[0] // (2 if activation else 1)
     if not rows:
         return x.new_zeros((0, n))
     if isinstance(weight, Fp4) and weight.rounding.number is not None:
@@ -35,7 +36,7 @@ def linear(
     elif norm_weight is not None:
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
     streams = isinstance(weight, PackedInt) and streams_packed(x, weight)
-    sizes = (rows, n, x.shape[1], activation is not None)
-    choice = DISPATCH.choose(PackedProblem(*sizes, deterministic, streams, multiprocessors(x.device)))
+    gated, processors = activation is not None, multiprocessors(x.device)
+    choice = DISPATCH.choose(PackedProblem(rows, n, k, gated, deterministic, streams, processors, workspace.table))
     y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, residual, activation), choice.config)
     return y

@@ -15,17 +15,17 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
-from kernels.linear.fp8_dispatch import PROGRAMS
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
 from kernels.sizes import cdiv, next_power_of_2
+from kernels.tuned.tables import DEFAULT, numbers
 from kernels.weight import Dense, Fp4, PackedInt
 from kernels.workspace import Workspace
 
-# Those up to which the weight is read packed.
+# Of a tile, at most.
 FEW_ROWS = 64
 # Up to these, the activation is inside of a product that streams.
 GATED_ROWS = 64
@@ -35,7 +35,8 @@ class PackedProblem(NamedTuple):
     """What the choice of a kernel depends on.
 
     rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. streams: 4-bit
-    integers in groups of whole blocks, which the bulk copy engine can read, on a GPU of this kind.
+    integers in groups of whole blocks, which the bulk copy engine can read, on a GPU of this kind. table: of tuned
+    numbers.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class PackedProblem(NamedTuple):
     deterministic: bool
     streams: bool
     multiprocessors: int
+    table: str = DEFAULT
 
 
 class PackedOperands(NamedTuple):
@@ -72,7 +74,7 @@ def stream_tile(rows: int, n: int, activation: bool, multiprocessors: int) -> St
     return StreamTile(height, 64, 2 * WIDTH, stages[height], 2)
 
 
-def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -> RowTile:
+def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, table: str = DEFAULT) -> RowTile:
     """About one program a multiprocessor for up to 16 rows, two for more. deterministic: one cut whatever rows there
     are."""
     if deterministic:
@@ -80,7 +82,7 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool) -
     height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
     if activation or n >= 1 << 16:
         return RowTile(height, 64, 1, 3)
-    programs = PROGRAMS if height == 16 else 2 * PROGRAMS
+    programs = numbers(table, "linear")["programs"] * (1 if height == 16 else 2)
     split = max(1, min(programs // cdiv(n, 64), k // (4 * WIDTH)))
     return RowTile(height, 64, split, 4 if height == 16 else 3)
 
@@ -91,6 +93,12 @@ def _not_streamed(problem: PackedProblem) -> str | None:
     return None if problem.rows <= MAX_ROWS else f"for up to {MAX_ROWS} rows"
 
 
+def not_written_out(rows: int, table: str) -> str | None:
+    """Why the numbers of a packed weight are not written out for so many rows."""
+    most = numbers(table, "linear")["written_out_rows"]
+    return None if rows > most else f"for more than {most} rows"
+
+
 def _stream_config(problem: PackedProblem) -> StreamTile:
     inside = problem.gated and problem.rows <= GATED_ROWS
     wide = problem.outputs * (2 if problem.gated else 1)
@@ -98,7 +106,8 @@ def _stream_config(problem: PackedProblem) -> StreamTile:
 
 
 def _row_config(problem: PackedProblem) -> RowTile:
-    return row_tile(problem.rows, problem.outputs, problem.inputs, problem.gated, problem.deterministic)
+    sizes = (problem.rows, problem.outputs, problem.inputs)
+    return row_tile(*sizes, problem.gated, problem.deterministic, problem.table)
 
 
 def _stream(operands: PackedOperands, tile: StreamTile) -> torch.Tensor:
@@ -143,7 +152,7 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
         ),
         Variant(
             "written_out",
-            lambda problem: None if problem.rows > FEW_ROWS else f"for more than {FEW_ROWS} rows",
+            lambda problem: not_written_out(problem.rows, problem.table),
             lambda problem: None,
             _written_out,
             "docs/experiments/2026-11-24-quantized-experts.md (packed-rows.jsonl)",

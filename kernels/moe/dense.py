@@ -33,18 +33,17 @@ def moe(
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Calls on a device share their counters: they must run in one stream order."""
-    up, out = gate_up.data, down.data
-    tokens, inter, count = len(x), up.shape[1] // 2, len(up)
-    pairs, table = tokens * routing.width, routing.table
+    up, out, tokens, table = gate_up.data, down.data, x.shape[0], workspace.table
+    (count, width, _), routed, dtype = up.shape, router.shape[0], x.dtype
+    inter, pairs, shared = width // 2, tokens * routing.width, routing.num_shared
     # What chooses and lists at once has a list for every expert.
-    alone = deterministic or not tokens or takes_tiles(activation, biases) or count != len(router) + routing.num_shared
-    simple = routing.bias is None and table is None and routing.num_groups == 1 and not routing.num_shared
-    many = many_pairs(pairs, count)
-    problem = Problem(
-        *(tokens, pairs, count, len(router), inter, x.dtype, alone, simple and routing.score == "softmax"),
-        *(table is not None, not many and rings_fit(x, inter), many and grouped_fits(x, up), bulk_rows(x, inter)),
-        multiprocessors(x.device),
-    )
+    alone = deterministic or not tokens or takes_tiles(activation, biases) or count != routed + shared
+    by_token = routing.table is not None
+    simple = routing.bias is None and not by_token and routing.num_groups == 1 and not shared
+    plain, many = simple and routing.score == "softmax", many_pairs(pairs, count, table)
+    rings, groups, bulk = not many and rings_fit(x, inter), many and grouped_fits(x, up), bulk_rows(x, inter)
+    facts = (alone, plain, by_token, rings, groups, bulk)
+    problem = Problem(tokens, pairs, count, routed, inter, dtype, *facts, multiprocessors(x.device), table)
     chosen = DISPATCH.choose(problem)
     last = (token_ids, norm_weight, eps, offset, residual, activation, limit, deterministic, biases)
     y: torch.Tensor = chosen.launch(Operands(workspace, x, router, up, out, routing, *last), chosen.config)

@@ -13,7 +13,7 @@ from kernels.moe.lists import MAX_EXPERTS, chosen_in_lists
 from kernels.moe.rows import routed_rows_moe
 from kernels.moe.scores import scored
 from kernels.moe_gemm import dense
-from kernels.moe_gemm.dispatch import GROUPED_PAIRS, ROW_TOKENS, RowsCut, TilesCut, many_pairs, pair_tiles, row_tiles
+from kernels.moe_gemm.dispatch import RowsCut, TilesCut, many_pairs, pair_tiles, row_tiles
 from kernels.moe_gemm.grouped import PAIRS, grouped_moe
 from kernels.moe_gemm.order import CHUNK, Lists
 from kernels.moe_gemm.rows import RowTile
@@ -23,11 +23,9 @@ from kernels.moe_route.kernel import ONE_LAUNCH_TOKENS, choice, moe_route
 from kernels.moe_route.logits import BF16_THIRDS_TOKENS, logit_partials
 from kernels.rms_norm.kernel import rms_norm
 from kernels.routing import ExpertBiases, Routing
+from kernels.tuned.tables import DEFAULT, numbers, tiles
 from kernels.weight import Dense
 from kernels.workspace import Workspace
-
-# Inner channels of an expert that a few tokens' products find by themselves; of larger ones they gain nothing by it.
-SMALL_EXPERT = 1024
 
 
 class Problem(NamedTuple):
@@ -36,7 +34,8 @@ class Problem(NamedTuple):
     pairs of token and expert; experts whose matrices are here, shared ones too; routed: those that the router scores;
     inner channels of each. alone: the choice has to stand by itself. plain: it is the highest of the scores. by_token:
     it goes by token ids, which may name an expert twice. rings, groups: what the kernels of those names can read and
-    write in whole boxes, on a GPU of their kind. bulk: a copy engine reads rows of the matrices.
+    write in whole boxes, on a GPU of their kind. bulk: a copy engine reads rows of the matrices. table: of tuned
+    numbers.
     """
 
     tokens: int
@@ -52,6 +51,7 @@ class Problem(NamedTuple):
     groups: bool
     bulk: bool
     multiprocessors: int
+    table: str = DEFAULT
 
 
 class Operands(NamedTuple):
@@ -83,9 +83,9 @@ class Operands(NamedTuple):
         return self.residual, self.activation, self.limit
 
 
-def down_tile(tokens: int, inter: int) -> RowTile:
+def down_tile(tokens: int, inter: int, table: str = DEFAULT) -> RowTile:
     """The cut of the down product: whole rows in registers for one token, a pipeline for more."""
-    return row_tiles(inter).down if tokens == 1 else RowTile(8, 512, 4, 5)
+    return row_tiles(inter, table).down if tokens == 1 else tiles(table, "moe", "row_tiles", RowTile)["down"]
 
 
 def _not_chosen_within(problem: Problem) -> str | None:
@@ -94,8 +94,10 @@ def _not_chosen_within(problem: Problem) -> str | None:
 
 def _not_rows(problem: Problem) -> str | None:
     why = _not_chosen_within(problem)
-    if why is None and (problem.tokens > ROW_TOKENS or problem.inner > SMALL_EXPERT or problem.routed > MAX_EXPERTS):
-        why = f"for up to {ROW_TOKENS} tokens and {MAX_EXPERTS} experts of up to {SMALL_EXPERT} inner channels"
+    # Of larger experts the products of a few tokens gain nothing by finding them themselves.
+    rows, small = numbers(problem.table, "moe_gemm")["row_tokens"], numbers(problem.table, "moe")["small_expert"]
+    if why is None and (problem.tokens > rows or problem.inner > small or problem.routed > MAX_EXPERTS):
+        why = f"for up to {rows} tokens and {MAX_EXPERTS} experts of up to {small} inner channels"
     if why is None and not problem.plain:
         why = "for the highest scores of a softmax, without corrections, groups or shared experts"
     return why
@@ -103,14 +105,15 @@ def _not_rows(problem: Problem) -> str | None:
 
 def listed(problem: Problem) -> bool:
     """Whether the launch that chooses lists each expert's pairs as well, as it does for tiles of a decode step."""
-    some = problem.tokens > ONE_LAUNCH_TOKENS
-    return not problem.alone and some and problem.pairs <= min(CHUNK, GROUPED_PAIRS * problem.experts)
+    some = problem.tokens > ONE_LAUNCH_TOKENS and problem.pairs <= CHUNK
+    return not problem.alone and some and not many_pairs(problem.pairs, problem.experts, problem.table)
 
 
 def _not_lists(problem: Problem) -> str | None:
     why = _not_chosen_within(problem)
     if why is None and not listed(problem):
-        why = f"for more than {ONE_LAUNCH_TOKENS} tokens, up to {CHUNK} pairs and {GROUPED_PAIRS} an expert"
+        each = numbers(problem.table, "moe_gemm")["grouped_pairs"]
+        why = f"for more than {ONE_LAUNCH_TOKENS} tokens, up to {CHUNK} pairs and {each} an expert"
     return why
 
 
@@ -125,25 +128,27 @@ def _not_rings(problem: Problem) -> str | None:
 
 def counted(problem: Problem) -> bool:
     """Whether the launch that chooses counts each expert's pairs as well, as it does for tiles of a prompt."""
-    many = problem.tokens >= BF16_THIRDS_TOKENS and many_pairs(problem.pairs, problem.experts)
+    many = problem.tokens >= BF16_THIRDS_TOKENS and many_pairs(problem.pairs, problem.experts, problem.table)
     return not problem.alone and many and not problem.by_token
 
 
 def _not_counted(problem: Problem) -> str | None:
     why = _not_chosen_within(problem)
     if why is None and not counted(problem):
-        why = f"for {BF16_THIRDS_TOKENS} tokens and more, of more than {GROUPED_PAIRS} pairs an expert, by their scores"
+        each = numbers(problem.table, "moe_gemm")["grouped_pairs"]
+        why = f"for {BF16_THIRDS_TOKENS} tokens and more, of more than {each} pairs an expert, by their scores"
     if why is None and not problem.groups:
         why = "needs Hopper, a 16-bit type, and channels in whole boxes of 64"
     return why
 
 
 def _rows_cut(problem: Problem) -> RowsCut:
-    return RowsCut(row_tiles(problem.inner).up, down_tile(problem.tokens, problem.inner))
+    down = down_tile(problem.tokens, problem.inner, problem.table)
+    return RowsCut(row_tiles(problem.inner, problem.table).up, down)
 
 
 def _tiles_cut(problem: Problem) -> TilesCut:
-    return pair_tiles(problem.pairs, problem.experts, problem.dtype, problem.bulk)
+    return pair_tiles(problem.pairs, problem.experts, problem.dtype, problem.bulk, problem.table)
 
 
 def _rings(problem: Problem) -> Rings | None:

@@ -28,16 +28,18 @@ def moe_gemm(
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Calls on a device share their counters: they must run in one stream order."""
-    if not len(x):
+    tokens = x.shape[0]
+    if not tokens:
         return torch.empty_like(x)
-    x, experts, table = x.contiguous(), experts.contiguous(), gate_up.data
-    inter, pairs, count = table.shape[1] // 2, experts.numel(), len(table)
-    groups = many_pairs(pairs, count) and grouped_fits(x, table)
-    plain = not takes_tiles(activation, biases)
-    sizes = (len(x), pairs, count, inter, x.dtype)
-    choice = DISPATCH.choose(Problem(*sizes, plain, deterministic, groups, bulk_rows(x, inter)))
-    given = (x, table, down.data, weights, experts, residual, activation, limit, num_shared, biases)
-    y: torch.Tensor = choice.launch(Operands(workspace, *given), choice.config)
+    x, experts, up, table = x.contiguous(), experts.contiguous(), gate_up.data, workspace.table
+    (count, width, _), pairs, dtype = up.shape, experts.numel(), x.dtype
+    inter = width // 2
+    groups = many_pairs(pairs, count, table) and grouped_fits(x, up)
+    plain, bulk = not takes_tiles(activation, biases), bulk_rows(x, inter)
+    problem = Problem(tokens, pairs, count, inter, dtype, plain, deterministic, groups, bulk, table)
+    choice = DISPATCH.choose(problem)
+    operands = Operands(workspace, x, up, down.data, weights, experts, residual, activation, limit, num_shared, biases)
+    y: torch.Tensor = choice.launch(operands, choice.config)
     return y
 
 

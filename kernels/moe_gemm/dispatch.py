@@ -4,6 +4,7 @@ tiles of one expert for more, by a Gluon kernel on Hopper for many. Thresholds a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,7 @@ from kernels.moe_gemm.order import ordered, placed
 from kernels.moe_gemm.rows import RowTile, rows_moe_gemm
 from kernels.moe_gemm.tiles import PairTile, tiles_moe
 from kernels.sizes import next_power_of_2
-
-ROW_TOKENS = 4
-# Pairs an expert beyond which, on Hopper, products are bound by arithmetic as much as by reading the experts.
-GROUPED_PAIRS = 32
+from kernels.tuned.tables import DEFAULT, numbers, tiles
 
 
 class Problem(NamedTuple):
@@ -26,7 +24,8 @@ class Problem(NamedTuple):
 
     pairs of token and expert; experts whose matrices are here; inner channels of each. plain: without biases, the up
     projection times the activated gate. groups: the copy engine of a GPU whose groups of warps multiply from shared
-    memory reads and writes all of it in whole boxes. bulk: a copy engine reads rows of the matrices.
+    memory reads and writes all of it in whole boxes. bulk: a copy engine reads rows of the matrices. table: of tuned
+    numbers.
     """
 
     tokens: int
@@ -38,6 +37,7 @@ class Problem(NamedTuple):
     deterministic: bool
     groups: bool
     bulk: bool
+    table: str = DEFAULT
 
 
 class TilesCut(NamedTuple):
@@ -55,65 +55,73 @@ class RowsCut(NamedTuple):
     down: RowTile
 
 
-def row_tiles(inter: int) -> RowsCut:
+def row_tiles(inter: int, table: str = DEFAULT) -> RowsCut:
     """For `inter` inner channels."""
     inputs = min(1024, max(32, next_power_of_2(inter)))
-    return RowsCut(RowTile(4, 256, 4, 5), RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4))
+    up = tiles(table, "moe_gemm", "row_tiles", RowTile)["up"]
+    return RowsCut(up, RowTile(8, inputs, 8) if inter <= 1024 else RowTile(4, inputs, 4))
 
 
-def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype, bulk: bool) -> TilesCut:
+def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype, bulk: bool, table: str = DEFAULT) -> TilesCut:
     """`bulk` allows the bulk copy engine."""
-    rows = min(128, max(16, next_power_of_2(pairs // num_experts)))
+    rows, made = (
+        min(128, max(16, next_power_of_2(pairs // num_experts))),
+        tiles(table, "moe_gemm", "pair_tiles", PairTile),
+    )
     if dtype == torch.float32:
-        return TilesCut(min(rows, 64), PairTile(64, 32, 2, 4), PairTile(64, 32, 2, 4))
+        return TilesCut(min(rows, 64), made["wide_up"], made["wide_down"])
     if rows <= 32:
-        return TilesCut(rows, PairTile(64, 128, 3, 4, True, bulk), PairTile(128, 64, 3, 4, True, bulk))
-    up = PairTile(128, 32, 5, 8, False, bulk) if rows == 64 else PairTile(128, 64, 4, 8, False, bulk)
-    return TilesCut(rows, up, PairTile(256, 64, 3, 8, False, bulk))
+        up, down = made["few_up"], made["few_down"]
+    else:
+        up, down = made["some_up" if rows == 64 else "many_up"], made["down"]
+    return TilesCut(rows, replace(up, tma=bulk), replace(down, tma=bulk))
 
 
-def many_pairs(pairs: int, experts: int) -> bool:
-    """Whether products of so many pairs gain by the Gluon kernel."""
-    return pairs > GROUPED_PAIRS * experts
+def many_pairs(pairs: int, experts: int, table: str) -> bool:
+    """Whether, on Hopper, products of so many pairs are bound by arithmetic as much as by reading the experts."""
+    return bool(pairs > numbers(table, "moe_gemm")["grouped_pairs"] * experts)
 
 
 def _not_rows(problem: Problem) -> str | None:
     if not problem.plain:
         return "has neither biases nor swiglu_oai"
-    if problem.tokens > ROW_TOKENS and not problem.deterministic:
-        return f"for up to {ROW_TOKENS} tokens, and for runtime.deterministic"
+    most = numbers(problem.table, "moe_gemm")["row_tokens"]
+    if problem.tokens > most and not problem.deterministic:
+        return f"for up to {most} tokens, and for runtime.deterministic"
     return None
 
 
 def _not_grouped(problem: Problem) -> str | None:
     if not problem.plain:
         return "has neither biases nor swiglu_oai"
-    if not many_pairs(problem.pairs, problem.experts):
-        return f"for more than {GROUPED_PAIRS} pairs an expert"
+    if not many_pairs(problem.pairs, problem.experts, problem.table):
+        return f"for more than {numbers(problem.table, 'moe_gemm')['grouped_pairs']} pairs an expert"
     return None if problem.groups else "needs Hopper, a 16-bit type, and channels in whole boxes of 64"
 
 
 def _tiles_cut(problem: Problem) -> TilesCut:
     # One cut whatever tokens there are gives each of them the same bits.
     pairs = 0 if problem.deterministic else problem.pairs
-    return pair_tiles(pairs, problem.experts, problem.dtype, problem.bulk)
+    return pair_tiles(pairs, problem.experts, problem.dtype, problem.bulk, problem.table)
 
 
 def _rows(operands: Operands, cut: RowsCut) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    return rows_moe_gemm(workspace, x, gate_up, down, *operands.chosen, operands.num_shared, cut.up, cut.down)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, _ = operands
+    given = (weights, experts, residual, activation, limit, num_shared)
+    return rows_moe_gemm(workspace, x, gate_up, down, *given, cut.up, cut.down)
 
 
 def _grouped(operands: Operands, pairs: int) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    places = placed(workspace, operands.experts, len(gate_up), pairs)
-    return grouped_moe(workspace, x, gate_up, down, *operands.chosen, places)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, _ = operands
+    places = placed(workspace, experts, gate_up.shape[0], pairs)
+    return grouped_moe(workspace, x, gate_up, down, weights, experts, residual, activation, limit, places)
 
 
 def _tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    places = ordered(workspace, operands.experts, len(gate_up), cut.rows)
-    return tiles_moe(workspace, x, gate_up, down, *operands.chosen, places, cut.up, cut.down, operands.biases)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
+    rows, up, out = cut
+    given = (weights, experts, residual, activation, limit, ordered(workspace, experts, gate_up.shape[0], rows))
+    return tiles_moe(workspace, x, gate_up, down, *given, up, out, biases)
 
 
 DISPATCH: Dispatch[Problem] = Dispatch(
@@ -121,7 +129,7 @@ DISPATCH: Dispatch[Problem] = Dispatch(
         Variant(
             "rows",
             _not_rows,
-            lambda problem: row_tiles(problem.inner),
+            lambda problem: row_tiles(problem.inner, problem.table),
             _rows,
             "docs/experiments/2026-11-22-moe-decode.md (moe-tiles.jsonl)",
         ),

@@ -29,9 +29,9 @@ def moe_gemm(
 
     gate_up has one part, or one for gate and one for up; down has one.
     """
-    if not len(x):
+    if not x.shape[0]:
         return torch.empty_like(x)
     choice = DISPATCH.choose(GgufProblem(experts.numel(), gate_up.shape[0], deterministic))
-    given = (x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)
-    y: torch.Tensor = choice.launch(Operands(workspace, *given), choice.config)
+    operands = Operands(workspace, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)
+    y: torch.Tensor = choice.launch(operands, choice.config)
     return y

@@ -24,8 +24,8 @@ class GgufProblem(NamedTuple):
 
 
 def _tiles(operands: Operands, rows: int) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    return gguf_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases, rows)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
+    return gguf_moe(workspace, x, gate_up, down, weights, experts, residual, activation, limit, biases, rows)
 
 
 DISPATCH: Dispatch[GgufProblem] = Dispatch(

@@ -24,8 +24,3 @@ class Operands(NamedTuple):
     limit: float | None
     num_shared: int
     biases: ExpertBiases | None
-
-    @property
-    def chosen(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, str, float | None]:
-        """What launchers of both products take behind the tables."""
-        return self.weights, self.experts, self.residual, self.activation, self.limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.moe_gemm.operands import Operands
-from kernels.moe_gemm.quantized_dispatch import DISPATCH, WRITTEN_PAIRS, QuantizedProblem, few_pairs
+from kernels.moe_gemm.quantized_dispatch import DISPATCH, QuantizedProblem, few_pairs, fills_experts
 from kernels.moe_gemm.quantized_ring import Quantized, ring_fits
 from kernels.moe_gemm.w8a8 import tiled
 from kernels.moe_gemm.written_out import writes_out
@@ -14,6 +14,8 @@ from kernels.weight import Fp4, Fp8, Int8, PackedInt
 from kernels.workspace import Workspace
 
 KINDS: dict[type, str] = {Fp4: "fp4", Fp8: "fp8", Int8: "int8", PackedInt: "packed"}
+# Of which numbers can be written out, and tiles have every scale.
+PACKED = ("fp4", "packed")
 
 
 def moe_gemm(
@@ -31,13 +33,15 @@ def moe_gemm(
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
-    if not len(x):
+    if not x.shape[0]:
         return torch.empty_like(x)
-    kind, pairs, count = KINDS[type(gate_up)], experts.numel(), len(gate_up.data)
-    ring = not deterministic and few_pairs(kind, pairs, count) and ring_fits(x, gate_up, down)
-    written = not deterministic and pairs >= WRITTEN_PAIRS * count and writes_out(gate_up, down)
-    tiles = tiled(gate_up) and tiled(down)
-    choice = DISPATCH.choose(QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, tiles))
-    given = (x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)
-    y: torch.Tensor = choice.launch(Operands(workspace, *given), choice.config)
+    kind, pairs, count, table = KINDS[type(gate_up)], experts.numel(), gate_up.data.shape[0], workspace.table
+    ring = not deterministic and few_pairs(kind, pairs, count, table) and ring_fits(x, gate_up, down)
+    packed = kind in PACKED
+    written = packed and not deterministic and fills_experts(pairs, count, table) and writes_out(gate_up, down)
+    tiles = packed or (tiled(gate_up) and tiled(down))
+    problem = QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, tiles, table)
+    choice = DISPATCH.choose(problem)
+    operands = Operands(workspace, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)
+    y: torch.Tensor = choice.launch(operands, choice.config)
     return y

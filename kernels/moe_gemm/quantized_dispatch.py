@@ -22,13 +22,10 @@ from kernels.moe_gemm.tiles import PairTile
 from kernels.moe_gemm.w8a8 import w8a8_moe
 from kernels.moe_gemm.written_out import written_out_moe
 from kernels.sizes import next_power_of_2
+from kernels.tuned.tables import DEFAULT, numbers
 
 # Pairs of a tile, at most.
 MAX_PAIRS = 64
-# Pairs an expert beyond which tiles of more pairs are faster than the ring; of 8-bit floats they always are.
-RING_PAIRS = {"fp4": 32, "packed": 16}
-# Pairs an expert from which on writing out is faster than tiles that read the weight packed.
-WRITTEN_PAIRS = 32
 
 
 class QuantizedProblem(NamedTuple):
@@ -37,6 +34,7 @@ class QuantizedProblem(NamedTuple):
     kind: "fp4", "packed" (integers), "fp8" or "int8". pairs of token and expert; experts whose matrices are here.
     ring: the copy engine reads both tables in whole boxes, and numbers and scales are such as the ring kernel has, on a
     GPU of its kind. writes_out: inputs stay as they are, in the weight's order. tiled: scales are such as tiles have.
+    table: of tuned numbers.
     """
 
     kind: str
@@ -47,6 +45,7 @@ class QuantizedProblem(NamedTuple):
     ring: bool
     writes_out: bool
     tiled: bool
+    table: str = DEFAULT
 
 
 def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> TilesCut:
@@ -54,16 +53,22 @@ def pair_tiles(pairs: int, num_experts: int, dtype: torch.dtype) -> TilesCut:
     return TilesCut(min(MAX_PAIRS, max(16, next_power_of_2(pairs // num_experts))), tile, tile)
 
 
-def few_pairs(kind: str, pairs: int, experts: int) -> bool:
-    """Whether products of so many pairs gain by the ring kernel."""
-    return pairs <= max(ALONE_PAIRS, RING_PAIRS.get(kind, 0) * experts)
+def few_pairs(kind: str, pairs: int, experts: int, table: str) -> bool:
+    """Whether products of so many pairs gain by the ring kernel. Tiles of more pairs are faster beyond; of 8-bit floats
+    they always are."""
+    return bool(pairs <= max(ALONE_PAIRS, numbers(table, "moe_gemm")["ring_pairs"].get(kind, 0) * experts))
+
+
+def fills_experts(pairs: int, experts: int, table: str) -> bool:
+    """Whether writing out is faster for so many pairs than tiles that read the weight packed."""
+    return bool(pairs >= numbers(table, "moe_gemm")["written_pairs"] * experts)
 
 
 def _not_ring(problem: QuantizedProblem) -> str | None:
     if problem.deterministic:
         return "its tiles depend on the number of pairs"
-    if not few_pairs(problem.kind, problem.pairs, problem.experts):
-        each = RING_PAIRS.get(problem.kind, 0)
+    if not few_pairs(problem.kind, problem.pairs, problem.experts, problem.table):
+        each = numbers(problem.table, "moe_gemm")["ring_pairs"].get(problem.kind, 0)
         return f"for up to {ALONE_PAIRS} pairs" + (f", or {each} an expert" if each else "")
     if not problem.ring:
         return "needs Hopper, bfloat16, channels in whole boxes of 64, and 4-bit numbers or quantized 8-bit floats"
@@ -73,8 +78,8 @@ def _not_ring(problem: QuantizedProblem) -> str | None:
 def _not_written_out(problem: QuantizedProblem) -> str | None:
     if problem.deterministic:
         return "its tiles depend on the number of pairs"
-    if problem.pairs < WRITTEN_PAIRS * problem.experts:
-        return f"for {WRITTEN_PAIRS} pairs an expert and more"
+    if not fills_experts(problem.pairs, problem.experts, problem.table):
+        return f"for {numbers(problem.table, 'moe_gemm')['written_pairs']} pairs an expert and more"
     return None if problem.writes_out else "for 4-bit numbers, and integers, whose inputs are not rounded or reordered"
 
 
@@ -88,31 +93,31 @@ def _tiles_cut(problem: QuantizedProblem) -> TilesCut:
 
 
 def _reference(operands: Operands, deterministic: bool) -> torch.Tensor:
-    _, x, gate_up, down, *_ = operands
-    last = (operands.num_shared, deterministic, operands.biases)
-    return reference.moe_gemm(x, gate_up, down, *operands.chosen, *last)
+    _, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases = operands
+    last = (residual, activation, limit, num_shared, deterministic, biases)
+    return reference.moe_gemm(x, gate_up, down, weights, experts, *last)
 
 
 def _ring(operands: Operands, _: Any = None) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    return quantized_ring_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
+    return quantized_ring_moe(workspace, x, gate_up, down, weights, experts, residual, activation, limit, biases)
 
 
 def _written_out(operands: Operands, _: Any = None) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    return written_out_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
+    return written_out_moe(workspace, x, gate_up, down, weights, experts, residual, activation, limit, biases)
 
 
 def _packed_tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    cuts = (cut.rows, cut.up, cut.down)
-    return packed_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases, *cuts)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
+    given = (weights, experts, residual, activation, limit, biases)
+    return packed_moe(workspace, x, gate_up, down, *given, cut.rows, cut.up, cut.down)
 
 
 def _w8a8_tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
-    workspace, x, gate_up, down, *_ = operands
-    cuts = (cut.rows, cut.up, cut.down)
-    return w8a8_moe(workspace, x, gate_up, down, *operands.chosen, operands.biases, *cuts)
+    workspace, x, gate_up, down, weights, experts, residual, activation, limit, _, biases = operands
+    given = (weights, experts, residual, activation, limit, biases)
+    return w8a8_moe(workspace, x, gate_up, down, *given, cut.rows, cut.up, cut.down)
 
 
 DISPATCH: Dispatch[QuantizedProblem] = Dispatch(

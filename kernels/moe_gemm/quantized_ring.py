@@ -302,12 +302,11 @@ def quantized_list_kernel(
 
 def ring_fits(x: torch.Tensor, gate_up: Quantized, down: Quantized) -> bool:
     """Whether `quantized_ring_moe` takes these."""
+    if x.dtype != torch.bfloat16 or not group_products(x.device):
+        return False
     (_, width, hidden), inter = gate_up.shape, down.shape[2]
     whole = hidden % 64 == 0 and inter % 64 == 0 and width == 2 * inter
-    return (
-        whole and x.dtype == torch.bfloat16 and group_products(x.device)
-        and all(_streams(weight) for weight in (gate_up, down))
-    )  # fmt: skip
+    return whole and all(_streams(weight) for weight in (gate_up, down))
 
 
 def _streams(weight: Quantized) -> bool:
@@ -340,7 +339,7 @@ def quantized_ring_moe(
 ) -> torch.Tensor:
     """`moe_gemm` of what `ring_fits` takes."""
     x, experts = x.contiguous(), experts.contiguous()
-    (t, hidden), k, count = x.shape, experts.shape[1], len(gate_up.data)
+    (t, hidden), k, count = x.shape, experts.shape[1], gate_up.data.shape[0]
     pairs, inter = t * k, down.shape[2]
     alone = pairs <= ALONE_PAIRS
     where: tuple[torch.Tensor | None, ...] = (experts, None, None)

@@ -170,7 +170,7 @@ def w8a8_moe(
 
 
 def tiled(weight: Weight) -> bool:
-    """Whether a tile's inputs have one scale for each output, and one for each row, as those of 4-bit numbers do."""
+    """Whether a tile's inputs have one scale for each output, and one for each row."""
     if not isinstance(weight, (Fp8, Int8)):
         return True
     wide = weight.scale.shape[-1] == 1 or weight.block[1] == GROUP

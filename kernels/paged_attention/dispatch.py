@@ -18,18 +18,9 @@ from kernels.paged_attention.prompt import attend_prompts
 from kernels.paged_attention.tiles import Cut, Operands, Tile, arrivals, attend_tiles, cut
 from kernels.paged_attention.upcast import upcast
 from kernels.sizes import next_power_of_2
+from kernels.tuned.tables import DEFAULT, numbers, tiles
 
-# Multiprocessors of an H200: so many kv heads of decode sequences are a wave with one program each.
-_WAVE = 132
-
-# Queries from which on prompts take their own kernel: fewer do where nobody has many keys, else splitting keys pays.
-PROMPT_TOKENS, SHORT_TOKENS, SHORT_CONTEXT = 256, 64, 4096
-# Queries of the longest sequence from which on it may, too.
-PROMPT_QUERIES = 2
-
-# Query heads that share a kv head, and kv heads, of sequences that stream, and how many sequences.
-STREAMED_HEADS = ((4, 8), (8, 4))
-STREAMED_SEQS = range(16, 129)
+OP = "paged_attention"
 
 # Every sequence through one tile, keys from the first on: a query's result does not depend on what stands beside it.
 INVARIANT = Tile(64, 32, warps=4, stages=2)
@@ -38,9 +29,9 @@ INVARIANT = Tile(64, 32, warps=4, stages=2)
 class SingleProblem(NamedTuple):
     """What the choice of a kernel for `seqs` sequences of one query depends on.
 
-    group: query heads that share one of kv_heads. channels: of key and value the wider, padded to a power of two.
+    group: query heads that share one of kv_heads. channels: of key and value the wider.
     alone in their step; plain: no window, soft cap or sinks. streams, streams_fp8: caches of the queries' dtype, or of
-    8-bit floats, are such as the kernels of those names read, on a GPU of their kind.
+    8-bit floats, are such as the kernels of those names read, on a GPU of their kind. table: of tuned numbers.
     """
 
     dtype: torch.dtype
@@ -54,6 +45,7 @@ class SingleProblem(NamedTuple):
     streams: bool
     streams_fp8: bool
     multiprocessors: int
+    table: str = DEFAULT
 
 
 class LongerProblem(NamedTuple):
@@ -77,10 +69,18 @@ class LongerProblem(NamedTuple):
     upcasts: bool
     deterministic: bool
     multiprocessors: int
+    table: str = DEFAULT
 
 
 def attention_tile(
-    dtype: torch.dtype, group: int, channels: int, queries: int, single: bool, seqs: int, kv_heads: int
+    dtype: torch.dtype,
+    group: int,
+    channels: int,
+    queries: int,
+    single: bool,
+    seqs: int,
+    kv_heads: int,
+    table: str = DEFAULT,
 ) -> Tile:
     """The tile for `seqs` sequences of up to `queries` queries, `channels` wide: of key and value the wider, padded to
     a power of two."""
@@ -90,51 +90,52 @@ def attention_tile(
     if wide or deep:
         rows = max(min(rows, 64), least)
     if single and rows == 16 and not wide and not deep:
-        return _decode_tile(group, seqs, seqs * kv_heads)
+        return _decode_tile(group, seqs, seqs * kv_heads, table)
     keys = 32 if wide or (deep and rows > 16) else 64
     return Tile(rows, keys, warps=8 if rows >= 128 else 4, stages=2 if wide or deep else 3, near=0)
 
 
-def _decode_tile(group: int, seqs: int, heads: int) -> Tile:
+def _decode_tile(group: int, seqs: int, heads: int, table: str) -> Tile:
     """The tile for sequences of one query with `heads` kv heads in all, each shared by `group` query heads.
 
     Measured on an H200 between the products of a layer (docs/experiments): what decides is how full the waves
     of programs are. Where equal sequences gained what others lost, and far from what was measured, tiles are those
     of before.
     """
+    made, wave = tiles(table, OP, "decode_tiles", Tile), numbers(table, OP)["wave"]
     if seqs > 128:
-        return Tile(16, 64, warps=4, stages=3)
-    if 2 * heads <= _WAVE:
-        return Tile(16, 64, warps=2, stages=2, programs=4, rounded=True)
-    if heads <= _WAVE:
-        return Tile(16, 64, warps=4, stages=3, programs=3, rounded=True)
+        return made["many_seqs"]
+    if 2 * heads <= wave:
+        return made["half_wave"]
+    if heads <= wave:
+        return made["wave"]
     # The sum of partials takes 156 registers where 4 heads share keys, 126 where 8 do: 3 programs of 4 warps fit, or 4.
     # The near sum takes 154 there, so it is left out where a fourth counts; where 4 heads share keys it takes 124.
     large = group >= 8
-    if heads <= 2 * _WAVE:
-        if large and 2 * heads > 3 * _WAVE:
-            return Tile(16, 64, warps=4, stages=3, programs=2, rounded=True)
-        return Tile(16, 32, warps=2, stages=2, programs=4)
-    if heads <= 3 * _WAVE:
-        return Tile(16, 64, warps=4, stages=3, programs=3, rounded=True)
-    if heads <= 4 * _WAVE and large:
-        return Tile(16, 64, warps=4, stages=2, programs=4, rounded=True, near=0)
-    if 7 * _WAVE < 2 * heads <= 8 * _WAVE:
-        return Tile(16, 64, warps=4, stages=2, programs=4, rounded=True, dealt=True)
-    return Tile(16, 32, warps=4, stages=4)
+    if heads <= 2 * wave:
+        return made["two_waves_large" if large and 2 * heads > 3 * wave else "two_waves"]
+    if heads <= 3 * wave:
+        return made["three_waves"]
+    if heads <= 4 * wave and large:
+        return made["four_waves_large"]
+    return made["four_waves" if 7 * wave < 2 * heads <= 8 * wave else "more"]
 
 
-def streamed(group: int, kv_heads: int, seqs: int, alone: bool) -> bool:
+def streamed(group: int, kv_heads: int, seqs: int, alone: bool, table: str = DEFAULT) -> bool:
     """Whether `seqs` sequences of one query, `alone` in their step, take the kernel that streams their keys.
 
     It leaves a multiprocessor no shared memory, so prompts could not run beside it.
     """
-    return alone and (group, kv_heads) in STREAMED_HEADS and seqs in STREAMED_SEQS
+    known = numbers(table, OP)
+    first, last = known["streamed_seqs"]
+    return alone and first <= seqs <= last and [group, kv_heads] in known["streamed_heads"]
 
 
-def many_queries(tokens: int, queries: int, max_context: int) -> bool:
-    """Whether so many gain by the kernel of prompts."""
-    return queries >= PROMPT_QUERIES and tokens >= (SHORT_TOKENS if max_context <= SHORT_CONTEXT else PROMPT_TOKENS)
+def many_queries(tokens: int, queries: int, max_context: int, table: str) -> bool:
+    """Whether so many gain by the kernel of prompts: fewer do where nobody has many keys, else splitting keys pays."""
+    known = numbers(table, OP)
+    least = known["short_tokens"] if max_context <= known["short_context"] else known["prompt_tokens"]
+    return bool(queries >= known["prompt_queries"] and tokens >= least)
 
 
 def split_cut(problem: SingleProblem, tile: Tile) -> Cut:
@@ -151,23 +152,28 @@ def tiles_cut(problem: LongerProblem, tile: Tile) -> Cut:
 
 def _split_cut(problem: SingleProblem) -> Cut:
     dtype, group, kv_heads, channels, seqs, *_ = problem
-    return split_cut(problem, attention_tile(dtype, group, channels, 1, True, seqs, kv_heads))
+    tile = attention_tile(dtype, group, max(16, next_power_of_2(channels)), 1, True, seqs, kv_heads, problem.table)
+    return split_cut(problem, tile)
 
 
 def _tiles_cut(problem: LongerProblem) -> Cut:
     if problem.deterministic:
         return tiles_cut(problem, INVARIANT)
     dtype, group, kv_heads, channels, seqs, _, queries, *_rest = problem
-    return tiles_cut(problem, attention_tile(dtype, group, channels, queries, False, seqs, kv_heads))
+    tile = attention_tile(
+        dtype, group, max(16, next_power_of_2(channels)), queries, False, seqs, kv_heads, problem.table
+    )
+    return tiles_cut(problem, tile)
 
 
 def _not_streamed(problem: SingleProblem) -> str | None:
     if not problem.plain:
         return "has no window, soft cap or sinks"
-    if not streamed(problem.group, problem.kv_heads, problem.seqs, problem.alone):
-        heads = " or ".join(f"{group * kv_heads} of {kv_heads}" for group, kv_heads in STREAMED_HEADS)
-        most = STREAMED_SEQS.stop - 1
-        return f"for {STREAMED_SEQS.start} to {most} sequences that are alone in their step, with {heads} heads"
+    if not streamed(problem.group, problem.kv_heads, problem.seqs, problem.alone, problem.table):
+        known = numbers(problem.table, OP)
+        heads = " or ".join(f"{group * kv_heads} of {kv_heads}" for group, kv_heads in known["streamed_heads"])
+        least, most = known["streamed_seqs"]
+        return f"for {least} to {most} sequences that are alone in their step, with {heads} heads"
     return None
 
 
@@ -190,8 +196,10 @@ def _not_prompts(problem: LongerProblem) -> str | None:
         return "its sums depend on how prompts are cut"
     if problem.windowed:
         return "has no window"
-    if not many_queries(problem.tokens, problem.queries, problem.max_context):
-        return f"for {PROMPT_TOKENS} queries and more, {SHORT_TOKENS} of contexts up to {SHORT_CONTEXT}"
+    if not many_queries(problem.tokens, problem.queries, problem.max_context, problem.table):
+        known = numbers(problem.table, OP)
+        short = f"{known['short_tokens']} of contexts up to {known['short_context']}"
+        return f"for {known['prompt_tokens']} queries and more, {short}"
     return None
 
 

@@ -13,7 +13,6 @@ from kernels.paged_attention.dispatch import LONGER, SINGLES, LongerProblem, Sin
 from kernels.paged_attention.prompt import ROWS, suits
 from kernels.paged_attention.tiles import Operands
 from kernels.paged_attention.upcast import upcasts
-from kernels.sizes import next_power_of_2
 from kernels.workspace import Workspace
 
 
@@ -69,17 +68,16 @@ def attend_into(
     scales: CacheScales = UNSCALED,
 ) -> None:
     """`paged_attention` into `out`, of which the tokens of single sequences are left alone unless `singles`."""
-    d, seqs, num_single = q.shape[-1], len(batch.context_len), batch.num_single
+    (tokens, _, d), seqs, num_single = q.shape, batch.context_len.shape[0], batch.num_single
     q = q if q.stride(1) == d and q.stride(2) == 1 else q.contiguous()
-    given = (out, q, k_cache, v_cache, block_table, batch, scale, window, softcap, sinks, scales)
-    operands = Operands(workspace, *given)
+    operands = Operands(workspace, out, q, k_cache, v_cache, block_table, batch, scale, window, softcap, sinks, scales)
     if deterministic:
-        chosen = LONGER.choose(_longer(operands, seqs, len(q), True))
+        chosen = LONGER.choose(_longer(operands, seqs, tokens, True))
         chosen.launch(operands, chosen.config)
         return
     with workspace.branch(singles and 0 < num_single < seqs) as wait_for_branch:
         if num_single < seqs:
-            chosen = LONGER.choose(_longer(operands, seqs - num_single, len(q) - num_single, False))
+            chosen = LONGER.choose(_longer(operands, seqs - num_single, tokens - num_single, False))
             chosen.launch(operands, chosen.config)
     if num_single and singles:
         chosen = SINGLES.choose(_single(operands, num_single == seqs))
@@ -87,34 +85,23 @@ def attend_into(
     wait_for_branch()
 
 
-def _heads(q: torch.Tensor, v_cache: torch.Tensor) -> tuple[torch.dtype, int, int, int]:
-    """dtype, query heads that share a kv head, kv heads, and channels as problems have them."""
-    _, heads, d = q.shape
-    kv_heads, dv = v_cache.shape[1], v_cache.shape[-1]
-    return q.dtype, heads // kv_heads, kv_heads, max(16, next_power_of_2(d), next_power_of_2(dv))
-
-
 def _single(operands: Operands, alone: bool) -> SingleProblem:
-    _, _, q, k_cache, v_cache, _, batch, _, window, softcap, sinks, _ = operands
-    seqs, (dtype, group, kv_heads, channels) = batch.num_single, _heads(q, v_cache)
+    workspace, _, q, k_cache, v_cache, _, batch, _, window, softcap, sinks, _ = operands
+    (_, heads, d), (_, kv_heads, _, dv), table = q.shape, v_cache.shape, workspace.table
+    seqs, most, group, wide = batch.num_single, batch.max_context, heads // kv_heads, max(d, dv)
     plain = window is None and softcap is None and sinks is None
-    asked = plain and streamed(group, kv_heads, seqs, alone)
-    return SingleProblem(
-        *(dtype, group, kv_heads, channels, seqs, batch.max_context, alone, plain),
-        asked and stream.suits(q, k_cache, v_cache),
-        asked and stream_fp8.suits(q, k_cache, v_cache),
-        multiprocessors(q.device),
-    )
+    asked = plain and streamed(group, kv_heads, seqs, alone, table)
+    streams, streams_fp8 = asked and stream.suits(q, k_cache, v_cache), asked and stream_fp8.suits(q, k_cache, v_cache)
+    numbers = (alone, plain, streams, streams_fp8, multiprocessors(q.device), table)
+    return SingleProblem(q.dtype, group, kv_heads, wide, seqs, most, *numbers)
 
 
 def _longer(operands: Operands, seqs: int, tokens: int, deterministic: bool) -> LongerProblem:
-    _, _, q, k_cache, v_cache, _, batch, _, window, *_ = operands
-    dtype, group, kv_heads, channels = _heads(q, v_cache)
-    asked = not deterministic and window is None and many_queries(tokens, batch.max_query, batch.max_context)
-    return LongerProblem(
-        *(dtype, group, kv_heads, channels, seqs, tokens, batch.max_query, batch.max_context, window is not None),
-        asked and suits(q, k_cache, v_cache),
-        asked and group <= ROWS.value and upcasts(q, k_cache, v_cache, batch.max_total_context),
-        deterministic,
-        multiprocessors(q.device),
-    )
+    workspace, _, q, k_cache, v_cache, _, batch, _, window, *_ = operands
+    (_, heads, d), (_, kv_heads, _, dv), table = q.shape, v_cache.shape, workspace.table
+    queries, most, group, wide = batch.max_query, batch.max_context, heads // kv_heads, max(d, dv)
+    asked = not deterministic and window is None and many_queries(tokens, queries, most, table)
+    prompts = asked and suits(q, k_cache, v_cache)
+    ups = asked and group <= ROWS.value and upcasts(q, k_cache, v_cache, batch.max_total_context)
+    numbers = (window is not None, prompts, ups, deterministic, multiprocessors(q.device), table)
+    return LongerProblem(q.dtype, group, kv_heads, wide, seqs, tokens, queries, most, *numbers)

@@ -18,17 +18,15 @@ from kernels.rope_attention.single import attend_single
 from kernels.rope_kv_write.kernel import rope_into, rope_kv_write
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.thresholds import SHORT_CONTEXT
+from kernels.tuned.tables import DEFAULT, numbers
 from kernels.workspace import Workspace
-
-# kv heads of sequences that are few.
-FEW_HEADS = 32
 
 
 class Problem(NamedTuple):
     """What the choice of kernels depends on.
 
-    group: query heads that share one of kv_heads. channels of a head, padded to a power of two. seqs of one token,
-    alone in their step or beside others. fused: one kernel is allowed for both ops.
+    group: query heads that share one of kv_heads. channels of a head. seqs of one token,
+    alone in their step or beside others. fused: one kernel is allowed for both ops. table: of tuned numbers.
     """
 
     dtype: torch.dtype
@@ -42,6 +40,7 @@ class Problem(NamedTuple):
     sinks: bool
     deterministic: bool
     multiprocessors: int
+    table: str = DEFAULT
 
 
 class Operands(NamedTuple):
@@ -87,13 +86,13 @@ class FusedCut(NamedTuple):
     programs: int
 
 
-def fuses(seqs: int, alone: bool, heads: int, wide: bool) -> bool:
+def fuses(seqs: int, alone: bool, heads: int, wide: bool, table: str = DEFAULT) -> bool:
     """Whether one kernel is faster than two for `seqs` sequences of one token with `heads` kv heads in all.
 
     It is for one sequence, whatever stands beside it, and for sequences `alone` in their step with few heads and a
     `wide` tile.
     """
-    return seqs == 1 or (alone and wide and heads <= FEW_HEADS)
+    return seqs == 1 or (alone and wide and heads <= numbers(table, "rope_attention")["few_heads"])
 
 
 def fused_decode_tile(dtype: torch.dtype, group: int, channels: int, seqs: int, max_context: int) -> FusedDecodeTile:
@@ -144,15 +143,17 @@ def cannot_fuse(problem: Problem) -> str | None:
 
 def _not_fused(problem: Problem) -> str | None:
     why = cannot_fuse(problem)
-    wide = _wide(problem.dtype, problem.group, problem.channels)
-    if why is None and not fuses(problem.seqs, problem.alone, problem.seqs * problem.kv_heads, wide):
-        why = f"for one sequence, or up to {FEW_HEADS} kv heads in 16 bits that are alone in their step"
+    wide = _wide(problem.dtype, problem.group, next_power_of_2(problem.channels))
+    if why is None and not fuses(problem.seqs, problem.alone, problem.seqs * problem.kv_heads, wide, problem.table):
+        few = numbers(problem.table, "rope_attention")["few_heads"]
+        why = f"for one sequence, or up to {few} kv heads in 16 bits that are alone in their step"
     return why
 
 
 def _fused_cut(problem: Problem) -> FusedCut:
     dtype, group, _, channels, seqs, max_context, *_ = problem
-    return fused_cut(problem, fused_decode_tile(dtype, group, channels, seqs, max_context))
+    width = max(16, next_power_of_2(channels))
+    return fused_cut(problem, fused_decode_tile(dtype, group, width, seqs, max_context))
 
 
 def _two_ops(operands: Operands, _: Any = None) -> torch.Tensor:

@@ -9,7 +9,6 @@ from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import multiprocessors
 from kernels.rope import Rope
 from kernels.rope_attention.dispatch import DISPATCH, Operands, Problem
-from kernels.sizes import next_power_of_2
 from kernels.workspace import Workspace
 
 
@@ -38,14 +37,10 @@ def rope_attention(
     tokens, take the two ops' own kernels. Grid and workspace depend on shapes and host bounds alone. Shapes as in the
     reference; qkv's rows may be strided.
     """
-    seqs, d = batch.num_single, k_cache.shape[-1]
-    kv_heads = k_cache.shape[1]
-    group = (qkv.shape[1] // d - 2 * kv_heads) // kv_heads
-    problem = Problem(
-        *(qkv.dtype, group, kv_heads, max(16, next_power_of_2(d)), seqs, batch.max_context, seqs == len(qkv)),
-        *(fused, sinks is not None, deterministic, multiprocessors(qkv.device)),
-    )
-    chosen = DISPATCH.choose(problem)
+    (tokens, width), (_, kv_heads, _, d), seqs = qkv.shape, k_cache.shape, batch.num_single
+    group, alone = (width // d - 2 * kv_heads) // kv_heads, seqs == tokens
+    numbers = (alone, fused, sinks is not None, deterministic, multiprocessors(qkv.device), workspace.table)
+    chosen = DISPATCH.choose(Problem(qkv.dtype, group, kv_heads, d, seqs, batch.max_context, *numbers))
     given = (k_cache, v_cache, block_table, batch, scale, window, softcap, deterministic, scales, sinks)
     out: torch.Tensor = chosen.launch(Operands(workspace, qkv, positions, slots, rope, *given), chosen.config)
     return out

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerCon
 from engine.core.commit import InFlight
 from engine.core.request import Drafter
 from engine.types import RequestInput, SamplingParams, TokenEvent
-from kernels.paged_attention import dispatch
+from kernels.dispatch import Variant
+from kernels.paged_attention.dispatch import LONGER, LongerProblem
 from perf.simulate.step_costs import measure
 
 VOCAB = 2048
@@ -188,20 +190,28 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1088)
     parser.add_argument("--skip-small", action="store_true", help="compare no tokens")
     parser.add_argument("--skip-wide", action="store_true", help="time no steps")
-    parser.add_argument("--prompt-queries", type=int, help="queries of a line that the kernel for prompts takes")
+    parser.add_argument("--prompt-queries", type=int, help="queries a sequence for the kernel for prompts")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    if args.prompt_queries is not None:
-        dispatch.PROMPT_QUERIES = args.prompt_queries
     good = True
-    if not args.skip_small:
-        with tempfile.TemporaryDirectory() as folder:
-            good = same_tokens(Path(folder), args.drafts, args.device)
-    if not args.skip_wide:
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(WIDE))
-            time_steps(args.model or folder, args.rows, args.drafts, args.context)
+    with ExitStack() as stack:
+        if args.prompt_queries is not None:
+            for variant in LONGER.variants:
+                if "prompt" in variant.name:
+                    declines = partial(declines_below, variant, args.prompt_queries)
+                    stack.enter_context(LONGER.changed(variant.name, declines=declines))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not args.skip_small:
+            good = same_tokens(folder, args.drafts, args.device)
+        if not args.skip_wide:
+            (folder / "config.json").write_text(json.dumps(WIDE))
+            time_steps(args.model or str(folder), args.rows, args.drafts, args.context)
     sys.exit(not good)
+
+
+def declines_below(variant: Variant[LongerProblem], queries: int, problem: LongerProblem) -> str | None:
+    """The variant's own reason, or that no sequence has so many queries."""
+    return f"for sequences of {queries} queries" if problem.queries < queries else variant.declines(problem)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ import torch
 
 from kernels.linear.blas import Algorithm, Blas, Plan, Product, Refused
 from kernels.linear.dense import linear
-from kernels.linear.tuned_gemms import TABLE
 from kernels.weight import Dense
 from kernels.workspace import Workspace
 from perf.provenance import provenance
@@ -249,18 +248,31 @@ def said(algorithm: Algorithm) -> str:
 
 
 def write_table(path: Path, gpu: str, version: int, records: list[dict[str, Any]]) -> None:
-    """The algorithms that were worth it, and null where torch's own was as fast, for `kernels.linear.tuned_gemms`."""
-    made: dict[str, dict[int, list[int] | None]] = {}
+    """Puts the algorithms that were worth it, and null where torch's own was as fast, into a table of tuned numbers, in
+    the place of those of that version of the library; a table that is not there yet inherits the others' numbers."""
+    made: dict[str, dict[str, list[int] | None]] = {}
     for record in sorted(records, key=lambda r: (r["outputs"], r["inputs"], r["rows"])):
         worth = record["torch_us"] > WORTH * record["best_us"]
         sizes = f"{record['outputs']}x{record['inputs']}"
-        made.setdefault(sizes, {})[record["rows"]] = record["best"] if worth else None
-    products = ",\n".join(
-        f'  "{sizes}": {{\n' + ",\n".join(f'   "{n}": {json.dumps(a)}' for n, a in by_rows.items()) + "\n  }"
-        for sizes, by_rows in made.items()
-    )
-    head = json.dumps({"gpu": gpu, "version": version})
-    path.write_text(f'{head[:-1]}, "products": {{\n{products}\n}}}}\n')
+        made.setdefault(sizes, {})[str(record["rows"])] = record["best"] if worth else None
+    note = f"numbers of an H200; algorithms measured on {gpu}"
+    held: dict[str, Any] = {"gpus": [gpu], "inherits": "h200", "note": note}
+    if path.exists():
+        held = json.loads(path.read_text())
+    held.setdefault("algorithms", {})[str(version)] = made
+    path.write_text(written(held) + "\n")
+
+
+def written(value: Any, depth: int = 0) -> str:
+    """As JSON: what holds no more than a tile on one line."""
+    flat = not isinstance(value, dict) or all(not isinstance(v, (dict, list)) and v is not None for v in value.values())
+    if flat and depth > 1:
+        return json.dumps(value)
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    pad = " " * (depth + 1)
+    inner = ",\n".join(f"{pad}{json.dumps(key)}: {written(held, depth + 1)}" for key, held in value.items())
+    return "{\n" + inner + "\n" + " " * depth + "}"
 
 
 def layer(shape: str, rows: int) -> str:
@@ -307,7 +319,7 @@ def main() -> None:
     parser.add_argument("--again", type=Path, nargs="*", default=[], help="only finalists of these files of --json")
     parser.add_argument("--finalists", type=int, default=5, help="how many are timed in turn with torch")
     parser.add_argument("--json", type=Path, help="append every figure to this file")
-    parser.add_argument("--table", type=Path, help=f"write the algorithms that are worth it to this file ({TABLE})")
+    parser.add_argument("--table", type=Path, help="put algorithms that are worth it here: kernels/tuned/GPU.json")
     parser.add_argument(
         "--layers", type=int, nargs="*", default=[], help="rows to time a layer's products with at the end"
     )

@@ -5,6 +5,7 @@ On a GPU of the table's kind every algorithm runs; elsewhere a stand-in for the 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +17,14 @@ import torch
 
 from kernels.linear import tuned_gemms
 from kernels.linear.blas import REDUCE_IN_FLOAT, Algorithm, Product, Refused
-from kernels.linear.tuned_gemms import TABLE, Products, Table
+from kernels.linear.tuned_gemms import Products, find
 from kernels.testing import TOLERANCES, assert_close, randn, seeded
+from kernels.tuned.tables import FOLDER, Algorithms, Table, read, tables
 from kernels.weight import Dense
 from kernels.workspace import Workspace
 
 ROWS, INPUTS, OUTPUTS = 24, 64, 48
+ONE: Algorithms = {(OUTPUTS, INPUTS): {ROWS: (66, 20)}}
 
 
 class StandIn:
@@ -45,9 +48,8 @@ class StandIn:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    made, table = StandIn(), Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}})
-    monkeypatch.setattr(tuned_gemms, "_opened", lambda device: made)
-    monkeypatch.setattr(tuned_gemms, "_table", lambda: table)
+    made = StandIn()
+    monkeypatch.setattr(tuned_gemms, "_opened", lambda device: (made, ONE))
     return made
 
 
@@ -112,10 +114,7 @@ def test_the_switch_leaves_the_products_of_its_engine_to_torch(library: StandIn,
 
 def test_engines_have_scratch_memory_of_their_own(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[StandIn] = []
-    monkeypatch.setattr(tuned_gemms, "_opened", lambda device: made.append(StandIn()) or made[-1])
-    monkeypatch.setattr(
-        tuned_gemms, "_table", lambda: Table("a GPU", 7, {(OUTPUTS, INPUTS): {ROWS: Algorithm(66, 20)}})
-    )
+    monkeypatch.setattr(tuned_gemms, "_opened", lambda device: (made.append(StandIn()) or made[-1], ONE))
     x, weight, _ = operands(device)
     for products in (Products(), Products()):
         for _ in range(2):
@@ -135,21 +134,26 @@ def test_what_the_library_refuses_is_left_to_torch(
     assert len(caplog.records) == 1, "said once, not at every step"
 
 
-@pytest.mark.parametrize("found", [("another GPU", 7), ("a GPU", 8), ("a GPU", None)])
+@pytest.mark.parametrize(
+    ("name", "version", "taken"),
+    [("mine", 7, True), ("other", 7, False), ("mine", 8, False), ("mine", None, False)],
+)
 def test_another_gpu_or_library_takes_nothing_of_the_table(
-    found: tuple[str, int | None], monkeypatch: pytest.MonkeyPatch
+    name: str, version: int | None, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu, version = found
 
     def make(device: torch.device) -> SimpleNamespace:
         if version is None:
             raise OSError("libcublasLt.so: cannot open shared object file")
         return SimpleNamespace(version=version)
 
-    monkeypatch.setattr(tuned_gemms, "_table", lambda: Table("a GPU", 7, {}))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu)
+    held = {"mine": Table("mine", ("a GPU",), None, "", {}, {7: ONE}), "other": Table("other", (), None, "", {}, {})}
+    monkeypatch.setattr(tuned_gemms, "tables", lambda: held)
+    monkeypatch.setattr(tuned_gemms, "tuned", lambda device: name)
     monkeypatch.setattr(tuned_gemms, "Blas", make)
-    assert tuned_gemms._opened(torch.device("cuda", 0)) is None
+    opened = tuned_gemms._opened(torch.device("cuda", 0))
+    assert (opened is not None) == taken
+    assert opened is None or opened[1] == ONE
 
 
 def test_the_linear_op_gives_the_same_with_a_tuned_algorithm(library: StandIn, device: torch.device) -> None:
@@ -167,22 +171,23 @@ def test_the_linear_op_gives_the_same_with_a_tuned_algorithm(library: StandIn, d
 
 
 def test_long_products_take_what_the_next_measured_size_or_the_largest_takes() -> None:
-    one, other = Algorithm(66, 20), Algorithm(66, 23)
-    table = Table("a GPU", 7, {(48, 64): {1024: one, 2048: None, 4096: one, 8192: other}})
+    one, other = (66, 20), (66, 23)
+    table: Algorithms = {(48, 64): {1024: one, 2048: None, 4096: one, 8192: other}}
     sizes = (1000, 1024, 2048, 3000, 4096, 5000, 5999, 6000, 8191, 8192, 8193, 20000)
-    taken = {rows: table.find(48, 64, rows) for rows in sizes}
-    assert [rows for rows, algorithm in taken.items() if algorithm == one] == [1024, 4096]
-    assert [rows for rows, algorithm in taken.items() if algorithm == other] == [6000, 8191, 8192, 8193, 20000]
-    assert table.find(64, 48, 1024) is None
-    short = Table("a GPU", 7, {(48, 64): {4096: one}})
-    assert short.find(48, 64, 7000) is None, "the algorithm of few rows is none for many"
+    taken = {rows: find(table, 48, 64, rows) for rows in sizes}
+    assert [rows for rows, algorithm in taken.items() if algorithm == Algorithm(*one)] == [1024, 4096]
+    assert [rows for rows, found in taken.items() if found == Algorithm(*other)] == [6000, 8191, 8192, 8193, 20000]
+    assert find(table, 64, 48, 1024) is None
+    assert find({(48, 64): {4096: one}}, 48, 64, 7000) is None, "the algorithm of few rows is none for many"
 
 
 def entries() -> Iterator[tuple[int, int, int, Algorithm]]:
-    for (outputs, inputs), by_rows in Table.read(TABLE).algorithms.items():
-        for rows, algorithm in by_rows.items():
-            if algorithm is not None:
-                yield outputs, inputs, rows, algorithm
+    for table in tables().values():
+        for algorithms in table.algorithms.values():
+            for (outputs, inputs), by_rows in algorithms.items():
+                for rows, numbers in by_rows.items():
+                    if numbers is not None:
+                        yield outputs, inputs, rows, Algorithm(*numbers)
 
 
 def test_algorithms_of_the_table_add_up_in_float32() -> None:
@@ -214,10 +219,17 @@ def test_every_algorithm_of_the_table_is_right_and_gives_its_bits_again(device: 
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    from perf.tune.blas import write_table
+    from perf.tune.blas import write_table, written
 
-    path = tmp_path / "algorithms.json"
+    path = tmp_path / "mine.json"
     numbers = [66, 20, 35, 3, 0, 1, 0, 0, 1]
     record = {"outputs": OUTPUTS, "inputs": INPUTS, "best": numbers, "torch_us": 10.0}
-    write_table(path, "a GPU", 7, [{**record, "rows": 256, "best_us": 9.0}, {**record, "rows": 128, "best_us": 9.99}])
-    assert Table.read(path) == Table("a GPU", 7, {(OUTPUTS, INPUTS): {128: None, 256: Algorithm(*numbers)}})
+    records = [{**record, "rows": 256, "best_us": 9.0}, {**record, "rows": 128, "best_us": 9.99}]
+    for version in (7, 8):
+        write_table(path, "a GPU", version, records)
+    table = read(path)
+    assert (table.gpus, table.inherits) == (("a GPU",), "h200")
+    want: Algorithms = {(OUTPUTS, INPUTS): {128: None, 256: tuple(numbers)}}
+    assert table.algorithms == {7: want, 8: want}
+    for kept in FOLDER.glob("*.json"):
+        assert written(json.loads(kept.read_text())) + "\n" == kept.read_text()

@@ -18,6 +18,7 @@ from engine import env
 from engine.parallel.hosts import listen
 from engine.parallel.placement import PlacementError, placed
 from engine.serving.launch import gpus, launcher
+from kernels.tuned.tables import describe
 
 _SHM_BYTES = 256 << 20
 _CONNECT_S = 5.0
@@ -130,6 +131,7 @@ def _gpus() -> Iterator[Finding]:
         return
     sizes = "; ".join(f"GPU{i} {gpu.memory / 1e9:.0f} GB" for i, gpu in enumerate(here))
     yield Finding("GPU memory", True, sizes, needed=False)
+    yield from _tuned(sorted({gpu.name for gpu in here}))
     rooms = [n * gpus.room(min(gpu.memory for gpu in here)) / 1e9 for n in range(1, len(here) + 1)]
     fits = "; ".join(f"{n + 1}: {gb:.0f} GB" for n, gb in enumerate(rooms) if n in (0, 1, 3, 7, len(here) - 1))
     yield Finding("weights that fit beside a cache, by parallel.tensor", True, fits, needed=False)
@@ -139,6 +141,12 @@ def _gpus() -> Iterator[Finding]:
         said = "; ".join(f"GPU{one}-GPU{other} {kind}" for (one, other), kind in sorted(found.items()))
         remedy = "parallel.tensor over these is slow: give each model GPUs that NVLink joins"
         yield Finding("links between GPUs", bool(found) and not slow, said or "unknown", remedy, needed=False)
+
+
+def _tuned(names: list[str]) -> Iterator[Finding]:
+    """Which numbers kernels are launched with."""
+    for name in names:
+        yield Finding(f"tuned numbers of {name}", True, describe(name), needed=False)
 
 
 def _hosts() -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from engine.serving.launch.doctor import Finding, _hosts
+from engine.serving.launch.doctor import Finding, _hosts, _tuned
 from tests.e2e.harness import free_ports
 
 
@@ -44,3 +44,10 @@ def test_another_host_reaches_the_first(hosts: pytest.MonkeyPatch) -> None:
         assert said()[1] == (True, "it listens")
     hosts.setenv("MASTER_PORT", str(free_ports(1)[0]))
     assert said()[1] == (False, "Connection refused")
+
+
+def test_it_says_which_tuned_numbers_a_gpu_has() -> None:
+    found = {finding.what: finding.found for finding in _tuned(["NVIDIA A10", "NVIDIA H100 80GB HBM3", "NVIDIA H200"])}
+    assert found["tuned numbers of NVIDIA A10"].startswith("kernels/tuned/default.json: no numbers of this GPU")
+    assert found["tuned numbers of NVIDIA H100 80GB HBM3"].startswith("kernels/tuned/h100.json: numbers of an H200")
+    assert found["tuned numbers of NVIDIA H200"].startswith("kernels/tuned/h200.json: measured on an H200")

@@ -1,0 +1,1 @@
+"""Numbers that were tuned, one JSON file a GPU."""
