@@ -1,6 +1,7 @@
 """Says which kernels an op runs for a shape, why the others do not, and what was measured.
 
     python -m kernels.explain linear 64x14336x4096 [--weight int4] [--activation silu] …
+    python -m kernels.explain linear_norm 64x2048x4096
     python -m kernels.explain moe_gemm 64x2048x768x128x8 [--weight fp4] …
     python -m kernels.explain moe 64x2048x768x128x8 …
     python -m kernels.explain paged_attention 64x32x8x128 [--context 1024] [--longer 2x1024] [--cache fp8] …
@@ -33,7 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
         own = ops.add_parser(name)
         own.add_argument("shape", help="x".join(subject.shape))
         own.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-        own.add_argument("--deterministic", action="store_true", help="as with runtime.deterministic")
+        if subject.deterministic:
+            own.add_argument("--deterministic", action="store_true", help="as with runtime.deterministic")
         own.add_argument("--arch", type=int, choices=TARGETS, default=90)
         own.add_argument("--table", choices=tables(), help="tuned numbers; without: h200 for --arch 90, else default")
         own.add_argument(
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     table = args.table or ("h200" if args.arch == 90 else DEFAULT)
     gpu = Gpu(target.capability, args.multiprocessors or target.multiprocessors, table)
     case = subject.case(numbers, args)
-    if args.deterministic:
+    if subject.deterministic and args.deterministic:
         (case,) = deterministic([case], case.name)
     try:
         print(explain(args.op, case, gpu))

@@ -10,6 +10,7 @@ from kernels.linear import dispatch as dense_linear
 from kernels.linear import fp8_dispatch as fp8_linear
 from kernels.linear import gguf_dispatch as gguf_linear
 from kernels.linear import packed_dispatch as packed_linear
+from kernels.linear_norm import dispatch as linear_norm
 from kernels.moe import dispatch as dense_moe
 from kernels.moe_gemm import dispatch as dense_experts
 from kernels.moe_gemm import gguf_dispatch as gguf_experts
@@ -23,6 +24,7 @@ DISPATCHES: dict[str, Dispatch[Any]] = {
     "moe_gemm, quantized experts": quantized_experts.DISPATCH,
     "moe_gemm, experts of GGUF files": gguf_experts.DISPATCH,
     "moe_gemm, dense experts": dense_experts.DISPATCH,
+    "linear_norm": linear_norm.DISPATCH,
     "linear, packed integers and 4-bit floats": packed_linear.DISPATCH,
     "linear, 8-bit floats and integers": fp8_linear.DISPATCH,
     "linear, blocks of GGUF files": gguf_linear.DISPATCH,

@@ -11,6 +11,7 @@ import torch
 
 from kernels.latent_attention.cases import case as latent_case
 from kernels.linear import cases as linear
+from kernels.linear_norm.cases import case as linear_norm_case
 from kernels.moe.cases import case as moe_case
 from kernels.moe_gemm import cases as experts
 from kernels.paged_attention.cases import SeqShape
@@ -32,11 +33,13 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """shape: what its numbers are. case: from those and the options. options: adds them to the op's parser."""
+    """shape: what its numbers are. case: from those and the options. options: adds them to the op's parser.
+    deterministic: whether the op can be asked for batch-invariant arithmetic."""
 
     shape: tuple[str, ...]
     case: Callable[[Numbers, argparse.Namespace], Case]
     options: Callable[[argparse.ArgumentParser], None]
+    deterministic: bool = True
 
 
 def _linear_options(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +65,15 @@ def _linear(numbers: Numbers, args: argparse.Namespace) -> Case:
         return linear.fp4_case(*sizes, 16 if nv else 32, factors=nv, **fused)
     plain = linear.case(*sizes, **fused)
     return plain if args.weight == "dense" else _in_blocks(plain, GGUF[args.weight], "weight")
+
+
+def _linear_norm_options(parser: argparse.ArgumentParser) -> None:
+    """None of its own: the weight is dense."""
+
+
+def _linear_norm(numbers: Numbers, args: argparse.Namespace) -> Case:
+    rows, outputs, inputs = numbers
+    return linear_norm_case("", DTYPES[args.dtype], rows, outputs, inputs)
 
 
 def _experts_options(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +177,7 @@ _EXPERTS = ("TOKENS", "HIDDEN", "INNER", "EXPERTS", "TOP_K")
 _HEADS = ("SEQS", "HEADS", "KV_HEADS", "CHANNELS")
 SUBJECTS = {
     "linear": Subject(("ROWS", "OUTPUTS", "INPUTS"), _linear, _linear_options),
+    "linear_norm": Subject(("ROWS", "OUTPUTS", "INPUTS"), _linear_norm, _linear_norm_options, deterministic=False),
     "moe_gemm": Subject(_EXPERTS, _moe_gemm, _experts_options),
     "moe": Subject(_EXPERTS, _moe, _moe_options),
     "paged_attention": Subject(_HEADS, _attention(paged_case), _attention_options),

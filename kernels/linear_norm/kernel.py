@@ -1,14 +1,13 @@
-"""A product and the norm behind it: on Hopper the norm adds up the product's partials, else each has its own launch."""
+"""A product and the norm behind it: the norm adds up the product's partials, or each has its own launch, as `dispatch`
+chooses."""
 
 from __future__ import annotations
 
 import torch
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.linear.kernel import linear
-from kernels.linear.split_k import linear_partials, split_k_tile
 from kernels.linear.stream import streams
-from kernels.rms_norm.kernel import rms_norm, sum_norm
+from kernels.linear_norm.dispatch import DISPATCH, Operands, Problem
 from kernels.weight import Dense, Weight
 from kernels.workspace import Workspace
 
@@ -24,12 +23,9 @@ def linear_norm(
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See the reference. residual is contiguous along its rows."""
-    if group_products(x.device) and bias is None and isinstance(weight, Dense) and streams(x, weight.data):
-        n, k = weight.shape
-        tile = split_k_tile(len(x), n, k, multiprocessors(x.device))
-        if tile is not None:
-            partials = linear_partials(workspace, x, weight.data, tile)
-            h, y = sum_norm(workspace, partials, norm_weight, eps, residual, offset)
-            return y, h
-    y = linear(workspace, x, weight, bias, residual=residual)
-    return y, rms_norm(workspace, y, norm_weight, eps, offset=offset)[0]
+    copies = group_products(x.device) and bias is None and isinstance(weight, Dense) and streams(x, weight.data)
+    (rows, k), n = x.shape, residual.shape[1]
+    chosen = DISPATCH.choose(Problem(rows, n, k, copies, multiprocessors(x.device)))
+    operands = Operands(workspace, x, weight, residual, norm_weight, eps, offset, bias)
+    made: tuple[torch.Tensor, torch.Tensor] = chosen.launch(operands, chosen.config)
+    return made

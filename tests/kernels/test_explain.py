@@ -31,6 +31,8 @@ def said(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         (f"{LINEAR} --weight fp8 --residual", "stream"),
         ("linear 8x14336x4096 --weight int8 --bias", "tiles"),
         ("linear 512x4096x4096 --weight q4_k", "written_out"),
+        ("linear_norm 64x2048x4096", "split"),
+        ("linear_norm 65x2048x4096", "apart"),
         (EXPERTS, "tiles"),
         ("moe_gemm 1x2048x768x128x8 --residual", "rows"),
         ("moe_gemm 1024x2048x768x128x8", "grouped"),

@@ -73,7 +73,7 @@ def test_the_norm_adds_up_the_partials_of_a_product(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     from kernels.linear.split_k import SplitKTile
-    from kernels.linear_norm import kernel
+    from kernels.linear_norm import dispatch, kernel
 
     g = seeded(device)
     x, weight = randn(g, device, torch.float32, 5, 64), randn(g, device, torch.float32, size, 64)
@@ -83,27 +83,27 @@ def test_the_norm_adds_up_the_partials_of_a_product(
         splits = zip(x.chunk(tile.split, dim=1), weight.chunk(tile.split, dim=1), strict=True)
         return torch.stack([a @ b.T for a, b in splits])
 
-    monkeypatch.setattr(kernel, "group_products", lambda device: True)
-    monkeypatch.setattr(kernel, "streams", lambda x, weight: True)
-    monkeypatch.setattr(kernel, "split_k_tile", lambda *sizes: SplitKTile(4, 1, 1))
-    monkeypatch.setattr(kernel, "linear_partials", partials)
-    y, h = kernel.linear_norm(workspace(), x, Dense(weight), residual, norm_weight, 1e-5, offset=1.0)
+    monkeypatch.setattr(dispatch, "linear_partials", partials)
+    held = {"declines": lambda problem: None, "config": lambda problem: SplitKTile(4, 1, 1)}
+    with dispatch.DISPATCH.changed("split", **held):
+        y, h = kernel.linear_norm(workspace(), x, Dense(weight), residual, norm_weight, 1e-5, offset=1.0)
     want = linear(x, Dense(weight), residual=residual)
     assert_close("y", y, want, TOLERANCES[torch.float32])
     assert_close("h", h, rms_norm(want, norm_weight, 1e-5, offset=1.0)[0], TOLERANCES[torch.float32])
 
 
 def test_a_product_with_a_bias_adds_up_its_own_partials(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels.linear_norm import kernel
+    from kernels.linear_norm import dispatch, kernel
 
     asked: list[Any] = []
     monkeypatch.setattr(kernel, "group_products", lambda device: True)
     monkeypatch.setattr(kernel, "streams", lambda x, weight: True)
-    monkeypatch.setattr(kernel, "split_k_tile", lambda *sizes: asked.append(sizes))
+    monkeypatch.setattr(dispatch, "split_k_tile", lambda *sizes: asked.append(sizes))
     one = torch.ones(16, device=device)
     inputs = (one.new_ones(3, 64), Dense(one.new_ones(16, 64)), one.new_zeros(3, 16), one)
     y, _ = kernel.linear_norm(workspace(), *inputs, 0.0, bias=one)
     assert y.unique().tolist() == [65.0]
     assert not asked
-    kernel.linear_norm(workspace(), *inputs, 0.0)
+    with dispatch.DISPATCH.changed("split"):  # decided anew
+        kernel.linear_norm(workspace(), *inputs, 0.0)
     assert asked
