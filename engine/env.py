@@ -16,6 +16,8 @@ PROGRESS = "NEREID_PROGRESS"
 OTLP_ENDPOINT = "NEREID_OTLP_ENDPOINT"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
+# By default torch takes the GPUs of ranks that each see one for the same.
+ONE_GPU_EACH = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 # What torchrun tells the processes that it starts, and by what name LeaderWorkerSet says the same to a pod.
 RANKS = {
     "MASTER_ADDR": "LWS_LEADER_ADDRESS",
@@ -100,6 +102,12 @@ def temporary_folder(variables: Mapping[str, str] | None = None) -> Path:
 def inherited(**changes: str) -> dict[str, str]:
     """The environment for a child process, with `changes`."""
     return {**os.environ, **changes}
+
+
+def let_ranks_have_one_gpu_each() -> None:
+    """Tells torch that ranks of which each sees one GPU, by the same number, have different ones. Its symmetric memory
+    then makes no multicast."""
+    os.environ[ONE_GPU_EACH] = "1"
 
 
 def one_gpu(index: int, taken: int = 0, own: int = 0) -> dict[str, str]:

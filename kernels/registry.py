@@ -30,6 +30,7 @@ OPS = (
     "round_fp4",
     "linear",
     "linear_norm",
+    "peer_sum",
     "rope_kv_write",
     "paged_attention",
     "rope_attention",

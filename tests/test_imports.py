@@ -112,6 +112,7 @@ TORCH_SIDE = (
     "engine/runner/",
     "engine/parallel/communicator",
     "engine/parallel/context",
+    "engine/parallel/peers",
     "engine/parallel/vocabulary",
     "engine/parallel/slices",
     "engine/parallel/start",

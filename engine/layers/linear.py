@@ -56,8 +56,12 @@ class Linear(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """y = forward(x, residual=residual), and `norm` of y: None without one, without a residual, and for rows so few
         that whatever reads it does better to take it in; deterministic, that does so for any number of rows, for the
-        same bits. Of a partial product there is no norm before the sum."""
+        same bits. Of a partial product there is no norm before the sum, and one with it where that `norms`."""
         alone = self._communicator.size == 1
+        size = len(x) * self.weight.shape[0] * x.element_size()
+        if norm is not None and residual is not None and not self._deterministic and self._communicator.norms(size):
+            y = self._op(x, self.weight.value, self._communicator.on_first_rank(self.bias))
+            return self._communicator.all_reduce_with_norm(y, residual, norm.weight, norm.eps, norm.offset)
         if norm is None or residual is None or self._deterministic or not alone or len(x) <= NORMED_ROWS:
             return self(x, residual=residual), None
         return self._with_norm(x, self.weight.value, residual, **taken_in(norm), bias=self.bias)

@@ -32,6 +32,17 @@ class Communicator:
         """The sum of all ranks' x, in x's place. Every rank gets the same bits."""
         return x
 
+    def norms(self, size: int) -> bool:
+        """Whether a sum of so many bytes may have its residual and norm inside."""
+        return False
+
+    def all_reduce_with_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """h, the sum of all ranks' x and residual, and norm(h) by `weight` [E]; x, residual [T, E]. Where `norms` says
+        so."""
+        raise NotImplementedError("this rank's sums have no norm inside: ask `norms` first")
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [B, C] of each rank → [size, B, C]."""
         return x[None]
@@ -48,30 +59,32 @@ ALONE = Communicator()
 
 
 class GroupCommunicator(Communicator):
-    """One of several ranks, over a process group of torch.distributed: NCCL for GPUs, gloo for CPUs."""
+    """One of several ranks, over a process group of torch.distributed: NCCL for GPUs, gloo for CPUs. store: where they
+    met."""
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: Any, store: Any, device: torch.device) -> None:
         self.rank, self.size = group.rank(), group.size()
-        self._group = group
-        self._device = device
+        self.group = group
+        self.store = store
+        self.device = device
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
-        self._group.allreduce([x]).wait()
+        self.group.allreduce([x]).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         made = x.new_empty(self.size, *x.shape)
-        self._group._allgather_base(made.flatten(0, 1), x.contiguous()).wait()
+        self.group._allgather_base(made.flatten(0, 1), x.contiguous()).wait()
         return made
 
     def all_gather_numbers(self, numbers: list[int]) -> list[list[int]]:
-        told = torch.tensor([numbers], dtype=torch.int64, device=self._device)
+        told = torch.tensor([numbers], dtype=torch.int64, device=self.device)
         given: list[list[int]] = self.all_gather(told).flatten(0, 1).tolist()
         return given
 
     def close(self) -> None:
-        self._group = None
+        self.group = self.store = None
 
 
 def connect(
@@ -98,7 +111,7 @@ def connect(
             loose._timeout = patience
             loose._devices = [gloo.create_device(hostname=own)]
             group = gloo(store, rank, size, loose)
-        made = GroupCommunicator(group, device)
+        made = GroupCommunicator(group, store, device)
         made.all_gather_numbers([rank])
     except RuntimeError as error:
         raise GroupError(f"rank {rank} of {size} does not find the others: {shown(str(error), 200)}") from None

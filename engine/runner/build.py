@@ -23,6 +23,7 @@ from engine.models.gguf.names import open_folder
 from engine.models.parts import with_shared_apart
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
+from engine.parallel.peers import reached
 from engine.parallel.shard import Shard, shard_config
 from engine.parallel.slices import agreed, check_parallel, shard_checkpoint
 from engine.parallel.vocabulary import Vocabulary
@@ -76,6 +77,8 @@ def build_runner(
     runtime = config.runtime
     workspace = Workspace(device, runtime.dependent_launch, runtime.tuned_gemms)
     ops = select(workspace, runtime.kernels, runtime.direct_copies)
+    if config.parallel.all_reduce == "peer":
+        communicator = reached(communicator, ops, device)
     length = _max_model_len(config, model)
     checkpoint = None
     if config.load_format != "dummy":

@@ -132,6 +132,13 @@ def steps() -> dict[str, dict[str, Step]]:
             "plain": lambda n: _made("sample", "", BF16, 320, [(1.0, 0, 1.0, 0.0)] * n),
             "filters": lambda n: _made("sample", "", BF16, 320, [(0.7, 50, 0.9, 0.02)] * n),
         },
+        "peer_sum": {
+            f"{way}, {parts}": lambda n, two_shot=way == "two-shot", norm=parts == "norm": _made(
+                "peer_sum", "", BF16, n, 64, 2, 0, two_shot, norm, norm
+            )
+            for way in ("one-shot", "two-shot")
+            for parts in ("sum alone", "norm")
+        },
         "sample_candidates": {
             "part": lambda n: _made("sample_candidates", "", BF16, 160, 160, 320, [(0.7, 50, 0.9, 0.02)] * n)
         },

@@ -1,0 +1,171 @@
+"""Sums over ranks of one host by kernels of our own, through memory that they reach of each other.
+
+Where that memory is not to be had (several hosts, GPUs without a way to each other, a CPU) sums stay those of the
+library, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from engine import env
+from engine.parallel.communicator import Communicator, GroupCommunicator
+from engine.types import shown
+from kernels.peers import Peers, piece_bytes
+from kernels.select import Ops
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+# Bytes of one sum: beyond, the library is taken. A rank's piece is four times as large.
+MAX_BYTES = 2 << 20
+# Up to so many bytes that a rank reads of all others each rank adds everything up by itself. From what torch's kernels
+# took on two H200; ours are not measured.
+ONE_SHOT_BYTES = 128 << 10
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+# The op `peer_sum` as it is bound.
+PeerSum = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+class PeerCommunicator(GroupCommunicator):
+    """Adds up by `peer_sum` what fits, all else by the library. held: what must live as long as the peers' memory."""
+
+    def __init__(self, group: Any, store: Any, device: torch.device, peers: Peers, op: PeerSum, held: object) -> None:
+        super().__init__(group, store, device)
+        self._peers = peers
+        self._op = op
+        self._held = held
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if (
+            x.ndim != 2
+            or x.nbytes > self._peers.capacity
+            or x.dtype not in (torch.bfloat16, torch.float16, torch.float32)
+        ):
+            return super().all_reduce(x)
+        return self._op(x.contiguous(), self._peers, self._two_shot(x))[1]
+
+    def norms(self, size: int) -> bool:
+        return size <= self._peers.capacity
+
+    def all_reduce_with_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, h = self._op(
+            x.contiguous(), self._peers, self._two_shot(x), residual.contiguous(), weight, eps=eps, offset=offset
+        )
+        return h, y
+
+    def _two_shot(self, x: torch.Tensor) -> bool:
+        return x.nbytes * (self.size - 1) > ONE_SHOT_BYTES
+
+    def close(self) -> None:
+        super().close()
+        self._held = None
+
+
+def reached(communicator: Communicator, ops: Ops, device: torch.device, capacity: int = MAX_BYTES) -> Communicator:
+    """The same ranks over peer memory for sums of up to `capacity` bytes, or `communicator` where there is none. All
+    ranks call it. An engine calls it once."""
+    if not isinstance(communicator, GroupCommunicator):
+        return communicator
+    made, why = None, "kernels over peer memory are for GPUs"
+    if device.type == "cuda":
+        made, why = pieces_of(communicator, piece_bytes(communicator.size, capacity), device)
+    if made is None:
+        if communicator.rank == 0:
+            log.warning("parallel.all_reduce is peer, and sums over ranks stay those of the library: %s", why)
+        return communicator
+    return over(communicator, made[0], ops.peer_sum, made[1])
+
+
+def over(communicator: GroupCommunicator, pieces: Sequence[torch.Tensor], op: PeerSum, held: object) -> Communicator:
+    """The ranks of `communicator` over pieces that `pieces_of` gave."""
+    peers = Peers.over(communicator.rank, pieces)
+    return PeerCommunicator(communicator.group, communicator.store, communicator.device, peers, op, held)
+
+
+class _Links:
+    """Memory of GPUs that links join, by torch's symmetric memory without multicast."""
+
+    def __init__(self, communicator: GroupCommunicator, name: str, size: int) -> None:
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        env.let_ranks_have_one_gpu_each()
+        self._size, self._ranks = size, communicator.size
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        _SymmetricMemory.set_group_info(name, communicator.rank, communicator.size, communicator.store)
+        self._own = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, self._device, name)
+        self._meet = _SymmetricMemory.rendezvous
+        self._handle: Any = None
+
+    def reach(self) -> list[torch.Tensor]:
+        self._handle = self._meet(self._own)
+        self._own.zero_()
+        torch.cuda.synchronize(self._device)
+        return [self._handle.get_buffer(rank, (self._size,), torch.uint8) for rank in range(self._ranks)]
+
+    def close(self) -> None:
+        """Mapped memory stays while this is held."""
+
+
+class _Files:
+    """Memory of processes on a CPU, by files that have no disk."""
+
+    def __init__(self, communicator: GroupCommunicator, name: str, size: int) -> None:
+        self._size = size
+        self._files = [Path("/dev/shm", f"{name}-{rank}") for rank in range(communicator.size)]
+        self._own = self._files[communicator.rank]
+        descriptor = os.open(self._own, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def reach(self) -> list[torch.Tensor]:
+        return [torch.from_file(str(file), shared=True, size=self._size, dtype=torch.uint8) for file in self._files]
+
+    def close(self) -> None:
+        self._own.unlink()
+
+
+def pieces_of(
+    communicator: GroupCommunicator, size: int, device: torch.device
+) -> tuple[tuple[list[torch.Tensor], object] | None, str]:
+    """`size` bytes of each rank, all 0, as tensors that this one reaches, and what must be held meanwhile; None and
+    why on every rank where one of them does not reach all. On a CPU the memory is that of processes of one host."""
+    told = communicator.all_gather_numbers([zlib.crc32(_BOOT.read_bytes()), secrets.randbits(62)])
+    if len({host for host, _ in told}) > 1:
+        return None, "ranks are on several hosts"
+    kind, name = _Links if device.type == "cuda" else _Files, f"nereid-peers-{told[0][1]:x}"
+    own, why = _agreed(communicator, lambda: kind(communicator, name, size))
+    pieces = None
+    if own is not None and not why:
+        pieces, why = _agreed(communicator, own.reach)
+    if own is not None:
+        own.close()
+    return (None, why) if pieces is None or why else ((pieces, own), "")
+
+
+def _agreed(communicator: GroupCommunicator, work: Callable[[], T]) -> tuple[T | None, str]:
+    """What `work` gives here, or None, and why it fails on any rank, or nothing. All have ended it then."""
+    made, why = None, ""
+    try:
+        made = work()
+    except (RuntimeError, OSError, AttributeError) as error:
+        why = shown(str(error), 300) or type(error).__name__
+    ok = [bool(good) for (good,) in communicator.all_gather_numbers([made is not None])]
+    return made, "" if all(ok) else why or f"rank {ok.index(False)} does not reach the others' memory"
