@@ -47,11 +47,7 @@ class PeerCommunicator(GroupCommunicator):
         self._held = held
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        if (
-            x.ndim != 2
-            or x.nbytes > self._peers.capacity
-            or x.dtype not in (torch.bfloat16, torch.float16, torch.float32)
-        ):
+        if x.ndim != 2 or x.nbytes > self._peers.capacity:
             return super().all_reduce(x)
         return self._op(x.contiguous(), self._peers, self._two_shot(x))[1]
 

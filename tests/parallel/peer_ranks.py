@@ -3,14 +3,14 @@
     python -m tests.parallel.peer_ranks RANK SIZE FOLDER
 
 Plays `CALLS` and writes what it got into FOLDER; then again some of them with a kernel that is broken: it adds up its
-own part first, or does not wait.
+own part first, does not take turns with halves of the memory, or does not wait.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.distributed import FileStore
 
 from engine.parallel.communicator import GroupCommunicator, connect
 from engine.parallel.peers import over, pieces_of
-from kernels.peers import piece_bytes
+from kernels.peers import Peers, piece_bytes
 from kernels.registry import Op
 from kernels.workspace import Workspace
 from tests.kernels import interpreter
@@ -67,7 +67,7 @@ CALLS = [
     Call(19, 40, torch.float32, True, normed=True, late=0),
     *(Call(2, 40, torch.float32, i % 3 == 0, normed=i % 2 == 0) for i in range(12)),
 ]
-BROKEN = ("own part first", "no wait")
+BROKEN = ("own part first", "one half", "no wait")
 # Fewer than there are rows, so that a program has several.
 PROGRAMS = 3
 
@@ -83,6 +83,22 @@ def own_part_first(rank: int) -> Any:
         return total.to(kind.element_ty)
 
     return added
+
+
+def read_late(peers: Any) -> Any:
+    """As `_wait`, until the first rank has written what it adds in the next call."""
+    from kernels.peer_sum import kernel
+
+    wait, own = kernel._wait, peers._peers
+    flags = own.pieces[own.rank][: own.size * 8].view(torch.int64)
+    next_call, began = int(own.calls[0]) + 2, time.monotonic()
+
+    def waited(*arguments: Any) -> None:
+        wait(*arguments)
+        while flags[0] < next_call and time.monotonic() - began < PATIENCE_S:
+            time.sleep(0)
+
+    return waited
 
 
 def play(peers: Any, rank: int, numbers: range) -> list[tuple[torch.Tensor, ...]]:
@@ -115,11 +131,28 @@ def main() -> None:
         given = {"": play(peers, rank, range(len(CALLS)))}
         # One too large for peers goes by the library.
         given[""].append((peers.all_reduce(torch.full((2, CAPACITY), float(rank + 1))),))
-        for name, of, change in zip(BROKEN, ("_added", "_wait"), (own_part_first(rank), lambda *_: None), strict=True):
+        communicator.all_gather_numbers([rank])
+        with pytest.MonkeyPatch.context() as wrong:
+            wrong.setattr(kernel, "_added", own_part_first(rank))
+            given[BROKEN[0]] = play(peers, rank, range(4))
+        for name in ("read late", BROKEN[1]):
             communicator.all_gather_numbers([rank])
             with pytest.MonkeyPatch.context() as wrong:
-                wrong.setattr(kernel, of, change)
-                given[name] = play(peers, rank, range(4))
+                if name in BROKEN:
+                    wrong.setattr(peers, "_peers", replace(peers._peers, half=0))
+                    wrong.setattr(Peers, "capacity", CAPACITY)
+                if rank == 1:
+                    wrong.setattr(kernel, "_wait", read_late(peers))
+                given[name] = play(peers, rank, range(2))
+        communicator.all_gather_numbers([rank])
+        with pytest.MonkeyPatch.context() as wrong:
+            wrong.setattr(kernel, "_wait", lambda *_: None)
+            # The first rank has ended before the others begin.
+            if rank:
+                communicator.all_gather_numbers([rank])
+            given[BROKEN[2]] = play(peers, rank, range(4))
+            if not rank:
+                communicator.all_gather_numbers([rank])
     torch.save(given, folder / f"{rank}.pt")
     communicator.all_gather_numbers([rank])
 

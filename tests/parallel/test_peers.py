@@ -91,6 +91,8 @@ def test_processes_get_the_sum_in_the_order_of_ranks(size: int, tmp_path: Path) 
         assert (got[-1][0] == size * (size + 1) / 2).all()
     # A sum of two is the same in any order.
     assert any(wrong(of["own part first"], want) for of in given) == (size > 2)
+    assert not any(wrong(of["read late"], want) for of in given)
+    assert wrong(given[1]["one half"], want) == [0]
     assert any(wrong(of["no wait"], want) for of in given)
 
 
