@@ -68,20 +68,23 @@ function showError(sentence) {
 /** Returns a function that draws `node` at most once a frame, and long texts less often than they take. */
 function drawer(conversation, node) {
   let asked = false, rest = 0;
+  const show = () => {
+    asked = false;
+    const box = conversation === current && boxOf(node);
+    if (!box || !live.has(conversation.id)) return;
+    const log = $("log");
+    const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
+    const began = performance.now();
+    updateMessage(box, node, true);
+    rest = performance.now() + 3 * (performance.now() - began);
+    if (follow) log.scrollTop = log.scrollHeight;
+  };
   return () => {
-    if (asked || performance.now() < rest) return;
+    if (asked) return;
     asked = true;
-    requestAnimationFrame(() => {
-      asked = false;
-      const box = conversation === current && boxOf(node);
-      if (!box || !live.has(conversation.id)) return;
-      const log = $("log");
-      const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
-      const began = performance.now();
-      updateMessage(box, node, true);
-      rest = performance.now() + 3 * (performance.now() - began);
-      if (follow) log.scrollTop = log.scrollHeight;
-    });
+    const wait = rest - performance.now();
+    if (wait > 0) setTimeout(() => requestAnimationFrame(show), wait); // the stream may pause behind this piece
+    else requestAnimationFrame(show);
   };
 }
 
