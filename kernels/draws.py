@@ -151,3 +151,20 @@ def bound(
         else:
             above = middle
     return level(below, ZERO_BITS)
+
+
+@triton.jit
+def bound_of(x, weights, target, lowest, top, ZERO_BITS: tl.constexpr):
+    """`bound` of values x that a program holds: at least `target` of their weights stand at or above it."""
+    below = step(lowest, ZERO_BITS)
+    above = step(top, ZERO_BITS) + 1
+    while above - below > 1:
+        middle = below + (above - below) // 2
+        reached = tl.sum(tl.where(x >= level(middle, ZERO_BITS), weights, 0.0), axis=0)
+        if reached >= target:
+            below = middle
+            if reached == target:
+                above = middle + 1
+        else:
+            above = middle
+    return level(below, ZERO_BITS)

@@ -20,11 +20,10 @@ from kernels.draws import (
     ZERO_BITS,
     best_of_tile,
     bound,
+    bound_of,
     gumbel_of,
     inside,
-    level,
     load_run,
-    step,
     tokens_of,
 )
 from kernels.sample_candidates.reference import HEAD as HEAD_WORDS
@@ -150,18 +149,8 @@ def _candidates(
         top = tl.max(heads, axis=0)
         if (top < float("inf")) & (top > float("-inf")):
             # A group's maximum is one token at or above it: top_k maxima make a bound on what is a candidate.
-            below = step(tl.minimum(top, float("-inf")), ZERO_BITS)
-            above = step(top, ZERO_BITS) + 1
-            while above - below > 1:
-                middle = below + (above - below) // 2
-                reached = tl.sum((heads >= level(middle, ZERO_BITS)).to(tl.int32), axis=0)
-                if reached >= top_k:
-                    below = middle
-                    if reached == top_k:
-                        above = middle + 1
-                else:
-                    above = middle
-            lowest = level(below, ZERO_BITS)
+            target = top_k.to(tl.float32)
+            lowest = bound_of(heads, 1.0, target, tl.minimum(top, float("-inf")), top, ZERO_BITS)
             some = (group < groups) & (heads >= lowest)
             at = tl.cumsum(some.to(tl.int32), axis=0) - 1
             p_some = p_list + i_seq * groups
@@ -169,7 +158,6 @@ def _candidates(
             n = tl.sum(some.to(tl.int32), axis=0)
             tl.debug_barrier()
             none = float("-inf")
-            target = top_k.to(tl.float32)
             low = bound(
                 p_seq, p_some, n, target, lowest, top, 1.0, none, V, IS_COUNT=True, ZERO_BITS=ZERO_BITS, LEAD=LEAD
             )

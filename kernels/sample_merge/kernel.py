@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.draws import COLDEST, gumbel_of, level, step
+from kernels.draws import COLDEST, bound_of, gumbel_of
 from kernels.sample_candidates.reference import HEAD as HEAD_WORDS
 from kernels.sample_candidates.reference import MAX_TOP_K as MOST
 from kernels.sizes import next_power_of_2
@@ -17,24 +17,6 @@ HEAD = tl.constexpr(HEAD_WORDS)
 MAX_TOP_K = tl.constexpr(MOST)
 
 _SETTINGS = ["p_rows", "p_temperature", "p_top_k", "p_top_p", "p_min_p", "p_seeds", "p_positions"]
-
-
-@triton.jit
-def _lowest(x, weights, target, lowest, top):
-    """The value with at least `target` of the weights at or above it, or one down to the next of x; `lowest` if there
-    is none."""
-    below = step(lowest, 0)
-    above = step(top, 0) + 1
-    while above - below > 1:
-        middle = below + (above - below) // 2
-        reached = tl.sum(tl.where(x >= level(middle, 0), weights, 0.0), axis=0)
-        if reached >= target:
-            below = middle
-            if reached == target:
-                above = middle + 1
-        else:
-            above = middle
-    return level(below, 0)
 
 
 @triton.jit(do_not_specialize=["seqs", "vocab"], do_not_specialize_on_alignment=_SETTINGS)
@@ -92,14 +74,14 @@ def _merge(
     count = tl.where(ids >= 0, ties, 0).to(tl.float32)
     top = tl.max(x, axis=0)
     none = tl.minimum(top, float("-inf"))
-    low = _lowest(x, count, top_k.to(tl.float32), none, top)
+    low = bound_of(x, count, top_k.to(tl.float32), none, top, 0)
     scaled = tl.div_rn(x - top, temperature)
     min_p, top_p = tl.load(p_min_p + row), tl.load(p_top_p + row)
     log_min_p = tl.where(min_p > 0.0, tl.log(tl.maximum(min_p, 1e-38)), float("-inf"))
     kept = (ids >= 0) & (x >= low) & (scaled >= log_min_p)
     if top_p < 1.0:
         weights = tl.where(kept, tl.exp(scaled) * count, 0.0)
-        low = _lowest(x, weights, top_p * tl.sum(weights, axis=0), low, top)
+        low = bound_of(x, weights, top_p * tl.sum(weights, axis=0), low, top, 0)
     score = tl.div_rn(x, temperature) + gumbel_of(seed, position, tl.maximum(ids, 0))
     score = tl.where(kept & (x >= low), score, float("-inf"))
     drawn = tl.min(tl.where(score == tl.max(score, axis=0), ids, vocab), axis=0)
