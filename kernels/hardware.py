@@ -69,6 +69,11 @@ def dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and _gpu(device).capability >= (9, 0)
 
 
+def register_products(device: torch.device) -> bool:
+    """Whether a warp multiplies bfloat16 from registers (`mma.sync`): Ampere and later."""
+    return device.type == "cuda" and _gpu(device).capability >= (8, 0)
+
+
 def bulk_copies(device: torch.device) -> bool:
     """Whether the device has a bulk tensor copy engine (TMA): Hopper and later."""
     return device.type == "cuda" and _gpu(device).capability >= (9, 0)

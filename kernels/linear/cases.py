@@ -108,6 +108,10 @@ def fp8_cases() -> list[Case]:
         fp8_case("fp8 rows, silu", bf16, 20, 40, 264, None, row, activation="silu"),
         fp8_case("fp8 rows, a given scale of inputs", bf16, 70, 72, 200, None, static),
         fp8_case("fp8 blocks, odd outputs, inputs beyond a block", bf16, 11, 200, 1104, square, group, residual=True),
+        fp8_case("fp8 blocks, one row, norm", bf16, 1, 72, 1152, square, group, norm=True, offset=1.0, bias=True),
+        fp8_case("fp8 blocks, few rows, inputs beyond a round", bf16, 7, 40, 640, square, group, residual=True),
+        fp8_case("fp8 rows, one row, norm", bf16, 1, 40, 384, None, row, norm=True),
+        fp8_case("fp8 rows, one row, a given scale", bf16, 1, 40, 640, None, static, residual=True),
         fp8_case("fp8 rows, silu, a given scale", bf16, 64, 136, 528, None, static, activation="silu", bias=True),
     ]
     for t in (1, 8, 64, 1024, 8192):
@@ -295,6 +299,10 @@ def packed_cases() -> list[Case]:
         packed_case("int8, many rows, silu", f32, 258, 24, 136, 8, 64, activation="silu"),
         packed_case("int4, deterministic", bf16, 11, 40, 264, 4, 128, deterministic=True, residual=True),
         packed_case("int4 blocks of 128, odd outputs", bf16, 3, 200, 640, 4, 128, zeros=True, residual=True),
+        packed_case("int4 blocks of 128, one row, norm", f16, 1, 72, 1152, 4, 128, zeros=True, norm=True, offset=1.0),
+        packed_case("int4 blocks of 256, one row, norm", bf16, 1, 40, 640, 4, 256, norm=True, bias=True),
+        packed_case("int4 one group, few rows", bf16, 8, 40, 640, 4, 640, zeros=True, residual=True),
+        packed_case("int4 one group, one row", f16, 1, 72, 512, 4, 512, bias=True),
         packed_case("int4 blocks of 128, an order, silu", f16, 19, 72, 384, 4, 128, activation="silu", **whole),
         packed_case(
             "int4 blocks of 128, rows of two tiles, silu", bf16, 100, 72, 384, 4, 128, activation="silu", bias=True

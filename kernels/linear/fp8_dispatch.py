@@ -2,7 +2,9 @@
 measured on an H200.
 
 Few rows take one kernel with bias, activation and residual inside: a Triton kernel, or on Hopper above 16 rows a Gluon
-kernel (`quantized_stream`). Many rows of floats go to cuBLAS. Inputs are quantized by a launch before.
+kernel (`quantized_stream`). Up to 8 rows and few outputs take another Gluon kernel, without an activation, which norms
+and quantizes one row itself (`quantized_skinny`). Many rows of floats go to cuBLAS. Inputs of more than one row are
+quantized by a launch before.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
+from kernels.linear.quantized_skinny import QuantizedSkinnyTile, fp8_skinny
 from kernels.linear.quantized_stream import fp8_stream
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
 from kernels.quantize.kernel import quantized
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.tuned.tables import DEFAULT, numbers
+from kernels.tuned.tables import DEFAULT, numbers, tiles
 from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
 # Up to these, rows take a split of the inputs, stream through shared memory, take one tile of rows.
 SPLIT_ROWS, FEW_ROWS, LIBRARY_ROWS = 16, 64, 256
+# Of products with few outputs: their warps share no row.
+SKINNY_ROWS = 8
 # The library wants a multiple of so many rows.
 LIBRARY_MULTIPLE = 16
 
@@ -33,8 +38,9 @@ LIBRARY_MULTIPLE = 16
 class Fp8Problem(NamedTuple):
     """What the choice of a kernel depends on.
 
-    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. library: for
-    more than FEW_ROWS rows, whether cuBLAS has a product of these numbers. streams: for up to FEW_ROWS rows, whether
+    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. skinny: rows
+    of 16-bit floats, and a weight of 8-bit ones in whole blocks, on a GPU that converts these. library: for more than
+    FEW_ROWS rows, whether cuBLAS has a product of these numbers. streams: for up to FEW_ROWS rows, whether
     the bulk copy engine can read both sides, 8-bit floats with scales of 128 inputs or all, on a GPU of this kind.
     table: of tuned numbers.
     """
@@ -44,6 +50,7 @@ class Fp8Problem(NamedTuple):
     inputs: int
     gated: bool
     deterministic: bool
+    skinny: bool
     library: bool
     streams: bool
     table: str = DEFAULT
@@ -62,6 +69,16 @@ class Fp8Operands(NamedTuple):
     residual: torch.Tensor | None
     activation: str | None
     deterministic: bool
+
+
+def not_narrow(rows: int, outputs: int, gated: bool, table: str) -> str | None:
+    """Why a product of quantized weights is none of few rows and outputs."""
+    if gated:
+        return "has no activation"
+    most = numbers(table, "linear")["skinny_outputs"]
+    if outputs > most:
+        return f"for up to {most} outputs"
+    return None if rows <= SKINNY_ROWS else f"for up to {SKINNY_ROWS} rows"
 
 
 def stream_tile(rows: int, activation: bool) -> StreamTile:
@@ -88,6 +105,15 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, t
     outputs, programs = (128, known) if height == 16 else (64, 2 * known)
     split = max(1, min(programs // cdiv(n, outputs), k // (4 * GROUP)))
     return RowTile(height, outputs, split, 7 if height == 16 else 4)
+
+
+def _not_skinny(problem: Fp8Problem) -> str | None:
+    if not problem.skinny:
+        return "needs 16-bit rows on 16 bytes, 8-bit floats in whole blocks of 128 inputs, and Ada"
+    most = numbers(problem.table, "linear")["skinny_inputs"]
+    if problem.inputs > most:
+        return f"for up to {most} inputs"
+    return not_narrow(problem.rows, problem.outputs, problem.gated, problem.table)
 
 
 def _not_library(problem: Fp8Problem) -> str | None:
@@ -131,6 +157,15 @@ def _library(operands: Fp8Operands, rows_of: int) -> torch.Tensor:
     return product if residual is None else residual.add_(product)
 
 
+def _skinny(operands: Fp8Operands, tile: QuantizedSkinnyTile) -> torch.Tensor:
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, _, _ = operands
+    assert isinstance(weight, Fp8)
+    dtype, scales = x.dtype, None
+    if len(x) > 1:
+        (x, scales), norm_weight = _inputs(operands), None
+    return fp8_skinny(workspace, x, scales, weight, bias, norm_weight, eps, offset, residual, tile, dtype)
+
+
 def _stream(operands: Fp8Operands, tile: StreamTile) -> torch.Tensor:
     x, scales = _inputs(operands)
     workspace, weight = operands.workspace, operands.weight
@@ -157,6 +192,13 @@ DISPATCH: Dispatch[Fp8Problem] = Dispatch(
             _row_config,
             _tiles,
             "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+        ),
+        Variant(
+            "skinny",
+            _not_skinny,
+            lambda problem: tiles(problem.table, "linear", "skinny_tiles", QuantizedSkinnyTile)["fp8"],
+            _skinny,
+            "docs/experiments/2026-11-24-few-rows-of-quantized-weights.md",
         ),
         Variant(
             "library",

@@ -1,14 +1,15 @@
-"""Products with weights of packed integers and of 4-bit floats: the norm, or the rounding of inputs, and the kernel
-that `packed_dispatch` chooses."""
+"""Products with weights of packed integers and of 4-bit floats: the rounding of inputs, and the kernel that
+`packed_dispatch` chooses."""
 
 from __future__ import annotations
 
 import torch
 
 from kernels.hardware import multiprocessors
+from kernels.linear.fp8_dispatch import SKINNY_ROWS
 from kernels.linear.packed_dispatch import DISPATCH, PackedOperands, PackedProblem
+from kernels.linear.quantized_skinny import reads_packed
 from kernels.linear.quantized_stream import streams_packed
-from kernels.rms_norm.kernel import rms_norm
 from kernels.round_fp4.kernel import round_fp4
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
@@ -32,11 +33,11 @@ def linear(
     if not rows:
         return x.new_zeros((0, n))
     if isinstance(weight, Fp4) and weight.rounding.number is not None:
-        x = round_fp4(workspace, x, weight.rounding, norm_weight, eps, offset)
-    elif norm_weight is not None:
-        x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
+        x, norm_weight = round_fp4(workspace, x, weight.rounding, norm_weight, eps, offset), None
+    skinny = rows <= SKINNY_ROWS and isinstance(weight, PackedInt) and reads_packed(x, weight)
     streams = isinstance(weight, PackedInt) and streams_packed(x, weight)
-    gated, processors = activation is not None, multiprocessors(x.device)
-    choice = DISPATCH.choose(PackedProblem(rows, n, k, gated, deterministic, streams, processors, workspace.table))
-    y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, residual, activation), choice.config)
+    shape = (rows, n, k, activation is not None, deterministic, skinny, streams)
+    choice = DISPATCH.choose(PackedProblem(*shape, multiprocessors(x.device), workspace.table))
+    beside = (norm_weight, eps, offset, residual, activation, deterministic)
+    y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, *beside), choice.config)
     return y

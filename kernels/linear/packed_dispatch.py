@@ -1,9 +1,10 @@
 """Which kernel multiplies by a weight of packed integers or 4-bit floats, decided once a shape.
 
 Few rows take one kernel that reads the weight packed, with bias, activation and residual inside: a Gluon kernel on
-Hopper where it can (`quantized_stream`), else a Triton kernel. For many rows the weight's numbers are written out once,
-and the dense product takes them: that costs one pass over the weight, where the product has hundreds of operations a
-byte of it.
+Hopper where it can (`quantized_stream`), else a Triton kernel. Up to 8 rows and few outputs take another Gluon kernel,
+without an activation, which norms one row itself (`quantized_skinny`). For many rows the weight's numbers are written
+out once, and the dense product takes them: that costs one pass over the weight, where the product has hundreds of
+operations a byte of it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
+from kernels.linear.fp8_dispatch import SKINNY_ROWS, not_narrow
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
+from kernels.linear.quantized_skinny import QuantizedSkinnyTile, packed_skinny
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
+from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
-from kernels.tuned.tables import DEFAULT, numbers
+from kernels.tuned.tables import DEFAULT, numbers, tiles
 from kernels.weight import Dense, Fp4, PackedInt
 from kernels.workspace import Workspace
 
@@ -34,9 +38,9 @@ GATED_ROWS = 64
 class PackedProblem(NamedTuple):
     """What the choice of a kernel depends on.
 
-    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. streams: 4-bit
-    integers in groups of whole blocks, which the bulk copy engine can read, on a GPU of this kind. table: of tuned
-    numbers.
+    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. skinny: 4-bit
+    integers in groups of whole blocks and in the order of 16-bit inputs, on a GPU whose warps multiply from registers.
+    streams: such groups, which the bulk copy engine can read, on a GPU of this kind. table: of tuned numbers.
     """
 
     rows: int
@@ -44,20 +48,31 @@ class PackedProblem(NamedTuple):
     inputs: int
     gated: bool
     deterministic: bool
+    skinny: bool
     streams: bool
     multiprocessors: int
     table: str = DEFAULT
 
 
 class PackedOperands(NamedTuple):
-    """What a kernel is launched on; a norm was taken already."""
+    """What a kernel is launched on; x is not normed yet."""
 
     workspace: Workspace
     x: torch.Tensor
     weight: PackedInt | Fp4
     bias: torch.Tensor | None
+    norm_weight: torch.Tensor | None
+    eps: float
+    offset: float
     residual: torch.Tensor | None
     activation: str | None
+    deterministic: bool
+
+
+def skinny_tile(inputs: int, table: str = DEFAULT) -> QuantizedSkinnyTile:
+    """All of a program's weights are on their way at once, or half of them where there are many inputs."""
+    made = tiles(table, "linear", "skinny_tiles", QuantizedSkinnyTile)
+    return made["packed" if inputs <= numbers(table, "linear")["skinny_inputs"] else "packed_inputs"]
 
 
 def stream_tile(rows: int, n: int, activation: bool, multiprocessors: int) -> StreamTile:
@@ -87,6 +102,15 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, t
     return RowTile(height, 64, split, 4 if height == 16 else 3)
 
 
+def _not_skinny(problem: PackedProblem) -> str | None:
+    if not problem.skinny:
+        return "needs 16-bit rows on 16 bytes, 4-bit integers in order and in groups of whole blocks of 128, and Ampere"
+    most = numbers(problem.table, "linear")["skinny_inputs"]
+    if 1 < problem.rows <= SKINNY_ROWS and problem.inputs > most:
+        return f"for one row of more than {most} inputs"
+    return not_narrow(problem.rows, problem.outputs, problem.gated, problem.table)
+
+
 def _not_streamed(problem: PackedProblem) -> str | None:
     if not problem.streams:
         return "needs Hopper, 16-bit rows on 16 bytes, and 4-bit integers in groups of whole blocks of 128"
@@ -110,8 +134,25 @@ def _row_config(problem: PackedProblem) -> RowTile:
     return row_tile(*sizes, problem.gated, problem.deterministic, problem.table)
 
 
+def _normed(operands: PackedOperands) -> torch.Tensor:
+    workspace, x, _, _, norm_weight, eps, offset, _, _, deterministic = operands
+    if norm_weight is None:
+        return x
+    return rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)[0]
+
+
+def _skinny(operands: PackedOperands, tile: QuantizedSkinnyTile) -> torch.Tensor:
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, _, _ = operands
+    assert isinstance(weight, PackedInt)
+    if len(x) > 1:
+        x, norm_weight = _normed(operands), None
+    return packed_skinny(workspace, x, weight, bias, norm_weight, eps, offset, residual, tile)
+
+
 def _stream(operands: PackedOperands, tile: StreamTile) -> torch.Tensor:
-    workspace, x, weight, bias, residual, activation = operands
+    x = _normed(operands)
+    workspace, weight, bias = operands.workspace, operands.weight, operands.bias
+    residual, activation = operands.residual, operands.activation
     assert isinstance(weight, PackedInt)
     inside = activation if len(x) <= GATED_ROWS else None
     y = packed_stream(workspace, x, weight, bias, residual, inside, tile, counters(workspace))
@@ -119,15 +160,18 @@ def _stream(operands: PackedOperands, tile: StreamTile) -> torch.Tensor:
 
 
 def _written_out(operands: PackedOperands, _: Any = None) -> torch.Tensor:
-    workspace, x, weight, bias, residual, activation = operands
+    x = _normed(operands)
+    workspace, weight, bias = operands.workspace, operands.weight, operands.bias
     if isinstance(weight, PackedInt) and weight.order is not None:
         x = x.index_select(1, weight.order)
     whole = Dense(unpacked(workspace, weight, x.dtype))
-    return dense.linear(workspace, x, whole, bias, residual=residual, activation=activation)
+    return dense.linear(workspace, x, whole, bias, residual=operands.residual, activation=operands.activation)
 
 
 def _tiles(operands: PackedOperands, tile: RowTile) -> torch.Tensor:
-    workspace, x, weight, bias, residual, activation = operands
+    x = _normed(operands)
+    workspace, weight, bias = operands.workspace, operands.weight, operands.bias
+    residual, activation = operands.residual, operands.activation
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device) if residual is None else residual
     packed_linear(workspace, x, weight, bias, residual, y, activation, tile)
@@ -142,6 +186,13 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
             _row_config,
             _tiles,
             "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+        ),
+        Variant(
+            "skinny",
+            _not_skinny,
+            lambda problem: skinny_tile(problem.inputs, problem.table),
+            _skinny,
+            "docs/experiments/2026-11-24-few-rows-of-quantized-weights.md",
         ),
         Variant(
             "stream",

@@ -1,0 +1,80 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""The one row of a product of quantized weights, on its way into shared memory: normed, or normed and quantized, by
+each program for itself, which takes no launch before the product."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from kernels.linear.quantized_operand import halves_of, times
+
+
+@gluon.jit
+def inverse_norm(low, high, K, eps):
+    """1 / √(mean square + eps) of a row of K numbers, given as halves of its words."""
+    return gl.rsqrt(gl.sum(low * low + high * high, axis=0) / K + eps)
+
+
+@gluon.jit
+def stage_row(words, g, K, eps, offset, row, DTYPE: gl.constexpr, NORM: gl.constexpr, OFFSET: gl.constexpr):
+    """Stores a row's words, with NORM times the norm's weight, whose words are g. Gives what sums are to be multiplied
+    by."""
+    scale = 1.0
+    if NORM:
+        low, high = halves_of(words, DTYPE)
+        scale = inverse_norm(low.to(gl.float32), high.to(gl.float32), K, eps)
+        words = times(words, g, offset, DTYPE, OFFSET)
+    row.store(words)
+    return scale
+
+
+@gluon.jit
+def _quantized(f, scale, inverse, END: gl.constexpr):
+    """f / scale as 8-bit floats, rounded as by a division: Markstein 1990, theorem 7.1, from a reciprocal that is."""
+    near = gl.minimum(gl.maximum(f * inverse, -4 * END), 4 * END)
+    ratio = gl.fma(gl.fma(-near, scale, f), inverse, near)
+    return gl.minimum(gl.maximum(ratio, -END), END).to(gl.float8e4nv)
+
+
+@gluon.jit
+def stage_quantized_row(
+    words, g, K, eps, offset, given_ptr, row, scales,
+    DTYPE: gl.constexpr, NORM: gl.constexpr, GROUPED: gl.constexpr, STATIC: gl.constexpr, POWER: gl.constexpr,
+    SMALLEST: gl.constexpr, END: gl.constexpr,
+):  # fmt: skip
+    """Stores a row's words as 8-bit floats, and the scales of 128 inputs (GROUPED). Gives what sums are to be
+    multiplied by: the scale of all inputs, or one.
+
+    See `kernels.quantize`. Words behind the row are zero; g are words of the norm's weight.
+    """
+    WORDS: gl.constexpr = words.shape[0]
+    low, high = halves_of(words, DTYPE)
+    low, high = low.to(gl.float32), high.to(gl.float32)
+    if NORM:
+        inverse = inverse_norm(low, high, K, eps)
+        g_low, g_high = halves_of(g, DTYPE)
+        low = (low * inverse * (g_low.to(gl.float32) + offset)).to(DTYPE).to(gl.float32)
+        high = (high * inverse * (g_high.to(gl.float32) + offset)).to(DTYPE).to(gl.float32)
+    if GROUPED:
+        low, high = gl.reshape(low, (WORDS // 64, 64)), gl.reshape(high, (WORDS // 64, 64))
+    if STATIC:
+        scale = gl.load(given_ptr)
+        if GROUPED:
+            scale += gl.max(low, axis=1) * 0.0
+    else:
+        largest = gl.maximum(gl.abs(low), gl.abs(high))
+        scale = gl.maximum(gl.max(largest, axis=1 if GROUPED else 0), SMALLEST) / END
+        if POWER:
+            # the exponent alone, one more where there is a fraction
+            scale = ((scale.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
+    one = scale * 0.0 + 1.0
+    if GROUPED:
+        scales.store(scale)
+        inverse = gl.expand_dims(gl.div_rn(one, scale), 1)
+        scale = gl.expand_dims(scale, 1)
+    else:
+        inverse = gl.div_rn(one, scale)
+    numbers = gl.join(_quantized(low, scale, inverse, END), _quantized(high, scale, inverse, END))
+    row.store(gl.reshape(numbers, (2 * WORDS,)))
+    return 1.0 if GROUPED else scale
