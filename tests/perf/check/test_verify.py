@@ -55,6 +55,23 @@ def test_what_is_left_out_is_said_and_is_no_success(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("on_a_gpu")
+def test_parts_that_run_one_after_another_are_one_result_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "verify.json"
+
+    def outcomes() -> list[str]:
+        return [part["outcome"] for part in json.loads(file.read_text())["parts"]]
+
+    main(["--json", str(file), "--only", "third"])
+    main(["--json", str(file), "--only", "first", "fourth"])
+    assert outcomes() == ["failed", "left out", "passed", "passed"]
+    monkeypatch.setattr(verify, "provenance", lambda: {"commit": "0123abd", "gpu": "NVIDIA H100 80GB HBM3"})
+    main(["--json", str(file), "--only", "fourth"])
+    assert outcomes() == ["left out", "left out", "left out", "passed"]
+
+
+@pytest.mark.usefixtures("on_a_gpu")
 def test_what_the_time_does_not_reach_is_too_slow(tmp_path: Path) -> None:
     file = tmp_path / "verify.json"
     assert main(["--json", str(file), "--limit", "0"]) == 1
