@@ -22,8 +22,9 @@ from engine.types import Constraint, ErrorCode, RequestError
 Masks = npt.NDArray[np.int32]
 
 _ALL = -1
-# 50,000 states take 65 MB, and so many grammars are kept.
-_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
+# 50,000 states take 65 MB, and so many grammars are kept. A mask's time grows faster than its items: 20,000 take 50 ms,
+# 50,000 half a second, and no published schema needs 5,000 (docs/experiments/2026-11-24-hostile-grammars-and-texts.md).
+_LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000, step_max_items=20_000, max_items_in_row=1_000)
 # A step whose masks took SLOW_S is followed by one in which each is timed, and that by others while one takes more than
 # a token gives back; else by STEPS_UNTIMED without, for masks are made side by side otherwise.
 SLOW_S = 0.02

@@ -163,6 +163,33 @@ def test_a_grammar_whose_masks_take_ever_longer_ends_its_answers_alone(grammars:
     assert again.error is None, "another answer begins anew"
 
 
+_WAYS = "\n".join(f"r{n}: /[a-z]{{1,{n % 9 + 1}}}/ /[a-z]{{0,{n % 7 + 1}}}/" for n in range(400))
+_CHOICE = "(" + " | ".join(f"r{n}" for n in range(400)) + ")*\n" + _WAYS
+
+
+@pytest.mark.parametrize(
+    ("rules", "bound"),
+    [
+        ("a{0,40}\na: b{0,40}\nb: c{0,40}\nc: /[a-z]/", "max is 1000"),
+        (
+            "r0\n" + "\n".join(f"r{n}: r{n + 1} | r{n + 1} r{n + 1}" for n in range(60)) + "\nr60: /[a-z]/",
+            "max is 1000",
+        ),
+        (_CHOICE, "limit 20000"),
+    ],
+)
+def test_what_one_token_costs_is_bounded_however_the_grammar_jumps(grammars: Grammars, rules: str, bound: str) -> None:
+    """The time of all tokens is no bound of one: half a second for its mask, and as much again to take it."""
+    matcher: Any = asked(grammars, Constraint(kind="grammar", text=f'start: "x" inner\ninner: {rules}')).get(timeout=60)
+    assert not isinstance(matcher, RequestError), "its beginning costs nothing"
+    matcher.allowance.left = 1e9
+    x, *rest = _letters(grammars, "x" + "abc" * 8)
+    for letter in (x, *rest):
+        grammars.masks([matcher])
+        matcher.advance(letter)
+    assert bound in matcher.error
+
+
 def test_a_grammar_whose_states_are_used_up_is_compiled_afresh(grammars: Grammars) -> None:
     """What its answers share stayed at the limit, and each later one failed at its first token."""
     parts = ("[a-m].{25}[n-z ]", "[a-e ].{30}[t-z]", "[c-p].{35}[l-z]")
