@@ -224,9 +224,10 @@ def _api(app: FastAPI, shim: Shim) -> None:
 
 def _service(app: FastAPI, shim: Shim, stats: Stats, probe: Probe) -> None:
     def served() -> dict[str, Any]:
-        if not shim.router.models:
+        ready = shim.router.ready
+        if not ready:
             raise ApiError(503, "No tritonserver with a ready model answers.", code="backend_unavailable")
-        return {"status": "ok", "models": sorted(shim.router.models)}
+        return {"status": "ok", "models": sorted(ready)}
 
     @app.get("/health", responses=ERRORS, tags=["service"], summary="200 while a replica serves a model")
     async def health() -> Response:

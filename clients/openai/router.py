@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -92,6 +92,11 @@ class ReplicaState:
     def name(self) -> str:
         return self.server.address.grpc
 
+    @property
+    def ready(self) -> frozenset[str]:
+        """Models that would answer a request at once."""
+        return frozenset(name for name, info in self.models.items() if self.healthy and not info.problem)
+
 
 class Router:
     """Sends generations to replicas. `start` before use, inside the event loop; `close` after."""
@@ -124,6 +129,11 @@ class Router:
     def models(self) -> dict[str, ModelInfo]:
         """Models of all healthy replicas."""
         return {name: info for replica in self.replicas if replica.healthy for name, info in replica.models.items()}
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """Models that a replica would answer at once for."""
+        return frozenset().union(*(replica.ready for replica in self.replicas))
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -249,8 +259,10 @@ class Router:
         return said
 
     def _able(self, model: str, without: Collection[str]) -> list[ReplicaState]:
-        """Replicas that serve the model now, but for those of these names."""
-        return [r for r in self.replicas if r.healthy and model in r.models and r.name not in without]
+        """Replicas that serve the model now, but for those of these names. Where each waits for its engine, a request
+        may wait at any of them."""
+        able = [r for r in self.replicas if r.healthy and model in r.models and r.name not in without]
+        return [r for r in able if model in r.ready] or able
 
     def _goes_on(self, model: str, tried: list[str], error: BackendError, attempts: int) -> bool:
         """Whether a replica is left to try after an error. All are when only an instance of the last one has died."""
@@ -286,13 +298,14 @@ class Router:
 
     async def _check_one(self, replica: ReplicaState) -> None:
         try:
-            replica.models = await replica.server.models()
+            before, replica.models = replica.models, await replica.server.models()
             replica.problem = "" if replica.models else "it answers, but no model is ready"
         except BackendError as error:
             replica.problem = f"it does not answer ({error.detail})"
             replica.answers = False
         else:
             replica.answers = True
+            _tell(replica, before)
         healthy = not replica.problem
         if healthy and not replica.healthy:
             log.info("replica %s is ready", replica.name)
@@ -300,7 +313,7 @@ class Router:
         elif replica.healthy and not healthy:
             log.warning("replica %s is not ready: %s", replica.name, replica.problem)
         replica.healthy = healthy
-        self._metrics.replica_up.labels(replica.name).set(healthy)
+        self._metrics.replica_up.labels(replica.name).set(bool(replica.ready))
 
     async def _check_forever(self) -> None:
         while True:
@@ -309,6 +322,16 @@ class Router:
                 await self.check()
             except Exception:
                 log.exception("the health check failed")
+
+
+def _tell(replica: ReplicaState, before: Mapping[str, ModelInfo]) -> None:
+    """A line where a model began to wait for its engine, or has it again."""
+    for name, info in replica.models.items():
+        had = before[name].problem if name in before else ""
+        if info.problem and not had:
+            log.warning("replica %s: %s is not ready: %s", replica.name, name, info.problem)
+        elif had and not info.problem:
+            log.info("replica %s: %s is ready", replica.name, name)
 
 
 async def _addresses(replica: Replica) -> list[Replica]:

@@ -55,7 +55,8 @@ class Stats:
             pass  # a replica without a metrics port still serves; its gauges are empty
         return {
             "replica": replica.name,
-            "ready": replica.healthy,
+            "ready": bool(replica.ready),
+            "ready_models": sorted(replica.ready),
             "open_requests": replica.open_requests,
             "models": models,
         }

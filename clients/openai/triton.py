@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -152,13 +153,15 @@ class TritonReplica:
             raise _failure(error) from error
 
     async def _described(self, info: ModelInfo) -> ModelInfo:
-        """With nothing more for a model that was added before it could say, or that does not answer now."""
+        """With nothing more for a model that was added before it could say, and a problem for one that does not answer
+        now."""
+        if not info.describes:
+            return info
         found = None
-        if info.describes:
-            with contextlib.suppress(grpc.RpcError):
-                async for message in self._generate(wire.describe_request(info.name), timeout=_DESCRIBE_S):
-                    found = wire.read_description(message) or found
-        return info if found is None else info.described(found)
+        with contextlib.suppress(grpc.RpcError):
+            async for message in self._generate(wire.describe_request(info.name), timeout=_DESCRIBE_S):
+                found = wire.read_description(message) or found
+        return replace(info, problem="it does not say how it is") if found is None else info.described(found)
 
     async def _config(self, name: str) -> Any:
         return (await self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=5.0)).config

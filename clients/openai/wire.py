@@ -104,7 +104,7 @@ class ModelInfo:
     describes: it can be asked for what follows; None: not known. resets: its prefix cache can be emptied.
     max_model_len: tokens that a request may hold, prompt and answer.
     template: what its chat template shows of the answers. sampling: its own, by fields of sampling parameters.
-    served_names: its other names in this API.
+    served_names: its other names in this API. problem: why requests would wait now; empty when they would not.
     """
 
     name: str
@@ -115,6 +115,7 @@ class ModelInfo:
     resets: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     served_names: tuple[str, ...] = ()
+    problem: str = ""
 
     def described(self, found: Description) -> ModelInfo:
         return replace(
@@ -123,6 +124,7 @@ class ModelInfo:
             template=found.template,
             sampling=found.sampling,
             served_names=found.served_names,
+            problem=found.problem,
         )
 
 
@@ -133,6 +135,7 @@ class Description(msgspec.Struct, frozen=True):
     template: TemplateMarks | None = None
     sampling: dict[str, float | int] = {}
     served_names: tuple[str, ...] = ()
+    problem: str = ""
 
 
 def llm_request(generation: Generation, timeout_s: float) -> Any:

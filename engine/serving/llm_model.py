@@ -123,6 +123,11 @@ class TritonPythonModel:
                 self._shut_down("the model did not load")
                 raise pb.TritonModelException(f"load {shared} first: this model shares its engine process")
 
+    def is_ready(self) -> bool:
+        """Whether a request would be answered now; for servers that ask (python_backend pull request 430), as 2.51 does
+        not."""
+        return not self._engine.problem
+
     def execute(self, requests: list[Any]) -> None:
         """Hand the requests over; answers go through their response senders."""
         for request in requests:

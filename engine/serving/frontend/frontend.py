@@ -65,7 +65,15 @@ class Frontend:
         self._sender = Sender(table, responses, metrics, spans, config.senders)
         self._watch = ClientWatch(table, self._sender, verbose)
         self._intake = Intake(
-            served, config, table, self._sender, responses, self._resets, spans, wake=self._watch.wake
+            served,
+            config,
+            table,
+            self._sender,
+            responses,
+            self._resets,
+            spans,
+            wake=self._watch.wake,
+            problem=lambda: engine.problem,
         )
         self.on_give_up: Callable[[], None] | None = None
 

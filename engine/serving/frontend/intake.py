@@ -54,7 +54,7 @@ class Intake:
     """Its threads tokenize what `submit` has decoded and checked; texts of megabytes, which take seconds each, have one
     of their own. It has no lock.
 
-    wake: called when a stream has been put into the table.
+    wake: called when a stream has been put into the table. problem: says why requests would wait for the engine now.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Intake:
         resets: Resets,
         spans: EngineSpans | None,
         wake: Callable[[], None],
+        problem: Callable[[], str],
     ) -> None:
         self._served = served
         self._config = config
@@ -76,6 +77,7 @@ class Intake:
         self._resets = resets
         self._spans = spans
         self._wake = wake
+        self._problem = problem
         self.context = 0  # tokens that the engine takes in one request
         self._serials = itertools.count(1)
         self._admitted: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
@@ -120,7 +122,8 @@ class Intake:
         served = self._served
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         if decode.wants_description(tensors):
-            self._responses.send_description(sender, {"max_model_len": self.context, **served.about})
+            now_so = {"max_model_len": self.context, "problem": self._problem()}
+            self._responses.send_description(sender, {**now_so, **served.about})
             return None
         if decode.wants_reset(tensors):
             self._reset(sender)

@@ -151,6 +151,8 @@ class Link:
             self._send(Hello(self._name))
             self._receive(pipe, watch, receiver)
         finally:
+            if self._engine.heard is not None:
+                self._engine.lost = time.monotonic()
             self._engine.heard = None
             if not self._closing.is_set():
                 self._drop()

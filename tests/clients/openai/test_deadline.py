@@ -47,6 +47,15 @@ def stopped(server: LocalServer, words: tuple[str, ...]) -> Iterator[None]:
                 process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.parametrize("who", [ENGINE, SERVER])
+def test_health_says_so_while_a_process_stands_still(server: LocalServer, shim: Shim, who: tuple[str, ...]) -> None:
+    healthy = lambda: "demo" in httpx.get(f"{shim.url}/health", timeout=60).json().get("models", ())  # noqa: E731
+    with stopped(server, who):
+        until(lambda: not healthy(), 30, "it is said to be well")
+        assert "demo" not in httpx.get(f"{shim.url}/stats", timeout=60).json()["replicas"][0]["ready_models"]
+    until(healthy, 30, "it went on, and is not said to be well")
+
+
 @pytest.mark.parametrize(
     ("who", "path", "body"),
     [

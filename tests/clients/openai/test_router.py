@@ -107,6 +107,19 @@ def test_replicas_that_are_down_or_tried_are_left_out() -> None:
         r.pick("demo", b"k", without=["h1:1", "h2:1"])
 
 
+def test_a_replica_that_waits_for_its_engine_is_taken_where_no_other_is_left() -> None:
+    r = router(2)
+    waits = {"demo": ModelInfo("demo", problem="the engine process has said nothing for 2 s")}
+    r.replicas[0].models = waits
+    assert {r.pick("demo", bytes([n])).name for n in range(8)} == {"h1:1"}
+    assert r.ready == {"demo"}
+    assert r.pick("demo", b"k", without=["h1:1"]).name == "h0:1"
+    r.replicas[1].models = waits
+    assert r.pick("demo", b"k")
+    assert r.ready == frozenset()
+    assert r.model("demo").name == "demo", "its requests wait; it is no unknown model"
+
+
 def test_an_unknown_model_is_404_and_no_server_is_503() -> None:
     r = router(1)
     with pytest.raises(ApiError) as unknown:

@@ -106,6 +106,33 @@ def test_an_engine_that_hangs_is_killed_and_replaced(rig: Callable[..., Rig]) ->
     assert len(tokens_of([first, *request.all()])) == 120
 
 
+def test_a_frontend_knows_when_requests_would_wait_for_the_engine(rig: Callable[..., Rig]) -> None:
+    running = rig()
+    assert running.engine.problem == ""
+    running.kill(signal.SIGSTOP)
+    while not running.engine.problem:
+        time.sleep(0.01)
+    assert "has said nothing for" in running.engine.problem
+    request = Request(describe=True)
+    running.frontend.submit(request)
+    (described,) = request.all()
+    assert "has said nothing for" in json.loads(described.tensors["description"][0])["problem"]
+    running.kill(signal.SIGCONT)
+    while running.engine.problem:
+        time.sleep(0.01)
+    assert len(tokens_of(running.submit().all())) == 120
+
+
+def test_an_engine_that_is_late_to_come_back_is_a_problem(rig: Callable[..., Rig]) -> None:
+    engine = rig().engine
+    engine.heard, engine.lost = None, time.monotonic()
+    assert engine.problem == "", "most are back within a second"
+    engine.lost -= 5.0
+    assert "the next one is not there yet" in engine.problem
+    engine.failed = "killed by SIGKILL"
+    assert engine.problem == "killed by SIGKILL"
+
+
 def test_when_it_cannot_come_back_every_stream_ends_and_new_ones_are_refused(rig: Callable[..., Rig]) -> None:
     running = rig(restart_limit=0)
     gave_up: list[bool] = []
@@ -303,7 +330,7 @@ def test_the_model_says_what_it_can_hold(rig: Callable[..., Rig]) -> None:
     model.frontend.submit(request)
     (response,) = request.all()
     found = json.loads(response.tensors["description"][0])
-    assert found == {"max_model_len": 511 * 4 + 1}
+    assert found == {"max_model_len": 511 * 4 + 1, "problem": ""}
     mixed = Request(describe=True, text_input=b"a")
     model.frontend.submit(mixed)
     assert "text_input" in str(outcome(mixed))
