@@ -274,14 +274,16 @@ def load_and_unload(fleet: Fleet, fault: Fault) -> None:
 
 
 def scale(fleet: Fleet, fault: Fault) -> None:
-    """One frontend less or one more, and back."""
+    """One frontend less or one more, and back, as docs/environment.md says to do it."""
     replica = fleet.replicas[fault.replica]
     config = replica.config()
     if config is None:
         return
     groups: Any = config["instance_group"]
     more = {**groups[-1], "name": f"demo_{len(groups)}", "host_policy": f"frontend-{len(groups)}"}
-    _load(replica, {**config, "instance_group": groups[:-1] if fault.pick % 2 else [*groups, more]})
+    wanted = groups[:-1] if fault.pick % 2 else [*groups, more]
+    # Anything that differs besides groups: the server then starts a second set, and ends the first when it is done.
+    _load(replica, {**config, "instance_group": wanted, "metric_tags": {"frontends": str(len(wanted))}})
     time.sleep(fault.hold_s)
     _load(replica, config)
 
@@ -319,7 +321,7 @@ _STUB_STOPS = (0.1, 0.5)  # 2.51 aborts when a stub that stands still has a lock
 KINDS: dict[str, Kind] = {
     # An engine's death costs time and nothing else.
     "kill-engine": Kind(kill("engine"), Shape(weight=3, hold_s=(0, 1), times=(1, 3))),
-    "stop-engine": Kind(stop("engine"), Shape(weight=2, hold_s=(0.5, 4))),
+    "stop-engine": Kind(stop("engine"), Shape(weight=2, hold_s=(0.5, 8))),
     # 2.51 never ends a request that a dead stub held; the shim does.
     "kill-frontend": Kind(kill("frontend"), Shape(hold_s=(0, 1), times=(1, 2)), _CUT | {"lost"}, _WAY),
     "kill-frontends": Kind(kill("frontend", everyone=True), Shape(hold_s=(0, 1), times=(1, 2)), _CUT | {"lost"}, _WAY),

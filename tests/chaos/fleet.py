@@ -219,6 +219,15 @@ class Shim(Marked):
                 raise FleetFailed(f"the shim is not ready:\n{self.tail()}")
             time.sleep(0.1)
 
+    def says_ready(self, replica: Replica) -> bool:
+        """What it says of one replica: tritonserver 2.51's own word for a model knows nothing of its engine."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/stats", timeout=5) as answer:
+                body = json.load(answer)
+        except (OSError, ValueError):
+            return False
+        return any("demo" in one["ready_models"] for one in body["replicas"] if one["replica"] == replica.grpc)
+
     def health(self) -> int:
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:

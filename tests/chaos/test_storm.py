@@ -21,6 +21,7 @@ KINDS = (
     "slow-readers",
     "half-open",
     "load-unload",
+    "scale",
 )
 
 

@@ -78,7 +78,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a replica's readiness at a moment. probe: how a request sent then ended; None when it said no."""
+    """What the shim says of a replica at a moment. probe: how a request sent then ended; None when it said no."""
 
     replica: int
     at: float
@@ -87,7 +87,7 @@ class Look:
 
 
 class Readiness:
-    """Asks each replica each second whether the model is ready, and one that says so for a token."""
+    """Asks the shim each second whether a replica is ready, and one that is for a token."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -113,7 +113,7 @@ class Readiness:
         replica = self._fleet.replicas[number]
         while not self._closing.is_set():
             at = time.monotonic()
-            ready = replica.says_ready()
+            ready = self._fleet.shim.says_ready(replica)
             replica.note_regions()
             look = Look(number, at, ready, perform(self._fleet, PROBE, str(number)) if ready else None)
             with self._lock:
