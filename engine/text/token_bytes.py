@@ -24,7 +24,7 @@ def byte_decoder(backend: tokenizers.Tokenizer) -> tuple[ByteDecoder | None, boo
     steps = [] if backend.decoder is None else _decoder_steps(json.loads(backend.decoder.__getstate__()))
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return _byte_level, False
+        return byte_level, False
     if kinds == ["Metaspace"] and steps[0].get("replacement") == _SPACE_MARK:
         return _metaspace, steps[0].get("prepend_scheme", "always") != "never"
     core = ["Replace", "ByteFallback", "Fuse"]
@@ -65,7 +65,8 @@ def _stand_ins() -> dict[str, int]:
 _BYTE_OF_STAND_IN = _stand_ins()
 
 
-def _byte_level(token: str) -> bytes:
+def byte_level(token: str) -> bytes:
+    """The bytes of a token that is written in the stand-ins."""
     try:
         return bytes([_BYTE_OF_STAND_IN[char] for char in token])
     except KeyError:  # an added token, written as it is

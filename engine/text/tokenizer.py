@@ -11,7 +11,8 @@ import tokenizers
 
 from engine import heap
 from engine.text.checkpoint_files import checkpoint_folder
-from engine.text.token_bytes import byte_decoder, decode_bytes
+from engine.text.least_tokens import bytes_a_token
+from engine.text.token_bytes import byte_decoder, byte_level, decode_bytes
 from engine.types import ErrorCode, RequestError
 
 # The library takes 160 bytes of memory for each byte of a text.
@@ -65,6 +66,11 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([checked_text(text)], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
+    def least_tokens(self, num_bytes: int) -> int:
+        """A number of tokens that no text of so many bytes has less of; 0 where this tokenizer has no such bound."""
+        longest = self._bytes_a_token
+        return 0 if longest is None else -(-num_bytes // longest)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids` as a whole text of its own. Raises RequestError on an id out of the vocabulary."""
         for i in ids:
@@ -114,6 +120,10 @@ class Tokenizer:
     @property
     def _byte_decoder(self) -> Callable[[str], bytes] | None:
         return self._decoder_kind[0]
+
+    @cached_property
+    def _bytes_a_token(self) -> int | None:
+        return bytes_a_token(self._backend, self._byte_decoder is not byte_level) if self.byte_exact else None
 
     @cached_property
     def _decoder_kind(self) -> tuple[Callable[[str], bytes] | None, bool]:

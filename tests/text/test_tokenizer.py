@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import resource
 import threading
+import unicodedata
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers, pre_tokenizers
 
-from engine.text import Tokenizer
+from engine.text import Tokenizer, least_tokens
 from engine.types import ErrorCode, RequestError
 from tests.text.conftest import BUILT, KINDS
 
@@ -109,3 +113,62 @@ def test_memory_of_large_texts_goes_back_and_one_is_encoded_at_a_time(folder: Pa
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def composing() -> tokenizers.Tokenizer:
+    backend = KINDS["byte-level"]()
+    backend.normalizer = normalizers.NFC()
+    return backend
+
+
+BOUNDED = {name: BUILT[name] for name in ("byte-level", "sentencepiece", "sentencepiece, no strip")}
+BOUNDED["composing"] = Tokenizer(composing())
+DENSE = ["\u212a" * 40, "\u1fbe\u0308\u0301" * 40, "\u2581" * 40, "<|end|>" * 20, "the the" * 20, " " * 200]
+
+
+@given(text=st.one_of(TEXTS, st.sampled_from(DENSE)), name=st.sampled_from(sorted(BOUNDED)))
+def test_no_text_has_fewer_tokens_than_its_bytes_say(text: str, name: str) -> None:
+    tokenizer = BOUNDED[name]
+    least = tokenizer.least_tokens(len(text.encode()))
+    assert least <= len(tokenizer.encode(text, add_special_tokens=False))
+    assert least or not text
+
+
+def test_composition_makes_no_more_of_a_text_vanish_than_is_counted() -> None:
+    """Over all characters: the most bytes whose canonical composition is one character, over that one's bytes."""
+    every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    longest: dict[str, int] = {}
+    for char in every:
+        parts = unicodedata.normalize("NFD", char)
+        if len(parts) == 1:
+            longest[parts] = max(longest.get(parts, 0), len(char.encode()))
+    written = {char: sum(longest[part] for part in unicodedata.normalize("NFD", char)) for char in every}
+    assert all(len(char.encode()) <= written[char] for char in every)
+    most = max(written[c] / len(c.encode()) for c in every if unicodedata.normalize("NFC", c) == c)
+    assert most <= least_tokens._COMPOSED
+
+
+def _change(change: Callable[[tokenizers.Tokenizer], object]) -> Tokenizer:
+    backend = KINDS["byte-level"]()
+    change(backend)
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda backend: setattr(backend, "normalizer", normalizers.NFKC()),
+        lambda backend: setattr(backend, "normalizer", normalizers.Replace("a", "")),
+        lambda backend: setattr(backend, "normalizer", normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])),
+        lambda backend: setattr(
+            backend,
+            "pre_tokenizer",
+            pre_tokenizers.Sequence([pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()]),
+        ),
+        lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
+        lambda backend: backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True)]),
+    ],
+)
+def test_a_tokenizer_that_may_drop_text_has_no_bound(change: Callable[[tokenizers.Tokenizer], object]) -> None:
+    assert _change(change).least_tokens(1 << 30) == 0
+    assert BUILT["wordpiece"].least_tokens(1 << 30) == 0

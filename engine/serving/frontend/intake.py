@@ -198,7 +198,7 @@ class Intake:
                 if one.index:
                     one.tokenize_as(one.siblings[0])
                 else:
-                    one.tokenize()
+                    one.tokenize(self.context)
             self._table.submit(members)
         except Exception as error:
             self._sender.end(stream, *_told(error), FinishReason.REJECTED)

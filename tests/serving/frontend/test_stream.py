@@ -12,8 +12,8 @@ from engine.serving.frontend.decode import LlmRequest, Wanted
 from engine.serving.frontend.responses import perf_metrics
 from engine.serving.frontend.stream import Piece, Stream, now
 from engine.serving.link import protocol
-from engine.text import Tokenizer
-from engine.types import ErrorCode, FinishReason, SamplingParams, TokenEvent, TokenLogprobs, Usage
+from engine.text import LARGE_TEXT, Tokenizer
+from engine.types import ErrorCode, FinishReason, RequestError, SamplingParams, TokenEvent, TokenLogprobs, Usage
 
 TEXT = "A server takes a question and gives an answer, and the answer is short."
 
@@ -29,8 +29,18 @@ def stream_of(tokenizer: Tokenizer, params: SamplingParams, stream: bool = True,
     request = LlmRequest(b"x", None, stream, not stream, params, Wanted(text=text), None)
     timeout_s = params.timeout_s or 3600.0
     made = Stream("r", 1, None, request, 7, timeout_s, tokenizer, arrived=0.0)
-    made.tokenize()
+    made.tokenize(0)
     return made
+
+
+def test_a_text_that_can_only_be_too_long_is_not_tokenized(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(max_tokens=4)
+    request = LlmRequest(b"a" * (2 * LARGE_TEXT), None, True, False, params, Wanted(text=True), None)
+    long = Stream("r", 1, None, request, 7, 60.0, tokenizer, arrived=0.0)
+    with pytest.raises(RequestError, match=r"of 2097152 bytes has \d+ tokens or more, but at most 511 can be served"):
+        long.tokenize(512)
+    long.tokenize(2 * LARGE_TEXT)
+    assert len(long.prompt_ids) >= tokenizer.least_tokens(2 * LARGE_TEXT)
 
 
 def event(ids: list[int], reason: FinishReason | None = None, **fields: object) -> TokenEvent:

@@ -50,7 +50,7 @@ def stream(tokenizer: Tokenizer) -> Any:
     def make(name: str) -> Stream:
         request = LlmRequest(b"x", None, True, False, SamplingParams(), Wanted(text=True), None)
         made = Stream(name, 1, None, request, 0, 60.0, tokenizer, now())
-        made.tokenize()
+        made.tokenize(0)
         return made
 
     return make
