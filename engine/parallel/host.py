@@ -131,14 +131,21 @@ class _Member:
     def run(self) -> bool:
         """Whether the engine was told to end; else the group has ended and may come again. Raises HostError where it
         will not."""
-        self._check(self._config)
+        beats = threading.Thread(target=self._beat, name="nereid-beat", daemon=True)
+        beats.start()
+        try:
+            self._check(self._config)
+            return self._serve()
+        finally:
+            self._link.close()
+            beats.join()
+
+    def _serve(self) -> bool:
         each = self._placement.ranks(self._config.parallel.tensor)
         meeting = Meeting(self._link.peer, self._welcome.store, self._link.own, len(each))
         taken = self._placement.local * len(each)
         log.info("ranks here: %s, of %d", ", ".join(map(str, each)), self._config.parallel.tensor)
         self._link.say(Joined())
-        beats = threading.Thread(target=self._beat, name="nereid-beat", daemon=True)
-        beats.start()
         try:
             ranks = LocalRanks(self._config, each, meeting, taken, self._fail)
         except OSError as error:
@@ -154,8 +161,6 @@ class _Member:
             raise
         finally:
             ranks.kill()
-            self._link.close()
-            beats.join()
 
     def _check(self, config: EngineConfig) -> None:
         """Whether the model is the one that the first host has."""

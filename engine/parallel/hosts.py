@@ -43,6 +43,7 @@ LOOPBACKS = ("localhost", "127.", "::1")
 # Names of pods come up with them; a port stays taken for a moment by an engine that has just ended.
 LISTEN_S = 20.0
 _AGAIN_S = 0.5
+_DEAF_S = 0.5  # without descriptors no connection can be taken
 _LAST_S = 1.0  # for a last word to a host that is busy
 
 
@@ -127,6 +128,7 @@ class Hosts:
         self._guests: dict[int, _Guest] = {}  # by file descriptor
         self._links: tuple[Link, ...] = ()  # of the hosts that have joined
         self._turned_away = ""
+        self._deaf_until: float | None = None
         self._ending: Said | None = None
         self._thread = threading.Thread(target=self._run, name="nereid-hosts", daemon=True)
         self._thread.start()
@@ -176,6 +178,9 @@ class Hosts:
                     self._accept()
                 elif descriptor in self._guests:
                     self._hear(self._guests[descriptor])
+            if self._deaf_until is not None and time.monotonic() > self._deaf_until:
+                self._deaf_until = None
+                self._poller.register(self._listener, select.POLLIN)
             for guest in list(self._guests.values()):
                 self._look(guest)
             if time.monotonic() > deadline and len(self._links) < self._placement.hosts - 1:
@@ -188,7 +193,12 @@ class Hosts:
     def _accept(self) -> None:
         try:
             connected, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):  # it is gone already
+            return
+        except OSError as error:  # as when descriptors run out: it stays where it is, and would be polled for ever
+            log.warning("no other host can be taken in at the moment (%s)", error.strerror)
+            self._poller.unregister(self._listener)
+            self._deaf_until = time.monotonic() + _DEAF_S
             return
         strangers = [guest for guest in self._guests.values() if guest.host is None]
         if len(strangers) >= MAX_STRANGERS:
@@ -258,7 +268,10 @@ class Hosts:
         link, now = guest.link, time.monotonic()
         if not guest.joined:
             patience = _HELLO_S if guest.host is None else self._meet_s
-            if link.ended or now - guest.since > patience:
+            hangs = guest.host is not None and now - link.heard > self._timeout_s
+            if hangs:
+                log.warning("%s has not joined and said nothing for %.0f s", self._name(guest), now - link.heard)
+            if link.ended or hangs or now - guest.since > patience:
                 self._part(guest)
         elif link.ended:
             self._fail(f"{self._name(guest)} has closed its connection: its process has ended, or the network has")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -160,6 +161,56 @@ def test_connections_that_say_nothing_keep_no_host_out(first: First) -> None:
     assert len(first.hosts._guests) <= MAX_STRANGERS + 1
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_host_that_hangs_before_it_has_joined_gives_its_seat_up(config: EngineConfig) -> None:
+    """It kept it for ten minutes, and whoever came in its place was refused."""
+    first = First(msgspec.structs.replace(config, parallel=ParallelConfig(tensor=2, hang_timeout_s=1.0)))
+    silent = first.connect()
+    silent.say(hello())
+    assert isinstance(hear(silent)[0], Welcome)
+    assert ended(silent)
+    beating = first.connect()
+    beating.say(hello())
+    assert isinstance(hear(beating)[0], Welcome)
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        beating.say(Beat())
+        time.sleep(0.2)
+    beating.say(Joined())
+    wait_until(lambda: first.hosts._links, "one that beats may take its time to join", 10)
+    assert first.faults == []
+    first.hosts.close()
+
+
+def test_without_descriptors_hosts_wait_and_nothing_spins(first: First, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, tried = first.hosts._listener, threading.Event()
+
+    class Exhausted:
+        """The listener of a process that may open no file more."""
+
+        count = 0
+
+        def accept(self) -> tuple[socket.socket, object]:
+            self.count += 1
+            tried.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def fileno(self) -> int:
+            return listener.fileno()
+
+        def close(self) -> None:
+            listener.close()
+
+    exhausted = Exhausted()
+    monkeypatch.setattr(first.hosts, "_listener", exhausted)
+    waiting = first.connect()
+    waiting.say(hello())
+    assert tried.wait(10)
+    time.sleep(0.3)
+    assert exhausted.count < 10, "it was tried thousands of times"
+    monkeypatch.setattr(first.hosts, "_listener", listener)
+    assert isinstance(hear(waiting)[0], Welcome)
 
 
 def test_a_host_that_goes_is_named(first: First) -> None:
