@@ -8,6 +8,7 @@ export OMP_NUM_THREADS ?= 1
 # command=package
 WEB_PACKAGES    := chromium=chromium curl=curl
 DOCKER_PACKAGES := docker-compose=docker-compose prometheus=prometheus promtool=prometheus
+CHAOS_PACKAGES  := faketime=faketime
 
 ifeq ($(origin PY), undefined)
 PY    := $(VENV)/bin/python
@@ -52,7 +53,7 @@ type: $(SETUP)  ## mypy
 	@$(PY) -m mypy
 
 packages:
-	@$(PYTHON) tests/packages.py $(WEB_PACKAGES) $(DOCKER_PACKAGES)
+	@$(PYTHON) tests/packages.py $(WEB_PACKAGES) $(DOCKER_PACKAGES) $(CHAOS_PACKAGES)
 
 test-gpu: $(SETUP)  ## the tests of kernels, which are compiled when there is a CUDA device
 	@$(PY) -m pytest tests/kernels

@@ -47,13 +47,15 @@ class Kind:
 
 
 def apply(fleet: Fleet, fault: Fault) -> str | None:
-    """Do the fault and wait until its replica answers again; a sentence when a promise was broken."""
+    """Do the fault and wait until its replica answers again, or another fault ends it as a whole; a sentence when a
+    promise was broken."""
     try:
         KINDS[fault.kind].run(fleet, fault)
     except Problem as problem:
         return str(problem)
     replica = fleet.replicas[fault.replica]
-    if not until(lambda: _answers(fleet, fault.replica), RECOVERY_S, look_s=0.2):
+    ends = replica.ends
+    if not until(lambda: replica.ends > ends or _answers(fleet, fault.replica), RECOVERY_S, look_s=0.2):
         return f"replica {replica.number} answers no probe {RECOVERY_S:g} s after it"
     return None
 
@@ -79,6 +81,7 @@ def kill(role: str, everyone: bool = False) -> Callable[[Fleet, Fault], None]:
             old = pids(fleet, fault, role) if everyone else picked(fleet, fault, role)
             for pid in old:
                 _signal(pid, signal.SIGKILL)
+            fleet.replicas[fault.replica].lost_frontend |= role == "frontend"
             if turn + 1 < fault.times:
                 many = len(old) if everyone else 1
                 before = set(pids(fleet, fault, role)) - set(old)
@@ -108,6 +111,7 @@ def end(role: str, number: int) -> Callable[[Fleet, Fault], None]:
 
     def run(fleet: Fleet, fault: Fault) -> None:
         replica = fleet.replicas[fault.replica]
+        replica.ends += 1
         with idle_stream(replica):
             for pid in replica.pids(role):
                 _signal(pid, number)
@@ -273,12 +277,20 @@ def load_and_unload(fleet: Fleet, fault: Fault) -> None:
         raise Problem(f"the model {EXTRA} does not answer after its load: {status} {body[:300]!r}")
 
 
+def jump_clock(fleet: Fleet, fault: Fault) -> None:
+    """The wall clock jumps, an hour, a day or ten years, forward or back, and back to where it was."""
+    fleet.set_clock((3600, -3600, 86_400, -86_400, 10 * 365 * 86_400)[fault.pick % 5])
+    time.sleep(fault.hold_s)
+    fleet.set_clock(0)
+
+
 def scale(fleet: Fleet, fault: Fault) -> None:
     """One frontend less or one more, and back, as docs/environment.md says to do it."""
     replica = fleet.replicas[fault.replica]
     config = replica.config()
     if config is None:
         return
+    replica.keeps_frontends |= replica.lost_frontend
     groups: Any = config["instance_group"]
     more = {**groups[-1], "name": f"demo_{len(groups)}", "host_policy": f"frontend-{len(groups)}"}
     wanted = groups[:-1] if fault.pick % 2 else [*groups, more]
@@ -345,6 +357,8 @@ KINDS: dict[str, Kind] = {
     "half-open": Kind(half_open, Shape(hold_s=(1, 6))),
     "hostile": Kind(send_hostile, Shape(weight=4)),
     "load-unload": Kind(load_and_unload, Shape(hold_s=(0, 2))),
+    # By name alone: only a fleet that was made for it has clocks that can be set (test_clock.py).
+    "jump-clock": Kind(jump_clock, Shape(weight=0, hold_s=(0.5, 3))),
     "scale": Kind(scale, Shape(hold_s=(0, 2))),
 }
 # By name too, for schedules that are kept.

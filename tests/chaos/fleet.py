@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -43,6 +43,8 @@ _SPIN = (
     "{% if spin %}{% for a in range(spin) %}{% for b in range(spin) %}{% for c in range(spin) %}"
     "{% endfor %}{% endfor %}{% endfor %}{% endif %}"
 )
+# Debian's package `libfaketime`: what a process asks its wall clock for is moved by what a file says.
+CLOCK_LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 _RUN_FOLDER_BYTES = 1 << 20
 _READY_S = 90.0
 
@@ -54,13 +56,19 @@ class FleetFailed(Exception):
 class Marked:
     """A process and all that come from it, known by the run folder in their environment."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.run_folder = folder
         self.log_file = log
+        self._environment = environment or {}
         self.process: subprocess.Popen[bytes] | None = None
 
     def spawn(self, *words: str) -> None:
-        changes = {env.RUN_DIR: str(self.run_folder), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        changes = {
+            **self._environment,
+            env.RUN_DIR: str(self.run_folder),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *words],
@@ -111,17 +119,21 @@ class Marked:
 class Replica(Marked):
     """One `nereid serve` and what it started. number: its place in the fleet."""
 
-    def __init__(self, number: int, folder: Path, models: Path) -> None:
-        super().__init__(folder / f"r{number}", folder / f"serve-{number}.log")
+    def __init__(self, number: int, folder: Path, models: Path, environment: Mapping[str, str]) -> None:
+        super().__init__(folder / f"r{number}", folder / f"serve-{number}.log", environment)
         self.number = number
         self._models = models
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.http, self.grpc = f"127.0.0.1:{self.http_port}", f"127.0.0.1:{self.grpc_port}"
         self.regions: set[str] = set()  # of shared memory, of every stub that was ever seen
+        self.lost_frontend = False  # one was killed since the start
+        self.keeps_frontends = False  # and another set has taken its place
+        self.ends = 0  # how often a fault has ended it as a whole
         self.run_folder.mkdir(mode=0o700)
         self.mounted = _mount(self.run_folder, _RUN_FOLDER_BYTES)
 
     def start(self) -> None:
+        self.lost_frontend = self.keeps_frontends = False
         ports = ["--http-port", self.http_port, "--grpc-port", self.grpc_port, "--metrics-port", self.metrics_port]
         chosen = [word for model in MODELS for word in ("--model", model)]
         words = ["engine.serving.launch.cli", "serve", "--model-repository", self._models, *ports, *chosen]
@@ -239,10 +251,15 @@ class Shim(Marked):
 
 
 class Fleet:
-    """Context manager: all of it, started; at the end nothing of it is left, whatever went wrong."""
+    """Context manager: all of it, started; at the end nothing of it is left, whatever went wrong.
 
-    def __init__(self) -> None:
+    moves_clock: wall clocks of the replicas' processes can be set, tritonserver's too (`set_clock`).
+    """
+
+    def __init__(self, moves_clock: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nc-"))  # short, for sockets have their paths in it
+        self.clock = self.folder / "clock" if moves_clock else None
+        self.set_clock(0)
         models = self.folder / "models"
         _checkpoint(self.folder / "demo")
         for name, tokenizer in (("demo", True), (EXTRA, False)):
@@ -255,8 +272,24 @@ class Fleet:
                 ensemble=tokenizer,
                 frontends=2,
             )
-        self.replicas = [Replica(number, self.folder, models) for number in range(2)]
+        self.replicas = [Replica(number, self.folder, models, self._clock_environment()) for number in range(2)]
         self.shim = Shim(self.folder, self.replicas)
+
+    def set_clock(self, seconds: int) -> None:
+        """Wall clocks of the replicas go so many seconds before or behind the machine's, from now on."""
+        if self.clock is not None:
+            self.clock.write_text(f"{seconds:+d}\n")
+
+    def _clock_environment(self) -> dict[str, str]:
+        if self.clock is None:
+            return {}
+        return {
+            "LD_PRELOAD": str(CLOCK_LIBRARY),
+            "FAKETIME_TIMESTAMP_FILE": str(self.clock),
+            "FAKETIME_CACHE_DURATION": "1",  # seconds between looks at the file
+            "FAKETIME_DONT_RESET": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # which never jumps
+        }
 
     def __enter__(self) -> Fleet:
         try:
