@@ -13,11 +13,12 @@ import * as store from "./store.js";
 import { addNode, branchOff, choose, newConversation, openCalls, path, removeLeaf, siblings, toMessages } from "./tree.js";
 
 const withMouse = matchMedia("(hover: hover)"); // a phone's keyboard would cover what is shown
+const MOST_ANSWERS = 128; // to one request, the API's bound
 const HINTS = ["What does a list hold?", "How do I open a file?", "What is a thread?"];
 
 let conversations = []; // those with messages, the newest first
 let current = newConversation();
-const live = new Map(); // id of a conversation to {node, controller} of the answer that is being written in it
+const live = new Map(); // id of a conversation to {nodes, controller} of the answers that are being written in it
 
 // ---- models ----
 
@@ -43,7 +44,7 @@ function draw() {
   const shown = path(current);
   const writing = live.get(current.id);
   $("messages").replaceChildren(...shown.map((node) => drawMessage(current, node, actions)));
-  if (writing && boxOf(writing.node)) updateMessage(boxOf(writing.node), writing.node, true);
+  for (const node of writing?.nodes ?? []) if (boxOf(node)) updateMessage(boxOf(node), node, true);
   $("empty").hidden = shown.length > 0;
   document.title = shown.length ? `${current.title} – Nereid` : "Nereid";
   sessionStorage.setItem("current", current.id);
@@ -65,17 +66,17 @@ function showError(sentence) {
   $("log").scrollTop = $("log").scrollHeight;
 }
 
-/** Returns a function that draws `node` at most once a frame, and long texts less often than they take. */
-function drawer(conversation, node) {
+/** Returns a function that draws the one of `nodes` that is shown, at most once a frame, and long texts less often than they take. */
+function drawer(conversation, nodes) {
   let asked = false, rest = 0;
   const show = () => {
     asked = false;
-    const box = conversation === current && boxOf(node);
-    if (!box || !live.has(conversation.id)) return;
+    const node = conversation === current && live.has(conversation.id) && nodes.find(boxOf);
+    if (!node) return;
     const log = $("log");
     const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 120;
     const began = performance.now();
-    updateMessage(box, node, true);
+    updateMessage(boxOf(node), node, true);
     rest = performance.now() + 3 * (performance.now() - began);
     if (follow) log.scrollTop = log.scrollHeight;
   };
@@ -109,31 +110,38 @@ async function forget(conversation) {
   draw();
 }
 
-/** Answer `parent`, the last message. said: it is new, and goes back into the box when nothing comes. */
-async function answer(conversation, parent, said) {
+/**
+ * Answer `parent`, the last message; of `n` answers each is a version, and the first is shown. When nothing comes, `before`
+ * is the leaf again. said: the message is new, and goes back into the box then.
+ */
+async function answer(conversation, parent, before, said) {
   const controller = new AbortController();
   const model = $("model").value;
-  let node = null, came = false, failure = null;
+  const nodes = [];
+  let came = [], failure = null;
   try {
     const { system, body } = chosen();
     const messages = toMessages(conversation, parent.id, system);
-    node = addNode(conversation, parent.id, { role: "assistant", model });
+    for (let left = answersOf(body); left > 0; left--) nodes.push(addNode(conversation, parent.id, { role: "assistant", model }));
+    conversation.leaf = nodes[0].id;
     conversation.model = model;
-    live.set(conversation.id, { node, controller });
+    live.set(conversation.id, { nodes, controller });
     await keep(conversation);
     if (conversation === current) draw();
     announce(`${model} is answering.`);
-    came = await stream(node, { model, messages, ...body }, controller.signal, drawer(conversation, node));
+    came = await stream(nodes, { model, messages, ...body }, controller.signal, drawer(conversation, nodes));
   } catch (error) {
     failure = error;
   }
   live.delete(conversation.id);
-  if (!came) {
-    if (node) removeLeaf(conversation, node);
+  const shown = [parent, ...nodes].some((node) => node.id === conversation.leaf); // else another version is read meanwhile
+  for (const node of nodes) if (!came.includes(node)) removeLeaf(conversation, node);
+  if (!came.length) {
     if (said) takeBack(conversation, parent);
+    if (shown && conversation.nodes[before]) conversation.leaf = before;
   }
   if (!conversations.includes(conversation)) { // deleted meanwhile, or nothing was ever said in it
-    if (came || Object.keys(conversation.nodes).length) return;
+    if (came.length || Object.keys(conversation.nodes).length) return;
   }
   if (Object.keys(conversation.nodes).length) await keep(conversation);
   else { // it is shown still, and is not a conversation yet
@@ -146,9 +154,12 @@ async function answer(conversation, parent, said) {
   draw();
   if (!follow) $("log").scrollTop = place;
   if (failure) showError(failure.message);
-  else if (came) announce(`The answer: ${node.content.slice(0, 2000)}`);
+  else if (came.length) announce(`${came.length > 1 ? `The first of ${came.length} answers` : "The answer"}: ${came[0].content.slice(0, 2000)}`);
   return undefined;
 }
+
+/** How many answers a request asks for; what is no such number the server refuses. */
+const answersOf = ({ n }) => (Number.isInteger(n) && n > 0 && n <= MOST_ANSWERS ? n : 1);
 
 // Else every later message would be refused with it.
 function takeBack(conversation, parent) {
@@ -161,10 +172,11 @@ function say(text, parent = current.leaf) {
   const conversation = current;
   if (live.has(conversation.id)) return;
   try {
-    const [call, ...more] = parent === current.leaf ? openCalls(conversation) : [];
+    const before = conversation.leaf;
+    const [call, ...more] = parent === before ? openCalls(conversation) : [];
     const node = addNode(conversation, parent, call ? { role: "tool", content: text, call_id: call.id, name: call.function.name } : { role: "user", content: text });
     if (more.length) keep(conversation).then(draw);
-    else answer(conversation, node, true);
+    else answer(conversation, node, before, true);
   } catch (error) {
     toast(error.message);
   }
@@ -178,8 +190,9 @@ const actions = {
   },
   again(node) {
     if (live.has(current.id)) return toast("An answer is being written. Stop it first.");
+    const before = current.leaf;
     current.leaf = node.parent;
-    answer(current, current.nodes[node.parent], false);
+    answer(current, current.nodes[node.parent], before, false);
     return undefined;
   },
   async branch(node) {

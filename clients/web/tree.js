@@ -52,10 +52,11 @@ export function choose(conversation, node) {
   conversation.leaf = leaf.id;
 }
 
-/** Remove a message that has none behind it. */
+/** Remove a message that has none behind it; where it was shown, another version is, or the message before. */
 export function removeLeaf(conversation, node) {
   if (Object.values(conversation.nodes).some((other) => other.parent === node.id)) return;
   delete conversation.nodes[node.id];
+  if (conversation.leaf !== node.id) return;
   const left = siblings(conversation, node).pop();
   if (left) choose(conversation, left);
   else conversation.leaf = node.parent;

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.clients.web.said import ANSWERS
+from tests.clients.web.stand_in import StandIn
 
 CHROMIUM = shutil.which("chromium")
 # Root's browser has no sandbox of its own, and a closed network must not be asked for updates.
@@ -49,3 +52,18 @@ def page(browser: Browser) -> Iterator[Page]:
     yield opened
     context.close()
     assert not problems, problems
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[StandIn]:
+    running = StandIn(ANSWERS)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def chat(page: Page, stand_in: StandIn) -> Page:
+    stand_in.requests.clear()
+    page.goto(stand_in.url)
+    expect(page.locator("#model option")).to_have_count(2)
+    return page

@@ -21,7 +21,7 @@ Deltas = Sequence[Mapping[str, Any]]
 
 class StandIn:
     """answers: the last message's text to the deltas of the answer, or to a sentence that refuses it. Anything else is
-    echoed. `held` clear: a stream stops before its last delta."""
+    echoed. Several answers begin with their numbers. `held` clear: a stream stops before its last delta."""
 
     def __init__(self, answers: Mapping[str, str | Deltas], key: str = "") -> None:
         self.answers = dict(answers)
@@ -72,19 +72,29 @@ class StandIn:
             answer = self.answers.get(last, [{"content": f"You said: {last}"}])
             if isinstance(answer, str):
                 return JSONResponse({"error": {"message": answer}}, 400)
-            return refused(http) or StreamingResponse(self._events(answer), media_type="text/event-stream")
+            events = self._events(answer, body.get("n", 1))
+            return refused(http) or StreamingResponse(events, media_type="text/event-stream")
 
         return app
 
-    async def _events(self, deltas: Deltas) -> AsyncIterator[str]:
+    async def _events(self, deltas: Deltas, answers: int) -> AsyncIterator[str]:
+        if answers > 1:
+            for index in reversed(range(answers)):
+                yield _event(index, {"content": f"{index + 1}: "})
         for number, delta in enumerate(deltas):
             while number == len(deltas) - 1 and not self.held.is_set():
                 await asyncio.sleep(0.02)
-            yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta, 'finish_reason': None}]})}\n\n"
-        yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': {}, 'finish_reason': 'stop'}]})}\n\n"
+            for index in range(answers):
+                yield _event(index, delta)
+        for index in range(answers):
+            yield _event(index, {}, "stop")
         usage = {"prompt_tokens": 31, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 16}}
         yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n"
         yield "data: [DONE]\n\n"
+
+
+def _event(index: int, delta: Mapping[str, Any], finish: str | None = None) -> str:
+    return f"data: {json.dumps({'choices': [{'index': index, 'delta': delta, 'finish_reason': finish}]})}\n\n"
 
 
 def pieces(text: str, size: int = 7) -> Deltas:

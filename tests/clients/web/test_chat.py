@@ -1,4 +1,4 @@
-"""What the page does with an answer: Markdown, hostile text, versions, the list of conversations, keys, accessibility.
+"""What the page does with an answer: Markdown, hostile text, the list of conversations, keys, accessibility.
 
 The text comes from a stand-in: no small model writes a table or an attack when it is asked to.
 """
@@ -6,91 +6,19 @@ The text comes from a stand-in: no small model writes a table or an attack when 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from clients.openai.schema import ChatRequest
-from tests.clients.web.stand_in import StandIn, pieces
-
-MARKDOWN = """A **queue** hands items from one thread to another. `queue.Queue` locks for you:
-
-```python
-from queue import Queue
-
-jobs = Queue(maxsize=8)  # put() waits while it is full
-jobs.put({"id": 42})
-print(jobs.get(timeout=1.5))
-```
-
-| Class | Order | Bounded |
-|---|---|---:|
-| `Queue` | first in, first out | yes |
-| `LifoQueue` | last in, first out | yes |
-| `SimpleQueue` | first in, first out | no |
-
-1. The producer calls `put`.
-2. The consumer calls `get`, and `task_done` when it is finished.
-
-See [the documentation](https://docs.python.org/3/library/queue.html).
-"""
-ATTACKS = [
-    "<script>window.hit = 1</script>",
-    '<img src=x onerror="window.hit = 1">',
-    "<svg onload=window.hit=1><a href='javascript:window.hit=1'>x</a></svg>",
-    "[click](javascript:window.hit=1) [click](data:text/html;base64,PHNjcmlwdD4=) [click](vbscript:x)",
-    "![picture](https://example.org/?secret=1)",
-    "```html\n<script>window.hit = 1</script>\n```",
-    '```"><img src=x onerror=window.hit=1>\nx\n```',
-    "<iframe srcdoc='<script>parent.hit=1</script>'></iframe><style>*{display:none}</style><form action=/x><input>",
-    '<math><mtext></form><form><mglyph><style></math><img src onerror="window.hit=1">',
-    "| <img src=x onerror=window.hit=1> |\n|---|\n| <base href=//example.org> |",
-]
-CALL = {"index": 0, "id": "c1", "function": {"name": "get_weather", "arguments": '{"city": "Pa'}}
-REST = {"index": 0, "function": {"arguments": 'ris"}'}}
-ANSWERS = {
-    "How do threads share work?": [{"reasoning_content": "The user asks about queues."}, *pieces(MARKDOWN)],
-    "Attack.": pieces("\n\n".join(ATTACKS)),
-    "Refuse.": "`temperature` must be at most 2.",
-    "Weather?": [
-        {"reasoning_content": "A tool knows."},
-        {"content": "I look."},
-        {"tool_calls": [CALL]},
-        {"tool_calls": [REST]},
-    ],
-}
-
+from tests.clients.web.said import ATTACKS, MARKDOWN, say
+from tests.clients.web.stand_in import StandIn
 
 FOCUSED = """() => {
   const at = document.activeElement;
   return [at.id || at.getAttribute("aria-label"), getComputedStyle(at).outlineStyle];
 }"""
-
-
-@pytest.fixture(scope="module")
-def stand_in() -> Iterator[StandIn]:
-    running = StandIn(ANSWERS)
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def chat(page: Page, stand_in: StandIn) -> Page:
-    stand_in.requests.clear()
-    page.goto(stand_in.url)
-    expect(page.locator("#model option")).to_have_count(2)
-    return page
-
-
-def say(page: Page, text: str) -> None:
-    answers = page.locator(".message.assistant").count()
-    page.fill("#text", text)
-    page.press("#text", "Enter")
-    expect(page.locator(".message.assistant")).to_have_count(answers + 1)
-    expect(page.locator("#send")).to_be_visible()
 
 
 def titles(page: Page) -> list[str]:
@@ -163,28 +91,6 @@ def test_a_stream_can_be_read_and_selected_before_it_ends(chat: Page, stand_in: 
         stand_in.held.set()
     expect(chat.locator(".facts")).to_contain_text("prompt 31, 16 from cache")
     expect(chat.locator("#status")).to_contain_text("The answer: A **queue**")
-
-
-def test_answers_and_messages_have_versions(chat: Page, stand_in: StandIn) -> None:
-    say(chat, "One.")
-    say(chat, "Two.")
-    chat.locator(".message.user").first.hover()
-    chat.locator(".message.user").first.locator("button[aria-label=Edit]").click()
-    chat.fill("[aria-label='Edit the message']", "Other.")
-    chat.press("[aria-label='Edit the message']", "Enter")
-    expect(chat.locator(".message.assistant")).to_have_count(1)
-    expect(chat.locator(".message.assistant .what")).to_have_text("You said: Other.")
-    assert [message["content"] for message in stand_in.requests[-1]["messages"]] == ["Other."]
-    expect(chat.locator(".versions")).to_have_text("2 of 2")
-    chat.click("[aria-label='Version before']")
-    expect(chat.locator(".message")).to_have_count(4)
-    chat.locator("[aria-label='Answer again']").last.click()
-    expect(chat.locator(".message.assistant .versions")).to_have_text("2 of 2")
-    expect(chat.locator("#send")).to_be_visible()
-    assert [message["content"] for message in stand_in.requests[-1]["messages"]] == ["One.", "You said: One.", "Two."]
-    chat.locator("[aria-label='Branch into a new conversation']").nth(1).click()
-    expect(chat.locator(".message")).to_have_count(2)
-    assert titles(chat) == ["One. (branch)", "One."]
 
 
 def test_conversations_are_kept_listed_and_deleted(chat: Page) -> None:
@@ -266,74 +172,6 @@ def test_an_example_is_asked_by_a_click_and_the_keyboard_goes_on(chat: Page, sta
     assert said is not None
     assert answer is not None
     assert answer["y"] - said["y"] - said["height"] < 40, "no empty line between a message and its answer"
-
-
-def test_every_field_is_sent_and_remembered(chat: Page, stand_in: StandIn) -> None:
-    chat.click("#open-settings")
-    for name in ("Penalties and lengths", "Words and tokens", "Form of the answer", "More"):
-        chat.get_by_text(name, exact=True).click()
-    numbers = {
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.05,
-        "seed": 7,
-        "max_tokens": 99,
-        "min_tokens": 2,
-        "thinking_token_budget": 50,
-    }
-    numbers |= {"presence_penalty": 0.1, "frequency_penalty": -0.1, "repetition_penalty": 1.1}
-    for name, value in numbers.items():
-        chat.fill(f"#{name}", str(value))
-    chat.fill("#system", "Be short.")
-    chat.fill("#stop", "END\n###")
-    chat.fill("#response_format", '{"type": "object"}')
-    chat.fill("#tools", '[{"type": "function", "function": {"name": "f"}}]')
-    chat.fill("#bad_words", "no\nnever")
-    chat.fill("#logit_bias", '{"42": -5}')
-    chat.fill("#allowed_token_ids", "1, 2 42")
-    chat.fill("#stop_token_ids", "2")
-    chat.fill("#reasoning_effort", "low")
-    for name in ("include_stop_str_in_output", "show_special"):
-        chat.check(f"#{name}")
-    chat.fill("#more", '{"priority": 3}')
-    chat.select_option("#thinking", "false")
-    chat.check("#ignore_eos")
-    chat.reload()
-    say(chat, "One.")
-    body = stand_in.requests[-1]
-    numbers["max_completion_tokens"] = numbers.pop("max_tokens")
-    assert {name: body[name] for name in numbers} == numbers
-    assert body["messages"][0] == {"role": "system", "content": "Be short."}
-    assert body["stop"] == ["END", "###"]
-    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    assert body["tools"][0]["function"] == {"name": "f"}
-    assert body["logit_bias"] == {"42": -5}
-    assert (body["bad_words"], body["allowed_token_ids"], body["stop_token_ids"]) == (["no", "never"], [1, 2, 42], [2])
-    assert (body["reasoning_effort"], body["priority"]) == ("low", 3)
-    assert (body["include_stop_str_in_output"], body["skip_special_tokens"]) == (True, False)
-    left_out = {"n", "stream", "stream_options", "top_logprobs", "logprobs", "include_reasoning"}
-    assert set(body) - left_out <= set(ChatRequest.model_fields), "every field is one of the API's"
-    assert body["chat_template_kwargs"] == {"enable_thinking": False}
-    assert body["ignore_eos"] is True
-    chat.get_by_text("Words and tokens", exact=True).click()
-    chat.fill("#stop_token_ids", "2, two")
-    chat.fill("#text", "Two.")
-    chat.press("#text", "Enter")
-    expect(chat.locator(".error[role=alert]")).to_contain_text(
-        "The stop token ids under Settings are whole numbers; two"
-    )
-    chat.fill("#stop_token_ids", "")
-    chat.get_by_text("More", exact=True).click()
-    chat.fill("#more", "[")
-    chat.fill("#text", "Two.")
-    chat.press("#text", "Enter")
-    expect(chat.locator(".error[role=alert]").last).to_contain_text(
-        "Further fields under Settings cannot be read as JSON"
-    )
-    expect(chat.locator("#text")).to_have_value("Two.")
-    chat.click("#reset")
-    assert chat.input_value("#more") == ""
 
 
 def test_an_api_key_is_asked_for(browser: Browser) -> None:

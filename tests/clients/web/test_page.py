@@ -51,6 +51,18 @@ def test_an_answer_is_streamed_into_the_page(page: Page, shim: Shim) -> None:
     expect(page.locator("#conversations li")).to_have_count(1)
 
 
+def test_two_answers_to_one_message_are_two_versions(page: Page, shim: Shim) -> None:
+    open_chat(page, shim)
+    page.fill("#n", "2")
+    say(page, "h")
+    answer = page.locator(".message.assistant")
+    expect(answer.locator(".facts")).to_contain_text("12 tokens in 2 answers")
+    expect(answer.locator(".versions")).to_have_text("1 of 2")
+    expect(answer.locator(".what")).to_have_text(HELLO)
+    page.click("[aria-label='Version after']")
+    expect(answer.locator(".what")).to_have_text(HELLO)
+
+
 def test_thinking_is_folded_away(page: Page, shim: Shim) -> None:
     open_chat(page, shim)
     say(page, "t")

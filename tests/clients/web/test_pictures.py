@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.clients.web.said import ANSWERS, say
 from tests.clients.web.stand_in import StandIn
-from tests.clients.web.test_chat import ANSWERS, say
 
 PICTURES = {
     "chat-light": ("light", 1200, 860),
