@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from clients.openai.config import Replica, ShimConfig
+from clients.openai.restrictions import Restriction
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,13 @@ class Flags:
     admin_key: Annotated[
         list[str] | None,
         typer.Option(help="A key for POST /reset_prefix_cache and for loading models, which need one; once a key."),
+    ] = None
+    openai_restricted_api: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="GROUP[,GROUP...]:HEADER=VALUE: endpoints of these groups (inference, model-repository, metrics, "
+            "health) are for requests with this header; once a header. NVIDIA's frontend has the same in three words."
+        ),
     ] = None
     cors_origin: Annotated[list[str] | None, typer.Option(help="An origin browsers may call from.")] = None
     max_body_bytes: Annotated[int, typer.Option(help="Larger request bodies get 413.")] = 16 << 20
@@ -106,6 +114,7 @@ def _serve_with(flags: Flags) -> None:
             replicas=tuple(Replica.parse(text) for text in flags.triton or ["localhost:8001"]),
             api_keys=(*(flags.api_key or ()), *_keys_in(flags.api_key_file)),
             admin_keys=tuple(flags.admin_key or ()),
+            restrictions=tuple(Restriction.parse(text) for text in flags.openai_restricted_api or ()),
             cors_origins=tuple(flags.cors_origin or ()),
             max_body_bytes=flags.max_body_bytes,
             max_header_bytes=flags.max_header_bytes,

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from clients.openai.restrictions import Restriction, Restrictions
+
 ToolParser = Literal[
     "auto",
     "hermes",
@@ -64,6 +66,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     replicas: tritonservers that hold the same models; a request goes to one of them.
     api_keys: accepted bearer keys; empty lets everyone in.
+    restrictions: groups of endpoints that need a header of their own, in place of a key.
     admin_keys: keys of POST /reset_prefix_cache, /v1/models/{model}/load and /unload, refused without one.
     cors_origins: origins a browser may call from; empty sends no CORS header.
     max_body_bytes: a larger request body gets 413.
@@ -94,6 +97,7 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     replicas: tuple[Replica, ...] = (Replica.parse("localhost:8001"),)
     api_keys: tuple[str, ...] = ()
     admin_keys: tuple[str, ...] = ()
+    restrictions: tuple[Restriction, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
     max_header_bytes: Annotated[int, Meta(ge=1024)] = 64 << 10
@@ -132,3 +136,4 @@ class ShimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
         if any(not key.strip() for key in (*self.api_keys, *self.admin_keys)):
             raise ValueError("an API key is empty")
+        Restrictions(self.restrictions)

@@ -26,6 +26,7 @@ from clients.openai.errors import CLIENT_CLOSED, ApiError
 from clients.openai.fields import HEADER
 from clients.openai.metrics import ShimMetrics
 from clients.openai.request_log import RequestLog
+from clients.openai.restrictions import Restrictions
 from clients.openai.stream import ClientGone
 from clients.openai.trace import Trace
 from engine import heap
@@ -96,6 +97,7 @@ class Gate:
         self._requests = requests
         self._keys = Keys(config.api_keys)
         self._admin_keys = Keys(config.admin_keys)
+        self._restrictions = Restrictions(config.restrictions)
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +148,10 @@ class Gate:
         asyncio.get_running_loop().run_in_executor(None, heap.trim_malloc)
 
     def _caller(self, scope: Scope, headers: Headers) -> str:
-        """Who asks: the number of its key, or its address. Raises ApiError 401, 403."""
+        """Who asks: the number of its key, the group whose header it has, or its address. Raises ApiError 401, 403."""
+        group = self._restrictions.admits(scope["path"], headers)
+        if group is not None:
+            return group
         address = scope["client"][0] if scope.get("client") else "-"
         admin = _ADMIN_PATH.fullmatch(scope["path"]) is not None
         keys = self._admin_keys if admin else self._keys

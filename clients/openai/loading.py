@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from clients.openai.answers import ERRORS
 from clients.openai.encode import json_response
-from clients.openai.errors import ApiError, BackendError
+from clients.openai.errors import ApiError, BackendError, invalid
 from clients.openai.shim import OWNER, Shim
 from clients.openai.triton import TritonReplica
 
@@ -51,7 +51,9 @@ class Loading:
             return await self._each(loaded, lambda server: self._unloaded(server, model))
 
     async def _states(self, model: str) -> dict[TritonReplica, str]:
-        """The model's state at each replica whose repository has it. Raises ApiError 404, 503."""
+        """The model's state at each replica whose repository has it. Raises ApiError 400, 404, 503."""
+        if not model.strip() or model in (".", ".."):
+            raise invalid("model", "the path holds no name of a model.")
         servers = [replica.server for replica in self._shim.router.replicas if not replica.leaving]
         found = await asyncio.gather(*(server.repository() for server in servers), return_exceptions=True)
         for answer in found:

@@ -82,6 +82,7 @@ class ReplicaState:
 
     server: TritonReplica
     models: dict[str, ModelInfo] = field(default_factory=dict)
+    waited: frozenset[str] = frozenset()  # models that it is loading or could not load
     healthy: bool = False
     answers: bool = False  # though it may have no model that is ready
     open_requests: int = 0
@@ -152,12 +153,16 @@ class Router:
         return self.aliases.get(name, name)
 
     def model(self, name: str) -> ModelInfo:
-        """Raises ApiError 404 for a model nobody has, 503 when no replica answers."""
+        """Raises ApiError 404 for a model that nobody has loaded, 503 when it is being loaded or no replica answers."""
         for replica in self.replicas:
             if replica.healthy and name in replica.models:
                 return replica.models[name]
-        if not any(replica.healthy for replica in self.replicas):
+        answering = [replica for replica in self.replicas if replica.answers]
+        if not answering:
             raise ApiError(503, "No tritonserver is ready; try again in a moment.", code="backend_unavailable")
+        if any(name in replica.waited for replica in answering):
+            sentence = f"The model `{name}` is not ready; try again in a moment."
+            raise ApiError(503, sentence, param="model", code="model_not_ready")
         known = ", ".join(sorted(self.models)) or "none"
         raise ApiError(
             404, f"The model `{name}` does not exist. Models here: {known}.", param="model", code="model_not_found"
@@ -298,7 +303,8 @@ class Router:
 
     async def _check_one(self, replica: ReplicaState) -> None:
         try:
-            before, replica.models = replica.models, await replica.server.models()
+            before = replica.models
+            replica.models, replica.waited = await replica.server.models()
             replica.problem = "" if replica.models else "it answers, but no model is ready"
         except BackendError as error:
             replica.problem = f"it does not answer ({error.detail})"

@@ -17,7 +17,7 @@ from clients.openai.trace import Trace
 from clients.openai.usage import Usage
 from clients.openai.wire import ModelInfo, Piece
 
-OWNER = "nereid"  # of every model
+OWNER = "Triton Inference Server"  # of every model, as NVIDIA's frontend says
 
 
 def package_version() -> str:

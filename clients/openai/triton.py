@@ -48,19 +48,21 @@ class TritonReplica:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def models(self) -> dict[str, ModelInfo]:
-        """The LLM models that are ready, by name. Raises BackendError when the server does not answer.
+    async def models(self) -> tuple[dict[str, ModelInfo], frozenset[str]]:
+        """The LLM models that are ready, by name, and the names of models that are being loaded or could not be. Raises
+        BackendError when the server does not answer.
 
         The server's own readiness is not asked for: it ends for all models when the load of any one fails.
         """
         try:
             index = await self._stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=2.0)
             names = [entry.name for entry in index.models if entry.state == "READY"]
+            waited = frozenset(entry.name for entry in index.models if _is_waited_for(entry.state, entry.reason))
             configs = [await self._config(name) for name in names]
         except grpc.RpcError as error:
             raise _failure(error) from error
         infos = wire.discover(configs).values()
-        return {info.name: info for info in await asyncio.gather(*map(self._described, infos))}
+        return {info.name: info for info in await asyncio.gather(*map(self._described, infos))}, waited
 
     async def repository(self) -> dict[str, str]:
         """State of every model of the server's repository: READY, LOADING, UNLOADING, UNAVAILABLE, or "" for one that
@@ -176,6 +178,11 @@ class TritonReplica:
 def _ids(found: dict[str, bytes]) -> list[int]:
     ids: list[int] = np.frombuffer(found["input_ids"], np.int32).tolist()
     return ids
+
+
+def _is_waited_for(state: str, reason: str) -> bool:
+    """Whether a model is being loaded, or could not be: one that was unloaded, or never asked for, is in no need."""
+    return state == "LOADING" or (state == "UNAVAILABLE" and reason not in ("", "unloaded"))
 
 
 def _failure(error: grpc.RpcError) -> BackendError:

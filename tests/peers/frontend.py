@@ -88,13 +88,19 @@ def outcomes(report: str) -> list[Outcome]:
 
 def _reasons(file: str, names: Iterable[str]) -> dict[str, str | None]:
     """Tests with their parameters counted, not named -> why."""
-    grouped: Counter[tuple[str, str | None]] = Counter()
+    grouped: dict[tuple[str, str | None], list[str]] = {}
     for name in names:
         known = () if name.startswith(ERROR) else FRONTEND_THEIRS
         why = next((why for part, why in known if re.search(part, f"{file}::{name}")), None)
-        short = name if why is None else name.rpartition("::")[2].partition("[")[0]
-        grouped[short, why] += 1
-    return {f"{name} ({count})" if count > 1 else name: why for (name, why), count in grouped.items()}
+        test = name if why is None else name.rpartition("::")[2]
+        grouped.setdefault((test if why is None else test.partition("[")[0], why), []).append(test)
+    found: dict[str, str | None] = {}
+    for (short, why), tests in grouped.items():
+        if sum(name == short for name, _ in grouped) > 1:  # its parameters fail for several reasons
+            found |= dict.fromkeys(tests, why)
+        else:
+            found[f"{short} ({len(tests)})" if len(tests) > 1 else short] = why
+    return found
 
 
 if __name__ == "__main__":

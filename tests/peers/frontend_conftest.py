@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import http.client
 import inspect
 import os
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,8 @@ class OpenAIServer:
         mode = ModelControlMode.EXPLICIT if explicit else ModelControlMode.NONE
         server = Server(given["--model-repository"][0][0], mode, load)
         flags = [] if given.get("--openai-restricted-api") else ["--admin-key", KEY]
-        for groups, _, value in given.get("--openai-restricted-api", []):  # this server's keys travel as bearer tokens
-            for group in groups.split(","):
-                flags += ["--api-key" if group == "inference" else "--admin-key", value]
+        for groups, header, value in given.get("--openai-restricted-api", []):
+            flags += ["--openai-restricted-api", f"{groups}:{header}={value}"]
         self._open = contextlib.ExitStack()
         managed = explicit or server.every in ENTRIES.values()  # its tests load and unload models
         try:
@@ -194,6 +194,24 @@ def _send_key(send: Any) -> Any:
     return request
 
 
+def _send_key_too(send: Any) -> Any:
+    """The same for HTTPConnection.request of the standard library."""
+
+    def request(
+        self: http.client.HTTPConnection,
+        method: str,
+        url: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        **given: Any,
+    ) -> None:
+        if url.endswith(("/load", "/unload")) and f"http://{self.host}:{self.port}" in _admins:
+            headers = {**(headers or {}), "Authorization": f"Bearer {KEY}"}
+        send(self, method, url, body, headers or {}, **given)
+
+    return request
+
+
 def _stand_in(name: str, **members: Any) -> None:
     module = types.ModuleType(name)
     vars(module).update(members)
@@ -205,6 +223,7 @@ _stand_in("tests.utils", OpenAIServer=OpenAIServer, setup_server=setup_server, s
 sys.path.append(str(Path(__file__).parent / "openai_frontend"))  # their utils does it
 fastapi.testclient.TestClient = TestClient  # type: ignore[misc,assignment]
 requests.Session.request = _send_key(requests.Session.request)  # type: ignore[method-assign]
+http.client.HTTPConnection.request = _send_key_too(http.client.HTTPConnection.request)  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -187,16 +187,15 @@ FRONTEND_NOT_RUN = (
 _BAD_REQUEST = "400 with OpenAI's error object, as OpenAI; 422 and FastAPI's `detail` there"
 _DETAIL = "the sentence stands in `error.message`, as OpenAI's; in `detail` there"
 _SERVED = "served here, refused there"
-_UNKNOWN = "404 or 503 for a model that is not loaded; 400 and 500 there"
-_OWNER = "`owned_by` is `nereid`"
+_NOT_LOADED = "404 with OpenAI's error object for a model that is not loaded, as OpenAI; 400 and `detail` there"
+_NO_SUCH_ENTRY = "404 for a name that the repository does not have; 500 and 400 there"
 _COMMAND = "flags of its own command, which starts the server; `nereid serve` does here"
-_KEYS = "keys travel as `Authorization` or `X-API-Key`; in headers of any name there"
 _DEMO = "the demo model's words"
 # (pattern in file::class::test, why it cannot pass); the first that is found counts.
 FRONTEND_THEIRS = (
     (r"invalid_sampling_parameters|empty_request|test_completions_no_|test_no_prompt", _BAD_REQUEST),
     (r"completions_no_message|completions_empty_message|top_logprobs_(validation|exceeds_max)", _BAD_REQUEST),
-    (r"top_logprobs_without_logprobs", _DETAIL),
+    (r"top_logprobs_without_logprobs|rejects_duplicate", _DETAIL),
     (r"sampling_parameters\[logit_bias|multiple_choices|logprobs_(validation|exceeds_max)", _SERVED),
     (r"test_completions_logprobs_zero", "0 asks for each token's own log-probability, as with OpenAI; for none there"),
     (r"OpenAIClient::test_openai_client_completion$", "a cut answer ends with `length`; always with `stop` there"),
@@ -205,12 +204,10 @@ FRONTEND_THEIRS = (
     (r"TestStreamingToolParseLimit", "asks for more tokens than the demo model's context holds"),
     (r"TestEmbeddings", "embeddings: refused with 404"),
     (r"test_startup_metrics", "the server's own metrics stand on its port, 8002"),
-    (r"test_models_(list|get)|test_load_model$", _OWNER),
-    (r"TestModelControlCLIOptions|TestRestrictedAPIInvalidArguments", _COMMAND),
+    (r"TestModelControlCLIOptions", _COMMAND),
     (r"test_load_and_unload_rejected", "loads and unloads are always possible, with the admin key"),
-    (r"invalid_model_name", "asks without the admin key"),
-    (r"unknown_model|TestModelManagementInference|unload_model$|rejects_duplicate", _UNKNOWN),
-    (r"restricted_endpoints_with_auth|endpoint_groups_with_correct_auth", _KEYS),
+    (r"load_unload_unknown_model", _NO_SUCH_ENTRY),
+    (r"TestModelManagementInference", _NOT_LOADED),
     (r"body_over_limit", "compares with the sentence of its own class"),
     (r"test_completions_(defaults|sampling_parameters|max_tokens|temperature_vllm|seed)", _DEMO),
     (r"test_completions::.*test_usage_response|OpenAIClient::test_completion_logprobs$", _DEMO),

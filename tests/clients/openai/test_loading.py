@@ -49,7 +49,7 @@ def complete(shim: Shim) -> httpx.Response:
 def test_a_model_is_loaded_serves_is_unloaded_and_loaded_again(shim: Shim) -> None:
     assert names(shim) == []
     assert [httpx.get(f"{shim.url}/health{path}").status_code for path in ("", "/ready")] == [503, 200]
-    assert complete(shim).status_code == 503
+    assert complete(shim).json()["error"]["code"] == "model_not_found"  # a server answers: there is nothing to wait for
     loaded = ask(shim, "demo/load")
     assert (loaded.status_code, loaded.json()["id"]) == (200, "demo")
     assert len(loaded.json()["replicas"]) == 1
@@ -63,14 +63,21 @@ def test_a_model_is_loaded_serves_is_unloaded_and_loaded_again(shim: Shim) -> No
     assert statuses == [200, 400, 400]
     assert names(shim) == []
     assert ask(shim, "demo/unload").json()["error"]["code"] == "not_loaded"
+    assert complete(shim).status_code == httpx.get(f"{shim.url}/v1/models/demo").status_code == 404
     assert ask(shim, "demo/load").status_code == 200
     assert complete(shim).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["none", "..", "%2e%2e%2fetc", "%0A%09", "demo%00"])
+@pytest.mark.parametrize("name", ["none", "..", "%2e%2e%2fetc", "demo%00"])
 def test_a_name_that_no_repository_has_is_404(shim: Shim, name: str) -> None:
     for verb in ("load", "unload"):
         assert ask(shim, f"{name}/{verb}").status_code in (404, 405)
+
+
+@pytest.mark.parametrize("name", ["%2e%2e", "%2e", "%0A%09", "%20"])
+def test_what_is_no_name_is_400(shim: Shim, name: str) -> None:
+    for verb in ("load", "unload"):
+        assert ask(shim, f"{name}/{verb}").json()["error"]["param"] == "model"
 
 
 def test_nobody_loads_without_the_admin_key(shim: Shim) -> None:

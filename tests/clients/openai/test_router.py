@@ -42,7 +42,7 @@ def router(count: int, **settings: object) -> Router:
     config = ShimConfig(replicas=tuple(Replica.parse(f"h{i}:1") for i in range(count)), **settings)  # type: ignore[arg-type]
     made = Router(config, ShimMetrics())
     info = {"demo": ModelInfo("demo")}
-    made.replicas = [ReplicaState(Server(address), models=info, healthy=True) for address in config.replicas]
+    made.replicas = [ReplicaState(Server(address), info, healthy=True, answers=True) for address in config.replicas]
     return made
 
 
@@ -126,11 +126,23 @@ def test_an_unknown_model_is_404_and_no_server_is_503() -> None:
         r.model("nope")
     assert (unknown.value.status, unknown.value.param) == (404, "model")
     assert "demo" in unknown.value.message
-    r.replicas[0].healthy = False
+    r.replicas[0].healthy = r.replicas[0].answers = False
     with pytest.raises(ApiError) as down:
         r.model("demo")
     assert down.value.status == 503
     assert "Retry-After" in down.value.headers
+
+
+def test_a_model_that_is_being_loaded_is_503_and_one_that_was_unloaded_404() -> None:
+    r = router(1)
+    r.replicas[0].waited = frozenset({"coming"})
+    with pytest.raises(ApiError) as coming:
+        r.model("coming")
+    assert (coming.value.status, coming.value.code) == (503, "model_not_ready")
+    r.replicas[0].models, r.replicas[0].healthy = {}, False  # the last one has gone: the server answers still
+    with pytest.raises(ApiError) as gone:
+        r.model("demo")
+    assert gone.value.status == 404
 
 
 @pytest.mark.parametrize(
@@ -177,8 +189,8 @@ def test_replicas_that_do_not_answer_are_named_at_the_start(caplog: pytest.LogCa
     """A port that nobody listens on; one that is ready later is no warning."""
 
     class Ready(Server):
-        async def models(self) -> dict[str, ModelInfo]:
-            return {"demo": ModelInfo("demo")}
+        async def models(self) -> tuple[dict[str, ModelInfo], frozenset[str]]:
+            return {"demo": ModelInfo("demo")}, frozenset()
 
         async def close(self) -> None:
             pass
