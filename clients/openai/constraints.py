@@ -67,6 +67,8 @@ def chat_constraint(request: ChatRequest, forms: ModelForms, begins: Begins) -> 
     tags = TAGS.get(forms.reasoning)
     if tags is None or begins == "after" or (made is None and budget is None):
         return made
+    if made is not None and begins == "before" and not forms.shown:
+        return made
     where = {
         "think": "open" if begins == "inside" else "may",
         "tags": (tags.open, tags.close),

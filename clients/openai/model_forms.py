@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _TOOLS, _THINKING = "hermes", "think"  # of a model whose template does not say
 _LLAMA = {"<|start_header_id|>", "<|header_start|>", "<|python_tag|>"}
 _CHANNELS = "gpt-oss"
+_TAGS_SHOWN = {"<think>", "</think>", "[THINK]", "◁think▷", "<|channel>", "<|channel|>"}
 _SWITCHES = ("enable_thinking", "thinking")  # variables with which templates turn thinking off
 
 
@@ -26,22 +27,27 @@ class ModelForms:
     `none`.
 
     opened: each answer begins within its thinking, unless the prompt shows otherwise.
+    shown: the template has tags of thinking, or the shim was told them; an answer of another model that must keep to a
+        format begins with it.
     """
 
     tools: str = _TOOLS
     reasoning: str = _THINKING
     opened: bool = False
+    shown: bool = True
 
     @classmethod
     def of(cls, config: ShimConfig, info: ModelInfo) -> ModelForms:
-        own = cls() if info.template is None else cls(_calls(info.template), _thinking(info.template))
+        template = info.template
+        own = cls() if template is None else cls(_calls(template), _thinking(template))
         tools, reasoning = config.tool_parser, config.reasoning_parser
         opened = reasoning == "think-open"
         given = own.reasoning if reasoning == "auto" else "think" if opened else reasoning
         calls = own.tools if tools == "auto" else tools
         if _CHANNELS in (given, calls):  # they mark everything, or nothing
             calls, given = calls if calls == "none" else _CHANNELS, _CHANNELS
-        return cls(calls, given, opened)
+        shown = reasoning != "auto" or template is None or bool(_TAGS_SHOWN & set(template.thinking))
+        return cls(calls, given, opened, shown)
 
     @property
     def channels(self) -> bool:

@@ -43,7 +43,29 @@ def test_channels_mark_everything_or_nothing() -> None:
 
 def test_a_model_whose_template_does_not_say_has_the_usual_ones() -> None:
     for template in (None, TemplateMarks()):
-        assert ModelForms.of(ShimConfig(), ModelInfo("m", template=template)) == ModelForms("hermes", "think")
+        forms = ModelForms.of(ShimConfig(), ModelInfo("m", template=template))
+        assert forms == ModelForms("hermes", "think", shown=template is None)
+
+
+@pytest.mark.parametrize(
+    ("parser", "marks", "thinks"),
+    [
+        ("auto", ("<tool_call>", "parameters"), False),
+        ("auto", ("</think>",), True),
+        ("auto", ("[THINK]",), True),
+        ("think", (), True),
+    ],
+)
+def test_what_must_keep_to_a_format_leaves_place_for_thinking_that_the_template_or_a_flag_shows(
+    parser: Any, marks: tuple[str, ...], thinks: bool
+) -> None:
+    info = ModelInfo("m", template=TemplateMarks(marks, marks))
+    forms = ModelForms.of(ShimConfig(reasoning_parser=parser), info)
+    asked = request(response_format={"type": "json_object"})
+    before, inside = (chat_constraint(asked, forms, begins) for begins in ("before", "inside"))
+    assert before is not None
+    assert inside is not None
+    assert (before.think, inside.think) == ("may" if thinks else "none", "open")
 
 
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -25,9 +25,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 ASK: Any = [{"role": "user", "content": "Who?"}]
-# The model is no thinking one: where it might think first, it would do so to the end.
-COMPACT: Any = {"guided_whitespace_pattern": "", "chat_template_kwargs": {"enable_thinking": False}}
-QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
+COMPACT: Any = {"guided_whitespace_pattern": ""}
 NUMBER = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{3}"}, "end": "</n>"}
 # The older form; its trigger comes soon.
 EVERY_E = {
@@ -100,9 +98,7 @@ def test_vllms_fields_hold_completions_too(sdk: openai.OpenAI, fields: Any, patt
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "set_age"}}])
 def test_calls_that_must_come_fit_their_schema(sdk: openai.OpenAI, choice: Any) -> None:
-    (one,) = ask(
-        sdk, model="scripted", tools=TOOLS[:1], tool_choice=choice, parallel_tool_calls=False, extra_body=QUIET
-    ).choices
+    (one,) = ask(sdk, model="scripted", tools=TOOLS[:1], tool_choice=choice, parallel_tool_calls=False).choices
     (call,) = one.message.tool_calls
     assert call.function.name == "set_age"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
@@ -126,7 +122,7 @@ def test_an_element_of_a_tag_that_cannot_be_honoured_is_a_400(sdk: openai.OpenAI
 
 
 def test_a_structural_tag_holds_chat_and_leaves_text_free(sdk: openai.OpenAI) -> None:
-    more: Any = {"response_format": {"type": "structural_tag", **EVERY_E}, "max_tokens": 60, "extra_body": QUIET}
+    more: Any = {"response_format": {"type": "structural_tag", **EVERY_E}, "max_tokens": 60}
     (one,) = ask(sdk, **more).choices
     assert re.fullmatch("(?s)[^e]*(e=[0-9];[^e]*)+(e(=([0-9];?)?)?)?", one.message.content)
 
