@@ -52,7 +52,7 @@ class Loading:
 
     async def _states(self, model: str) -> dict[TritonReplica, str]:
         """The model's state at each replica whose repository has it. Raises ApiError 400, 404, 503."""
-        if not model.strip() or model in (".", ".."):
+        if model.isspace() or model in (".", ".."):
             raise invalid("model", "the path holds no name of a model.")
         servers = [replica.server for replica in self._shim.router.replicas if not replica.leaving]
         found = await asyncio.gather(*(server.repository() for server in servers), return_exceptions=True)
@@ -89,6 +89,7 @@ class Loading:
 def add(app: FastAPI, shim: Shim) -> None:
     loading = Loading(shim)
 
+    @app.post("/v1/models/{model:path}/load", include_in_schema=False)  # served names may hold slashes
     @app.post("/v1/models/{model}/load", responses=ERRORS, tags=["models"], summary="Load it everywhere; admin key")
     async def load(model: str) -> Response:
         name = shim.router.named(model)
@@ -96,6 +97,7 @@ def add(app: FastAPI, shim: Shim) -> None:
         card = {"id": name, "object": "model", "created": shim.started, "owned_by": OWNER}
         return json_response({**card, "replicas": replicas})
 
+    @app.post("/v1/models/{model:path}/unload", include_in_schema=False)  # served names may hold slashes
     @app.post("/v1/models/{model}/unload", responses=ERRORS, tags=["models"], summary="Unload it everywhere; admin key")
     async def unload(model: str) -> Response:
         name = shim.router.named(model)

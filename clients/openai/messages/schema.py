@@ -12,10 +12,12 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from clients.openai.body import List, Strict
 from clients.openai.errors import invalid, unsupported, unsupported_in
-from clients.openai.schema import Stops, Unit
+from clients.openai.schema import Stop, Unit
+from engine.types import MAX_STOP_STRINGS
 
 # Prefixes are cached whether a request marks them or not, so a mark is taken as it is.
 Mark = dict[str, Any] | None
+Sequences = Annotated[List[Annotated[Stop, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class TextBlock(Strict):
@@ -194,7 +196,7 @@ class MessagesRequest(Conversation):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    stop_sequences: Stops | None = None
+    stop_sequences: Sequences | None = None
     stream: bool | None = None
     temperature: Unit | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None

@@ -18,6 +18,7 @@ from clients.openai.encode import json_response
 from clients.openai.errors import ApiError, invalid, unsupported
 from clients.openai.logprobs import chat_logprobs
 from clients.openai.model_forms import ModelForms
+from clients.openai.params import check_length
 from clients.openai.prompts import chat_source
 from clients.openai.responses.items import Event, Items
 from clients.openai.responses.schema import ResponsesRequest
@@ -37,6 +38,7 @@ async def create_response(shim: Shim, store: ResponseStore, http: Request, reque
     trace.user = request.safety_identifier or request.user or "-"
     if request.store and not store.most:
         raise unsupported("store", "this server was started with --stored-responses 0.")
+    check_length(shim.router.model(request.model), "max_output_tokens", request.max_output_tokens)
     earlier = await _earlier(shim, store, http, request)
     call = ChatCall(shim, chat_request(request, earlier), trace, Choice)
     answer = _Answer(call, store, request, earlier, owner(shim, trace))

@@ -233,6 +233,7 @@ def test_tokens_are_counted_as_they_are_charged(client: anthropic.Anthropic) -> 
 REFUSED = [
     ({"model": "missing"}, anthropic.NotFoundError, "not_found_error", "missing"),
     ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error", "max_tokens"),
+    ({"stop_sequences": ["a", ""]}, anthropic.BadRequestError, "invalid_request_error", "stop_sequences[1]"),
     ({"extra_body": {"temperature": 1.5}}, anthropic.BadRequestError, "invalid_request_error", "temperature"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

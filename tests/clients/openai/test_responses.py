@@ -202,6 +202,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"include": ["file_search_call.results"]}, "file_search_call.results"),
     ({"reasoning": {"summary": "detailed"}}, "summary"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 1 << 20}, "`max_output_tokens` is too large"),
 ]
 
 
