@@ -84,6 +84,7 @@ def llm_request(
     tensors: the inputs by name. parameters: the request parameters. outputs: names that the client wants back.
     timeout_us: the request's own timeout, 0 for none. batched: it is one prompt of a batch.
     """
+    _refuse(tensors)  # first: the request that stops another has no prompt
     text, input_ids = _prompt(tensors)
     stream = _flag(tensors, protocol.STREAM)
     exclude = tensors.get(protocol.EXCLUDE_INPUT)
@@ -209,6 +210,14 @@ def token_ids(tensors: Mapping[str, Array], name: str) -> list[int] | None:
     return None if tensor is None else tensor.ravel().tolist()
 
 
+def _refuse(tensors: Mapping[str, Array]) -> None:
+    for name, tensor in tensors.items():
+        if name in protocol.NEUTRAL_TENSORS:
+            neutral, sentence = protocol.NEUTRAL_TENSORS[name]
+            if tensor.flat[0] != neutral:
+                raise RequestError(sentence, ErrorCode.UNSUPPORTED)
+
+
 def _prompt(tensors: Mapping[str, Array]) -> tuple[bytes | None, array[int] | None]:
     text = one_text(tensors, protocol.TEXT_INPUT)
     tensor = tensors.get(protocol.INPUT_IDS)
@@ -267,9 +276,6 @@ def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any]
             continue
         if sampling_fields.field_of(name) not in by_tensor:
             fields[name] = value
-    for tensor, (neutral, sentence) in protocol.NEUTRAL_TENSORS.items():
-        if tensor in tensors and tensors[tensor].flat[0] != neutral:
-            raise RequestError(sentence, ErrorCode.UNSUPPORTED)
     if protocol.END_ID in tensors:
         end_id = int(tensors[protocol.END_ID].flat[0])
         fields["stop_token_ids"] = [*(fields.get("stop_token_ids") or ()), *([end_id] if end_id >= 0 else [])]

@@ -105,6 +105,13 @@ def test_what_may_only_be_neutral_is_refused_beside_a_known_json() -> None:
         decoded(b"{}", return_context_logits=np.bool_(True))
 
 
+def test_the_request_by_which_tensorrt_llm_stops_another_is_refused_as_that() -> None:
+    lengths, stop = np.array([0], np.int32), np.array([True])
+    tensors = {protocol.INPUT_IDS: np.array([7], np.int32), protocol.INPUT_LENGTHS: lengths, "stop": stop}
+    with pytest.raises(RequestError, match="cancel the call of the other"):
+        llm_request(tensors, {}, OUTPUTS)
+
+
 def test_a_beam_search_gives_its_answers_at_its_end() -> None:
     asked = decoded(b"{}", beam_width=np.int32(3), stream=np.bool_(True))
     assert (asked.stream, asked.echo, asked.n, asked.best_of) == (False, False, 3, 3)
