@@ -108,6 +108,27 @@ def test_logprobs_in_vllm_backends_form(server: Server) -> None:
     assert responses[-1]["cumulative_logprob"][0] == pytest.approx(total, rel=1e-5)
 
 
+def test_vllms_sampling_fields_are_request_parameters_of_http_too(server: Server) -> None:
+    """The endpoint takes for a tensor what has the name of one: no tensor is called as a field of another kind."""
+    plain = {**GREEDY, "max_tokens": 12}
+
+    def generate(more: dict[str, object], **tensors: str) -> str:
+        body = {
+            "text_input": "The queue module",
+            "exclude_input_in_output": True,
+            "parameters": plain | more,
+            **tensors,
+        }
+        status, answer = server.post("/v2/models/demo/generate", json.dumps(body).encode())
+        assert status == 200, answer
+        text: str = json.loads(answer)["text_output"]
+        return text
+
+    whole = generate({})
+    assert generate({"stop": whole[-4:]}) == whole[:-4]
+    assert generate({}, sampling_parameters=json.dumps(plain)) == whole  # vllm_backend's client sends both
+
+
 def test_logprobs_are_null_when_the_parameters_do_not_ask(server: Server) -> None:
     (answer,) = Call(server, text_input=PROMPT, sampling_parameters=json.dumps(GREEDY), return_logprobs=True).all()
     assert answer["logprobs"] == ["null"]

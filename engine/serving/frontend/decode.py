@@ -321,9 +321,20 @@ def _with_bias(params: SamplingParams, bias: Array) -> SamplingParams:
 
 
 def _add(fields: dict[str, Any], name: str, value: Any, source: str) -> None:
-    if name in fields:
+    # HTTP's generate endpoint makes tensors of request parameters that are named as one.
+    if name in fields and not _same(fields[name], value):
         raise RequestError(f"{name} is given twice: in sampling_parameters and by {source}; send it once")
-    fields[name] = value
+    fields.setdefault(name, value)
+
+
+def _same(given: Any, value: Any) -> bool:
+    """Whether a field of the JSON, where numbers may be texts, says what a tensor does."""
+    if isinstance(value, list):
+        return given == value or [given] == value
+    try:
+        return float(given) == float(value)
+    except (TypeError, ValueError):
+        return bool(given == value)
 
 
 def _scalar_or_strings(tensor: Array, name: str) -> Any:

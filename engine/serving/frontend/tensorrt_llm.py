@@ -61,6 +61,7 @@ _RENAMED = {
     "runtime_top_p": "top_p",
     "len_penalty": "length_penalty",
     "streaming": protocol.STREAM,
+    "stop": "stop_request",
 }
 _SAME = (
     protocol.INPUT_IDS,
@@ -85,7 +86,6 @@ _SAME = (
     "return_num_input_tokens",
     "return_num_output_tokens",
     protocol.EXCLUDE_INPUT,
-    "stop",
     protocol.GUIDE_TYPE,
     protocol.GUIDE,
 )

@@ -109,7 +109,7 @@ SAMPLING_TENSORS = {
 NEUTRAL_TENSORS: dict[str, tuple[float | bool, str]] = {
     "return_context_logits": (False, "return_context_logits is not implemented: logits never leave the engine"),
     "return_generation_logits": (False, "return_generation_logits is not implemented: use return_log_probs"),
-    "stop": (False, "a request that stops another is not implemented: cancel the call of the other"),
+    "stop_request": (False, "a request that stops another is not implemented: cancel the call of the other"),
 }
 
 _TRTLLM_SAMPLING = (
@@ -146,7 +146,7 @@ _TRTLLM_IDS = (
     Tensor(STOP_WORDS_LIST, "INT32", (2, -1)),
     Tensor(BAD_WORDS_LIST, "INT32", (2, -1)),
     Tensor(EMBEDDING_BIAS, "FP32", (-1,)),
-    Tensor("stop", "BOOL"),
+    Tensor("stop_request", "BOOL"),  # its `stop`; here HTTP's generate would take vLLM's sampling field for it
 )
 
 # Outputs of flags in NEUTRAL_TENSORS. Clients name them together with the flag: without them here, the server would

@@ -51,6 +51,18 @@ def test_the_tensor_wins_over_request_parameters() -> None:
         decoded(json, temperature=np.float32(0.25))
 
 
+def test_a_tensor_that_says_what_the_json_says_is_taken() -> None:
+    """HTTP's generate endpoint makes tensors of request parameters with a tensor's name."""
+    json = b'{"temperature": "0.1", "max_tokens": 100, "stop": "a", "bad_words": ["b", "c"]}'
+    same: dict[str, Any] = {"temperature": np.float32(0.1), "max_tokens": np.int32(100)}
+    assert decoded(json, **same).params == decoded(json).params
+    words = {"stop_words": np.array([b"a"], np.object_), "bad_words": np.array([b"b", b"c"], np.object_)}
+    tensors = {protocol.INPUT_IDS: np.array([1], np.int32), protocol.SAMPLING_PARAMETERS: np.array([json], np.object_)}
+    assert llm_request({**tensors, **words}, {}, OUTPUTS).params == decoded(json).params
+    with pytest.raises(RequestError, match="bad_words is given twice"):
+        llm_request({**tensors, "bad_words": np.array([b"c"], np.object_)}, {}, OUTPUTS)
+
+
 def test_top_p_of_0_is_not_set_in_tensorrt_llms_tensor() -> None:
     """inflight_batcher_llm_client.py sends it with top_k 1. Without a top_k TensorRT-LLM is greedy then."""
     zero = np.float32(0.0)
@@ -107,7 +119,7 @@ def test_what_may_only_be_neutral_is_refused_beside_a_known_json() -> None:
 
 def test_the_request_by_which_tensorrt_llm_stops_another_is_refused_as_that() -> None:
     lengths, stop = np.array([0], np.int32), np.array([True])
-    tensors = {protocol.INPUT_IDS: np.array([7], np.int32), protocol.INPUT_LENGTHS: lengths, "stop": stop}
+    tensors = {protocol.INPUT_IDS: np.array([7], np.int32), protocol.INPUT_LENGTHS: lengths, "stop_request": stop}
     with pytest.raises(RequestError, match="cancel the call of the other"):
         llm_request(tensors, {}, OUTPUTS)
 
