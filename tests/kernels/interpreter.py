@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,8 +50,8 @@ def complete_casts(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def language_bound_once() -> Iterator[None]:
     """The interpreter puts its own functions into triton.language before each launch and each call of a device
-    function, for which it looks through four namespaces, and makes a table of dtypes for each it looks up. That is a
-    third of its time. Within, they are in place from the start to the end, and a dtype is looked up once."""
+    function, for which it looks through four namespaces, and makes a table of dtypes for each it looks up. Within,
+    they are in place from the start to the end, and a dtype is looked up once."""
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     in_place = interpreter._LangPatchScope()
     numbers: dict[str, np.dtype[Any]] = {}
@@ -65,5 +66,42 @@ def language_bound_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_get_np_dtype", dtype_of)
         patch.setattr(interpreter, "_patch_lang", lambda fn: in_place)
+        make_types_once(patch)
+        # Sums and products of integers are computed again in 64 bits for an assertion that only options.debug turns on.
+        options = interpreter.interpreter_builder.options
+        patch.setattr(interpreter.interpreter_builder, "options", replace(options, sanitize_overflow=False))
         yield
     scope.restore()
+
+
+def make_types_once(patch: pytest.MonkeyPatch) -> None:
+    """Each value of a program has a type, and each type a shape of wrapped numbers: of few kinds, made millions of
+    times. Equal types share their shapes, and operands of one shape are not broadcast."""
+    semantic = interpreter.interpreter_semantic
+    broadcast = semantic.broadcast_impl_value
+    blocks: dict[Any, dict[str, Any]] = {}
+    shapes: dict[str, tuple[Any, Any]] = {}
+    make_block, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(size.value if isinstance(size, tl.constexpr) else size for size in shape))
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = dict(self.__dict__)
+        self.__dict__.update(blocks[key])
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in shapes:
+            make_tensor(self, handle, type)
+            shapes[type.name] = (self.shape, self.numel)
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[type.name]
+
+    def broadcast_impl_value(left: Any, right: Any) -> tuple[Any, Any]:
+        if left.shape is right.shape:
+            return left, right
+        return broadcast(left, right)
+
+    patch.setattr(tl.block_type, "__init__", block)
+    patch.setattr(tl.tensor, "__init__", tensor)
+    patch.setattr(semantic, "broadcast_impl_value", broadcast_impl_value)
