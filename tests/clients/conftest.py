@@ -17,6 +17,9 @@ from engine.demo import make as demo
 from engine.serving.launch import repository
 from tests.clients import scripted_checkpoint
 
+DEMO = {"speculation.method": "prediction"}  # a request that predicts its answer is drafted for, and no other
+SCRIPTED = {"max_model_len": "1024"}  # which is filled in less time than its checkpoint's 8,192
+
 
 class Shim:
     """`python -m clients.openai` as a process of its own."""
@@ -67,8 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     demo.make(folder / "demo")
     scripted_checkpoint.make(folder / "scripted")
     for name in ("demo", "scripted"):
-        # A request that predicts its answer is drafted for, and no other.
-        settings = {"speculation.method": "prediction"} if name == "demo" else {}
+        settings = DEMO if name == "demo" else SCRIPTED
         repository.add(folder / name, name, models, settings=settings, tokenizer=True, ensemble=False, frontends=2)
     with LocalServer(models) as running:
         yield running

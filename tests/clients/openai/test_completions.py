@@ -13,7 +13,7 @@ import pytest
 from clients.python.local_server import LocalServer
 from clients.python.sync import Client
 from engine.types import SamplingParams
-from tests.clients.conftest import Shim, gauges, until
+from tests.clients.conftest import SCRIPTED, Shim, gauges, until
 
 pytestmark = pytest.mark.xdist_group("openai")
 
@@ -306,13 +306,15 @@ def test_models_are_listed_and_found(sdk: openai.OpenAI) -> None:
     demo = sdk.models.retrieve("demo")
     assert demo.object == "model"
     assert time.time() - demo.created < 3600
-    # the engine's own number, not the configuration's: one token more is refused, as many are not
-    longest = demo.max_model_len
-    assert sdk.completions.create(model="demo", prompt=[5] * (longest - 1), max_tokens=1).usage.total_tokens == longest
+    # the engine's own number, not the checkpoint's: one token more is refused, as many are not
+    model = "scripted"
+    longest = sdk.models.retrieve(model).max_model_len
+    assert longest == int(SCRIPTED["max_model_len"]) < demo.max_model_len
+    assert sdk.completions.create(model=model, prompt=[5] * (longest - 1), max_tokens=1).usage.total_tokens == longest
     with pytest.raises(openai.BadRequestError):
-        sdk.completions.create(model="demo", prompt=[5] * longest, max_tokens=1)
+        sdk.completions.create(model=model, prompt=[5] * longest, max_tokens=1)
     with pytest.raises(openai.BadRequestError) as answer:
-        sdk.completions.create(model="demo", prompt=[5], max_tokens=longest)
+        sdk.completions.create(model=model, prompt=[5], max_tokens=longest)
     assert answer.value.param == "max_tokens"
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("nope")
