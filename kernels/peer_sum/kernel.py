@@ -43,9 +43,11 @@ def _wait(p_own, stage, call, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
     of = tl.arange(0, BLOCK_SIZE)
     p_flags = p_own.to(tl.pointer_type(tl.int64)) + (stage * MAX_PROGRAMS + tl.program_id(0)) * SIZE + of
     none = tl.zeros([BLOCK_SIZE], dtype=tl.int64)
-    last = none - 1
-    while tl.min(tl.where(of < SIZE, last, call), axis=0) < call:
+    # A number, and no tensor: Triton 3.6 does not compile a while loop that carries one.
+    least = call - 1
+    while least < call:
         last = tl.atomic_add(p_flags, none, mask=of < SIZE, sem="acquire", scope="sys")
+        least = tl.min(tl.where(of < SIZE, last, call), axis=0)
     tl.debug_barrier()
 
 
