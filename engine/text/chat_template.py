@@ -22,6 +22,7 @@ Message = Mapping[str, Any]
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 MAX_SOURCE = 64 << 10  # characters of a template that a request brings
+MAX_TEMPLATES = 1 << 19  # characters of all templates of a checkpoint
 _MOST = 300  # characters of what a template says
 _CONTINUE_MARK = "\ue000CONTINUE\ue001"  # private-use characters: no text holds them by chance
 
@@ -145,7 +146,7 @@ def read_templates(path: str | Path, file: str | Path | None = None) -> dict[str
     that stands in for all of them.
     """
     if file is not None:
-        return {"default": read_text(Path(file))}
+        return _bounded({"default": read_text(Path(file))}, Path(file))
     folder = checkpoint_folder(path)
     templates = _templates_of(read_json_object(folder / "tokenizer_config.json").get("chat_template"), folder)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
@@ -153,6 +154,14 @@ def read_templates(path: str | Path, file: str | Path | None = None) -> dict[str
     single = folder / "chat_template.jinja"
     if single.exists():
         templates["default"] = read_text(single)
+    return _bounded(templates, folder)
+
+
+def _bounded(templates: dict[str, str], where: Path) -> dict[str, str]:
+    """The same; megabytes of them take 20 s to compile."""
+    size = sum(map(len, templates.values()))
+    if size > MAX_TEMPLATES:
+        raise RequestError(f"the chat templates of {where} have {size} characters; at most {MAX_TEMPLATES} are read")
     return templates
 
 

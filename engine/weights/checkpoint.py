@@ -41,6 +41,7 @@ RUN_IN = (torch.float32, torch.bfloat16, torch.float16)
 # Of one file, and of the index: bounds that no release comes near and that are read within a second.
 MAX_HEADER_BYTES = 16 << 20
 MAX_INDEX_BYTES = 32 << 20
+MAX_FILES = 10_000
 MAX_TENSORS = 100_000
 MAX_DIMS = 8
 _MAX_NAME = 200  # characters of a tensor's name in a message
@@ -206,7 +207,10 @@ def _placed(index: Path) -> dict[str, str]:
         raise WeightsError(f"{index} cannot be read: {error.strerror}") from None
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
         raise WeightsError(f"{index} must hold weight_map, an object of a file name for each tensor")
-    for name in set(placed.values()):
+    named = set(placed.values())
+    if len(named) > MAX_FILES:
+        raise WeightsError(f"{index} names {len(named)} files; at most {MAX_FILES} are read")
+    for name in named:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise WeightsError(
                 f"{index} names the file {shown(name)!r}: only files of the same folder are read, named without a path"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.text import ChatTemplate
+from engine.text import ChatTemplate, read_templates
 from engine.types import RequestError
 
 QWEN_LIKE = """{%- if tools %}
@@ -181,3 +181,11 @@ def test_arguments_reach_the_template_but_cannot_replace_fields_of_the_request()
     assert template.render(CHAT, template_kwargs={"special": 1}) == "1"
     with pytest.raises(RequestError, match="must not hold messages"):
         template.render(CHAT, template_kwargs={"messages": []})
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_templates_of_megabytes_are_not_compiled(folder: Path, named: bool) -> None:
+    """They took 20 s to be refused."""
+    (folder / "chat_template.jinja").write_text("{{ 'a' }}" * 300_000)
+    with pytest.raises(RequestError, match="have 2700000 characters; at most 524288"):
+        read_templates(folder, folder / "chat_template.jinja" if named else None)

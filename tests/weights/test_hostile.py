@@ -80,6 +80,11 @@ def long_index(folder: Path) -> None:
         stream.truncate(64 << 20)
 
 
+def many_files(folder: Path) -> None:
+    placed = {f"t{n}": f"f{n}.safetensors" for n in range(20_000)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -94,6 +99,7 @@ def long_index(folder: Path) -> None:
         (device, "cannot be read: it is no regular file"),
         (a_folder, "cannot be read"),
         (index_pipe, "cannot be read: it is no regular file"),
+        (many_files, "names 20000 files; at most 10000"),
         (long_index, "cannot be read: it holds more than 33554432 bytes"),
     ],
 )

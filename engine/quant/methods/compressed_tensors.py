@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.models.reader import ConfigError, Reader
+from engine.quant import patterns
 from engine.quant.methods.groups import group_size
 from engine.quant.scheme import Activations, Fp4Layout, Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 
@@ -189,7 +190,4 @@ def _inputs(values: dict[str, Any] | None, kind: str, strategy: str, where: str)
 
 def _check(where: str, target: str) -> None:
     if target.startswith("re:"):
-        try:
-            re.compile(target[3:])
-        except re.error as error:
-            raise ConfigError(f"{where}: {target!r} is no regular expression: {error}") from None
+        patterns.check(where, target[3:])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.models.reader import ConfigError, Reader
+from engine.quant import patterns
 from engine.quant.methods.groups import group_size
 from engine.quant.scheme import PackedScheme
 
@@ -65,10 +66,7 @@ def _scheme(reader: Reader, shift: int) -> PackedScheme:
 def _rule(where: str, key: str, values: Any, whole: Mapping[str, Any], layout: str) -> tuple[str, PackedScheme | None]:
     """A key is a pattern, behind "-:" for modules that are stored as they are, or "+:", which may be left out."""
     pattern = key[2:] if key[:2] in ("-:", "+:") else key
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{where} is no regular expression: {error}") from None
+    patterns.check(where, pattern)
     if key.startswith("-:"):
         return pattern, None
     if not isinstance(values, dict):
