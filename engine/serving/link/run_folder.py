@@ -183,7 +183,7 @@ class RunFolder:
     def write_failure(self, epoch: int, sentence: str) -> None:
         """Raises OSError."""
         staged = self.path / f".failure-{epoch}"
-        staged.write_text(sentence)
+        staged.write_text(sentence, errors="backslashreplace")  # a checkpoint's text may hold half a character
         staged.replace(self.path / f"failure-{epoch}")
 
     def engine_socket(self, epoch: int) -> str:

@@ -35,6 +35,13 @@ def test_settings_of_the_engine_and_the_checkpoints_files_tell_two_engines_apart
     assert model_key("m", "1", config) != before
 
 
+def test_a_failure_that_quotes_half_a_character_is_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, os.getpid(), "m")
+    folder.path.mkdir(parents=True)
+    folder.write_failure(1, "config.json names the architecture \ud800, which is not implemented")
+    assert folder.read_failure(1) == "config.json names the architecture \\ud800, which is not implemented"
+
+
 def test_a_folder_whose_frontends_and_engine_are_all_dead_is_begun_anew(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
