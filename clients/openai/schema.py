@@ -379,7 +379,7 @@ class ChatRequest(Sampling):
         refuse(self)
         if self.max_tokens == 0:
             raise invalid("max_tokens", "`max_tokens` must be at least 1.")
-        if self.top_logprobs and not self.logprobs:
+        if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "`top_logprobs` can only be used when `logprobs` is True.")
         if self.continue_final_message:
             check_continued(self.messages, self.add_generation_prompt)

@@ -195,7 +195,6 @@ _DEMO = "the demo model's words"
 FRONTEND_THEIRS = (
     (r"invalid_sampling_parameters|empty_request|test_completions_no_|test_no_prompt", _BAD_REQUEST),
     (r"completions_no_message|completions_empty_message|top_logprobs_(validation|exceeds_max)", _BAD_REQUEST),
-    (r"top_logprobs_without_logprobs\[0", "`top_logprobs` 0 asks for nothing and is taken, as vLLM does; 400 there"),
     (r"top_logprobs_without_logprobs|rejects_duplicate", _DETAIL),
     (r"test_chat_streaming_usage_option", "compares numbers of chunks: on a busy machine some hold several tokens"),
     (r"sampling_parameters\[logit_bias|multiple_choices|logprobs_(validation|exceeds_max)", _SERVED),

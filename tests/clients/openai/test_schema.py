@@ -251,7 +251,7 @@ VLLMS_NEUTRAL = {
 
 def test_values_that_ask_for_nothing_are_taken() -> None:
     openais = {"metadata": {"user": "7"}, "service_tier": "auto", "reasoning_effort": "low", "modalities": ["text"]}
-    openais |= {"top_logprobs": 0, "parallel_tool_calls": True}
+    openais |= {"parallel_tool_calls": True}
     for request in (chat(**VLLMS_NEUTRAL, **openais), completion(**VLLMS_NEUTRAL)):
         assert UnknownFields(strict=True).take_out(request) == ()
         assert "length_penalty" not in sampling_fields(request, max_tokens=5, logprobs=None, choice=0)
