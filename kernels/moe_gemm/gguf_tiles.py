@@ -4,19 +4,17 @@ tensor cores, with the weight read packed and on their long side (`kernels.linea
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.gguf_rows import WIDTH, block_numbers, constants, stride, views
-from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import _find, combined
 from kernels.routing import ExpertBiases
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.sizes import cdiv
 from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
 
@@ -45,9 +43,7 @@ def gguf_up(
     expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
-    place = start + tl.arange(0, ROWS)
-    # Rows past the expert's last pair repeat it and are not stored.
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    place, pair = pairs_at(pairs, start, stop, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < inter
     m = tl.arange(0, BLOCK_M)
@@ -88,8 +84,7 @@ def gguf_down(
     expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
-    place = start + tl.arange(0, ROWS)
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    place, pair = pairs_at(pairs, start, stop, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < hidden
     m = tl.arange(0, BLOCK_M)
@@ -123,23 +118,15 @@ def gguf_moe(
 ) -> torch.Tensor:
     """`moe_gemm` by tiles of `rows` pairs. gate_up has one part, or one for gate and one for up; down has one."""
     x, experts = x.contiguous(), experts.contiguous()
-    (t, hidden), (count, width, _) = x.shape, gate_up.shape
-    inter, k = width // 2, experts.shape[1]
-    places = ordered(workspace, experts, count, rows)
-    h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
-    where = (places.order, places.offsets, places.ends)
-    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
-    same: dict[str, Any] = {
-        "BIASED": biases is not None,
-        "ROWS": rows,
+    (_, hidden), (count, width, _) = x.shape, gate_up.shape
+    inter = width // 2
+    both = pair_products(workspace, x, experts, count, inter, biases, rows)
+    h, y, (up_bias, down_bias) = both.h, both.y, both.biases
+    same = {
+        **both.constants,
         "BLOCK_N": OUTPUTS,
         "BLOCK_M": WIDTH,
-        "BLOCK_E": next_power_of_2(count),
         "STAGES": 2 if x.dtype == torch.float32 else 3,
-        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "PDL": workspace.pdl,
-        "launch_pdl": workspace.pdl,
         "num_warps": 4,
     }
     gate, up = gate_up.parts[0], gate_up.parts[-1]
@@ -149,13 +136,13 @@ def gguf_moe(
         **{"GATE" + ("" if key == "FORMAT" else f"_{key}"): value for key, value in of_gate.items()},
         **{"UP" + ("" if key == "FORMAT" else f"_{key}"): value for key, value in of_up.items()},
     }
-    workspace.launch(gguf_up, (cdiv(inter, OUTPUTS), places.tiles))(
-        x, *views(gate, first), *views(up, last), *where, h, count, hidden, inter,
+    workspace.launch(gguf_up, (cdiv(inter, OUTPUTS), both.tiles))(
+        x, *views(gate, first), *views(up, last), *both.places, h, count, hidden, inter,
         gate.shape[1], up.shape[1], up.shape[1] - inter, stride(gate, first), stride(up, last), limit or 0.0,
-        up_bias, **halves, K=k, ACT=activation, LIMITED=limit is not None, **same,
+        up_bias, **halves, K=experts.shape[1], ACT=activation, LIMITED=limit is not None, **same,
     )  # fmt: skip
-    workspace.launch(gguf_down, (cdiv(hidden, OUTPUTS), places.tiles))(
-        h, *views(down.parts[0], own), weights, *where, y, count, hidden, inter, stride(down.parts[0], own), down_bias,
-        **constants(own), **same,
+    workspace.launch(gguf_down, (cdiv(hidden, OUTPUTS), both.tiles))(
+        h, *views(down.parts[0], own), weights, *both.places, y, count, hidden, inter, stride(down.parts[0], own),
+        down_bias, **constants(own), **same,
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)

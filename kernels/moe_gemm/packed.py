@@ -4,20 +4,18 @@ expert, on tensor cores, with the weight read packed and on their long side (`ke
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.packed_rows import constants, held, inputs, numbers, shortcuts, times
-from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
 from kernels.round_fp4.kernel import round_fp4
 from kernels.routing import ExpertBiases
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.sizes import cdiv
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
 
@@ -37,9 +35,7 @@ def packed_up(
     expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
-    place = start + tl.arange(0, ROWS)
-    # Rows past the expert's last pair repeat it and are not stored.
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    place, pair = pairs_at(pairs, start, stop, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < inter
     gate_rows = expert.to(tl.int64) * 2 * inter + n
@@ -80,8 +76,7 @@ def packed_down(
     expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
-    place = start + tl.arange(0, ROWS)
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    place, pair = pairs_at(pairs, start, stop, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < hidden
     rows = expert.to(tl.int64) * hidden + n
@@ -118,31 +113,20 @@ def packed_moe(
 ) -> torch.Tensor:
     """`moe_gemm` by tiles of `rows` pairs."""
     x, experts = x.contiguous(), experts.contiguous()
-    (t, hidden), (count, width, _) = x.shape, gate_up.shape
-    inter, k = width // 2, experts.shape[1]
-    places = ordered(workspace, experts, count, rows)
-    h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
-    where = (places.order, places.offsets, places.ends)
-    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
-    same: dict[str, Any] = {
-        "BIASED": biases is not None,
-        "ROWS": rows,
-        "BLOCK_E": next_power_of_2(count),
-        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "PDL": workspace.pdl,
-        "launch_pdl": workspace.pdl,
-    }
+    (_, hidden), (count, width, _) = x.shape, gate_up.shape
+    inter = width // 2
+    both = pair_products(workspace, x, experts, count, inter, biases, rows)
+    h, y, (up_bias, down_bias) = both.h, both.y, both.biases
     x = _rounded(workspace, x, gate_up)
-    workspace.launch(packed_up, (cdiv(inter, up_tile.outputs), places.tiles))(
-        x, *held(gate_up), *where, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
-        limit or 0.0, up_bias, **constants(gate_up), **shortcuts(x, gate_up), K=k, ACT=activation,
-        LIMITED=limit is not None, **same, **cut(up_tile),
+    workspace.launch(packed_up, (cdiv(inter, up_tile.outputs), both.tiles))(
+        x, *held(gate_up), *both.places, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
+        limit or 0.0, up_bias, **constants(gate_up), **shortcuts(x, gate_up), K=experts.shape[1], ACT=activation,
+        LIMITED=limit is not None, **both.constants, **cut(up_tile),
     )  # fmt: skip
     h = _rounded(workspace, h, down)
-    workspace.launch(packed_down, (cdiv(hidden, down_tile.outputs), places.tiles))(
-        h, *held(down), weights, *where, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
-        down_bias, **constants(down), **shortcuts(h, down), **same, **cut(down_tile),
+    workspace.launch(packed_down, (cdiv(hidden, down_tile.outputs), both.tiles))(
+        h, *held(down), weights, *both.places, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
+        down_bias, **constants(down), **shortcuts(h, down), **both.constants, **cut(down_tile),
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
 

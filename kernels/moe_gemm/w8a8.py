@@ -13,12 +13,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.fp8_rows import GROUP, _product
-from kernels.moe_gemm.order import ordered
+from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
 from kernels.quantize.kernel import quantized
 from kernels.routing import ExpertBiases
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.sizes import cdiv
 from kernels.weight import Fp8, Int8, Weight
 from kernels.workspace import Workspace
 
@@ -49,9 +49,7 @@ def w8a8_up(
     expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
-    place = start + tl.arange(0, ROWS)
-    # Rows past the expert's last pair repeat it and are not stored.
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    place, pair = pairs_at(pairs, start, stop, ROWS)
     token = pair // K
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < inter
@@ -97,8 +95,7 @@ def w8a8_down(
     expert, start, stop = _find(offsets, ends, 0, tl.program_id(1), num_experts, 0, 1, False, ROWS, BLOCK_E)
     if expert >= num_experts:
         return
-    place = start + tl.arange(0, ROWS)
-    pair = tl.load(pairs + tl.minimum(place, stop - 1)).to(tl.int64)
+    place, pair = pairs_at(pairs, start, stop, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live = n < hidden
     m = tl.arange(0, BLOCK_M)
@@ -141,30 +138,20 @@ def w8a8_moe(
 ) -> torch.Tensor:
     """`moe_gemm` by tiles of `rows` pairs."""
     x, experts = x.contiguous(), experts.contiguous()
-    (t, hidden), (count, width, _) = x.shape, gate_up.shape
-    inter, k = width // 2, experts.shape[1]
-    places = ordered(workspace, experts, count, rows)
-    h = torch.empty(t * k, inter, dtype=x.dtype, device=x.device)
-    y = torch.empty(t * k, hidden, dtype=x.dtype, device=x.device)
-    where = (places.order, places.offsets, places.ends)
-    up_bias, down_bias = (None, None) if biases is None else (biases.gate_up, biases.down)
-    same: dict[str, Any] = {
-        "BIASED": biases is not None,
-        "ROWS": rows,
-        "BLOCK_E": next_power_of_2(count),
-        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "PDL": workspace.pdl,
-        "launch_pdl": workspace.pdl,
-    }
+    (_, hidden), (count, width, _) = x.shape, gate_up.shape
+    inter = width // 2
+    both = pair_products(workspace, x, experts, count, inter, biases, rows)
+    h, y, (up_bias, down_bias) = both.h, both.y, both.biases
     numbers, scales, strides, constants = _inputs(workspace, x, gate_up)
-    workspace.launch(w8a8_up, (cdiv(inter, up_tile.outputs), places.tiles))(
-        numbers, scales, gate_up.data, gate_up.scale, *where, h, count, hidden, inter, *strides, limit or 0.0, up_bias,
-        **constants, K=k, ACT=activation, LIMITED=limit is not None, **same, **cut(up_tile),
+    workspace.launch(w8a8_up, (cdiv(inter, up_tile.outputs), both.tiles))(
+        numbers, scales, gate_up.data, gate_up.scale, *both.places, h, count, hidden, inter, *strides, limit or 0.0,
+        up_bias, **constants, K=experts.shape[1], ACT=activation, LIMITED=limit is not None, **both.constants,
+        **cut(up_tile),
     )  # fmt: skip
     numbers, scales, strides, constants = _inputs(workspace, h, down)
-    workspace.launch(w8a8_down, (cdiv(hidden, down_tile.outputs), places.tiles))(
-        numbers, scales, down.data, down.scale, weights, *where, y, count, hidden, inter, *strides, down_bias,
-        **constants, **same, **cut(down_tile),
+    workspace.launch(w8a8_down, (cdiv(hidden, down_tile.outputs), both.tiles))(
+        numbers, scales, down.data, down.scale, weights, *both.places, y, count, hidden, inter, *strides, down_bias,
+        **constants, **both.constants, **cut(down_tile),
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
 
