@@ -19,6 +19,16 @@ BLOCK_N = 64
 LOOK, DIGIT = 2048, 8
 
 
+@triton.jit
+def _query(query_start, first_seq):
+    """The program's sequence, how many queries it has, which of them this is, and its token. There may be no such."""
+    seq = first_seq + tl.program_id(0)
+    lo = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - lo
+    which = tl.program_id(1)
+    return seq, count, which, (lo + which).to(tl.int64)
+
+
 @triton.jit(
     do_not_specialize=["first_seq", "first_token", "last_token", "width"],
     do_not_specialize_on_alignment=["query_start", "context_len", "block_table"],
@@ -54,11 +64,7 @@ def _score(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    seq = first_seq + tl.program_id(0)
-    lo = tl.load(query_start + seq)
-    count = tl.load(query_start + seq + 1) - lo
-    which = tl.program_id(1)
-    token = (lo + which).to(tl.int64)
+    seq, count, which, token = _query(query_start, first_seq)
     if (which >= count) | (token < first_token) | (token >= last_token):
         return
     ready = (tl.load(context_len + seq) - count + which + 1) // RATIO
@@ -112,11 +118,7 @@ def _select(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    seq = first_seq + tl.program_id(0)
-    lo = tl.load(query_start + seq)
-    count = tl.load(query_start + seq + 1) - lo
-    which = tl.program_id(1)
-    token = (lo + which).to(tl.int64)
+    seq, count, which, token = _query(query_start, first_seq)
     if (which >= count) | (token < first_token) | (token >= last_token):
         return
     ready = (tl.load(context_len + seq) - count + which + 1) // RATIO
