@@ -214,6 +214,52 @@ def combine(p_partials, p_sums, p_rows, first, num_splits, G: gl.constexpr, GROU
 
 
 @gluon.jit
+def store_split(p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole, rest, row, head, held, seq, i_group,
+                i_split, num_splits, base, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+    """Stores what a split gave: outputs [channels, heads], of which `lower` and `upper` are slabs to be multiplied by
+    `rest`, where it is the only one of its sequence's kv head, else partials. The last of several adds them all up."""
+    p_rows = p_out + (seq * H + i_group * GROUP).to(gl.int64) * (2 * SLAB)
+    if num_splits == 1:
+        spot = p_rows + head[None, :] * (2 * SLAB) + row[:, None]
+        gl.store(spot, (lower * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
+        gl.store(spot + SLAB, (upper * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
+    else:
+        mine = (base + i_split * G).to(gl.int64) * GROUP + head
+        gl.store(p_sums + mine, best + gl.log2(whole), mask=head < GROUP)
+        p_mine = p_partials + mine[None, :] * (2 * SLAB) + row[:, None]
+        gl.store(p_mine, lower * rest[None, :], mask=held)
+        gl.store(p_mine + SLAB, upper * rest[None, :], mask=held)
+        sync()
+        arrived = gl.atomic_add(p_arrived + seq * G + i_group, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_splits - 1:
+            gl.store(p_arrived + seq * G + i_group, 0)
+            combine(p_partials, p_sums, p_rows, base, num_splits, G, GROUP)
+
+
+@gluon.jit
+def barriers(STAGES: gl.constexpr):
+    """Those of the ring's stages, of two places for queries, and of tasks that were told and are wanted."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    told = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    wanted = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=2)
+        mbarrier.init(empty.index(stage), count=1)
+    for place in gl.static_range(2):
+        mbarrier.init(q_full.index(place), count=1)
+        mbarrier.init(q_empty.index(place), count=1)
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(told.index(slot), count=1)
+    mbarrier.init(wanted, count=1)
+    fence_async_shared()
+    sync()
+    return full, empty, q_full, q_empty, told, wanted
+
+
+@gluon.jit
 def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks,
               told, scale, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Four warps: scores [keys, heads] and outputs [channels, heads], channels by slabs."""
@@ -270,22 +316,10 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full,
         asked += 1
         whole = gl.sum(total, axis=0)
         rest = 1.0 / gl.where(whole > 0.0, whole, 1.0)
-        p_rows = p_out + (seq * H + i_group * GROUP).to(gl.int64) * (2 * SLAB)
-        if num_splits == 1:
-            spot = p_rows + head[None, :] * (2 * SLAB) + row[:, None]
-            gl.store(spot, (lower * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
-            gl.store(spot + SLAB, (upper * rest[None, :]).to(p_out.dtype.element_ty), mask=held)
-        else:
-            mine = (base + i_split * G).to(gl.int64) * GROUP + head
-            gl.store(p_sums + mine, best + gl.log2(whole), mask=head < GROUP)
-            p_mine = p_partials + mine[None, :] * (2 * SLAB) + row[:, None]
-            gl.store(p_mine, lower * rest[None, :], mask=held)
-            gl.store(p_mine + SLAB, upper * rest[None, :], mask=held)
-            sync()
-            arrived = gl.atomic_add(p_arrived + seq * G + i_group, 1, sem="acq_rel", scope="gpu")
-            if arrived == num_splits - 1:
-                gl.store(p_arrived + seq * G + i_group, 0)
-                combine(p_partials, p_sums, p_rows, base, num_splits, G, GROUP)
+        store_split(
+            p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole, rest, row, head, held, seq, i_group,
+            i_split, num_splits, base, H, G, GROUP,
+        )  # fmt: skip
         seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
 
 
@@ -304,24 +338,8 @@ def decode_persistent_kernel(
     ring = gl.allocate_shared_memory(k_desc.dtype, [STAGES * 4, KEYS, SLAB], tile)
     q_ring = gl.allocate_shared_memory(k_desc.dtype, [4, HELD, SLAB], q_desc.layout)
     weights = gl.allocate_shared_memory(k_desc.dtype, [HELD, KEYS], narrow)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     tasks = gl.allocate_shared_memory(gl.int32, [SLOTS * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    told = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    wanted = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=2)
-        mbarrier.init(empty.index(stage), count=1)
-    for place in gl.static_range(2):
-        mbarrier.init(q_full.index(place), count=1)
-        mbarrier.init(q_empty.index(place), count=1)
-    for slot in gl.static_range(SLOTS):
-        mbarrier.init(told.index(slot), count=1)
-    mbarrier.init(wanted, count=1)
-    fence_async_shared()
-    sync()
+    full, empty, q_full, q_empty, told, wanted = barriers(STAGES)
     # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
     gl.warp_specialize(
         [
