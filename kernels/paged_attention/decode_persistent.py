@@ -127,6 +127,29 @@ def take(p_context, p_turns, tasks, told, wanted, seqs, least, most, G: gl.const
 
 
 @gluon.jit
+def moments(begin, end, asked, STAGES: gl.constexpr):
+    """Behind which tiles of a split its queries are asked for, the first behind as many as the ring holds, and the next
+    task."""
+    late = begin
+    if asked == 0:
+        late = gl.minimum(begin + STAGES, end) - 1
+    return late, gl.maximum(end - 2, begin)
+
+
+@gluon.jit
+def rows_of_tile(blocks, tile, length, head_row, block_rows, COPIES: gl.constexpr, PDL: gl.constexpr):
+    """Where a tile's blocks begin in the cache. Waits before a sequence's last tile for what this step has written."""
+    rows = ()
+    for copy in gl.static_range(COPIES):
+        place = tile * COPIES + copy
+        block = gl.load(blocks + place, mask=place * BLOCK < length, other=0)
+        rows = rows + (block * block_rows + head_row,)  # noqa: RUF005
+    if PDL and (tile + 1) * KEYS >= length:
+        gdc_wait()
+    return rows
+
+
+@gluon.jit
 def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
           block_rows, head_rows, H: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
@@ -139,20 +162,10 @@ def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tas
     asked = turn
     seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
     while seq >= 0:
-        # The first queries come behind as many tiles as the ring holds.
-        late = begin
-        if asked == 0:
-            late = gl.minimum(begin + STAGES, end) - 1
-        soon = gl.maximum(end - 2, begin)
+        late, soon = moments(begin, end, asked, STAGES)
         blocks = p_table + seq.to(gl.int64) * table_stride
         for tile in range(begin, end):
-            rows = ()
-            for copy in gl.static_range(COPIES):
-                place = tile * COPIES + copy
-                block = gl.load(blocks + place, mask=place * BLOCK < length, other=0)
-                rows = rows + (block * block_rows + head * head_rows,)  # noqa: RUF005
-            if PDL and (tile + 1) * KEYS >= length:
-                gdc_wait()
+            rows = rows_of_tile(blocks, tile, length, head * head_rows, block_rows, COPIES, PDL)
             stage = turn % STAGES
             mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
             bar = full.index(stage)

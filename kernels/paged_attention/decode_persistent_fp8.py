@@ -35,6 +35,8 @@ from kernels.paged_attention.decode_persistent import (
     SLOTS,
     barriers,
     known,
+    moments,
+    rows_of_tile,
     store_split,
     take,
 )
@@ -65,20 +67,10 @@ def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tas
     asked = turn
     seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
     while seq >= 0:
-        # The first queries come behind as many tiles as the ring holds.
-        late = begin
-        if asked == 0:
-            late = gl.minimum(begin + STAGES, end) - 1
-        soon = gl.maximum(end - 2, begin)
+        late, soon = moments(begin, end, asked, STAGES)
         blocks = p_table + seq.to(gl.int64) * table_stride
         for tile in range(begin, end):
-            rows = ()
-            for copy in gl.static_range(COPIES):
-                place = tile * COPIES + copy
-                block = gl.load(blocks + place, mask=place * BLOCK < length, other=0)
-                rows = rows + (block * block_rows + head * head_rows,)  # noqa: RUF005
-            if PDL and (tile + 1) * KEYS >= length:
-                gdc_wait()
+            rows = rows_of_tile(blocks, tile, length, head * head_rows, block_rows, COPIES, PDL)
             stage = turn % STAGES
             mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
             bar = full.index(stage)
