@@ -10,10 +10,14 @@ if [ ! -e "$site_folder/.done" ] || ! python3 -c "import msgspec" 2>/dev/null; t
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir "$2"/*.whl || pip install -q --no-index --no-deps --no-cache-dir "$2"/*.whl
     # The 2.51 stub misreads strings under numpy 2, and the environment's numpy wins over PYTHONPATH inside the stub.
     packages=$(python3 -c "import sysconfig; print(sysconfig.get_path('purelib'))")
-    # The one that was there stays for a peer that wants it: PYTHONPATH=SITE/peer.
+    # The one that was there stays for a peer that wants it: PYTHONPATH=SITE/peer. So do SciPy and scikit-learn: they need
+    # numpy 2, and where transformers finds them it imports them.
     if ! ls "$packages"/numpy-1.26.4.dist-info >/dev/null 2>&1; then
         mkdir -p "$site_folder"/peer
-        mv "$packages"/numpy "$packages"/numpy.libs "$packages"/numpy-*.dist-info "$site_folder"/peer/
+        for name in numpy scipy sklearn scikit_learn; do
+            find "$packages" -maxdepth 1 \( -name "$name" -o -name "$name.libs" -o -name "$name-*.dist-info" \) \
+                -exec mv -t "$site_folder"/peer/ {} +
+        done
         cp -r "$site_folder"/numpy "$site_folder"/numpy.libs "$site_folder"/numpy-1.26.4.dist-info "$packages"/
     fi
     touch "$site_folder/.done"
