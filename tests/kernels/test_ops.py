@@ -27,9 +27,10 @@ def _cases(op: Op) -> list[Case]:
 def _pairs(op: Op) -> Iterator[Any]:
     """Of each op's cases in half precision the first; those that repeat others of bfloat16 are left to `make
     test-slow`."""
-    wide = {case.name for case in _cases(op) if case.dtype is torch.bfloat16}
-    repeated = [case for case in _cases(op) if case.dtype is torch.float16 and case.name in wide][1:]
-    for case in _cases(op):
+    cases = _cases(op)
+    wide = {case.name for case in cases if case.dtype is torch.bfloat16}
+    repeated = [case for case in cases if case.dtype is torch.float16 and case.name in wide][1:]
+    for case in cases:
         marks = [pytest.mark.slow] if case in repeated else []
         # Tables of experts of real sizes come one after the other: several at once would not fit a GPU.
         if op.name == "moe_gemm" and not case.small:
