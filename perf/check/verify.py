@@ -2,10 +2,10 @@
 
     python -m perf.check.verify [--leave-out recovery] [--only invariance] [--json perf/results/h200/verify.json]
 
-Parts run in two lanes side by side: engines, and cases of kernels and families. A part that fails or takes longer than
-it may does not keep the others from running. Outcomes go to one file with the commit, written whenever one is known,
-which the documents cite and `tests/perf/check/test_verify.py` holds to be recent. A part that is not asked for keeps
-what the file says of it, when that is of the same commit and GPU. Exits with 1 unless all passed.
+Parts run in two lanes side by side: engines and the sanitizer, and cases of kernels and families. A part that fails or
+takes longer than it may does not keep the others from running. Outcomes go to one file with the commit, written
+whenever one is known, which the documents cite and `tests/perf/check/test_verify.py` holds to be recent. A part that
+is not asked for keeps what the file says of it, when that is of the same commit and GPU. Exits with 1 unless all passed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ MODEL = "qwen3-4b"
 # Folders whose changes may make a claim untrue.
 CLAIMED = ("engine", "kernels")
 # Of what a part prints, the end that is kept, in characters.
-KEPT = 3000
+KEPT = 8000
+# Seconds that a part has at its limit to say how far it came.
+LAST_WORDS_S = 20
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ class Outcome:
 def parts(model: Path) -> list[Part]:
     """The parts; those of a lane in the order in which they run: the last may take what the others leave."""
     cores = len(os.sched_getaffinity(0))
-    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "loadgroup")
+    report = ("--tb", "short", "--maxfail", "10", "--durations", "10")
+    pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "--dist", "loadgroup", *report)
+    cases = ("tests/kernels/test_ops.py", "-k", "gives_what_the_reference")
     # The other lane needs memory too.
     dummy = (str(model), "--set", "load_format=dummy", "--set", "cache.memory_fraction=0.5")
     correctness, performance = "docs/correctness.md", "docs/performance.md"
@@ -99,11 +103,18 @@ def parts(model: Path) -> list[Part]:
             90,
         ),
         Part(
+            "sanitizer",
+            "compute-sanitizer: no read or write outside of a tensor",
+            correctness,
+            ("-m", "perf.check.sanitize", "--tools", "memcheck"),
+            180,
+        ),
+        Part(
             "kernels",
             "every case of every op, compiled",
             correctness,
-            (*pytest, "--complete", "-n", str(cores), "tests/kernels/test_ops.py", "-k", "gives_what_the_reference"),
-            300,
+            (*pytest, "-n", str(min(12, cores)), *cases),
+            240,
             "cases",
         ),
         Part(
@@ -112,14 +123,6 @@ def parts(model: Path) -> list[Part]:
             correctness,
             (*pytest, "-n", str(cores), "--device", "cuda", "tests/gate", "--ignore", "tests/gate/test_server.py"),
             300,
-            "cases",
-        ),
-        Part(
-            "sanitizer",
-            "compute-sanitizer: no read or write outside of a tensor",
-            correctness,
-            ("-m", "perf.check.sanitize", "--tools", "memcheck"),
-            120,
             "cases",
         ),
     ]
@@ -134,7 +137,7 @@ class Parts:
         self._open: set[subprocess.Popen[str]] = set()
 
     def outcome(self, part: Part) -> Outcome:
-        """Runs one part and ends all of it at its limit."""
+        """Runs one part and ends all of it at its limit, or LAST_WORDS_S later."""
         if self._closed:
             return told(part, "not run")
         limit_s = min(part.limit_s, self._end - time.monotonic())
@@ -150,6 +153,9 @@ class Parts:
                 found = "passed" if process.wait(limit_s) == 0 else "failed"
             except subprocess.TimeoutExpired:
                 found = "too slow"
+                process.send_signal(signal.SIGINT)  # pytest then says what failed, and what took its time
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LAST_WORDS_S)
             finally:
                 _kill(process)  # also what a part left behind
                 self._open.discard(process)

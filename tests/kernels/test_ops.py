@@ -32,8 +32,8 @@ def _pairs(op: Op) -> Iterator[Any]:
     repeated = [case for case in cases if case.dtype is torch.float16 and case.name in wide][1:]
     for case in cases:
         marks = [pytest.mark.slow] if case in repeated else []
-        # Tables of experts of real sizes come one after the other: several at once would not fit a GPU.
-        if op.name == "moe_gemm" and not case.small:
+        # Experts of real sizes and scores of whole prompts come one after the other: several at once do not fit a GPU.
+        if op.name in ("moe_gemm", "paged_attention") and not case.small:
             marks.append(pytest.mark.xdist_group("large"))
         yield pytest.param(op, case, id=f"{op.name}: {case.name} {str(case.dtype)[6:]}", marks=marks)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ from tests.e2e.harness import wait_until
 
 PASSES, FAILS = ("-c", "print('all is well')"), ("-c", "print('it differs'); raise SystemExit(3)")
 HANGS = ("-c", "import time; print('begun', flush=True); time.sleep(600)")
+TELLS = """
+import time
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("came to the seventh of nine")
+"""
 
 
 @pytest.fixture
@@ -42,6 +50,20 @@ def test_the_others_run_when_a_part_fails_or_hangs(tmp_path: Path, capsys: pytes
     assert "begun" in held["parts"][1]["said"]
     table = capsys.readouterr().out.splitlines()[-4:]
     assert [line.split()[0] for line in table] == ["first", "second", "third", "fourth"]
+
+
+def test_a_part_that_is_too_slow_says_how_far_it_came() -> None:
+    slow = Part("slow", "one is slow", "docs/correctness.md", ("-c", TELLS), 3)
+    outcome = verify.Parts(time.monotonic() + 60).outcome(slow)
+    assert (outcome.outcome, outcome.said) == ("too slow", "came to the seventh of nine\n")
+
+
+def test_a_part_that_does_not_end_when_asked_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "LAST_WORDS_S", 0.5)
+    deaf = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {HANGS[1]}"
+    hangs = Part("deaf", "one hangs", "docs/correctness.md", ("-c", deaf), 1.5)
+    outcome = verify.Parts(time.monotonic() + 60).outcome(hangs)
+    assert (outcome.outcome, outcome.said) == ("too slow", "begun\n")
 
 
 @pytest.mark.usefixtures("on_a_gpu")
