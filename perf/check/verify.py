@@ -5,7 +5,8 @@
 Parts run in two lanes side by side: engines and the sanitizer, and cases of kernels and families. A part that fails or
 takes longer than it may does not keep the others from running. Outcomes go to one file with the commit, written
 whenever one is known, which the documents cite and `tests/perf/check/test_verify.py` holds to be recent. A part that
-is not asked for keeps what the file says of it, when that is of the same commit and GPU. Exits with 1 unless all passed.
+is not asked for keeps what the file says of it, when that is of the same commit and GPU. Exits with 1 unless all
+passed.
 """
 
 from __future__ import annotations
