@@ -7,10 +7,10 @@ from __future__ import annotations
 import torch
 
 from kernels.hardware import group_products
-from kernels.linear.fp8_dispatch import DISPATCH, FEW_ROWS, SKINNY_ROWS, SPLIT_ROWS, Fp8Operands, Fp8Problem
+from kernels.linear.fp8_dispatch import DISPATCH, FEW_ROWS, SPLIT_ROWS, Fp8Operands, Fp8Problem
 from kernels.linear.fp8_rows import GROUP
-from kernels.linear.quantized_skinny import reads_fp8
 from kernels.linear.quantized_stream import streams_fp8
+from kernels.linear.quantized_vector import reads_fp8
 from kernels.weight import Fp8, Int8
 from kernels.workspace import Workspace
 
@@ -34,8 +34,8 @@ def linear(
         return x.new_zeros((0, n))
     library = rows > FEW_ROWS and not deterministic and _in_library(weight, x.dtype)
     streams = SPLIT_ROWS < rows <= FEW_ROWS and isinstance(weight, Fp8) and streams_fp8(weight)
-    skinny = rows <= SKINNY_ROWS and isinstance(weight, Fp8) and reads_fp8(x, weight)
-    choice = DISPATCH.choose(Fp8Problem(rows, n, k, gated, deterministic, skinny, library, streams, workspace.table))
+    vector = isinstance(weight, Fp8) and reads_fp8(x, weight)
+    choice = DISPATCH.choose(Fp8Problem(rows, n, k, gated, deterministic, vector, library, streams, workspace.table))
     operands = Fp8Operands(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)
     y: torch.Tensor = choice.launch(operands, choice.config)
     return y

@@ -2,9 +2,9 @@
 measured on an H200.
 
 Few rows take one kernel with bias, activation and residual inside: a Triton kernel, or on Hopper above 16 rows a Gluon
-kernel (`quantized_stream`). Up to 8 rows and few outputs take another Gluon kernel, without an activation, which norms
-and quantizes one row itself (`quantized_skinny`). Many rows of floats go to cuBLAS. Inputs of more than one row are
-quantized by a launch before.
+kernel (`quantized_stream`). One row and few outputs take another Gluon kernel, without an activation, which norms and
+quantizes the row itself (`quantized_vector`). Many rows of floats go to cuBLAS. Other inputs are quantized by a launch
+before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
-from kernels.linear.quantized_skinny import QuantizedSkinnyTile, fp8_skinny
 from kernels.linear.quantized_stream import fp8_stream
+from kernels.linear.quantized_vector import QuantizedVectorTile, fp8_vector
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
 from kernels.quantize.kernel import quantized
@@ -29,8 +29,6 @@ from kernels.workspace import Workspace
 
 # Up to these, rows take a split of the inputs, stream through shared memory, take one tile of rows.
 SPLIT_ROWS, FEW_ROWS, LIBRARY_ROWS = 16, 64, 256
-# Of products with few outputs: their warps share no row.
-SKINNY_ROWS = 8
 # The library wants a multiple of so many rows.
 LIBRARY_MULTIPLE = 16
 
@@ -38,9 +36,9 @@ LIBRARY_MULTIPLE = 16
 class Fp8Problem(NamedTuple):
     """What the choice of a kernel depends on.
 
-    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. skinny: rows
-    of 16-bit floats, and a weight of 8-bit ones in whole blocks, on a GPU that converts these. library: for more than
-    FEW_ROWS rows, whether cuBLAS has a product of these numbers. streams: for up to FEW_ROWS rows, whether
+    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. vector: one
+    row of 16-bit floats, and a weight of 8-bit ones in whole blocks, on a GPU that converts these. library: for more
+    than FEW_ROWS rows, whether cuBLAS has a product of these numbers. streams: for up to FEW_ROWS rows, whether
     the bulk copy engine can read both sides, 8-bit floats with scales of 128 inputs or all, on a GPU of this kind.
     table: of tuned numbers.
     """
@@ -50,7 +48,7 @@ class Fp8Problem(NamedTuple):
     inputs: int
     gated: bool
     deterministic: bool
-    skinny: bool
+    vector: bool
     library: bool
     streams: bool
     table: str = DEFAULT
@@ -71,14 +69,12 @@ class Fp8Operands(NamedTuple):
     deterministic: bool
 
 
-def not_narrow(rows: int, outputs: int, gated: bool, table: str) -> str | None:
-    """Why a product of quantized weights is none of few rows and outputs."""
+def not_narrow(outputs: int, gated: bool, table: str) -> str | None:
+    """Why a product of quantized weights is none of few outputs."""
     if gated:
         return "has no activation"
-    most = numbers(table, "linear")["skinny_outputs"]
-    if outputs > most:
-        return f"for up to {most} outputs"
-    return None if rows <= SKINNY_ROWS else f"for up to {SKINNY_ROWS} rows"
+    most = numbers(table, "linear")["vector_outputs"]
+    return None if outputs <= most else f"for up to {most} outputs"
 
 
 def stream_tile(rows: int, activation: bool) -> StreamTile:
@@ -107,13 +103,15 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, t
     return RowTile(height, outputs, split, 7 if height == 16 else 4)
 
 
-def _not_skinny(problem: Fp8Problem) -> str | None:
-    if not problem.skinny:
-        return "needs 16-bit rows on 16 bytes, 8-bit floats in whole blocks of 128 inputs, and Ada"
-    most = numbers(problem.table, "linear")["skinny_inputs"]
-    if problem.inputs > most:
-        return f"for up to {most} inputs"
-    return not_narrow(problem.rows, problem.outputs, problem.gated, problem.table)
+def _not_vector(problem: Fp8Problem) -> str | None:
+    if not problem.vector:
+        return "needs one 16-bit row on 16 bytes, 8-bit floats in whole blocks of 128 inputs, and Ada"
+    most = numbers(problem.table, "linear")["vector_inputs"]
+    return (
+        f"for up to {most} inputs"
+        if problem.inputs > most
+        else not_narrow(problem.outputs, problem.gated, problem.table)
+    )
 
 
 def _not_library(problem: Fp8Problem) -> str | None:
@@ -157,13 +155,10 @@ def _library(operands: Fp8Operands, rows_of: int) -> torch.Tensor:
     return product if residual is None else residual.add_(product)
 
 
-def _skinny(operands: Fp8Operands, tile: QuantizedSkinnyTile) -> torch.Tensor:
+def _vector(operands: Fp8Operands, tile: QuantizedVectorTile) -> torch.Tensor:
     workspace, x, weight, bias, norm_weight, eps, offset, residual, _, _ = operands
     assert isinstance(weight, Fp8)
-    dtype, scales = x.dtype, None
-    if len(x) > 1:
-        (x, scales), norm_weight = _inputs(operands), None
-    return fp8_skinny(workspace, x, scales, weight, bias, norm_weight, eps, offset, residual, tile, dtype)
+    return fp8_vector(workspace, x, weight, bias, norm_weight, eps, offset, residual, tile)
 
 
 def _stream(operands: Fp8Operands, tile: StreamTile) -> torch.Tensor:
@@ -194,11 +189,11 @@ DISPATCH: Dispatch[Fp8Problem] = Dispatch(
             "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
         ),
         Variant(
-            "skinny",
-            _not_skinny,
-            lambda problem: tiles(problem.table, "linear", "skinny_tiles", QuantizedSkinnyTile)["fp8"],
-            _skinny,
-            "docs/experiments/2026-11-24-few-rows-of-quantized-weights.md",
+            "vector",
+            _not_vector,
+            lambda problem: tiles(problem.table, "linear", "quantized_vector_tiles", QuantizedVectorTile)["fp8"],
+            _vector,
+            "docs/experiments/2026-11-24-one-row-of-quantized-weights.md",
         ),
         Variant(
             "library",

@@ -6,10 +6,9 @@ from __future__ import annotations
 import torch
 
 from kernels.hardware import multiprocessors
-from kernels.linear.fp8_dispatch import SKINNY_ROWS
 from kernels.linear.packed_dispatch import DISPATCH, PackedOperands, PackedProblem
-from kernels.linear.quantized_skinny import reads_packed
 from kernels.linear.quantized_stream import streams_packed
+from kernels.linear.quantized_vector import reads_packed
 from kernels.round_fp4.kernel import round_fp4
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
@@ -34,9 +33,9 @@ def linear(
         return x.new_zeros((0, n))
     if isinstance(weight, Fp4) and weight.rounding.number is not None:
         x, norm_weight = round_fp4(workspace, x, weight.rounding, norm_weight, eps, offset), None
-    skinny = rows <= SKINNY_ROWS and isinstance(weight, PackedInt) and reads_packed(x, weight)
+    vector = isinstance(weight, PackedInt) and reads_packed(x, weight)
     streams = isinstance(weight, PackedInt) and streams_packed(x, weight)
-    shape = (rows, n, k, activation is not None, deterministic, skinny, streams)
+    shape = (rows, n, k, activation is not None, deterministic, vector, streams)
     choice = DISPATCH.choose(PackedProblem(*shape, multiprocessors(x.device), workspace.table))
     beside = (norm_weight, eps, offset, residual, activation, deterministic)
     y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, *beside), choice.config)

@@ -1,8 +1,8 @@
 """Which kernel multiplies by a weight of packed integers or 4-bit floats, decided once a shape.
 
 Few rows take one kernel that reads the weight packed, with bias, activation and residual inside: a Gluon kernel on
-Hopper where it can (`quantized_stream`), else a Triton kernel. Up to 8 rows and few outputs take another Gluon kernel,
-without an activation, which norms one row itself (`quantized_skinny`). For many rows the weight's numbers are written
+Hopper where it can (`quantized_stream`), else a Triton kernel. One row and few outputs take another Gluon kernel,
+without an activation, which norms the row itself (`quantized_vector`). For many rows the weight's numbers are written
 out once, and the dense product takes them: that costs one pass over the weight, where the product has hundreds of
 operations a byte of it.
 """
@@ -16,11 +16,11 @@ import torch
 from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
-from kernels.linear.fp8_dispatch import SKINNY_ROWS, not_narrow
+from kernels.linear.fp8_dispatch import not_narrow
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
-from kernels.linear.quantized_skinny import QuantizedSkinnyTile, packed_skinny
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
+from kernels.linear.quantized_vector import QuantizedVectorTile, packed_vector
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
 from kernels.rms_norm.kernel import rms_norm
@@ -38,8 +38,8 @@ GATED_ROWS = 64
 class PackedProblem(NamedTuple):
     """What the choice of a kernel depends on.
 
-    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. skinny: 4-bit
-    integers in groups of whole blocks and in the order of 16-bit inputs, on a GPU whose warps multiply from registers.
+    rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. vector: one
+    row of 16-bit floats, by 4-bit integers in groups of whole blocks, on a GPU whose warps multiply from registers.
     streams: such groups, which the bulk copy engine can read, on a GPU of this kind. table: of tuned numbers.
     """
 
@@ -48,7 +48,7 @@ class PackedProblem(NamedTuple):
     inputs: int
     gated: bool
     deterministic: bool
-    skinny: bool
+    vector: bool
     streams: bool
     multiprocessors: int
     table: str = DEFAULT
@@ -69,10 +69,10 @@ class PackedOperands(NamedTuple):
     deterministic: bool
 
 
-def skinny_tile(inputs: int, table: str = DEFAULT) -> QuantizedSkinnyTile:
+def vector_tile(inputs: int, table: str = DEFAULT) -> QuantizedVectorTile:
     """All of a program's weights are on their way at once, or half of them where there are many inputs."""
-    made = tiles(table, "linear", "skinny_tiles", QuantizedSkinnyTile)
-    return made["packed" if inputs <= numbers(table, "linear")["skinny_inputs"] else "packed_inputs"]
+    made = tiles(table, "linear", "quantized_vector_tiles", QuantizedVectorTile)
+    return made["packed" if inputs <= numbers(table, "linear")["vector_inputs"] else "packed_inputs"]
 
 
 def stream_tile(rows: int, n: int, activation: bool, multiprocessors: int) -> StreamTile:
@@ -102,13 +102,12 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, t
     return RowTile(height, 64, split, 4 if height == 16 else 3)
 
 
-def _not_skinny(problem: PackedProblem) -> str | None:
-    if not problem.skinny:
-        return "needs 16-bit rows on 16 bytes, 4-bit integers in order and in groups of whole blocks of 128, and Ampere"
-    most = numbers(problem.table, "linear")["skinny_inputs"]
-    if 1 < problem.rows <= SKINNY_ROWS and problem.inputs > most:
-        return f"for one row of more than {most} inputs"
-    return not_narrow(problem.rows, problem.outputs, problem.gated, problem.table)
+def _not_vector(problem: PackedProblem) -> str | None:
+    if not problem.vector:
+        return (
+            "needs one 16-bit row on 16 bytes, 4-bit integers in order and in groups of whole blocks of 128, and Ampere"
+        )
+    return not_narrow(problem.outputs, problem.gated, problem.table)
 
 
 def _not_streamed(problem: PackedProblem) -> str | None:
@@ -141,12 +140,10 @@ def _normed(operands: PackedOperands) -> torch.Tensor:
     return rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)[0]
 
 
-def _skinny(operands: PackedOperands, tile: QuantizedSkinnyTile) -> torch.Tensor:
+def _vector(operands: PackedOperands, tile: QuantizedVectorTile) -> torch.Tensor:
     workspace, x, weight, bias, norm_weight, eps, offset, residual, _, _ = operands
     assert isinstance(weight, PackedInt)
-    if len(x) > 1:
-        x, norm_weight = _normed(operands), None
-    return packed_skinny(workspace, x, weight, bias, norm_weight, eps, offset, residual, tile)
+    return packed_vector(workspace, x, weight, bias, norm_weight, eps, offset, residual, tile)
 
 
 def _stream(operands: PackedOperands, tile: StreamTile) -> torch.Tensor:
@@ -188,11 +185,11 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
             "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
         ),
         Variant(
-            "skinny",
-            _not_skinny,
-            lambda problem: skinny_tile(problem.inputs, problem.table),
-            _skinny,
-            "docs/experiments/2026-11-24-few-rows-of-quantized-weights.md",
+            "vector",
+            _not_vector,
+            lambda problem: vector_tile(problem.inputs, problem.table),
+            _vector,
+            "docs/experiments/2026-11-24-one-row-of-quantized-weights.md",
         ),
         Variant(
             "stream",

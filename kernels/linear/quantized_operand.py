@@ -15,19 +15,19 @@ from triton.experimental.gluon import language as gl
 
 def _nibbles(magic: int) -> str:
     """Of two words: each register gets integers s and s + 4 of one."""
-    lines = []
+    made = []
     for word in range(2):
         for s in range(4):
             source = f"${8 + word}" if s == 0 else "t"
             if s:
-                lines.append(f"shr.u32 t, ${8 + word}, {4 * s};")
-            lines.append(f"lop3.b32 ${4 * word + s}, {source}, 0x000F000F, {magic:#x}, 0xEA;")
-    return "{ .reg .b32 t; " + " ".join(lines) + " }"
+                made.append(f"shr.u32 t, ${8 + word}, {4 * s};")
+            made.append(f"lop3.b32 ${4 * word + s}, {source}, 0x000F000F, {magic:#x}, 0xEA;")
+    return "{ .reg .b32 t; " + " ".join(made) + " }"
 
 
 BF16_NIBBLES, F16_NIBBLES = gl.constexpr(_nibbles(0x43004300)), gl.constexpr(_nibbles(0x64006400))
-EIGHT, FOUR = gl.constexpr("=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r"), gl.constexpr("=r,=r,=r,=r,r,r")
-EIGHT_BF16, EIGHT_F16 = gl.constexpr((gl.bfloat16,) * 8), gl.constexpr((gl.float16,) * 8)
+NIBBLE_REGISTERS, FLOAT_REGISTERS = gl.constexpr("=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r"), gl.constexpr("=r,=r,=r,=r,r,r")
+BF16_PARTS, F16_PARTS = gl.constexpr((gl.bfloat16,) * 8), gl.constexpr((gl.float16,) * 8)
 # Of two words of four 8-bit floats: two in a register.
 FLOATS = gl.constexpr("""
 {
@@ -49,7 +49,7 @@ prmt.b32 $2, $4, $6, 0x7632;
 prmt.b32 $3, $5, $7, 0x7632;
 }
 """)
-PAIRED = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r")
+PAIR_REGISTERS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r")
 HALVES = gl.constexpr("mov.b32 {$0, $1}, $2;")
 # x · g + (−0): there are GPUs that have no product of two bfloat16.
 BF16_TIMES = gl.constexpr("{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }")
@@ -62,9 +62,9 @@ def integers(words, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
     W: gl.constexpr = words.shape[0]
     BN: gl.constexpr = words.shape[1]
     if gl.bfloat16 == DTYPE:
-        a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(BF16_NIBBLES, EIGHT, [words], EIGHT_BF16, True, 2)
+        a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(BF16_NIBBLES, NIBBLE_REGISTERS, [words], BF16_PARTS, True, 2)
     else:
-        a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(F16_NIBBLES, EIGHT, [words], EIGHT_F16, True, 2)
+        a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(F16_NIBBLES, NIBBLE_REGISTERS, [words], F16_PARTS, True, 2)
     first = gl.join(gl.join(a, e), gl.join(c, g))
     second = gl.join(gl.join(b, f), gl.join(d, h))
     # [quarter, pair of words, s + 4, word of a pair, s // 2, s % 2]
@@ -79,7 +79,7 @@ def floats(words):
     W: gl.constexpr = words.shape[0]
     R: gl.constexpr = words.shape[1]
     a, b, c, d = gl.inline_asm_elementwise(
-        FLOATS, FOUR, [words], (gl.float16, gl.float16, gl.float16, gl.float16), True, 2
+        FLOATS, FLOAT_REGISTERS, [words], (gl.float16, gl.float16, gl.float16, gl.float16), True, 2
     )
     # [half, quarter, pair of words, number % 2, word of a pair, number // 2]
     w = gl.reshape(gl.join(gl.join(a, c), gl.join(b, d)), (W, R, 2, 4, 2, 2, 2, 2))
@@ -92,9 +92,9 @@ def pairs(words, DTYPE: gl.constexpr):
     W: gl.constexpr = words.shape[0]
     BM: gl.constexpr = words.shape[1]
     if gl.bfloat16 == DTYPE:
-        even, odd = gl.inline_asm_elementwise(PAIRS, PAIRED, [words], (gl.bfloat16, gl.bfloat16), True, 4)
+        even, odd = gl.inline_asm_elementwise(PAIRS, PAIR_REGISTERS, [words], (gl.bfloat16, gl.bfloat16), True, 4)
     else:
-        even, odd = gl.inline_asm_elementwise(PAIRS, PAIRED, [words], (gl.float16, gl.float16), True, 4)
+        even, odd = gl.inline_asm_elementwise(PAIRS, PAIR_REGISTERS, [words], (gl.float16, gl.float16), True, 4)
     # [quarter, word of integers, s // 2, s + 4, s % 2]
     x = gl.reshape(gl.join(even, odd), (W, BM, 4, 4, 2, 2, 2))
     return gl.reshape(gl.permute(x, (0, 1, 3, 4, 6, 2, 5)), (W, BM, 128))

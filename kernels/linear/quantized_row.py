@@ -8,6 +8,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels.linear.quantized_operand import halves_of, times
+from kernels.weight.inputs import FP8_MAX
+from kernels.weight.inputs import SMALLEST as LEAST
+
+END, SMALLEST = gl.constexpr(FP8_MAX), gl.constexpr(LEAST)
 
 
 @gluon.jit
@@ -30,7 +34,7 @@ def stage_row(words, g, K, eps, offset, row, DTYPE: gl.constexpr, NORM: gl.const
 
 
 @gluon.jit
-def _quantized(f, scale, inverse, END: gl.constexpr):
+def _quantized(f, scale, inverse):
     """f / scale as 8-bit floats, rounded as by a division: Markstein 1990, theorem 7.1, from a reciprocal that is."""
     near = gl.minimum(gl.maximum(f * inverse, -4 * END), 4 * END)
     ratio = gl.fma(gl.fma(-near, scale, f), inverse, near)
@@ -41,7 +45,6 @@ def _quantized(f, scale, inverse, END: gl.constexpr):
 def stage_quantized_row(
     words, g, K, eps, offset, given_ptr, row, scales,
     DTYPE: gl.constexpr, NORM: gl.constexpr, GROUPED: gl.constexpr, STATIC: gl.constexpr, POWER: gl.constexpr,
-    SMALLEST: gl.constexpr, END: gl.constexpr,
 ):  # fmt: skip
     """Stores a row's words as 8-bit floats, and the scales of 128 inputs (GROUPED). Gives what sums are to be
     multiplied by: the scale of all inputs, or one.
@@ -75,6 +78,6 @@ def stage_quantized_row(
         scale = gl.expand_dims(scale, 1)
     else:
         inverse = gl.div_rn(one, scale)
-    numbers = gl.join(_quantized(low, scale, inverse, END), _quantized(high, scale, inverse, END))
+    numbers = gl.join(_quantized(low, scale, inverse), _quantized(high, scale, inverse))
     row.store(gl.reshape(numbers, (2 * WORDS,)))
     return 1.0 if GROUPED else scale

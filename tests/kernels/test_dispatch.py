@@ -71,7 +71,7 @@ def test_every_problem_has_a_winner_and_tiles_where_it_needs_them() -> None:
 @pytest.mark.parametrize(
     ("rows", "streams", "deterministic", "expected"),
     [
-        (9, True, False, "stream"),
+        (1, True, False, "stream"),
         (128, True, False, "stream"),
         (129, True, False, "written_out"),
         (64, False, False, "tiles"),
@@ -85,34 +85,31 @@ def test_packed_weights_are_written_out_for_more_rows_than_a_kernel_has(
     from kernels.linear.packed_dispatch import DISPATCH, PackedProblem
 
     for (n, k), gated in itertools.product(SIZES, (False, True)):
-        chosen = DISPATCH.choose(PackedProblem(rows, n, k, gated, deterministic, streams, streams, 132))
+        chosen = DISPATCH.choose(PackedProblem(rows, n, k, gated, deterministic, False, streams, 132))
         assert chosen.name == expected
         assert (chosen.config is None) == (expected == "written_out")
 
 
 @pytest.mark.parametrize(
-    ("rows", "n", "k", "gated", "packed", "fp8"),
+    ("n", "k", "gated", "packed", "fp8"),
     [
-        (1, 6144, 4096, False, "skinny", "skinny"),
-        (8, 4096, 8192, False, "skinny", "skinny"),
-        (9, 6144, 4096, False, "stream", "tiles"),
-        (1, 14336, 4096, True, "stream", "tiles"),
-        (1, 128256, 4096, False, "stream", "tiles"),
-        (1, 4096, 14336, False, "skinny", "tiles"),
-        (2, 4096, 14336, False, "stream", "tiles"),
+        (6144, 4096, False, "vector", "vector"),
+        (4096, 8192, False, "vector", "vector"),
+        (14336, 4096, True, "stream", "tiles"),
+        (128256, 4096, False, "stream", "tiles"),
+        (4096, 14336, False, "vector", "tiles"),
     ],
 )
-def test_few_rows_of_narrow_quantized_weights_take_a_kernel_of_their_own(
-    rows: int, n: int, k: int, gated: bool, packed: str, fp8: str
+def test_one_row_of_a_narrow_quantized_weight_takes_a_kernel_of_its_own(
+    n: int, k: int, gated: bool, packed: str, fp8: str
 ) -> None:
     from kernels.linear import fp8_dispatch, packed_dispatch
     from kernels.linear.fp8_dispatch import Fp8Problem
     from kernels.linear.packed_dispatch import PackedProblem
 
-    assert packed_dispatch.DISPATCH.choose(PackedProblem(rows, n, k, gated, False, True, True, 132)).name == packed
-    assert fp8_dispatch.DISPATCH.choose(Fp8Problem(rows, n, k, gated, False, True, False, False)).name == fp8
-    other = packed_dispatch.DISPATCH.choose(PackedProblem(rows, n, k, gated, False, False, True, 132))
-    assert other.name == "stream"
+    assert packed_dispatch.DISPATCH.choose(PackedProblem(1, n, k, gated, False, True, True, 132)).name == packed
+    assert fp8_dispatch.DISPATCH.choose(Fp8Problem(1, n, k, gated, False, True, False, False)).name == fp8
+    assert packed_dispatch.DISPATCH.choose(PackedProblem(1, n, k, gated, False, False, True, 132)).name == "stream"
 
 
 def test_a_shape_is_decided_once_and_few_are_remembered() -> None:
