@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.skinny import INTERPRETED, counters
-from kernels.linear.slices import finished, summed
+from kernels.linear.slices import store_tile
 from kernels.sizes import cdiv
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
@@ -168,14 +168,11 @@ def packed_kernel(
 
     With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then.
     """
-    pid_n = tl.program_id(0)
-    pid_m = tl.program_id(1)
-    pid_k = tl.program_id(2)
-    n = pid_n * BN + tl.arange(0, BN)
-    m = pid_m * BM + tl.arange(0, BM)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
     live, some = n < N, m < M
     reach = tl.cdiv(K, BK * SPLIT) * BK
-    start = pid_k * reach
+    start = tl.program_id(2) * reach
     stop = tl.minimum(start + reach, K)
     x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride
     if PDL:
@@ -195,19 +192,10 @@ def packed_kernel(
                 data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
             )
             acc_up += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
-    y = tl.trans(acc)
-    y_up = tl.trans(acc_up)
-    spot = m.to(tl.int64)[:, None]
-    stored = some[:, None] & live[None, :]
-    last = True
-    if SPLIT > 1:
-        counter = count_ptr + pid_m * tl.num_programs(0) + pid_n
-        cells = partial_ptr + spot * N + n[None, :]
-        y, last = summed(y, cells, M.to(tl.int64) * N, counter, pid_k, stored, BM, BN, SPLIT)
-    if last:
-        y = finished(y, y_up, bias_ptr, residual_ptr, spot * residual_stride + n[None, :], N, n, live, stored, ACT,
-                     BIAS, RESIDUAL)  # fmt: skip
-        tl.store(y_ptr + spot * y_stride + n[None, :], y.to(y_ptr.dtype.element_ty), mask=stored)
+    store_tile(
+        acc, acc_up, n, m, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, y_stride, residual_stride,
+        SPLIT, ACT, BIAS, RESIDUAL,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -40,3 +40,28 @@ def finished(
     if RESIDUAL:
         y += tl.load(residual_ptr + at, mask=stored, other=0.0).to(tl.float32)
     return y
+
+
+@triton.jit
+def store_tile(
+    acc, acc_up, n, m, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, y_stride, residual_stride,
+    SPLIT: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Ends a program's tile of sums acc [BN, BM] of outputs n and rows m, of a grid (N/BN, M/BM, SPLIT): `summed` and
+    `finished`, in y. acc_up: the up half's sums, with ACT."""
+    BN: tl.constexpr = acc.shape[0]
+    BM: tl.constexpr = acc.shape[1]
+    y = tl.trans(acc)
+    y_up = tl.trans(acc_up)
+    live = n < N
+    spot = m.to(tl.int64)[:, None]
+    stored = (m < M)[:, None] & live[None, :]
+    last = True
+    if SPLIT > 1:
+        counter = count_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        cells = partial_ptr + spot * N + n[None, :]
+        y, last = summed(y, cells, M.to(tl.int64) * N, counter, tl.program_id(2), stored, BM, BN, SPLIT)
+    if last:
+        y = finished(y, y_up, bias_ptr, residual_ptr, spot * residual_stride + n[None, :], N, n, live, stored, ACT,
+                     BIAS, RESIDUAL)  # fmt: skip
+        tl.store(y_ptr + spot * y_stride + n[None, :], y.to(y_ptr.dtype.element_ty), mask=stored)
