@@ -61,7 +61,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "beams and a draw": (sampling(use_beam_search=True, n=2, top_p=0.5), "top_p cannot be combined with beam search"),
     "too many beams": (sampling(beam_width=17), "beam_width: expected int <= 16, got 17"),
     "an adapter": (sampling(lora_name="x"), "LoRA feature is not enabled."),
-    "twice": ({**sampling(max_tokens=3), "max_tokens": 4}, "max_tokens is given twice"),
     "a penalty without beams": ({"text_input": "a", "length_penalty": 2.0}, "length_penalty belongs to beam search"),
     "longer than the context": ({"input_ids": [5] * 9000}, "9000 tokens"),
     "longer than the pool": ({"input_ids": [5] * 2000}, "the KV pool"),

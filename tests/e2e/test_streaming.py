@@ -127,6 +127,8 @@ def test_vllms_sampling_fields_are_request_parameters_of_http_too(server: Server
     whole = generate({})
     assert generate({"stop": whole[-4:]}) == whole[:-4]
     assert generate({}, sampling_parameters=json.dumps(plain)) == whole  # vllm_backend's client sends both
+    others = {"max_tokens": 2, "temperature": 1.5, "stop": whole[-4:]}
+    assert generate(others, sampling_parameters=json.dumps(plain | {"stop": []})) == whole  # there the JSON wins
 
 
 def test_logprobs_are_null_when_the_parameters_do_not_ask(server: Server) -> None:

@@ -257,24 +257,28 @@ def _common_params(raw: bytes) -> _Sampling:
 def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any], timeout_us: int) -> dict[str, Any]:
     """Sampling fields out of the JSON tensor, TensorRT-LLM's tensors and the flat request parameters together.
 
-    Clients of vllm_backend send the JSON both as the tensor and as request parameters: there the tensor wins.
+    Of a field that comes several ways the first of these counts: clients of vllm_backend send JSON and parameters, and
+    there the JSON wins. HTTP's generate endpoint makes tensors of request parameters that are named as one.
     """
     raw = one_text(tensors, protocol.SAMPLING_PARAMETERS)
     fields = {} if raw is None else sampling_fields.parse_json(raw)
+    by_json = {sampling_fields.field_of(name) for name in fields}
+    by_tensor: dict[str, Any] = {}
     for tensor, field in protocol.SAMPLING_TENSORS.items():
-        if tensor in tensors:
-            _add(fields, field, _scalar_or_strings(tensors[tensor], tensor), tensor)
-    if "top_p" in tensors and fields["top_p"] == 0.0:
+        if tensor in tensors and sampling_fields.field_of(field) not in by_json:
+            by_tensor.setdefault(field, _scalar_or_strings(tensors[tensor], tensor))
+    fields |= by_tensor
+    if by_tensor.get("top_p") == 0.0:
         # TensorRT-LLM's clients send 0 for "not set"; with top_k 0 besides, or none, it is greedy there.
         del fields["top_p"]
         fields["top_k"] = 1 if fields.get("top_k") in (None, 0) else fields["top_k"]
-    by_tensor = {sampling_fields.field_of(name) for name in fields}
+    taken = {sampling_fields.field_of(name) for name in fields}
     for name, value in parameters.items():
         if name in _TRITON_PARAMETERS or name.startswith("triton_"):
             continue
         if name == "Streaming" and value is False:  # TensorRT-LLM's ids client says so of its unary calls
             continue
-        if sampling_fields.field_of(name) not in by_tensor:
+        if sampling_fields.field_of(name) not in taken:
             fields[name] = value
     if protocol.END_ID in tensors:
         end_id = int(tensors[protocol.END_ID].flat[0])
@@ -318,23 +322,6 @@ def _with_bias(params: SamplingParams, bias: Array) -> SamplingParams:
             f"{protocol.EMBEDDING_BIAS} has {len(tokens)} values that are not 0; {MAX_BIASES} are allowed"
         )
     return msgspec.structs.replace(params, logit_bias=together)
-
-
-def _add(fields: dict[str, Any], name: str, value: Any, source: str) -> None:
-    # HTTP's generate endpoint makes tensors of request parameters that are named as one.
-    if name in fields and not _same(fields[name], value):
-        raise RequestError(f"{name} is given twice: in sampling_parameters and by {source}; send it once")
-    fields.setdefault(name, value)
-
-
-def _same(given: Any, value: Any) -> bool:
-    """Whether a field of the JSON, where numbers may be texts, says what a tensor does."""
-    if isinstance(value, list):
-        return given == value or [given] == value
-    try:
-        return float(given) == float(value)
-    except (TypeError, ValueError):
-        return bool(given == value)
 
 
 def _scalar_or_strings(tensor: Array, name: str) -> Any:

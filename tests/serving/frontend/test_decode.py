@@ -47,20 +47,17 @@ def test_the_tensor_wins_over_request_parameters() -> None:
     params = decoded(json, {"temperature": "0.9", "max_completion_tokens": 7, "min_p": 0.5}).params
     assert (params.temperature, params.max_tokens, params.min_p) == (0.1, 100, 0.5)
     assert decoded(b"{}", {"temperature": 0.9}, temperature=np.float32(0.25)).params.temperature == 0.25
-    with pytest.raises(RequestError, match="temperature is given twice: in sampling_parameters and by temperature"):
-        decoded(json, temperature=np.float32(0.25))
 
 
-def test_a_tensor_that_says_what_the_json_says_is_taken() -> None:
+def test_the_json_wins_over_a_tensor_of_the_same_field() -> None:
     """HTTP's generate endpoint makes tensors of request parameters with a tensor's name."""
-    json = b'{"temperature": "0.1", "max_tokens": 100, "stop": "a", "bad_words": ["b", "c"]}'
-    same: dict[str, Any] = {"temperature": np.float32(0.1), "max_tokens": np.int32(100)}
-    assert decoded(json, **same).params == decoded(json).params
-    words = {"stop_words": np.array([b"a"], np.object_), "bad_words": np.array([b"b", b"c"], np.object_)}
+    json = b'{"temperature": "0.1", "max_completion_tokens": 100, "stop": "a", "bad_words": ["b", "c"], "top_p": 0.5}'
+    numbers: dict[str, Any] = {"temperature": np.float32(0.9), "max_tokens": np.int32(7), "top_p": np.float32(0.0)}
+    assert decoded(json, **numbers).params == decoded(json).params
+    words = {"stop_words": np.array([b"x"], np.object_), "bad_words": np.array([b"y"], np.object_)}
     tensors = {protocol.INPUT_IDS: np.array([1], np.int32), protocol.SAMPLING_PARAMETERS: np.array([json], np.object_)}
     assert llm_request({**tensors, **words}, {}, OUTPUTS).params == decoded(json).params
-    with pytest.raises(RequestError, match="bad_words is given twice"):
-        llm_request({**tensors, "bad_words": np.array([b"c"], np.object_)}, {}, OUTPUTS)
+    assert decoded(b'{"max_tokens": 5}', **numbers).params.temperature == np.float64(0.9)
 
 
 def test_top_p_of_0_is_not_set_in_tensorrt_llms_tensor() -> None:
