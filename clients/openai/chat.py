@@ -44,6 +44,7 @@ C = TypeVar("C", bound="Choice")
 async def chat(shim: Shim, http: Request, request: ChatRequest) -> Response:
     """The answer, or the stream once its first token is there. Raises ApiError, BackendError."""
     trace = trace_of(http)
+    trace.name(request.request_id)
     trace.model = request.model
     trace.user = request.safety_identifier or request.user or "-"
     answer = ChatCall(shim, request, trace, Choice)
@@ -153,7 +154,7 @@ class ChatCall(Generic[C]):
         self._forms = ModelForms.of(shim.config, self._info)
         self._shim = shim
         self.request = request
-        self.label = Label.new("chatcmpl", "chat.completion", request.model)
+        self.label = Label.new("chatcmpl", "chat.completion", request.model, trace.request_id)
         self.trace = trace
         self._deadline = Deadline.of(request.timeout, shim.config.request_timeout_s)
         self.usage = trace.usage = Usage(request.num_choices)

@@ -28,6 +28,7 @@ from clients.openai.wire import Generation, Piece
 async def complete(shim: Shim, http: Request, request: CompletionRequest) -> Response:
     """The answer, or the stream once its first token is there. Raises ApiError, BackendError."""
     trace = trace_of(http)
+    trace.name(request.request_id)
     trace.model, trace.user = request.model, request.user or "-"
     answer = _Answer(shim, request, trace)
     if request.stream:
@@ -43,7 +44,7 @@ class _Answer:
     def __init__(self, shim: Shim, request: CompletionRequest, trace: Trace) -> None:
         self._shim = shim
         self._request = request
-        self._label = Label.new("cmpl", "text_completion", request.model)
+        self._label = Label.new("cmpl", "text_completion", request.model, trace.request_id)
         self._trace = trace
         self._deadline = Deadline.of(request.timeout, shim.config.request_timeout_s)
         self._usage = trace.usage = Usage(request.num_candidates)

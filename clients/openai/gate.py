@@ -28,7 +28,7 @@ from clients.openai.metrics import ShimMetrics
 from clients.openai.request_log import RequestLog
 from clients.openai.restrictions import Restrictions
 from clients.openai.stream import ClientGone
-from clients.openai.trace import Trace
+from clients.openai.trace import REQUEST_ID, Trace
 from engine import heap
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ OPEN_PATHS = frozenset(
     }
 )
 _ADMIN_PATH = re.compile(r"/reset_prefix_cache|/v1/models/.*/(un)?load", re.DOTALL)
-_PLAIN_ID = re.compile(r"^[\x21-\x7e]{1,128}$")
 
 
 class Keys:
@@ -109,7 +108,8 @@ class Gate:
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        trace = Trace(request_id=given if _PLAIN_ID.match(given) else uuid.uuid4().hex)
+        named = re.search(REQUEST_ID, given) is not None
+        trace = Trace(given if named else uuid.uuid4().hex, named)
         scope["nereid.trace"] = trace
         if self._spans is not None:
             self._spans.begin(trace, headers)

@@ -12,6 +12,7 @@ from clients.openai.body import List, Strict, Text
 from clients.openai.constraints import constraint_of
 from clients.openai.errors import invalid, unsupported, unsupported_in
 from clients.openai.predicted import Prediction
+from clients.openai.trace import REQUEST_ID
 from engine.text.chat_template import MAX_SOURCE
 from engine.types import (
     MAX_ALLOWED_IDS,
@@ -52,7 +53,6 @@ _ELSEWHERE: dict[str, tuple[Any, str]] = {
     "chat_template": (None, "it belongs to chat."),
     "prompt_embeds": (None, "send text or token ids."),
     "thinking_token_budget": (None, "it belongs to chat, whose template shows where thinking begins."),
-    "request_id": (None, "send it in the header X-Request-Id."),
     "lora_request": (None, "adapters are not served here."),
     "lora_name": (None, "adapters are not served here."),
 }
@@ -139,6 +139,9 @@ class Sampling(Strict):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(None, description="Lower goes first.")
     timeout: Annotated[float, Field(gt=0.0)] | None = Field(None, description="Deadline in seconds.")
     user: str | None = Field(None, description="Written to the access log.")
+    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = Field(
+        None, description="As the header X-Request-Id, which wins: the answer's id holds it."
+    )
     response_format: ResponseFormat | None = None
     use_beam_search: bool | None = Field(None, description="The likeliest answers, by as many beams as `n`.")
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = Field(None, description="Of a beam search.")

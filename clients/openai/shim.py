@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -67,8 +66,8 @@ class Label:
     model: str
 
     @classmethod
-    def new(cls, prefix: str, kind: str, model: str) -> Label:
-        return cls(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model)
+    def new(cls, prefix: str, kind: str, model: str, request_id: str) -> Label:
+        return cls(f"{prefix}-{request_id}", kind, int(time.time()), model)
 
     def body(self, choices: Sequence[dict[str, Any]], kind: str | None = None) -> dict[str, Any]:
         return {

@@ -10,12 +10,15 @@ from starlette.requests import Request
 
 from clients.openai.usage import Usage
 
+REQUEST_ID = r"^[\x21-\x7e]{1,128}$"  # a client's: it goes into headers and lines of a log
+
 
 @dataclass
 class Trace:
-    """Filled by the gate (request_id, caller) and by the endpoint."""
+    """Filled by the gate (request_id, caller) and by the endpoint. named: the client gave the id."""
 
     request_id: str
+    named: bool = False
     caller: str = "-"
     model: str = "-"
     user: str = "-"
@@ -28,6 +31,11 @@ class Trace:
     body_bytes: int = 0
     body: bytes = b""  # of the request, where requests are logged
     gone: bool = False  # the client closed the connection while its answer was being streamed
+
+    def name(self, request_id: str | None) -> None:
+        """Take the id of a request's body. One of the header X-Request-Id stays, as with vLLM."""
+        if request_id is not None and not self.named:
+            self.request_id, self.named = request_id, True
 
     def token_came(self) -> None:
         if self.first_token_s is None:

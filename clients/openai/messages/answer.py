@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -60,6 +61,7 @@ class _Answer:
     def __init__(self, call: ChatCall[_Choice]) -> None:
         self._call = call
         self._blocks = Blocks()
+        self._id = f"msg_{uuid.uuid4().hex}"
 
     async def whole(self) -> dict[str, Any]:
         async with aclosing(self._events(stream=False)) as events:
@@ -90,7 +92,7 @@ class _Answer:
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._call.label.answer_id.replace("chatcmpl-", "msg_"),
+            "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self._call.request.model,

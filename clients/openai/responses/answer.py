@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -95,7 +96,7 @@ class _Answer:
         self._request = request
         self._earlier = earlier
         self._owner = whose
-        self._id = call.label.answer_id.replace("chatcmpl-", "resp_")
+        self._id = f"resp_{uuid.uuid4().hex}"  # not the client's: it is a key of the store
         self._created = int(time.time())
         self._items = Items()
         self._message = Message()

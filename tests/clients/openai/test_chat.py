@@ -62,6 +62,15 @@ def test_an_answer_ends_by_itself_and_says_so(sdk: openai.OpenAI) -> None:
     assert ask(sdk, "h", max_completion_tokens=2).choices[0].message.content == "Hello there"
 
 
+def test_a_request_id_of_the_client_is_part_of_the_answers_id(sdk: openai.OpenAI) -> None:
+    answer = ask(sdk, "h", extra_body={"request_id": "mine-1"})
+    assert (answer.id, answer._request_id) == ("chatcmpl-mine-1", "mine-1")
+    chunks = ask(sdk, "h", stream=True, extra_body={"request_id": "mine-1"}, extra_headers={"X-Request-Id": "abc-1"})
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-abc-1"}
+    again = [ask(sdk, "h").id for _ in range(2)]
+    assert again[0] != again[1]
+
+
 def test_the_async_client_streams_side_by_side(shim: Shim) -> None:
     async def one(client: openai.AsyncOpenAI, last: str) -> str:
         stream = await client.chat.completions.create(

@@ -156,6 +156,19 @@ def test_the_request_id_comes_back_unless_it_could_break_a_log_line() -> None:
     assert len(made) == 32
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_body_may_bring_the_request_id_and_the_header_wins(path: str) -> None:
+    ask = asker()
+    body = {**BODY, "messages": [{"role": "user", "content": "a"}]}
+    named = {**body, "request_id": "mine-1"}
+    assert ask("POST", path, json=named).headers["x-request-id"] == "mine-1"
+    assert ask("POST", path, json=named, headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(ask("POST", path, json={**body, "request_id": None}).headers["x-request-id"]) == 32
+    for wrong in ("two words", "line\n", "", "x" * 129):
+        refused = ask("POST", path, json={**body, "request_id": wrong})
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "request_id")
+
+
 def test_a_path_cannot_break_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nereid.openai.access")
     asker()("GET", "/a%0Ab")

@@ -10,8 +10,8 @@ from tests.clients.web.stand_in import StandIn
 
 # Fields of a request that the page has no box for: what "Further fields" is for, what cannot be streamed, older names.
 FURTHER = {
-    "add_special_tokens", "cache_salt", "return_token_ids", "return_tokens_as_token_ids", "speculation", "timeout",
-    "truncate_prompt_tokens", "user",
+    "add_special_tokens", "cache_salt", "request_id", "return_token_ids", "return_tokens_as_token_ids", "speculation",
+    "timeout", "truncate_prompt_tokens", "user",
 }  # fmt: skip
 NOT_STREAMED = {"prompt_logprobs"}
 OLDER_NAMES = {
