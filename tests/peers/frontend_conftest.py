@@ -73,7 +73,7 @@ class Shim:
     def _answers(self) -> bool:
         try:
             return requests.get(f"{self.url}/version", timeout=5).status_code == 200
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):  # it listens seconds before it answers
             return False
 
 

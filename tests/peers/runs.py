@@ -196,7 +196,7 @@ FRONTEND_THEIRS = (
     (r"invalid_sampling_parameters|empty_request|test_completions_no_|test_no_prompt", _BAD_REQUEST),
     (r"completions_no_message|completions_empty_message|top_logprobs_(validation|exceeds_max)", _BAD_REQUEST),
     (r"top_logprobs_without_logprobs|rejects_duplicate", _DETAIL),
-    (r"test_chat_streaming_usage_option", "compares numbers of chunks: on a busy machine some hold several tokens"),
+    (r"streaming_usage_option", "compares numbers of chunks: on a busy machine some hold several tokens"),
     (r"sampling_parameters\[logit_bias|multiple_choices|logprobs_(validation|exceeds_max)", _SERVED),
     (r"test_completions_logprobs_zero", "0 asks for each token's own log-probability, as with OpenAI; for none there"),
     (r"OpenAIClient::test_openai_client_completion$", "a cut answer ends with `length`; always with `stop` there"),
