@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +23,7 @@ from clients.python.chat import COMMANDS, Chat
 from clients.python.cli import app
 from clients.python.line_editor import editor
 from clients.python.local_server import LocalServer
+from engine import env
 
 pytestmark = [pytest.mark.xdist_group("server"), pytest.mark.timeout(300)]
 
@@ -43,6 +49,35 @@ class Terminal:
     @property
     def shown(self) -> str:
         return self.out.getvalue()
+
+
+class Person:
+    """Types into `nereid chat` at a terminal and reads what it shows."""
+
+    def __init__(self, url: str, cache: Path) -> None:
+        self._keyboard, terminal = pty.openpty()
+        command = [sys.executable, "-m", "clients.python.cli", "chat", "--url", url]
+        command += ["--max-tokens", "8", "--temperature", "0"]
+        variables = {**os.environ, env.CACHE_DIR: str(cache), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=variables)
+        os.close(terminal)
+
+    def types(self, keys: str, until: str) -> None:
+        """Go on when `until` stands in what was shown since, a pattern."""
+        os.write(self._keyboard, keys.encode())
+        shown = b""
+        while not re.search(until.encode(), re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown), re.DOTALL):
+            shown += os.read(self._keyboard, 65536)
+
+    def leaves(self) -> int:
+        os.write(self._keyboard, b"\x04")
+        try:
+            while os.read(self._keyboard, 65536):
+                pass
+        except OSError:  # the terminal's other end is closed
+            pass
+        os.close(self._keyboard)
+        return self.process.wait()
 
 
 def test_a_conversation_remembers(client: Client) -> None:
@@ -106,6 +141,22 @@ def test_a_typed_line_is_edited_has_several_lines_and_is_found_again(tmp_path: P
     with create_pipe_input() as keys:
         keys.send_text("kept nowhere\r")
         assert editor(Path("/proc/none/history"), COMMANDS, keys, DummyOutput())() == "kept nowhere"
+
+
+def test_a_person_at_a_terminal_edits_and_saves(server: LocalServer, tmp_path: Path) -> None:
+    left, up, alt_enter, answered = "\x1b[D", "\x1b[A", "\x1b\r", "tokens/s.*> "
+    person, file = Person(server.grpc, tmp_path / "cache"), tmp_path / "a.json"
+    try:
+        person.types("", "> ")
+        person.types(f"Helo{left}l\r", answered)
+        person.types(f"{up} there\r", answered)
+        person.types(f"one{alt_enter}two\r", answered)
+        person.types(f"/save {file}\r", "6 messages are in.*> ")
+        assert person.leaves() == 0
+    finally:
+        person.process.kill()
+    typed = [message["content"] for message in json.loads(file.read_text())["messages"][::2]]
+    assert typed == ["Hello", "Hello there", "one\ntwo"]
 
 
 @pytest.mark.parametrize(
