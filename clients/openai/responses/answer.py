@@ -39,9 +39,10 @@ async def create_response(shim: Shim, store: ResponseStore, http: Request, reque
     trace.user = request.safety_identifier or request.user or "-"
     if request.store and not store.most:
         raise unsupported("store", "this server was started with --stored-responses 0.")
-    check_length(shim.router.model(request.model), "max_output_tokens", request.max_output_tokens)
     earlier = await _earlier(shim, store, http, request)
-    call = ChatCall(shim, chat_request(request, earlier), trace, Choice)
+    chat = chat_request(request, earlier)
+    check_length(shim.router.model(request.model), "max_output_tokens", request.max_output_tokens)
+    call = ChatCall(shim, chat, trace, Choice)
     answer = _Answer(call, store, request, earlier, owner(shim, trace))
     if request.stream:
         return await start_stream(http.receive, answer.events(), b"", answer.failed)
