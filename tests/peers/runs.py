@@ -132,7 +132,7 @@ THEIRS = {
     "test_vllm_model_enabled_stream_exclude_input_in_output_default": _WORDS,
     "test_vllm_model_enabled_stream_exclude_input_in_output_true": _WORDS,
     "test_exclude_input_in_output": _WORDS,
-    "test_vllm_metrics": "compares with the token counts of opt-125m",
+    "test_vllm_metrics": "wants opt-125m's token counts, at once; counters are written each half second here",
     "client --return-context-logits": "logits never leave the engine: refused",
     "client --return-generation-logits": "logits never leave the engine: refused",
 }
