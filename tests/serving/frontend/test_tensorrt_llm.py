@@ -125,7 +125,7 @@ def test_what_the_llm_takes_as_ids() -> None:
     with pytest.raises(RequestError, match="must lie between"):
         decoded(embedding_bias=np.full(3, np.nan, np.float32))
     with pytest.raises(RequestError, match="stops another is not implemented"):
-        decoded(stop=np.array([True]))
+        decoded(stop_request=np.array([True]))
 
 
 def test_names_types_and_shapes_are_tensorrt_llms() -> None:
