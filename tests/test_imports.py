@@ -21,6 +21,8 @@ CONTRACTS = {
     "engine.files",
     "engine.gguf_file",
     "engine.heap",
+    "engine.plain",
+    "engine.terminal",
     "engine.core.plan",
     "engine.cache.spec",
     "engine.cache.writes",

@@ -14,6 +14,7 @@ import typer
 
 from clients.openai.config import Replica, ShimConfig
 from clients.openai.restrictions import Restriction
+from engine.plain import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _serve_with(flags: Flags) -> None:
             raise ValueError(f"--log-level {flags.log_level!r} is not debug, info, warning or error")
         _serve(config, flags.log_level)
     except (ValueError, OSError) as error:
-        typer.echo(f"nereid openai: {error}", err=True)
+        typer.echo(plain(f"nereid openai: {error}"), err=True)
         raise typer.Exit(2) from None
 
 

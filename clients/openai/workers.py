@@ -18,6 +18,7 @@ import uvicorn
 from clients.openai.config import ShimConfig
 from clients.openai.protocol import protocol_of
 from engine import heap
+from engine.plain import log_to_stderr
 
 log = logging.getLogger("nereid.openai")
 
@@ -55,7 +56,7 @@ def addresses(config: ShimConfig) -> str:
 
 
 def _begin_log(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr("%(asctime)s %(name)s %(levelname)s %(message)s", level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.markup import escape
 
 from clients.python.sync import Client
 from clients.python.timing import Timing
 from clients.python.wire import Message, ServerError
+from engine.terminal import Console
 from engine.types import SamplingParams
 
 HELP = """\

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,6 +25,7 @@ from clients.python.sync import Client
 from clients.python.wire import ServerError
 from engine import env
 from engine.serving.launch.cli import app
+from engine.terminal import Console
 from engine.types import SamplingParams
 
 app.command("openai")(openai_cli.main)

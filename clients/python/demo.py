@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 
 from clients.python.generate_stream import generate_stream
@@ -21,6 +20,7 @@ from clients.python.local_server import LocalServer, ServerFailed
 from clients.python.sync import Client
 from clients.python.timing import Timing
 from clients.python.wire import ServerError
+from engine.terminal import Console
 from engine.types import SamplingParams
 
 PROMPT = "The queue module implements"

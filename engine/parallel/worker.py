@@ -16,6 +16,7 @@ import msgspec
 
 from engine.parallel.meeting import UNUSABLE, Assignment
 from engine.parallel.ring import RingReader
+from engine.plain import log_to_stderr
 
 _BEAT_MS = 200
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
-    logging.basicConfig(level=logging.INFO, format=f"nereid rank {told.rank}: %(message)s")
+    log_to_stderr(f"nereid rank {told.rank}: %(message)s")
     bell = socket.socket(fileno=told.bell)
     reader = RingReader(told.ring, bell, told.reader, told.readers)
     threading.Thread(target=_live, args=(reader, bell), name="nereid-beat", daemon=True).start()

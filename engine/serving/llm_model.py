@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as pb
 
 from engine import env, heap
+from engine.plain import log_to_stderr
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.settings import SettingsError, parse
 from engine.serving.frontend.supervisor import Supervisor
@@ -38,7 +38,7 @@ class TritonPythonModel:
         """
         self._guard = ArrayGuard().install()
         die_with(os.getppid())
-        logging.basicConfig(level=logging.INFO, format=f"nereid {args['model_instance_name']}: %(message)s")
+        log_to_stderr(f"nereid {args['model_instance_name']}: %(message)s")
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         folder = Path(args["model_repository"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb
 
+from engine.plain import log_to_stderr
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.responses import unexpected
 from engine.serving.frontend.settings import SettingsError, checkpoint, template_file
@@ -37,7 +38,7 @@ class TextModel(ABC):
     def initialize(self, args: dict[str, str]) -> None:
         self._guard = ArrayGuard().install()
         die_with(os.getppid())
-        logging.basicConfig(level=logging.INFO, format=f"nereid {args['model_instance_name']}: %(message)s")
+        log_to_stderr(f"nereid {args['model_instance_name']}: %(message)s")
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         try:

@@ -29,6 +29,7 @@ import msgspec
 
 from engine import env, heap
 from engine.config import EngineConfig
+from engine.plain import log_to_stderr
 from engine.serving.host.quarantine import Quarantine
 from engine.serving.link import messages
 from engine.serving.link.messages import (
@@ -446,7 +447,7 @@ def load_engine(config: EngineConfig, progress: ProgressReport) -> Engine:
 
 def main(arguments: list[str], factory: EngineFactory = load_engine) -> int:
     root, server_pid, key, epoch, model_name = arguments
-    logging.basicConfig(level=logging.INFO, format=f"nereid {model_name}: %(message)s")
+    log_to_stderr(f"nereid {model_name}: %(message)s")
     folder = RunFolder(Path(root), int(server_pid), key)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     status = Host(folder, int(epoch), model_name, config, factory).run()

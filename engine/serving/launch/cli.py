@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import signal
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,9 +18,11 @@ from engine import env
 from engine.parallel import host
 from engine.parallel.link import MEET_S
 from engine.parallel.placement import Placement, PlacementError, placed
+from engine.plain import log_to_stderr
 from engine.serving.frontend import renderer
 from engine.serving.launch import doctor as checks
 from engine.serving.launch import gguf_folder, gpus, hub, launcher, repository, serve_loop
+from engine.terminal import Console
 from engine.types import RequestError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
@@ -181,7 +181,8 @@ def add(
         )
         held = repository.held(folder, written[0])
         if chat_template is None and not renderer.has_template(held):
-            console.print(f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it")
+            lacks = f"note: {checkpoint} has no chat template, so chat messages cannot be rendered for it"
+            console.print(lacks, markup=False)
     except (repository.AddError, RequestError) as error:
         raise _failure(str(error)) from None
     for entry in written:
@@ -217,7 +218,7 @@ def _placement() -> Placement:
 
 def _hold_ranks(placement: Placement, checkpoint: Path | None, patience_s: float) -> None:
     """Until the engine is told to end; SIGTERM ends the ranks alone."""
-    logging.basicConfig(level=logging.INFO, format=f"nereid host {placement.host}: %(message)s")
+    log_to_stderr(f"nereid host {placement.host}: %(message)s")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
         host.serve(placement, checkpoint, patience_s)

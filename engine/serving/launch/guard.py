@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.plain import plain
 from engine.serving.link.process_watch import ProcessWatch, parent, start_time
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -142,7 +143,7 @@ def main() -> None:
 
     def say(sentence: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may have gone with `nereid serve`
-            print(sentence, file=sys.stderr, flush=True)
+            print(plain(sentence), file=sys.stderr, flush=True)
 
     Guard(ProcessWatch(server_pid), exit_timeout_s, sys.stdin.fileno(), say).run()
 

@@ -20,13 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from engine import env
 from engine.serving.launch import catalog, guard, launcher
 from engine.serving.launch.replacement import Replacement, Repository
 from engine.serving.link import messages
+from engine.terminal import Console
 
 _LOOK_S = 0.25
 _REPORT_BYTES = 1 << 16
@@ -173,7 +174,7 @@ class _Log:
     def explain(self, console: Console) -> None:
         """Repeat why models did not load, as sentences."""
         for sentence in load_failures(self._lines):
-            console.print(f"[red]error:[/] {sentence}", highlight=False)
+            console.print(f"[red]error:[/] {escape(sentence)}", highlight=False)
 
     def _copy(self, stream: IO[str], console: Console) -> None:
         for line in stream:

@@ -102,6 +102,16 @@ def test_add_says_a_value_as_it_stands(checkpoint: Path, tmp_path: Path) -> None
     assert "hidden_act = '[/red]' is not implemented" in " ".join(CliRunner().invoke(app, words).output.split())
 
 
+def test_what_a_checkpoint_says_does_nothing_to_the_terminal(checkpoint: Path, tmp_path: Path) -> None:
+    own = tmp_path / "checkpoint\x1b[2J"
+    shutil.copytree(checkpoint, own)
+    (own / "chat_template.jinja").write_text("{% \x1b]0;owned\x07 %}")
+    result = CliRunner().invoke(app, ["add", str(own), "--name", "m", "--model-repository", str(tmp_path / "r")])
+    assert result.exit_code == 1
+    assert r"\x1b" in result.output
+    assert not {"\x1b", "\x07"} & set(result.output)
+
+
 def test_add_refuses_a_folder_without_config(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["add", str(tmp_path), "--name", "m", "--model-repository", str(tmp_path / "r")])
     assert result.exit_code == 1
