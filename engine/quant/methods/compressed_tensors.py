@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +47,7 @@ def _rank(target: str, module: str) -> int:
     if target == module:
         return 3
     if target.startswith("re:"):
-        return 2 if re.match(target[3:], module) else 0
+        return 2 if patterns.begins(target[3:], module) else 0
     return int(target == PROJECTION and not module.endswith(EMBEDDING))
 
 
@@ -66,8 +65,8 @@ def read(reader: Reader) -> CompressedTensors | None:
     groups = (reader.optional(dict, "config_groups") or {}) if cache else reader.read(dict, "config_groups")
     made = tuple(_group(f"{reader.where}: config_groups: {name}", held, whole) for name, held in groups.items())
     ignored = tuple(reader.items(str, "ignore") or [])
-    for target in (*ignored, *(target for group in made for target in group.targets)):
-        _check(reader.where, target)
+    targets = (*ignored, *(target for group in made for target in group.targets))
+    patterns.check(reader.where, [target[3:] for target in targets if target.startswith("re:")])
     return CompressedTensors(made, ignored) if made or not cache else None
 
 
@@ -186,8 +185,3 @@ def _inputs(values: dict[str, Any] | None, kind: str, strategy: str, where: str)
     reader.skip(*SILENT)
     reader.finish()
     return "dynamic by 128" if by_block else "dynamic by token" if dynamic else "static"
-
-
-def _check(where: str, target: str) -> None:
-    if target.startswith("re:"):
-        patterns.check(where, target[3:])

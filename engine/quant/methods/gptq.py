@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,7 @@ class Gptq:
 
     def scheme(self, module: str) -> PackedScheme | None:
         for pattern, stored in self.rules:
-            if re.match(pattern, module):
+            if patterns.begins(pattern, module):
                 return stored
         return self.stored if self.head or ".layers." in module else None
 
@@ -52,6 +51,7 @@ def read(reader: Reader) -> Gptq:
     whole |= {key: reader.read(bool, key, default) for key, default in (("desc_act", False), ("sym", True))}
     scheme = _scheme(Reader(whole, reader.where), SHIFTS[layout])
     dynamic = reader.optional(dict, "dynamic") or {}
+    patterns.check(f"{reader.where}: dynamic", map(_pattern, dynamic))
     rules = tuple(_rule(f"{reader.where}: dynamic: {key}", key, value, whole, layout) for key, value in dynamic.items())
     return Gptq(scheme, rules, head)
 
@@ -63,10 +63,13 @@ def _scheme(reader: Reader, shift: int) -> PackedScheme:
     return PackedScheme("gptq", bits, group, True, reader.read(bool, "desc_act") and group > 0, shift)
 
 
+def _pattern(key: str) -> str:
+    return key[2:] if key[:2] in ("-:", "+:") else key
+
+
 def _rule(where: str, key: str, values: Any, whole: Mapping[str, Any], layout: str) -> tuple[str, PackedScheme | None]:
     """A key is a pattern, behind "-:" for modules that are stored as they are, or "+:", which may be left out."""
-    pattern = key[2:] if key[:2] in ("-:", "+:") else key
-    patterns.check(where, pattern)
+    pattern = _pattern(key)
     if key.startswith("-:"):
         return pattern, None
     if not isinstance(values, dict):
