@@ -42,7 +42,7 @@ _FROM_TRITON = {
 
 
 _ENGINE_PREFIX = re.compile(r"^sampling_parameters: ")
-_TOO_LONG = re.compile(r"the prompt has \d+ tokens, but the context holds")
+_TOO_LONG = re.compile(r"the prompt (has \d+ tokens, but the context holds|of \d+ bytes has \d+ tokens or more)")
 _FIRST_WORD = re.compile(r"\w+")
 _PROMPT = "prompt"
 # what the engine and the models of a repository call a request's field, where the API has another name

@@ -106,7 +106,8 @@ async def chat_source(router: Router, info: ModelInfo, request: ChatRequest, for
         request.chat_template,
     )
     tokenizer = tokenizer_of(info)
-    ids, text = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters))
+    context = None if request.truncate_prompt_tokens is not None else info.max_model_len
+    ids, text = await router.ask(info.name, lambda server: server.encode_chat(tokenizer, messages, parameters, context))
     echo = str(messages[-1].get("content") or "") if request.echo else ""
     ids = list(_last(ids, request.truncate_prompt_tokens))
     prompt = Prompt(ids=tuple(ids), affinity=request.prompt_cache_key, salt=request.cache_salt)

@@ -126,15 +126,18 @@ class TritonReplica:
         return _ids(await self._infer(request))
 
     async def encode_chat(
-        self, tokenizer: str, messages: Sequence[dict[str, Any]], parameters: dict[str, Any]
+        self, tokenizer: str, messages: Sequence[dict[str, Any]], parameters: dict[str, Any], context: int | None = None
     ) -> tuple[list[int], str]:
         """Ids and text of a conversation through the chat template.
 
-        parameters: tools, add_generation_prompt, variables.
+        parameters: tools, add_generation_prompt, variables. context: tokens that the model holds, where it is to answer
+        the whole of it: what can only be longer is refused before it is tokenized.
         """
         request = wire.unary_request(tokenizer)
         wire.add_text(request, "messages", msgspec.json.encode(messages))
         wire.add_text(request, "template_parameters", msgspec.json.encode(parameters))
+        if context is not None:
+            request.parameters["max_model_len"].int64_param = context
         found = await self._infer(request)
         return _ids(found), wire.first_string(found["text_output"])
 

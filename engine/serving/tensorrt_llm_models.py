@@ -19,7 +19,7 @@ class Preprocessing(TextModel):
         ids = [] if token is None else self._tokenizer.encode(token, add_special_tokens=False)
         self._end_id = ids[0] if len(ids) == 1 else -1
 
-    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:
+    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str], context: int) -> Mapping[str, Any]:
         found = tensorrt_llm.preprocess(tensors, self._tokenizer, self._end_id)
         return {name: array for name, array in found.items() if name in wanted}
 
@@ -30,5 +30,5 @@ class Postprocessing(TextModel):
     def _open(self, folder: Path) -> None:
         """Nothing but the tokenizer."""
 
-    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:
+    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str], context: int) -> Mapping[str, Any]:
         return {"OUTPUT": tensorrt_llm.postprocess(tensors, self._tokenizer)}

@@ -27,15 +27,15 @@ class TritonPythonModel(TextModel):
     def _open(self, folder: Path) -> None:
         self._renderer = Renderer(folder, file=self._template)
 
-    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:
-        ids, text = self._convert(tensors)
+    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str], context: int) -> Mapping[str, Any]:
+        ids, text = self._convert(tensors, context)
         found = {protocol.INPUT_IDS: np.array(ids, dtype=np.int32)}
         if protocol.TEXT_OUTPUT in wanted:
             value = self._tokenizer.decode(ids) if text is None else text
             found[protocol.TEXT_OUTPUT] = np.array([value.encode("utf-8")], dtype=np.object_)
         return found
 
-    def _convert(self, tensors: Mapping[str, Any]) -> tuple[list[int], str | None]:
+    def _convert(self, tensors: Mapping[str, Any], context: int) -> tuple[list[int], str | None]:
         """(token ids, their text), whichever of the three inputs was sent."""
         text = decode.one_text(tensors, protocol.TEXT_INPUT)
         messages = decode.one_text(tensors, protocol.MESSAGES)
@@ -47,6 +47,7 @@ class TritonPythonModel(TextModel):
             return self._tokenizer.encode(text, add_special_tokens=special is None or bool(special.flat[0])), None
         if messages is not None:
             prompt = self._renderer.render(messages, decode.one_text(tensors, protocol.TEMPLATE_PARAMETERS))
+            self._tokenizer.check_length(len(prompt.encode("utf-8", "surrogatepass")), context)
             return self._tokenizer.encode(prompt, add_special_tokens=False), prompt
         assert ids is not None
         skip = tensors.get(protocol.SKIP_SPECIAL_TOKENS)

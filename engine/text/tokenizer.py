@@ -71,6 +71,19 @@ class Tokenizer:
         longest = self._bytes_a_token
         return 0 if longest is None else -(-num_bytes // longest)
 
+    def check_length(self, num_bytes: int, context: int) -> None:
+        """Refuse a prompt that can only be too long before it is tokenized, which takes seconds for megabytes.
+
+        context: tokens of a prompt and its answer; 0 while it is not known. Raises RequestError.
+        """
+        if not context or num_bytes <= LARGE_TEXT:
+            return
+        least = self.least_tokens(num_bytes)
+        if least >= context:
+            raise RequestError(
+                f"the prompt of {num_bytes} bytes has {least} tokens or more, but at most {context - 1} can be served"
+            )
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids` as a whole text of its own. Raises RequestError on an id out of the vocabulary."""
         for i in ids:

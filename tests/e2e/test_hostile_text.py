@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -57,6 +58,25 @@ def ask(server: Server, model: str, **texts: Any) -> tuple[int, dict[str, Any]]:
 
 def chat(content: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content}]
+
+
+def test_a_chat_that_can_only_be_too_long_is_not_tokenized(server: Server, model: str) -> None:
+    text = "a" * (2 << 20)
+    body = {
+        "inputs": [{"name": "messages", "datatype": "BYTES", "shape": [1], "data": [json.dumps(chat(text))]}],
+        "parameters": {"max_model_len": 512},
+    }
+    status, answer = server.post(f"/v2/models/{model}/infer", json.dumps(body).encode())
+    assert status == 400
+    assert re.search(
+        r"the prompt of 2097152 bytes has \d+ tokens or more, but at most 511 can be served", answer.decode()
+    )
+    body["parameters"] = {"max_model_len": 4 << 20}
+    status, answer = server.post(f"/v2/models/{model}/infer", json.dumps(body).encode())
+    assert status == 200
+    body["parameters"] = {"max_model_len": "much"}
+    status, answer = server.post(f"/v2/models/{model}/infer", json.dumps(body).encode())
+    assert (status, b"max_model_len must be a number of tokens" in answer) == (400, True)
 
 
 def renderers(folder_name: str) -> list[int]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from engine.serving.frontend import sampling_fields, word_lists
 from engine.serving.link import protocol
-from engine.types import MAX_BIAS, MAX_BIASES, ErrorCode, RequestError, SamplingParams
+from engine.types import MAX_BIAS, MAX_BIASES, ErrorCode, RequestError, SamplingParams, shown
 
 Array = npt.NDArray[Any]
 _Sampling = tuple[SamplingParams, tuple[int, int]]  # with n and best_of
@@ -162,6 +162,16 @@ def parameters(request: Any) -> dict[str, Any]:
     sampling_fields.check_size(_PARAMETERS, len(text))
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+def context(request: Any) -> int:
+    """Tokens of a prompt and its answer that a request to a tokenizer model speaks of; 0 where it does not.
+
+    Raises RequestError when that is no number of tokens."""
+    value = parameters(request).get(protocol.MAX_MODEL_LEN, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RequestError(f"{protocol.MAX_MODEL_LEN} must be a number of tokens, not {shown(repr(value))}")
+    return value
 
 
 def wants_error(request: Any) -> bool:

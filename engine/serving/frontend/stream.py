@@ -12,7 +12,7 @@ import msgspec
 
 from engine.serving.frontend.decode import LlmRequest
 from engine.serving.frontend.metrics import Figures
-from engine.text import LARGE_TEXT, Detokenizer, Tokenizer
+from engine.text import Detokenizer, Tokenizer
 from engine.types import (
     MAX_BIAS,
     MAX_BIASES,
@@ -108,8 +108,8 @@ class Stream:
         context: tokens that the engine takes in one request; 0 while it is not known.
         """
         text = self.request.text
-        if text is not None and context and len(text) > LARGE_TEXT:
-            self._check_length(len(text), context)
+        if text is not None:
+            self._tokenizer.check_length(len(text), context)
         ids = (self.request.input_ids or ()) if text is None else self._tokenizer.encode(text)
         if not ids:
             raise RequestError("the prompt has no tokens: send some text")
@@ -123,14 +123,6 @@ class Stream:
         if self.request.biases:
             bias = word_biases(self.request.biases, self.params.logit_bias, self._tokenizer)
             self.params = msgspec.structs.replace(self.params, logit_bias=bias)
-
-    def _check_length(self, num_bytes: int, context: int) -> None:
-        """Refuse at once what can only be too long: megabytes take seconds to tokenize."""
-        least = self._tokenizer.least_tokens(num_bytes)
-        if least >= context:
-            raise RequestError(
-                f"the prompt of {num_bytes} bytes has {least} tokens or more, but at most {context - 1} can be served"
-            )
 
     def tokenize_as(self, other: Stream) -> None:
         """Take the ids that `other`, an answer of the same request, has made."""

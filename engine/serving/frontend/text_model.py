@@ -14,6 +14,7 @@ from typing import Any
 import triton_python_backend_utils as pb
 
 from engine.plain import log_to_stderr
+from engine.serving.frontend import decode
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.responses import unexpected
 from engine.serving.frontend.settings import SettingsError, checkpoint, template_file
@@ -71,8 +72,11 @@ class TextModel(ABC):
         """Read what else of the checkpoint is needed. Raises RequestError."""
 
     @abstractmethod
-    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:
-        """The output arrays by name, of those wanted. Raises RequestError."""
+    def _outputs(self, tensors: Mapping[str, Any], wanted: frozenset[str], context: int) -> Mapping[str, Any]:
+        """The output arrays by name, of those wanted. Raises RequestError.
+
+        context: what a conversation's tokens are for holds so many, with an answer; 0 where the request does not say.
+        """
 
     def _respond(self, request: Any, sender: Any) -> None:
         try:
@@ -91,7 +95,7 @@ class TextModel(ABC):
 
     def _answer(self, request: Any, tensors: Mapping[str, Any]) -> Any:
         try:
-            outputs = self._outputs(tensors, frozenset(request.requested_output_names()))
+            outputs = self._outputs(tensors, frozenset(request.requested_output_names()), decode.context(request))
             return pb.InferenceResponse(output_tensors=[pb.Tensor(name, array) for name, array in outputs.items()])
         except RequestError as error:
             return pb.InferenceResponse(output_tensors=[], error=pb.TritonError(error.message, _code(error)))

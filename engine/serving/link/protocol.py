@@ -69,6 +69,7 @@ RETURN_PERF_METRICS = "return_perf_metrics"
 GUIDE_TYPE = "guided_decoding_guide_type"
 GUIDE = "guided_decoding_guide"
 
+MAX_MODEL_LEN = "max_model_len"  # request parameter of a tokenizer: a chat that can only be longer is not tokenized
 TRACE_PARAMETERS = ("traceparent", "tracestate")  # request parameters: the W3C context of the trace it belongs to
 
 # Flags that each let one output through: vllm_backend's five, and three of our own.

@@ -236,6 +236,9 @@ def test_the_engine_refuses_in_the_api_error_shape(sdk: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as talk:
         sdk.chat.completions.create(model="demo", messages=[{"role": "user", "content": "word " * 9000}])
     assert (talk.value.code, talk.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError, match=r"of \d+ bytes has \d+ tokens or more") as never:
+        sdk.chat.completions.create(model="demo", messages=[{"role": "user", "content": "word " * 300_000}])
+    assert (never.value.code, never.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.BadRequestError) as empty:
         sdk.completions.create(model="demo", prompt="", max_tokens=4)
     assert "no tokens" in empty.value.message
