@@ -18,6 +18,7 @@ from clients.openai import cli as openai_cli
 from clients.python import bench as bench_module
 from clients.python import perf_analyzer as perf_analyzer_module
 from clients.python import pull as pull_module
+from clients.python import scale as scale_module
 from clients.python import top as top_module
 from clients.python.aio import AsyncClient
 from clients.python.chat import COMMANDS, Chat
@@ -114,6 +115,21 @@ def top(
         return
     except (OSError, ValueError) as error:
         raise _failure(f"no metrics at {url}: {error}. Is the server up (nereid serve)?") from None
+
+
+@app.command()
+def scale(
+    model: Annotated[str, typer.Argument(help="An LLM model that is loaded.")],
+    frontends: Annotated[int, typer.Argument(min=1, help="Frontend processes over its one engine.")],
+    url: Url = "localhost:8001",
+) -> None:
+    """Give a loaded model more or fewer frontends while its requests run; config.pbtxt stays as it is."""
+    console = Console(stderr=True)
+    try:
+        had = scale_module.scale(url, model, frontends)
+    except scale_module.ScaleError as error:
+        raise _failure(str(error)) from None
+    console.print(f"{model} has {frontends} frontends, and had {had}", markup=False)
 
 
 @app.command(

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
 
+from clients.python.cli import app
 from engine.serving.launch import repository
 from engine.serving.launch.replacement import Replacement, Repository
 from engine.serving.link.process_watch import start_time
@@ -33,6 +35,29 @@ RUNNING = "vllm:num_requests_running"
 def long_request(seed: int, max_tokens: int = 400) -> dict[str, object]:
     fields = {"max_tokens": max_tokens, "temperature": 0.9, "seed": seed, "ignore_eos": True}
     return {"text_input": f"{PROMPT} {seed}", "stream": True, "sampling_parameters": json.dumps(fields)}
+
+
+def test_more_and_fewer_frontends_while_requests_run_lose_nothing(server: Server) -> None:
+    expected = [tokens_of(Call(server, **long_request(seed, 60)).all()) for seed in range(6)]
+    (engine,) = server.engine_pids("demo")
+    for frontends in (3, 1, 2):
+        calls = [Call(server, **long_request(seed, 60)) for seed in range(6)]
+        firsts = [call.next() for call in calls]
+        told = CliRunner().invoke(app, ["scale", "demo", str(frontends), "--url", server.grpc])
+        assert told.exit_code == 0, told.output
+        assert [tokens_of([first, *call.all()]) for first, call in zip(firsts, calls, strict=True)] == expected
+        wait_until(lambda wanted=frontends: len(server.stub_pids("demo")) == wanted, "the others have gone", 20.0)
+    assert server.engine_pids("demo") == [engine]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [("tokenizer", "has no frontends"), ("ensemble", "has no frontends"), ("nobody", "unknown model")],
+)
+def test_what_has_no_frontends_is_not_scaled(server: Server, model: str, says: str) -> None:
+    told = CliRunner().invoke(app, ["scale", model, "2", "--url", server.grpc])
+    assert told.exit_code == 1
+    assert says in told.output
 
 
 def test_cancellation_frees_blocks(server: Server) -> None:

@@ -280,8 +280,15 @@ def _head(name: str, max_batch_size: int, platform: str = 'backend: "python"') -
     return f'{_GENERATED}name: "{name}"\n{platform}\nmax_batch_size: {max_batch_size}\n'
 
 
+def frontend_groups(count: int) -> list[dict[str, str]]:
+    """The instance groups of so many frontends, by the fields of config.pbtxt."""
+    return [{"kind": "KIND_MODEL", "host_policy": f"frontend-{number}"} for number in range(count)]
+
+
 def _frontends(count: int) -> str:
-    groups = [f'  {{ kind: KIND_MODEL host_policy: "frontend-{number}" }}' for number in range(count)]
+    groups = [
+        f'  {{ kind: {group["kind"]} host_policy: "{group["host_policy"]}" }}' for group in frontend_groups(count)
+    ]
     return "instance_group [\n" + ",\n".join(groups) + "\n]\n"
 
 
