@@ -17,6 +17,8 @@ from engine import env
 from engine.parallel.placement import DEFAULT_PORT, placed
 from engine.serving.frontend import metric_families
 
+READY_S = 4  # of docker/healthcheck.py
+
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 IMAGES = sorted(DOCKER.glob("*.Dockerfile"))
 
@@ -130,6 +132,22 @@ def test_hosts_of_a_model_run_commands_that_there_are() -> None:
     assert worker["command"][:2] == ["nereid", "rank"]
     assert {"name": "ranks", "containerPort": DEFAULT_PORT} in leader["ports"]
     assert leader["image"] == worker["image"]
+
+
+def test_probes_of_a_server_ask_the_model_that_it_is_told_of_and_nothing_of_tritons_own() -> None:
+    check = ["python3", "/opt/nereid/docker/healthcheck.py"]
+    for pod in (of_kind("Deployment", "triton")["spec"]["template"], group_pods()[0]):
+        (container,) = pod["spec"]["containers"]
+        for probe in ("startupProbe", "readinessProbe"):
+            assert container[probe]["exec"]["command"] == [*check, "--ready"]
+            assert container[probe]["timeoutSeconds"] > READY_S
+        assert container["livenessProbe"]["exec"]["command"] == check
+        assert "HEALTH_MODEL" in {variable["name"] for variable in container["env"]}
+    (shim,) = of_kind("Deployment", "openai")["spec"]["template"]["spec"]["containers"]
+    assert shim["readinessProbe"]["httpGet"]["path"] == "/health"
+    services = compose()["services"]
+    assert services["triton"]["healthcheck"]["test"] == ["CMD", *check]
+    assert "/health'" in services["openai"]["healthcheck"]["test"][-1]
 
 
 def test_hosts_of_a_model_have_a_gpu_a_rank() -> None:
