@@ -18,7 +18,7 @@ from engine.serving.launch import repository
 from tests.clients import scripted_checkpoint
 
 DEMO = {"speculation.method": "prediction"}  # a request that predicts its answer is drafted for, and no other
-SCRIPTED = {"max_model_len": "1024"}  # which is filled in less time than its checkpoint's 8,192
+SCRIPTED = {"max_model_len": "2048"}  # which is filled in less time than its checkpoint's 8,192
 
 
 class Shim:

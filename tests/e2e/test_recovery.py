@@ -37,17 +37,27 @@ def long_request(seed: int, max_tokens: int = 400) -> dict[str, object]:
     return {"text_input": f"{PROMPT} {seed}", "stream": True, "sampling_parameters": json.dumps(fields)}
 
 
-def test_more_and_fewer_frontends_while_requests_run_lose_nothing(server: Server) -> None:
-    expected = [tokens_of(Call(server, **long_request(seed, 60)).all()) for seed in range(6)]
-    (engine,) = server.engine_pids("demo")
+@pytest.fixture
+def scaled(server: Server, models: Path, checkpoint: Path) -> Iterator[str]:
+    """A model none of whose frontends has died: the server keeps what those held, and their instances with it."""
+    repository.write_llm(models, "scaled", {"model": str(checkpoint), **SETTINGS})
+    assert server.load("scaled") is None
+    yield "scaled"
+    server.unload("scaled")
+    shutil.rmtree(models / "scaled")
+
+
+def test_more_and_fewer_frontends_while_requests_run_lose_nothing(server: Server, scaled: str) -> None:
+    expected = [tokens_of(Call(server, scaled, **long_request(seed, 60)).all()) for seed in range(6)]
+    (engine,) = server.engine_pids(scaled)
     for frontends in (3, 1, 2):
-        calls = [Call(server, **long_request(seed, 60)) for seed in range(6)]
+        calls = [Call(server, scaled, **long_request(seed, 60)) for seed in range(6)]
         firsts = [call.next() for call in calls]
-        told = CliRunner().invoke(app, ["scale", "demo", str(frontends), "--url", server.grpc])
+        told = CliRunner().invoke(app, ["scale", scaled, str(frontends), "--url", server.grpc])
         assert told.exit_code == 0, told.output
         assert [tokens_of([first, *call.all()]) for first, call in zip(firsts, calls, strict=True)] == expected
-        wait_until(lambda wanted=frontends: len(server.stub_pids("demo")) == wanted, "the others have gone", 20.0)
-    assert server.engine_pids("demo") == [engine]
+        wait_until(lambda wanted=frontends: len(server.stub_pids(scaled)) == wanted, "the others have gone", 20.0)
+    assert server.engine_pids(scaled) == [engine]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -146,7 +146,8 @@ class _Answer:
             async for piece, deltas in pieces:
                 made: list[Event] = []
                 if self._thought is None and any("reasoning_content" not in delta for delta in deltas):
-                    self._thought = tokens if self._items.begun else 0
+                    before = tokens if self._items.begun else 0
+                    self._thought = before + thinking_tokens(deltas, len(piece.token_ids))
                 tokens += len(piece.token_ids)
                 pending += self._logprobs(piece)
                 for place, delta in enumerate(deltas):
@@ -232,6 +233,18 @@ class _Answer:
     def _sse(self, event: Event) -> bytes:
         numbered = {**event, "sequence_number": next(self._numbers)}
         return b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(numbered) + b"\n\n"
+
+
+def thinking_tokens(deltas: Sequence[Mapping[str, Any]], count: int) -> int:
+    """Of the `count` tokens of a piece in which thinking ends, those that were thinking: by the share of its text, for
+    a piece does not say where its tokens end."""
+    lengths = [
+        sum(len(delta[key] or "") for delta in deltas if key in delta) for key in ("reasoning_content", "content")
+    ]
+    if not lengths[0]:
+        return 0
+    share = round(count * lengths[0] / sum(lengths))
+    return max(1, min(share, count - 1 if lengths[1] else count))
 
 
 def _input_items(request: ResponsesRequest) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from clients.openai.responses.answer import thinking_tokens
 from tests.clients.conftest import Shim
 
 pytestmark = pytest.mark.xdist_group("openai")
@@ -123,6 +124,22 @@ def test_input_tokens_are_counted_as_they_are_charged(client: OpenAI) -> None:
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
     more = client.responses.input_tokens.count(model="scripted", input="say h", previous_response_id=first.id)
     assert more.input_tokens == ask(client, "say h", previous_response_id=first.id).usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("texts", "count", "expected"),
+    [
+        ([("content", "x")], 3, 0),
+        ([("reasoning_content", "Let me see."), ("content", "The answer.")], 6, 3),
+        ([("reasoning_content", "y"), ("content", "x" * 99)], 4, 1),
+        ([("reasoning_content", "y" * 99), ("content", "x")], 4, 3),
+        ([("reasoning_content", "y"), ("tool_calls", [])], 2, 2),
+    ],
+)
+def test_tokens_of_a_piece_in_which_thinking_ends_are_shared_out(
+    texts: list[tuple[str, Any]], count: int, expected: int
+) -> None:
+    assert thinking_tokens([{key: text} for key, text in texts], count) == expected
 
 
 def test_thinking_is_an_item_of_its_own(client: OpenAI) -> None:
