@@ -21,11 +21,10 @@ from kernels.draws import (
     ZERO_BITS,
     best_of_tile,
     bound,
+    bound_of,
     gumbel_of,
-    level,
     load_run,
     mass,
-    step,
     tokens_of,
 )
 from kernels.sizes import cdiv, next_power_of_2
@@ -152,19 +151,9 @@ def _choose(
     weights = tl.where(by_count, 1.0, tl.exp(scaled))
     some = m_group & (scaled >= log_min_p)
     target = tl.where(by_count, top_k.to(tl.float32), top_p * total)
-    below = step(tl.minimum(top, float("-inf")), ZERO_BITS)
-    above = step(top, ZERO_BITS) + 1
+    lowest = tl.minimum(top, float("-inf"))
     if by_count | (by_mass & (min_p <= 0.0)):
-        while above - below > 1:
-            middle = below + (above - below) // 2
-            reached = tl.sum(tl.where(some & (heads >= level(middle, ZERO_BITS)), weights, 0.0), axis=0)
-            if reached >= target:
-                below = middle
-                if reached == target:
-                    above = middle + 1
-            else:
-                above = middle
-    lowest = level(below, ZERO_BITS)
+        lowest = bound_of(heads, tl.where(some, weights, 0.0), target, lowest, top, ZERO_BITS)
     some = some & (heads >= lowest)
     place = tl.cumsum(some.to(tl.int32), axis=0) - 1
     p_mine = p_list + i_seq * groups
