@@ -202,10 +202,10 @@ class QuantizedVectorTile:
 def reads_packed(x: torch.Tensor, weight: PackedInt) -> bool:
     """Whether `packed_vector` takes both: a 16-bit row, 4-bit integers in groups of whole blocks, inputs in order."""
     return (
-        weight.bits == 4
+        _readable(x, weight.data)
+        and weight.bits == 4
         and weight.order is None
         and (weight.group % WIDTH == 0 or weight.group >= weight.inputs)
-        and _readable(x, weight.data)
     )
 
 
@@ -213,11 +213,11 @@ def reads_fp8(x: torch.Tensor, weight: Fp8) -> bool:
     """Whether `fp8_vector` takes both: a 16-bit row that is quantized to 8-bit floats, scales of the weight for 128
     inputs or for all, on a GPU that converts such floats."""
     return (
-        weight.inputs.number == "fp8"
+        _readable(x, weight.data)
+        and weight.inputs.number == "fp8"
         and weight.inputs.group in (0, WIDTH)
         and weight.block[1] in (WIDTH, weight.data.shape[1])
         and fp8_conversions(x.device)
-        and _readable(x, weight.data)
     )
 
 
