@@ -64,9 +64,12 @@ class Weight(nn.Module):
     def draw(self, std: float, generator: torch.Generator) -> None:
         """Fill it with random numbers of that standard deviation."""
         self.held.draw(self._tensors(), std, generator)
+        self._value = None
 
     def check(self, name: str) -> None:
-        """Look at the filled parameters, as the format does. Raises WeightsError with `name` in it."""
+        """Look at parameters that were just filled, as the format does; what was computed of them before, when kernels
+        were compiled, is forgotten. Raises WeightsError with `name` in it."""
+        self._value = None
         try:
             self.held.check(self._tensors())
         except WeightsError as error:
