@@ -18,11 +18,12 @@ from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
 from kernels.linear.fp8_dispatch import not_narrow
 from kernels.linear.fp8_rows import RowTile
-from kernels.linear.packed_rows import WIDTH, packed_linear, unpacked
+from kernels.linear.packed_rows import WIDTH, packed_linear
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, packed_vector
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
+from kernels.linear.unpack import unpacked
 from kernels.rms_norm.kernel import rms_norm
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.tuned.tables import DEFAULT, numbers, tiles

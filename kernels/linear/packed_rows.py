@@ -1,6 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels for weights of packed integers and of 4-bit floats: the product of few rows, and the weight's numbers
-for that of many.
+"""A Triton kernel for products of few rows with weights of packed integers and of 4-bit floats.
 
 The product reads the weight packed. Integers less their zero points are exact in every dtype that products are taken
 in. They are multiplied as they are where a tile's inputs share a scale, and scaled first where a tile holds several
@@ -198,31 +197,6 @@ def packed_kernel(
     )  # fmt: skip
 
 
-@triton.jit
-def unpack_kernel(
-    data_ptr, scale_ptr, zero_ptr, w_ptr, N, K, B, G, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    FLOAT: tl.constexpr, EXACT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """w [N, K]: a tile of the numbers, in the order that they are stored in. The weight is nobody's output: nothing is
-    waited for before it is read."""
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
-    at = tl.program_id(1) * BK
-    live = n < N
-    k = at + tl.arange(0, BK)
-    if PDL:
-        gdc_launch_dependents()
-    one, two, left = numbers(
-        data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK,
-        w_ptr.dtype.element_ty if FLOAT else tl.float32, EXACT,
-    )  # fmt: skip
-    q = tl.reshape(tl.join(one, two), (BN, BK)) if FLOAT else one
-    w = (q * left[:, None]).to(w_ptr.dtype.element_ty)
-    if PDL:
-        # What is written may stand where a kernel before still reads.
-        gdc_wait()
-    tl.store(w_ptr + n.to(tl.int64)[:, None] * K + k[None, :], w, mask=live[:, None] & (k < K)[None, :])
-
-
 def packed_linear(
     workspace: Workspace,
     x: torch.Tensor,
@@ -256,19 +230,6 @@ def shortcuts(x: torch.Tensor, weight: PackedInt | Fp4) -> dict[str, bool]:
     exact = INTERPRETED or x.dtype == torch.float32
     words = x.dtype != torch.float32 and x.stride(0) % 2 == 0 and x.stride(-1) == 1 and x.shape[-1] % 2 == 0
     return {"EXACT": exact, "WORDS": words and x.data_ptr() % 4 == 0 and not constants(weight)["ORDER"]}
-
-
-def unpacked(workspace: Workspace, weight: PackedInt | Fp4, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers [N, K] of a matrix in `dtype`, in the order that they are stored in."""
-    n, k = weight.shape
-    w = torch.empty(n, k, dtype=dtype, device=weight.data.device)
-    workspace.launch(unpack_kernel, (cdiv(n, 64), cdiv(k, WIDTH)))(
-        *held(weight)[:3], w, n, k, weight.data.shape[-1], weight.scale.shape[-1],
-        **{name: value for name, value in constants(weight).items() if name != "ORDER"}, BN=64, BK=WIDTH,
-        EXACT=INTERPRETED or dtype == torch.float32,
-        PDL=workspace.pdl, launch_pdl=workspace.pdl, num_warps=4,
-    )  # fmt: skip
-    return w
 
 
 def held(weight: PackedInt | Fp4) -> tuple[torch.Tensor | None, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels.linear.packed_rows import unpacked
+from kernels.linear.unpack import unpacked
 from kernels.moe_gemm import dense
 from kernels.moe_gemm.dispatch import pair_tiles
 from kernels.moe_gemm.order import ordered

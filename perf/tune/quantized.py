@@ -24,10 +24,11 @@ from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense as dense_linear
 from kernels.linear.cases import fp4, packed_int
 from kernels.linear.packed_dispatch import row_tile, stream_tile
-from kernels.linear.packed_rows import packed_linear, unpacked
+from kernels.linear.packed_rows import packed_linear
 from kernels.linear.quantized_stream import packed_stream
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
+from kernels.linear.unpack import unpacked
 from kernels.moe_gemm import dense as dense_moe
 from kernels.moe_gemm import packed, w8a8
 from kernels.moe_gemm.quantized_dispatch import pair_tiles

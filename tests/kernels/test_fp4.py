@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.linear.packed_rows import unpacked
+from kernels.linear.unpack import unpacked
 from kernels.weight import Fp4
 from kernels.weight.packed import packed
 from kernels.workspace import Workspace
@@ -23,7 +23,8 @@ import torch
 import triton
 from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
-from kernels.linear import packed, packed_rows
+from kernels.linear import packed
+from kernels.linear.unpack import unpacked
 from kernels.linear.cases import fp4_case
 from kernels.moe_gemm import quantized as experts
 from kernels.moe_gemm.cases import fp4_case as experts_case
@@ -48,7 +49,7 @@ with Compiler(1, None) as compiler, compiler.only(workspace):
             case = fp4_case("", bf16, rows, 96, 256, group, factors=factors, residual=True)
             packed.linear(workspace, **case.make(cpu, generator))
         case = fp4_case("", bf16, 1, 96, 256, group, factors=factors)
-        packed_rows.unpacked(workspace, case.make(cpu, generator)["weight"], bf16)
+        unpacked(workspace, case.make(cpu, generator)["weight"], bf16)
         case = experts_case("", bf16, 4, 256, 128, 16, 4, group, factors)
         experts.moe_gemm(workspace, **case.make(cpu, generator))
 wanted = ("packed_down", "packed_kernel", "packed_up", "unpack_kernel")

@@ -18,7 +18,8 @@ import torch
 import triton
 from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
-from kernels.linear import fp8, packed, packed_rows
+from kernels.linear import fp8, packed
+from kernels.linear.unpack import unpacked
 from kernels.linear.cases import int8_case, packed_case
 from kernels.moe_gemm import quantized as experts
 from kernels.moe_gemm.cases import w8a8_case, packed_case as experts_case
@@ -44,7 +45,9 @@ with Compiler(1, None) as compiler, compiler.only(workspace):
         packed.linear(workspace, **packed_case("", bf16, rows, 96, 256, 4, 128, residual=True).make(cpu, generator))
     case = packed_case("", bf16, 64, 96, 256, 4, 32, activation="silu", **whole)
     packed.linear(workspace, **case.make(cpu, generator))
-    packed_rows.unpacked(workspace, packed_case("", bf16, 1, 96, 256, 8, 64).make(cpu, generator)["weight"], bf16)
+    for bits, group, zeros in ((8, 64, False), (4, 128, True), (4, 256, False)):
+        case = packed_case("", bf16, 1, 96, 256, bits, group, zeros=zeros)
+        unpacked(workspace, case.make(cpu, generator)["weight"], bf16)
     experts.moe_gemm(workspace, **experts_case("", bf16, 4, 256, 128, 16, 4, **whole).make(cpu, generator))
     for inputs, given in ((Inputs("fp8", 128), {"block": (128, 128)}), (Inputs("int8"), {"whole": True})):
         experts.moe_gemm(workspace, **w8a8_case("", bf16, 4, 256, 128, 16, 4, inputs, **given).make(cpu, generator))
@@ -66,6 +69,7 @@ def test_compiles_for_hopper_once_for_all_rows_of_a_tile(tmp_path: Path) -> None
         "packed_kernel:2",
         "packed_up:1",
         "unpack_kernel:1",
+        "unpack_words_kernel:2",
         "w8a8_down:2",
         "w8a8_up:2",
     ]
