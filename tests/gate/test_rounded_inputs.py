@@ -1,10 +1,12 @@
 """The gate of checkpoints whose products round their inputs: against transformers' dequantized model with the same
 rounding in front of each projection, in float32. A rounding that falls the other way by the last bit of a sum moves an
-input by a whole step, so the limits are wider than those of weights."""
+input by a whole step, so the limits are wider than those of weights: on a CPU, whose sums are transformers', a fixed
+number; on a GPU a little more than transformers is from itself where its products are off by what a GPU's are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,14 @@ import torch
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
 from engine.runner.build import build_runner
+from engine.types import TokenLogprobs
 from tests.gate.conftest import quick
 from tests.gate.fp4 import INPUT_FACTOR, VALUES
 from tests.gate.oracle import Golden, Sequence, golden
 from tests.gate.packings import PACKINGS, PROJECTIONS, Packing, model_of, packed_golden, said, tensors_of
 from tests.gate.player import EnginePlayer
 from tests.gate.shapes import SHAPES, Shape
-from tests.gate.verdict import judge
+from tests.gate.verdict import NUM_LOGPROBS, judge
 
 PLAYED = 4
 SHAPE = SHAPES[0]
@@ -96,53 +99,100 @@ ROUNDINGS: dict[str, Rounding] = {
 }
 
 
-def passes(divergence: float, mean: float) -> bool:
-    return divergence <= 1.5e-3 and mean <= 0.02
+# What a GPU's sums of products are off by, as part of the root mean square of a row: tensor cores keep 14 bits or so of
+# those of 8-bit floats (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+OFF = {"floats": 1e-4, "others": 1e-5}
+MORE = 1.25
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Mean Kullback-Leibler divergence over the tokens that are reported, and mean |Δ log-probability| of the
+    likeliest."""
+
+    divergence: float
+    mean: float
+
+    def within(self, limit: Distance) -> bool:
+        return self.divergence <= limit.divergence and self.mean <= limit.mean
+
+
+ON_A_CPU = Distance(1.5e-3, 0.02)
 
 
 CASES = [pytest.param(SHAPE, packing, id=packing.name) for packing in PACKINGS if packing.name in ROUNDINGS]
 
 
-def play(truth: Golden, shape: Shape, activations: str) -> tuple[float, float]:
-    """How far the engine is from what was said: mean Kullback-Leibler divergence over the tokens that it reports, and
-    mean |Δ log-probability| of the likeliest."""
+def distance(sequences: list[Sequence], played: list[list[TokenLogprobs]]) -> Distance:
+    divergences = []
+    for sequence, entries in zip(sequences, played, strict=True):
+        for whole, entry in zip(sequence.logprobs["float32"], entries, strict=True):
+            ids, values = np.unique(entry.ids, return_index=True)
+            found = np.asarray(entry.logprobs)[values]
+            divergences.append(float((np.exp(whole[ids]) * (whole[ids] - found)).sum()))
+    return Distance(float(np.mean(np.abs(divergences))), judge(sequences, played, "float32").mean)
+
+
+def play(truth: Golden, shape: Shape, activations: str, device: str) -> Distance:
+    """How far the engine is from what was said."""
     config = EngineConfig(
         model=str(truth.folder),
         max_model_len=300,
         scheduler=SchedulerConfig(max_rows=12, token_budget=4096),
         cache=CacheConfig(block_size=shape.block_size, num_blocks=4096 // shape.block_size),
-        runtime=RuntimeConfig(dtype="float32"),
+        runtime=RuntimeConfig(device=device, dtype="float32"),  # type: ignore[arg-type]
         weights=WeightsConfig(activations=activations),  # type: ignore[arg-type]
     )
     engine = Engine(build_runner(config), config).start()
     try:
-        played = EnginePlayer(engine).play(truth.sequences)
+        return distance(truth.sequences, EnginePlayer(engine).play(truth.sequences))
     finally:
         engine.close()
-    verdict = judge(truth.sequences, played, "float32")
-    divergences = []
-    for sequence, entries in zip(truth.sequences, played, strict=True):
-        for whole, entry in zip(sequence.logprobs["float32"], entries, strict=True):
-            ids, values = np.unique(entry.ids, return_index=True)
-            found = np.asarray(entry.logprobs)[values]
-            divergences.append(float((np.exp(whole[ids]) * (whole[ids] - found)).sum()))
-    return float(np.mean(np.abs(divergences))), verdict.mean
+
+
+def reported(logprobs: np.ndarray) -> TokenLogprobs:
+    """The likeliest tokens of a position, as an engine reports them behind the one that it drew."""
+    ids = np.argsort(-logprobs)[:NUM_LOGPROBS]
+    return TokenLogprobs([int(i) for i in (ids[0], *ids)], [float(logprobs[i]) for i in (ids[0], *ids)], [])
+
+
+def off_by(model: torch.nn.Module, layers: list[torch.nn.Module], truth: Golden, part: float) -> Distance:
+    """How far the model is from itself when products are off by `part` of the root mean square of a row."""
+    generator = torch.Generator().manual_seed(0)
+
+    def disturbed(_: torch.nn.Module, given: object, y: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(y.shape, generator=generator)
+        return y + part * noise * y.square().mean(-1, keepdim=True).sqrt()
+
+    hooks = [layer.register_forward_hook(disturbed) for layer in layers]
+    said_then = [[reported(position) for position in said(model, one)] for one in truth.sequences]
+    for hook in hooks:
+        hook.remove()
+    return distance(truth.sequences, said_then)
 
 
 @pytest.mark.xdist_group(SHAPE.name)
 @pytest.mark.parametrize(("shape", "packing"), CASES)
-def test_inputs_are_rounded_as_the_checkpoint_says(shape: Shape, packing: Packing, pytestconfig: pytest.Config) -> None:
+def test_inputs_are_rounded_as_the_checkpoint_says(
+    shape: Shape, packing: Packing, pytestconfig: pytest.Config, device: str
+) -> None:
     cache, shape = Path(pytestconfig.rootpath) / ".cache" / "gate", quick(shape)
     base = golden(shape, cache)
     folder = packed_golden(shape, base, packing, cache).folder
     _, plain = tensors_of(base, packing)
     model = model_of(base, plain)
-    for module, layer in model.named_modules():
-        if f"{module}.weight".endswith(PROJECTIONS):
-            layer.register_forward_pre_hook(lambda _, given: (ROUNDINGS[packing.name](given[0]),))
+    layers = [layer for module, layer in model.named_modules() if f"{module}.weight".endswith(PROJECTIONS)]
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, given: (ROUNDINGS[packing.name](given[0]),))
     sequences = [
         Sequence(one.prompt, one.forced, {"float32": said(model, one)}) for one in base.sequences[: 4 * PLAYED : 4]
     ]
     truth = Golden(folder, sequences, sequences[-1])
-    assert passes(*play(truth, shape, "auto"))
-    assert not passes(*play(truth, shape, "16bit")), "it would not be seen that inputs stay as they are"
+    limit = ON_A_CPU
+    if device != "cpu":
+        itself = off_by(model, layers, truth, OFF["floats" if "fp8" in packing.name else "others"])
+        limit = Distance(MORE * itself.divergence, MORE * itself.mean)
+    found = play(truth, shape, "auto", device)
+    assert found.within(limit), f"{found}, where {limit} is allowed"
+    bare = play(truth, shape, "16bit", device)
+    assert not bare.within(limit), "it would not be seen that inputs stay as they are"
