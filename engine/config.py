@@ -148,10 +148,13 @@ class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     quantize: None keeps weights as they are stored. "fp8" and "int8" round the projections of a 16-bit checkpoint to 8
     bits with a scale a row while it loads, and their inputs as well; "int4" rounds them to 4 bits with a scale for 32
     inputs, and no inputs. Embedding and head stay as they are.
+    fast_accumulation: sums of many rows of 8-bit floats with scales by rows stay in the tensor cores, which keep 14
+    bits or so of them, as those of other servers do; off adds them up in float32. Scales by blocks always do that.
     """
 
     activations: Literal["auto", "16bit"] = "auto"
     quantize: Literal["fp8", "int8", "int4"] | None = None
+    fast_accumulation: bool = True
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

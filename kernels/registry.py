@@ -30,6 +30,7 @@ OPS = (
     "round_fp4",
     "linear",
     "linear_norm",
+    "gated_mlp",
     "peer_sum",
     "rope_kv_write",
     "paged_attention",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
         linear: Callable[..., torch.Tensor]
         linear_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+        gated_mlp: Callable[..., torch.Tensor]
         rope_kv_write: Callable[..., torch.Tensor]
         paged_attention: Callable[..., torch.Tensor]
         rope_attention: Callable[..., torch.Tensor]

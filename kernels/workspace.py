@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kernels import hardware
+from kernels.linear.scaled_gemms import ScaledProducts
 from kernels.linear.tuned_gemms import Products
 
 # Takes a launch in the place of the kernel: (kernel, grid, *arguments, **constants and options).
@@ -24,15 +25,21 @@ class Workspace:
     gdc_wait(). On Hopper and later, unless it is switched off.
     table: the name of the device's tuned numbers (`kernels.tuned.tables`).
     products: what multiplies many rows by algorithms that were measured; None when that is switched off.
+    fast_sums: many rows of 8-bit floats with scales by rows may be added up in the tensor cores' own precision.
+    scaled_products: what multiplies many rows of 8-bit floats; None when `tuned_gemms` is switched off.
 
     Launches that share a workspace must run in one stream order.
     """
 
-    def __init__(self, device: torch.device, dependent_launch: bool = True, tuned_gemms: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, dependent_launch: bool = True, tuned_gemms: bool = True, fast_sums: bool = False
+    ) -> None:
         self.device = device
         self.table = hardware.tuned(device)
         self.pdl = dependent_launch and hardware.dependent_launch(device)
         self.products = Products() if tuned_gemms else None
+        self.scaled_products = ScaledProducts(fast_sums) if tuned_gemms else None
+        self.fast_sums = fast_sums
         self._counters: dict[tuple[str, int], torch.Tensor] = {}
         self._side: torch.cuda.Stream | None = None
         self._launcher: Launcher | None = None

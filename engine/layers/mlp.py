@@ -7,7 +7,7 @@ from torch import nn
 
 from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
-from engine.layers.norm import RmsNorm
+from engine.layers.norm import RmsNorm, taken_in
 from engine.models.config import MlpConfig
 
 
@@ -19,17 +19,26 @@ class Mlp(nn.Module):
         super().__init__()
         hidden, inner = build.config.hidden, config.intermediate
         self._config = config
-        # The product's own activation does not clip.
-        fused = config.activation if config.limit is None else None
-        self.gate_up = Linear(hidden, 2 * inner, build, config.bias, activation=fused)
-        self._gated_activation = build.ops.gated_activation
+        self.gate_up = Linear(hidden, 2 * inner, build, config.bias)
         self.down = Linear(inner, hidden, build, config.bias, partial=summed)
+        self._op = build.ops.gated_mlp
+        self._deterministic = build.deterministic
 
     def forward(
         self, x: torch.Tensor, norm: RmsNorm | None, token_ids: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
         """x, residual [T, hidden] → [T, hidden]. norm None takes x as it is."""
-        h = self.gate_up(x, norm=norm)
-        if self._config.limit is not None:
-            h = self._gated_activation(h, self._config.activation, limit=self._config.limit)
-        return self.down(h, residual=residual)
+        once = self.down.communicator.on_first_rank
+        y: torch.Tensor = self._op(
+            x,
+            self.gate_up.weight.value,
+            self.down.weight.value,
+            self._config.activation,
+            self._config.limit,
+            gate_up_bias=self.gate_up.bias,
+            down_bias=once(self.down.bias),
+            residual=once(residual),
+            deterministic=self._deterministic,
+            **taken_in(norm),
+        )
+        return self.down.communicator.all_reduce(y)

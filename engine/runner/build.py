@@ -75,7 +75,7 @@ def build_runner(
     quantize = config.weights.quantize
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
-    workspace = Workspace(device, runtime.dependent_launch, runtime.tuned_gemms)
+    workspace = Workspace(device, runtime.dependent_launch, runtime.tuned_gemms, config.weights.fast_accumulation)
     ops = select(workspace, runtime.kernels, runtime.direct_copies)
     if config.parallel.all_reduce == "peer":
         communicator = reached(communicator, ops, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.dispatch import Dispatch
+from kernels.gated_mlp import dispatch as gated_mlp
 from kernels.latent_attention import dispatch as latent_attention
 from kernels.linear import dispatch as dense_linear
 from kernels.linear import fp8_dispatch as fp8_linear
@@ -24,6 +25,7 @@ DISPATCHES: dict[str, Dispatch[Any]] = {
     "moe_gemm, quantized experts": quantized_experts.DISPATCH,
     "moe_gemm, experts of GGUF files": gguf_experts.DISPATCH,
     "moe_gemm, dense experts": dense_experts.DISPATCH,
+    "gated_mlp": gated_mlp.DISPATCH,
     "linear_norm": linear_norm.DISPATCH,
     "linear, packed integers and 4-bit floats": packed_linear.DISPATCH,
     "linear, 8-bit floats and integers": fp8_linear.DISPATCH,

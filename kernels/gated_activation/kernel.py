@@ -14,6 +14,21 @@ _BLOCK = 1024
 
 
 @triton.jit
+def gated(gate, up, limit, IS_SILU: tl.constexpr, HAS_LIMIT: tl.constexpr):
+    """act(gate) · up in float32; HAS_LIMIT clips the gate above and up on both sides first."""
+    g = gate.to(tl.float32)
+    up = up.to(tl.float32)
+    if HAS_LIMIT:
+        g = tl.minimum(g, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+    if IS_SILU:
+        act = g * tl.sigmoid(g)
+    else:
+        act = g * tl.sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
+    return act * up
+
+
+@triton.jit
 def _gate(
     p_x,
     p_y,
@@ -33,16 +48,16 @@ def _gate(
     m_columns = columns < F
     p_gate = p_x + i_token * x_stride + columns
     gate = tl.load(p_gate, mask=m_columns, other=0.0)
-    up = tl.load(p_gate + F, mask=m_columns, other=0.0).to(tl.float32)
-    g = gate.to(tl.float32)
-    if HAS_LIMIT:
-        g = tl.minimum(g, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-    if IS_SILU:
-        act = g * tl.sigmoid(g)
-    else:
-        act = g * tl.sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
-    tl.store(p_y + i_token * F + columns, (act * up).to(gate.dtype), mask=m_columns)
+    up = tl.load(p_gate + F, mask=m_columns, other=0.0)
+    act = gated(gate, up, limit, IS_SILU, HAS_LIMIT)
+    tl.store(p_y + i_token * F + columns, act.to(gate.dtype), mask=m_columns)
+
+
+def activation_is_silu(activation: str) -> bool:
+    """Which of the two it is. Raises ValueError for another."""
+    if activation not in ("silu", "gelu_tanh"):
+        raise ValueError(f"activation {activation!r} is not implemented: use 'silu' or 'gelu_tanh'")
+    return activation == "silu"
 
 
 def gated_activation(
@@ -53,8 +68,7 @@ def gated_activation(
     silu(g) = g·σ(g);  gelu_tanh(g) = ½g(1 + tanh u) = g·σ(2u) with u = √(2/π)(g + 0.044715 g³).
     Shapes as in the reference; x's rows may be strided. Raises ValueError for another activation.
     """
-    if activation not in ("silu", "gelu_tanh"):
-        raise ValueError(f"activation {activation!r} is not implemented: use 'silu' or 'gelu_tanh'")
+    is_silu = activation_is_silu(activation)
     tokens, channels = x.shape[0], x.shape[1] // 2
     y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     if tokens:
@@ -65,7 +79,7 @@ def gated_activation(
             channels,
             x.stride(0),
             limit if limit is not None else 0.0,
-            IS_SILU=activation == "silu",
+            IS_SILU=is_silu,
             HAS_LIMIT=limit is not None,
             BLOCK=_BLOCK,
             PDL=pdl,

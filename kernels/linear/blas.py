@@ -5,15 +5,15 @@ library for the product at hand, and launched with a workspace of ours. Sums are
 split sum too, and added up in a fixed order: the same product gives the same bits.
 
 A matrix of torch, rows one after another, is its transpose to cublasLt, which stores columns: y = x @ weightᵀ is asked
-for as yᵀ [N, T] = weight [N, K] @ xᵀ [K, T].
+for as yᵀ [N, T] = weight [N, K] @ xᵀ [K, T]. 8-bit floats come with scales, which the library multiplies by.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_float, c_int, c_int32, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p, sizeof
+from ctypes import byref, c_float, c_int, c_int8, c_int32, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p, sizeof
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,9 +21,14 @@ WORKSPACE = 32 << 20
 ALIGNMENT = 16
 
 # cublasLt.h, cublas_api.h and library_types.h; these numbers are the library's binary interface.
-_TYPES = {torch.bfloat16: 14, torch.float16: 2}
+_TYPES = {torch.bfloat16: 14, torch.float16: 2, torch.float8_e4m3fn: 28}
 _FLOAT, _COMPUTE_FLOAT = 0, 68
 _DESC_TRANSA, _TRANSPOSED = 3, 1
+_DESC_FAST = 25
+# A is the weight, B is x.
+_SCALE_POINTERS, _SCALE_MODES = (17, 18), (31, 32)
+# Modes of A and of B: a scale for each row of both; one for 128 by 128 numbers, and for 128 inputs of a row.
+_SCALES = {"rows": (3, 3), "blocks": (5, 4)}
 _PREFER_WORKSPACE, _PREFER_REDUCTIONS = 1, 3
 _PREFER_ALIGNMENTS = (5, 6, 7, 8)
 _ALGO_ID = 0
@@ -52,13 +57,24 @@ class Algorithm:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """x [rows, inputs], whose rows lie `stride` elements apart, times weight [outputs, inputs] transposed."""
+    """x [rows, inputs], whose rows lie `stride` elements apart, times weight [outputs, inputs] transposed.
+
+    dtype: of both. scales: both are 8-bit floats, and have scales by rows, or by blocks of 128 by 128 and groups of
+    128 inputs; the result is bfloat16 then, else of `dtype`. fast: sums of 8-bit floats stay in the tensor cores, which
+    keep 14 bits or so of them (DeepSeek-V3, arXiv:2412.19437, section 3.3.2); else they are added up in float32.
+    """
 
     rows: int
     inputs: int
     outputs: int
     stride: int
     dtype: torch.dtype = torch.bfloat16
+    scales: Literal["rows", "blocks"] | None = None
+    fast: bool = False
+
+    @property
+    def result(self) -> torch.dtype:
+        return self.dtype if self.scales is None else torch.bfloat16
 
 
 class Refused(ValueError):
@@ -142,11 +158,21 @@ class Blas:
     def plan(self, product: Product, algorithm: Algorithm) -> Plan:
         """Raises Refused when the library does not take it, or wants more workspace than there is."""
         desc, layouts = self._described(product)
-        kind, algo = _TYPES[product.dtype], _Algo()
+        kind, result_kind, algo = _TYPES[product.dtype], _TYPES[product.result], _Algo()
         try:
             self._call(
                 "MatmulAlgoInit",
-                *(self._handle, _COMPUTE_FLOAT, _FLOAT, kind, kind, kind, kind, algorithm.id, byref(algo)),
+                *(
+                    self._handle,
+                    _COMPUTE_FLOAT,
+                    _FLOAT,
+                    kind,
+                    kind,
+                    result_kind,
+                    result_kind,
+                    algorithm.id,
+                    byref(algo),
+                ),
             )
             for (attribute, width), value in zip(_CONFIG, astuple(algorithm)[1:], strict=True):
                 held = width(value)
@@ -161,13 +187,22 @@ class Blas:
         return Plan(algorithm, result.workspace, result.waves, desc, layouts, algo)
 
     def multiply(
-        self, plan: Plan, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, y: torch.Tensor
+        self,
+        plan: Plan,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        residual: torch.Tensor | None,
+        y: torch.Tensor,
+        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        """y = x @ weightᵀ, plus residual; y may be the residual. Both are contiguous, all of the plan's sizes.
+        """y = x @ weightᵀ, plus residual; y may be the residual. Both are contiguous, all of the plan's sizes. scales:
+        the weight's and x's, of a product that has some.
 
         Raises RuntimeError with the library's status when it refuses.
         """
         w, rows, columns = plan.layouts
+        if scales is not None:
+            self._point_to_scales(plan.desc, *(held.data_ptr() for held in scales))
         status = self._matmul(
             *(self._handle, byref(plan.desc), byref(self._one), weight.data_ptr(), byref(w), x.data_ptr(), byref(rows)),
             byref(self._zero if residual is None else self._one),
@@ -181,18 +216,31 @@ class Blas:
         desc, flag = _Desc(), c_int32(_TRANSPOSED)
         self._call("MatmulDescInit_internal", byref(desc), c_size_t(sizeof(desc)), _COMPUTE_FLOAT, _FLOAT)
         self._call("MatmulDescSetAttribute", byref(desc), _DESC_TRANSA, byref(flag), _size(flag))
-        kind, sizes = _TYPES[product.dtype], c_size_t(sizeof(_Layout))
+        if product.scales is not None:
+            for attribute, mode in zip(_SCALE_MODES, _SCALES[product.scales], strict=True):
+                held = c_int32(mode)
+                self._call("MatmulDescSetAttribute", byref(desc), attribute, byref(held), _size(held))
+            fast = c_int8(product.fast)
+            self._call("MatmulDescSetAttribute", byref(desc), _DESC_FAST, byref(fast), _size(fast))
+            # The heuristic asks whether there are scales, not which.
+            self._point_to_scales(desc, *(self._workspace.data_ptr(),) * 2)
+        kind, result_kind, sizes = _TYPES[product.dtype], _TYPES[product.result], c_size_t(sizeof(_Layout))
         made = []
-        for rows, columns, leading in (
-            (product.inputs, product.outputs, product.inputs),
-            (product.inputs, product.rows, product.stride),
-            (product.outputs, product.rows, product.outputs),
+        for rows, columns, leading, number in (
+            (product.inputs, product.outputs, product.inputs, kind),
+            (product.inputs, product.rows, product.stride, kind),
+            (product.outputs, product.rows, product.outputs, result_kind),
         ):
             layout = _Layout()
             shape = (c_uint64(rows), c_uint64(columns), ctypes.c_int64(leading))
-            self._call("MatrixLayoutInit_internal", byref(layout), sizes, kind, *shape)
+            self._call("MatrixLayoutInit_internal", byref(layout), sizes, number, *shape)
             made.append(layout)
         return desc, (made[0], made[1], made[2])
+
+    def _point_to_scales(self, desc: _Desc, *places: int) -> None:
+        for attribute, place in zip(_SCALE_POINTERS, places, strict=True):
+            held = c_uint64(place)
+            self._call("MatmulDescSetAttribute", byref(desc), attribute, byref(held), _size(held))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._lib, f"cublasLt{name}")(*arguments)

@@ -123,6 +123,7 @@ def fp8_cases() -> list[Case]:
         ):
             given: Any = {"small": False, **fused}
             made.append(fp8_case(f"T{t} Qwen3-8B-FP8 {name}", bf16, t, n, k, square, group, **given))
+    made.append(fp8_case("T96 fp8 blocks, seven of them a row", bf16, 96, 1024, 896, square, group, small=False))
     for t in (1, 64, 1024):
         made.append(
             fp8_case(f"T{t} Llama-3.1-8B-FP8 down", bf16, t, 4096, 14336, None, row, residual=True, small=False)

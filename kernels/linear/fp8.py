@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.hardware import group_products
 from kernels.linear.fp8_dispatch import DISPATCH, FEW_ROWS, SPLIT_ROWS, Fp8Operands, Fp8Problem
-from kernels.linear.fp8_rows import GROUP
+from kernels.linear.fp8_library import in_library
 from kernels.linear.quantized_stream import streams_fp8
 from kernels.linear.quantized_vector import reads_fp8
 from kernels.weight import Fp8, Int8
@@ -32,22 +31,10 @@ def linear(
     n = n // 2 if gated else n
     if not rows:
         return x.new_zeros((0, n))
-    library = rows > FEW_ROWS and not deterministic and _in_library(weight, x.dtype)
+    library = rows > FEW_ROWS and not deterministic and in_library(weight, x.dtype)
     streams = SPLIT_ROWS < rows <= FEW_ROWS and isinstance(weight, Fp8) and streams_fp8(weight)
     vector = isinstance(weight, Fp8) and reads_fp8(x, weight)
     choice = DISPATCH.choose(Fp8Problem(rows, n, k, gated, deterministic, vector, library, streams, workspace.table))
     operands = Fp8Operands(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)
     y: torch.Tensor = choice.launch(operands, choice.config)
     return y
-
-
-def _in_library(weight: Fp8 | Int8, dtype: torch.dtype) -> bool:
-    """Whether cuBLAS has a product of quantized inputs with this weight."""
-    if not isinstance(weight, Fp8):
-        return False
-    (n, k), number = weight.data.shape, weight.inputs
-    if number.number is None or k % 16 or n % 16 or dtype != torch.bfloat16 or not group_products(weight.data.device):
-        return False
-    if weight.block == (1, k):
-        return not number.group
-    return weight.block == (GROUP, GROUP) and number.group == GROUP and k % GROUP == 0 and n % GROUP == 0

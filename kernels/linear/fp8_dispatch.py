@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dispatch import Dispatch, Variant
-from kernels.gated_activation.kernel import gated_activation
+from kernels.linear.fp8_library import library_linear
 from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
 from kernels.linear.quantized_stream import fp8_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, fp8_vector
@@ -29,8 +29,6 @@ from kernels.workspace import Workspace
 
 # Up to these, rows take a split of the inputs, stream through shared memory, take one tile of rows.
 SPLIT_ROWS, FEW_ROWS, LIBRARY_ROWS = 16, 64, 256
-# The library wants a multiple of so many rows.
-LIBRARY_MULTIPLE = 16
 
 
 class Fp8Problem(NamedTuple):
@@ -133,26 +131,20 @@ def _row_config(problem: Fp8Problem) -> RowTile:
     return row_tile(*sizes, problem.gated, problem.deterministic, problem.table)
 
 
-def _inputs(operands: Fp8Operands, rows_of: int = 1) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x as the product takes it, filled up to a multiple of `rows_of` rows, and its scales, where it is quantized."""
+def _inputs(operands: Fp8Operands) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x as the product takes it, and its scales, where it is quantized."""
     workspace, x, weight, _, norm_weight, eps, offset, _, _, deterministic = operands
     if weight.inputs.number is not None:
-        return quantized(workspace, x, weight.inputs, norm_weight, eps, offset, rows_of)
+        return quantized(workspace, x, weight.inputs, norm_weight, eps, offset)
     if norm_weight is not None:
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
     return x, None
 
 
-def _library(operands: Fp8Operands, rows_of: int) -> torch.Tensor:
-    x, scales = _inputs(operands, rows_of)
-    weight, bias, residual, activation = operands.weight, operands.bias, operands.residual, operands.activation
-    assert scales is not None
-    scaled = torch._scaled_mm(x, weight.data.t(), scales, weight.scale.t(), out_dtype=operands.x.dtype)
-    product = scaled[: len(operands.x)]
-    product = product if bias is None else product + bias
-    if activation is not None:
-        return gated_activation(operands.workspace, product, activation)
-    return product if residual is None else residual.add_(product)
+def _library(operands: Fp8Operands, config: None) -> torch.Tensor:
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, _deterministic = operands
+    assert isinstance(weight, Fp8)
+    return library_linear(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation)
 
 
 def _vector(operands: Fp8Operands, tile: QuantizedVectorTile) -> torch.Tensor:
@@ -198,7 +190,7 @@ DISPATCH: Dispatch[Fp8Problem] = Dispatch(
         Variant(
             "library",
             _not_library,
-            lambda problem: LIBRARY_MULTIPLE,
+            lambda problem: None,
             _library,
             "docs/experiments/2026-11-23-fp8-products.md, many rows",
         ),

@@ -67,7 +67,8 @@ def stage_quantized_row(
             scale += gl.max(low, axis=1) * 0.0
     else:
         largest = gl.maximum(gl.abs(low), gl.abs(high))
-        scale = gl.maximum(gl.max(largest, axis=1 if GROUPED else 0), SMALLEST) / END
+        largest = gl.maximum(gl.max(largest, axis=1 if GROUPED else 0), SMALLEST)
+        scale = gl.div_rn(largest, largest * 0.0 + END)
         if POWER:
             # the exponent alone, one more where there is a fraction
             scale = ((scale.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)

@@ -22,15 +22,19 @@ def case(
     power: bool = False,
     small: bool = True,
     number: Literal["fp8", "int8"] = "fp8",
+    activation: str | None = None,
+    limit: float | None = None,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         scale = torch.tensor(0.01, device=device) if static else None
         return {
-            "x": randn(g, device, dtype, t, k),
+            "x": randn(g, device, dtype, t, k if activation is None else 2 * k),
             "inputs": Inputs(number, group, power, scale),
             "norm_weight": randn(g, device, dtype, k) if norm else None,
             "eps": 1e-6,
             "offset": 1.0 if norm else 0.0,
+            "activation": activation,
+            "limit": limit,
         }
 
     return Case(name, dtype, make, ROUNDED, t * k * (dtype.itemsize + 1), 4 * t * k, small=small)
@@ -48,7 +52,11 @@ def cases() -> list[Case]:
         case("a row of integers", f32, 5, 200, number="int8"),
         case("a row of integers behind a norm", bf16, 9, 96, norm=True, number="int8"),
         case("integers of a given scale", bf16, 6, 130, static=True, number="int8"),
+        case("groups behind silu", bf16, 9, 384, 128, activation="silu"),
+        case("a row behind gelu and a limit, odd sizes", f32, 5, 131, activation="gelu_tanh", limit=0.5),
+        case("a given scale behind silu", bf16, 3, 130, static=True, activation="silu"),
         case("no tokens", bf16, 0, 64, 128),
         *(case(f"{t} rows of 4096 behind a norm", bf16, t, 4096, 128, norm=True, small=False) for t in (1, 64, 8192)),
         case("8192 rows of 12288", bf16, 8192, 12288, small=False),
+        case("8192 rows of 14336 behind silu", bf16, 8192, 14336, activation="silu", small=False),
     ]

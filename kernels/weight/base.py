@@ -20,6 +20,11 @@ class Weight(Protocol):
         """Bytes of data, scales and zero points together."""
         ...
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether a product's inputs are rounded to few bits first."""
+        return False
+
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """The numbers, `shape`, computed in float32 and rounded once to `dtype`."""
         ...

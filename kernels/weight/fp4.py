@@ -42,6 +42,10 @@ class Fp4(Weight):
     def nbytes(self) -> int:
         return self.data.nbytes + self.scale.nbytes + (0 if self.factor is None else self.factor.nbytes)
 
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.rounding.number is not None
+
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         groups = cdiv(self.inputs, self.group)
         numbers = e2m1(self.data)[..., : self.inputs]

@@ -32,6 +32,10 @@ class Fp8(Weight):
     def nbytes(self) -> int:
         return self.data.nbytes + self.scale.nbytes
 
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.inputs.number is not None
+
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         return (self.data.float() * self._spread()).to(dtype)
 

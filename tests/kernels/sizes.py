@@ -96,12 +96,17 @@ def steps() -> dict[str, dict[str, Step]]:
             "groups": lambda n: _made("quantize", "", BF16, n, 256, 128),
             "row": lambda n: _made("quantize", "", BF16, n, 256, norm=True),
             "integers": lambda n: _made("quantize", "", BF16, n, 256, number="int8"),
+            "gated": lambda n: _made("quantize", "", BF16, n, 256, activation="silu"),
         },
         "round_fp4": {
             "numbers": lambda n: _made("round_fp4", "", BF16, n, 256, 16),
             "exponents": lambda n: _made("round_fp4", "", BF16, n, 256, 32, norm=True),
         },
         "linear_norm": {"tokens": of_tokens("linear_norm", 96, 64)},
+        "gated_mlp": {
+            "dense": of_tokens("gated_mlp", 64, 48, norm=True, residual=True),
+            "fp8 groups": of_tokens("gated_mlp", 128, 256, fp8=((128, 128), Inputs("fp8", 128)), norm=True),
+        },
         "rope_kv_write": {"tokens": of_tokens("rope_kv_write", 4, 2, 64, qk_norm=True, strided=True)},
         "gated_activation": {"tokens": of_tokens("gated_activation", 96)},
         "latent_write": {

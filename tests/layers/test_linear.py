@@ -9,6 +9,8 @@ from engine.layers.build_context import BuildContext
 from engine.layers.linear import Linear
 from engine.layers.norm import RmsNorm
 from engine.models.config import ModelConfig, NormConfig
+from engine.quant.formats.fp8 import Fp8
+from engine.quant.scheme import Fp8Scheme
 from kernels.select import select
 from kernels.thresholds import NORMED_ROWS
 from kernels.workspace import Workspace
@@ -48,3 +50,16 @@ def test_a_norm_is_left_to_what_reads_it(rows: int) -> None:
         torch.testing.assert_close(y, linear(x, residual=None if given is None else given.clone()))
     linear, _ = made()
     assert linear.forward_with_next_norm(x, residual, None)[1] is None
+
+
+def test_a_norm_is_left_to_inputs_that_are_rounded() -> None:
+    """What reads them rounds its own too, and norms them in the same launch."""
+    linear, norm = made()
+    wide = linear.weight.value.dense(torch.float32)
+    linear.weight.hold(Fp8(Fp8Scheme("dynamic"), "weight_scale", None, None, sources=1))
+    linear.to_empty(device=CPU)
+    linear.weight.data.copy_(wide)
+    linear.weight.scale.fill_(1.0)
+    rows = NORMED_ROWS + 1
+    _, normed = linear.forward_with_next_norm(torch.randn(rows, 20), torch.randn(rows, 12), norm)
+    assert normed is None
