@@ -14,7 +14,7 @@ from kernels.weight import Fp4, Fp8, Int8, PackedInt
 from kernels.workspace import Workspace
 
 KINDS: dict[type, str] = {Fp4: "fp4", Fp8: "fp8", Int8: "int8", PackedInt: "packed"}
-# Of which numbers can be written out, and tiles have every scale.
+# Of which numbers can be written out.
 PACKED = ("fp4", "packed")
 
 
@@ -32,15 +32,19 @@ def moe_gemm(
     deterministic: bool = False,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it."""
+    """See the reference. Every shape that a launch depends on is known to the host, so that graphs can hold it.
+
+    Raises ValueError for scales of 8-bit numbers that are neither of 128 inputs nor of all of a row.
+    """
     if not x.shape[0]:
         return torch.empty_like(x)
     kind, pairs, count, table = KINDS[type(gate_up)], experts.numel(), gate_up.data.shape[0], workspace.table
     ring = not deterministic and few_pairs(kind, pairs, count, table) and ring_fits(x, gate_up, down)
     packed = kind in PACKED
     written = packed and not deterministic and fills_experts(pairs, count, table) and writes_out(gate_up, down)
-    tiles = packed or (tiled(gate_up) and tiled(down))
-    problem = QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, tiles, table)
+    if not packed and not (tiled(gate_up) and tiled(down)):
+        raise ValueError(f"moe_gemm has no kernel for {kind} experts whose scales are not of 128 inputs or of all")
+    problem = QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, table)
     choice = DISPATCH.choose(problem)
     operands = Operands(workspace, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)
     y: torch.Tensor = choice.launch(operands, choice.config)

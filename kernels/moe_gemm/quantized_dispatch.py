@@ -13,7 +13,6 @@ import torch
 
 from kernels.dispatch import Dispatch, Variant
 from kernels.linear.packed_rows import WIDTH
-from kernels.moe_gemm import reference
 from kernels.moe_gemm.dispatch import TilesCut
 from kernels.moe_gemm.operands import Operands
 from kernels.moe_gemm.packed import packed_moe
@@ -33,8 +32,7 @@ class QuantizedProblem(NamedTuple):
 
     kind: "fp4", "packed" (integers), "fp8" or "int8". pairs of token and expert; experts whose matrices are here.
     ring: the copy engine reads both tables in whole boxes, and numbers and scales are such as the ring kernel has, on a
-    GPU of its kind. writes_out: inputs stay as they are, in the weight's order. tiled: scales are such as tiles have.
-    table: of tuned numbers.
+    GPU of its kind. writes_out: inputs stay as they are, in the weight's order. table: of tuned numbers.
     """
 
     kind: str
@@ -44,7 +42,6 @@ class QuantizedProblem(NamedTuple):
     deterministic: bool
     ring: bool
     writes_out: bool
-    tiled: bool
     table: str = DEFAULT
 
 
@@ -83,19 +80,10 @@ def _not_written_out(problem: QuantizedProblem) -> str | None:
     return None if problem.writes_out else "for 4-bit numbers, and integers, whose inputs are not rounded or reordered"
 
 
-def _not_reference(problem: QuantizedProblem) -> str | None:
-    return "for scales that tiles do not have: not of 128 inputs or all" if problem.tiled else None
-
-
 def _tiles_cut(problem: QuantizedProblem) -> TilesCut:
+    # One cut whatever pairs there are gives each of them the same bits.
     pairs = 0 if problem.deterministic else problem.pairs
     return pair_tiles(pairs, problem.experts, problem.dtype)
-
-
-def _reference(operands: Operands, deterministic: bool) -> torch.Tensor:
-    _, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases = operands
-    last = (residual, activation, limit, num_shared, deterministic, biases)
-    return reference.moe_gemm(x, gate_up, down, weights, experts, *last)
 
 
 def _ring(operands: Operands, _: Any = None) -> torch.Tensor:
@@ -122,13 +110,6 @@ def _w8a8_tiles(operands: Operands, cut: TilesCut) -> torch.Tensor:
 
 DISPATCH: Dispatch[QuantizedProblem] = Dispatch(
     [
-        Variant(
-            "reference",
-            _not_reference,
-            lambda problem: problem.deterministic,
-            _reference,
-            "not measured: the only one that has such scales",
-        ),
         Variant(
             "ring",
             _not_ring,
