@@ -105,3 +105,15 @@ def make_types_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tl.block_type, "__init__", block)
     patch.setattr(tl.tensor, "__init__", tensor)
     patch.setattr(semantic, "broadcast_impl_value", broadcast_impl_value)
+
+
+def sum_in_turn(patch: pytest.MonkeyPatch) -> None:
+    """Products add up their inputs one by one, as one accumulator would: numpy's order goes by the sides of both."""
+
+    def matmul(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), dtype)
+        for k in range(a.shape[-1]):
+            total += a[..., :, k, None].astype(dtype) * b[..., None, k, :].astype(dtype)
+        return total
+
+    patch.setattr(np, "matmul", matmul)

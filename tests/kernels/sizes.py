@@ -11,12 +11,16 @@ from typing import Any
 
 import torch
 
-from kernels.linear.cases import fp8_case, int8_case, packed_case
+from kernels.linear.cases import fp4_case, fp8_case, gguf_case, int8_case, packed_case
+from kernels.moe_gemm.cases import fp4_case as fp4_experts
+from kernels.moe_gemm.cases import gguf_case as gguf_experts
 from kernels.moe_gemm.cases import packed_case as packed_experts
 from kernels.moe_gemm.cases import w8a8_case as w8a8_experts
 from kernels.registry import Case
 from kernels.weight.inputs import Inputs
 
+# About the sides of the tiles that products of quantized weights have.
+QUANTIZED_COUNTS = (1, 2, 16, 17, 64, 65, 128, 256, 300)
 # Numbers that the compiler likes to know of, 1 and multiples of 16, and others between them.
 COUNTS = (1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 50, 64, 65)
 LONGEST = 400
@@ -185,3 +189,63 @@ def wide_steps() -> dict[str, dict[str, Step]]:
             "groups": of_tokens("moe", 2048, 32, 16, 4, num_groups=4, top_groups=2, norm=True),
         },
     }
+
+
+def quantized_steps(dtype: torch.dtype = BF16) -> dict[str, dict[str, Step]]:
+    """Steps of ops whose weights or caches are quantized, of every kind: products of so many inputs that few rows have
+    these in slices, and tables of so few experts that some have several tiles of pairs."""
+    row, group, byte = Inputs("fp8"), Inputs("fp8", 128), Inputs("int8")
+    given, square = torch.tensor(0.02), (128, 128)
+    n, k, hidden, inner, experts, each = 72, 1104, 128, 64, 3, 2
+    sizes, table = (n, k), (hidden, inner, experts, each)
+    silu: dict[str, Any] = {"norm": True, "activation": "silu"}
+    oai: dict[str, Any] = {"biased": True, "activation": "swiglu_oai", "limit": 1.0}
+    mixed_blocks = {"Q4_K": 33, "Q6_K": 32, "F16": 7}
+    linear: dict[str, Step] = {
+        "fp8 blocks": lambda t: fp8_case("", dtype, t, *sizes, square, group, norm=True, residual=True),
+        "fp8 blocks, silu": lambda t: fp8_case("", dtype, t, *sizes, square, group, **silu),
+        "fp8 blocks, inputs as they are": lambda t: fp8_case("", dtype, t, *sizes, square, Inputs(), bias=True),
+        "fp8 rows": lambda t: fp8_case("", dtype, t, *sizes, None, row, bias=True, residual=True),
+        "fp8 rows, a given scale": lambda t: fp8_case("", dtype, t, *sizes, None, Inputs("fp8", scale=given)),
+        "int8 both sides": lambda t: int8_case("", dtype, t, *sizes, byte, norm=True, residual=True),
+        "int8 both sides, silu": lambda t: int8_case("", dtype, t, *sizes, byte, **silu),
+        "int8 rows, inputs as they are": lambda t: int8_case("", dtype, t, *sizes, Inputs()),
+        "int4 groups": lambda t: packed_case("", dtype, t, *sizes, 4, 128, zeros=True, norm=True, residual=True),
+        "int4 groups, silu": lambda t: packed_case("", dtype, t, *sizes, 4, 128, **silu),
+        "int4 groups in an order": lambda t: packed_case("", dtype, t, *sizes, 4, 32, zeros=True, ordered=True),
+        "int8 groups": lambda t: packed_case("", dtype, t, *sizes, 8, 64, bias=True),
+        "mxfp4": lambda t: fp4_case("", dtype, t, *sizes, 32, norm=True, residual=True),
+        "nvfp4, silu": lambda t: fp4_case("", dtype, t, *sizes, 16, factors=True, **silu),
+        "nvfp4, rounded inputs": lambda t: fp4_case("", dtype, t, *sizes, 16, factors=True, rounds=True, norm=True),
+        "blocks of three formats": lambda t: gguf_case("", dtype, t, n, 1280, mixed_blocks, norm=True, residual=True),
+        "blocks, silu": lambda t: gguf_case("", dtype, t, n, 1280, "Q4_K", **silu),
+        "blocks, gate and up in two formats": lambda t: gguf_case("", dtype, t, n, 512, {"Q4_K": n, "Q5_K": n}, **silu),
+    }
+    moe_gemm: dict[str, Step] = {
+        "fp8 blocks": lambda t: w8a8_experts("", dtype, t, *table, group, square, residual=True),
+        "fp8 rows": lambda t: w8a8_experts("", dtype, t, *table, row, limit=0.5),
+        "int8 both sides": lambda t: w8a8_experts("", dtype, t, *table, byte, whole=True, **oai),
+        "int8 rows, inputs as they are": lambda t: w8a8_experts("", dtype, t, *table, Inputs(), whole=True),
+        "int4 groups": lambda t: packed_experts("", dtype, t, *table, group=128, zeros=True, residual=True),
+        "int4 groups in an order": lambda t: packed_experts("", dtype, t, *table, zeros=True, ordered=True),
+        "int8 groups, some elsewhere": lambda t: packed_experts("", dtype, t, *table, 8, 64, absent=2),
+        "mxfp4": lambda t: fp4_experts("", dtype, t, *table, **oai),
+        "nvfp4, rounded inputs": lambda t: fp4_experts("", dtype, t, *table, 16, True, True, residual=True),
+        "blocks": lambda t: gguf_experts("", dtype, t, *table, "Q8_0 Q8_0 Q5_1", residual=True),
+        "blocks, gate and up in two formats": lambda t: gguf_experts("", dtype, t, 256, 64, 3, 2, "Q4_K Q6_K Q8_0"),
+    }
+    made: dict[str, dict[str, Step]] = {"linear": linear, "moe_gemm": moe_gemm}
+    made["rope_kv_write"] = {
+        "8 bits": of_tokens("rope_kv_write", 4, 2, 64, dtype=dtype, qk_norm=True, scales=(0.02, 0.1))
+    }
+    made["latent_write"] = {"8 bits": lambda t: _made("latent_write", "", dtype, t, 4, 64, 16, 32, t, fp8_scale=0.02)}
+    attention: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "paged_attention": ((4, 2, 64), {"scales": (0.1, 0.2)}),
+        "rope_attention": ((4, 2, 64), {"qk_norm": True, "scales": (0.1, 0.2)}),
+        "latent_attention": ((4, 64, 16, 32), {"fp8_scale": 0.02}),
+    }
+    for op, (arguments, options) in attention.items():
+        made[op] = {
+            seqs.__name__: _of_seqs(op, seqs, *arguments, dtype=dtype, **options) for seqs in (decoding, prompt, mixed)
+        }
+    return made

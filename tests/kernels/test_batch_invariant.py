@@ -1,5 +1,6 @@
 """deterministic: a token's result has the same bits alone as among others. Of what runs on the device: references on a
-CPU (the interpreter's products are numpy's, which sums in an order of its own), kernels on a GPU."""
+CPU (the interpreter's products are numpy's, which sums in an order of its own), kernels on a GPU. Products of quantized
+weights run as kernels on both: the interpreter then adds up their inputs one by one."""
 
 from __future__ import annotations
 
@@ -12,13 +13,16 @@ import torch
 
 from kernels.registry import Case, Op, registry
 from kernels.testing import bound, seeded
-from tests.kernels.sizes import wide_steps
+from tests.kernels.interpreter import sum_in_turn
+from tests.kernels.sizes import QUANTIZED_COUNTS, quantized_steps, wide_steps
 
 # Arguments with a sequence for each token.
 OF_TOKENS = ("x", "residual", "weights", "experts", "token_ids", "qkv", "positions", "slots")
 # Tokens of a step, up to what the device has time for.
 COUNTS = (2, 9, 16, 17, 33, 63, 64, 65, 72, 136, 257, 1023, 1024, 2047, 2048, 4097)
 MOST = {"cuda": 4097, "cpu": 72}
+# One for each height of tiles, which the interpreter has time for.
+QUANTIZED = {"cuda": QUANTIZED_COUNTS, "cpu": (17, 64, 129)}
 CPU = torch.device("cpu")
 
 
@@ -77,3 +81,35 @@ def test_a_token_has_the_same_bits_in_steps_of_any_size(op: Op, kind: str, devic
         if not torch.equal(together[[probes[i] for i in there]], alone[there]):
             differ.append(count)
     assert not differ
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [pytest.param(Op(op), kind, id=f"{op}: {kind}") for op in ("linear", "moe_gemm") for kind in quantized_steps()[op]],
+)
+def test_a_row_by_a_quantized_weight_has_the_same_bits_wherever_it_stands(
+    op: Op, kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = torch.bfloat16
+    if device.type == "cpu":
+        # Where few rows are compared, bfloat16 would round most differences away.
+        dtype = torch.float32
+        sum_in_turn(monkeypatch)
+    counts = QUANTIZED[device.type]
+    inputs = {**quantized_steps(dtype)[op.name][kind](counts[-1]).make(device, seeded(device)), "deterministic": True}
+    own = [name for name in OF_TOKENS if isinstance(inputs.get(name), torch.Tensor)]
+
+    def rows(chosen: list[int]) -> torch.Tensor:
+        made: torch.Tensor = bound(op)(**{**inputs, **{name: inputs[name][chosen] for name in own}})
+        return made
+
+    probes = [0, 15, 63, 127]
+    alone = torch.cat([rows([probe]) for probe in probes])
+    differ = []
+    for count in counts:
+        there = [i for i, probe in enumerate(probes) if probe < count]
+        together = rows([*range(count)])
+        if not torch.equal(together[[probes[i] for i in there]], alone[there]):
+            differ.append(count)
+    assert not differ
+    assert torch.equal(rows([*reversed(range(counts[-1]))]), together.flip(0))

@@ -7,7 +7,6 @@ The interpreter sums in an order of its own, so bits are compared on a GPU alone
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from typing import Any
 from unittest import mock
 
@@ -17,21 +16,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.registry import Op, registry
 from kernels.testing import bound, outputs, seeded
-from tests.kernels.sizes import COUNTS, LONGEST, steps, wide_steps
+from tests.kernels.sizes import COUNTS, LONGEST, QUANTIZED_COUNTS, Step, quantized_steps, steps, wide_steps
 from tests.kernels.test_specialisation import Launches
 from tests.kernels.test_specialisation import launches as launches
 
 STEPS = {**steps(), **wide_steps()}
 SEQS = (*COUNTS[::4], 70, 150, 256)
-TOKENS = (*SEQS, 257, 1023, 1024, 2047, 2048, 4097)
+TOKENS = (*SEQS, *QUANTIZED_COUNTS, 257, 1023, 1024, 2047, 2048, 4097)
+TILED = {"tile_kernel", "fp8_kernel", "packed_kernel", "gguf_kernel"}
 # Of a product's tile, what says nothing of the order of a sum: its sides, which of them is the weight's, the pipeline,
-# and whether slices of the inputs are taken by programs or in turn.
+# and whether slices of the inputs are taken by programs, which leave their sums somewhere, or in turn.
 CUT = {"BM", "BN", "SWAP", "STAGES", "EVEN", "PREFETCH", "SPLIT", "SERIAL", "num_warps", "num_stages"}
+CUT |= {"partial_ptr", "count_ptr"}
 # Which pairs stand beside each other is no part of their sums, nor how many channels a program adds up side by side.
 PLACES, SIDES = {"_count", "_place"}, {"BLOCK_N", "num_warps"}
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "linear", "matmul"}
 
 Constants = frozenset[tuple[str, str]]
+# Of a kernel's launches in one step, which may be several.
+Orders = frozenset[Constants]
 
 
 class Products(TorchDispatchMode):
@@ -51,56 +54,59 @@ class Products(TorchDispatchMode):
 def order(name: str, constants: tuple[Any, ...]) -> Constants:
     """What of a launch's constants a sum's order may hang on."""
     held = dict(constants)
-    if name in PLACES:
-        return frozenset()
     if name == "combine":
         return frozenset((k, v) for k, v in held.items() if k not in SIDES)
-    if name != "tile_kernel":
+    if name not in TILED:
         return frozenset(held.items())
     slices = str(int(held["SPLIT"]) * int(held["SERIAL"]))
     return frozenset({"SLICES": slices, **{k: v for k, v in held.items() if k not in CUT}}.items())
 
 
-def _zeros(*shape: Any, generator: torch.Generator, **options: Any) -> torch.Tensor:
-    return torch.zeros(*shape, **options)
+def _ones(*shape: Any, generator: torch.Generator, **options: Any) -> torch.Tensor:
+    return torch.ones(*shape, **options)
 
 
-def launched(op: Op, kinds: list[str], launches: Launches) -> dict[str, set[Constants]]:
-    """Constants by kernel, over steps of those kinds. On a CPU as on a GPU."""
+def launched(op: Op, kinds: dict[str, Step], launches: Launches) -> dict[str, set[Orders]]:
+    """By kernel, what its launches in a step are made with, over steps of those kinds; nothing where it has none. On a
+    CPU as on a GPU."""
     device, cpu = torch.device("cpu"), torch.device("cpu")
-    found: dict[str, set[Constants]] = defaultdict(set)
-    for kind in kinds:
-        step = STEPS[op.name][kind]
+    made: list[dict[str, Orders]] = []
+    for kind, step in kinds.items():
         of_seqs = kind in ("decoding", "prompt", "mixed", "expanded")
         for count in (n for n in (SEQS if of_seqs else TOKENS) if n < LONGEST or not of_seqs):
             case = step(count)
-            with mock.patch.object(torch, "randn", _zeros):  # nothing is computed with them
+            with mock.patch.object(torch, "randn", _ones):  # nothing is computed with them
                 inputs = {**case.make(device, seeded(cpu)), "deterministic": True}
             with Products() as products:
                 outputs(bound(op), case, inputs)
             assert not products.seen, f"{kind} of {count}: torch's own {products.seen}"
-    for kernel, cuts in launches.seen.items():
-        name = kernel.fn.__name__
-        found[name] |= {order(name, constants) for constants in cuts}
-    return found
+            seen = ((kernel.fn.__name__, cuts) for kernel, cuts in launches.seen.items())
+            made.append({name: frozenset(order(name, constants) for constants in cuts) for name, cuts in seen})
+            launches.seen.clear()
+    names = {name for step in made for name in step} - PLACES
+    return {name: {step.get(name, frozenset()) for step in made} for name in names}
 
 
 def cases() -> list[Any]:
-    made = []
-    for op in registry():
-        if "deterministic" not in inspect.signature(op.reference).parameters:
-            continue
-        # a sequence of several queries is never expanded in the mode
-        kinds = [kind for kind in STEPS[op.name] if (op.name, kind) != ("latent_attention", "expanded")]
-        # one model's sequences, whatever they are; other kinds are other models
-        groups = [kinds] if kinds[0] == "decoding" else [[kind] for kind in kinds]
-        made += [pytest.param(op, group, id=f"{op.name}: {', '.join(group)}") for group in groups]
-    return made
+    return [
+        pytest.param(op, group, id=f"{op.name}: {prefix}{', '.join(group)}")
+        for op in registry()
+        if "deterministic" in inspect.signature(op.reference).parameters
+        for prefix, by_op in (("", STEPS), ("quantized, ", quantized_steps()))
+        for group in _groups(op.name, by_op.get(op.name, {}))
+    ]
+
+
+def _groups(op: str, steps: dict[str, Step]) -> list[dict[str, Step]]:
+    """One model's sequences, whatever they are, together; other kinds are other models. A sequence of several queries
+    is never expanded in the mode."""
+    kinds = {kind: step for kind, step in steps.items() if (op, kind) != ("latent_attention", "expanded")}
+    return [kinds] if "decoding" in kinds else [{kind: step} for kind, step in kinds.items()]
 
 
 @pytest.mark.parametrize(("op", "kinds"), cases())
 def test_a_row_is_computed_one_way_whatever_stands_beside_it(
-    op: Op, kinds: list[str], launches: Launches, device: torch.device
+    op: Op, kinds: dict[str, Step], launches: Launches, device: torch.device
 ) -> None:
     if device.type == "cuda":
         pytest.skip(
@@ -108,9 +114,9 @@ def test_a_row_is_computed_one_way_whatever_stands_beside_it(
         )
     found = launched(op, kinds, launches)
     assert found, "no launch was seen"
-    for name, cuts in found.items():
-        first, *others = cuts
-        assert not others, f"{name}: {[sorted(first ^ other) for other in others]}"
+    for name, orders in found.items():
+        first, *others = orders
+        assert not others, f"{name}: {[[sorted(order) for order in first ^ other] for other in others]}"
 
 
 def test_a_step_of_the_last_tokens_takes_the_kernels_of_all_tokens(launches: Launches, device: torch.device) -> None:
@@ -119,9 +125,8 @@ def test_a_step_of_the_last_tokens_takes_the_kernels_of_all_tokens(launches: Lau
         pytest.skip(
             "what is launched is noted instead of being run, which is the CPU's suite's; bits are compared here"
         )
-    within = launched(Op("rope_attention"), ["decoding", "prompt", "mixed"], launches)
-    launches.seen.clear()
-    apart = launched(Op("paged_attention"), ["decoding", "prompt", "mixed"], launches)
+    within = launched(Op("rope_attention"), STEPS["rope_attention"], launches)
+    apart = launched(Op("paged_attention"), STEPS["paged_attention"], launches)
     assert set(apart) == {"attend"}
     assert within["attend"] == apart["attend"]
 
