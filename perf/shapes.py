@@ -1,9 +1,10 @@
 """Model folders without weights, for measurements: a published shape and a tokenizer that can name every token id.
 
     python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …] [PATH/llama-3.1-8b …] [--layers 8] [--positions 163840]
+        [--quantization fp8]
 
-A name of the list below, or a folder that holds a published config.json. Serve one with load_format "dummy": the
-weights are seeded random numbers.
+A name of the list below, or a folder that holds a published config.json, quantized ones as they are published or by
+--quantization. Serve one with load_format "dummy": the weights are seeded random numbers.
 """
 
 from __future__ import annotations
@@ -87,11 +88,45 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, name: str, layers: int | None = None, positions: int | None = None) -> Path:
+# How published checkpoints say that their weights are quantized.
+QUANTIZATIONS: dict[str, dict[str, Any]] = {
+    # Qwen/Qwen3-8B-FP8
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    # compressed-tensors' preset W4A16
+    "w4a16": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 4,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": 128,
+                    "dynamic": False,
+                },
+                "input_activations": None,
+                "output_activations": None,
+            }
+        },
+    },
+}
+
+
+def write(
+    folder: Path, name: str, layers: int | None = None, positions: int | None = None, quantization: str | None = None
+) -> Path:
     """Writes FOLDER/NAME with config.json and tokenizer.json; returns it.
 
     `name` is of SHAPES, or a folder with a config.json; `layers` keeps the first so many, for a model too large for
-    one GPU; `positions` lets contexts grow past what the model was trained for, whose cost is all that is asked.
+    one GPU; `positions` lets contexts grow past what the model was trained for, whose cost is all that is asked;
+    `quantization` is of QUANTIZATIONS, and ends the folder's name.
+
+    Raises ValueError for a quantization of what is quantized already.
     """
     config = SHAPES[name] if name in SHAPES else json.loads((Path(name) / "config.json").read_text())
     if layers is not None:
@@ -99,6 +134,11 @@ def write(folder: Path, name: str, layers: int | None = None, positions: int | N
     if positions is not None:
         config = {**config, "max_position_embeddings": positions}
     target = folder / Path(name).name
+    if quantization is not None:
+        if "quantization_config" in config:
+            raise ValueError(f"{name} is quantized as its config.json says: leave --quantization out")
+        config = {**config, "quantization_config": QUANTIZATIONS[quantization]}
+        target = target.with_name(f"{target.name}-{quantization}")
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=1))
     (target / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
@@ -141,9 +181,10 @@ def main() -> None:
     parser.add_argument("names", nargs="+", help=f"of {', '.join(SHAPES)}, or a folder with a config.json")
     parser.add_argument("--layers", type=int, help="keep the first so many layers")
     parser.add_argument("--positions", type=int, help="allow contexts of so many tokens")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantize the weights of a 16-bit shape")
     args = parser.parse_args()
     for name in args.names:
-        print(write(args.folder, name, args.layers, args.positions))
+        print(write(args.folder, name, args.layers, args.positions, args.quantization))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("torch")
+
+from engine.config import CacheConfig, EngineConfig, RuntimeConfig
+from engine.runner.build import build_runner
+from kernels.weight import Fp8, PackedInt
 from perf import shapes
 
 
@@ -22,6 +29,23 @@ def test_lists_with_an_entry_for_each_layer_are_cut_too(tmp_path: Path) -> None:
     made = json.loads((shapes.write(tmp_path / "made", str(source), layers=3) / "config.json").read_text())
     assert made["layer_types"] == ["a", "b", "c"]
     assert made["eos"] == [1]
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [("fp8", Fp8), ("w4a16", PackedInt)])
+def test_a_shape_is_quantized_and_served(quantization: str, kind: type, tmp_path: Path) -> None:
+    folder = shapes.write(tmp_path, "tiny", quantization=quantization)
+    assert folder.name == f"tiny-{quantization}"
+    config = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        max_model_len=64,
+        cache=CacheConfig(num_blocks=8),
+        runtime=RuntimeConfig(device="cpu"),
+    )
+    weights = build_runner(config).decoder.weights
+    assert {type(weight.value) for name, weight in weights.items() if "embed" not in name} == {kind}
+    with pytest.raises(ValueError, match="quantized as its config"):
+        shapes.write(tmp_path / "again", str(folder), quantization=quantization)
 
 
 def test_the_tokenizer_names_every_token_id(tmp_path: Path) -> None:
