@@ -86,7 +86,7 @@ DISPATCH: Dispatch[Problem] = Dispatch(
             lambda problem: None,
             lambda problem: None,
             _apart,
-            "what nothing else takes: linear with its activation, then linear",
+            "what nothing else takes; docs/experiments/2026-11-24-prompts-with-fp8-weights.md, before",
         ),
     ]
 )

@@ -112,6 +112,18 @@ def test_one_row_of_a_narrow_quantized_weight_takes_a_kernel_of_its_own(
     assert packed_dispatch.DISPATCH.choose(PackedProblem(1, n, k, gated, False, False, True, 132)).name == "stream"
 
 
+@pytest.mark.parametrize(
+    ("rows", "library", "deterministic", "expected"),
+    [(65, True, False, "rounded"), (64, True, False, "apart"), (65, False, False, "apart"), (65, True, True, "apart")],
+)
+def test_the_activation_between_two_products_rounds_where_both_are_the_librarys(
+    rows: int, library: bool, deterministic: bool, expected: str
+) -> None:
+    from kernels.gated_mlp.dispatch import DISPATCH, Problem
+
+    assert DISPATCH.choose(Problem(rows, library, deterministic)).name == expected
+
+
 def test_a_shape_is_decided_once_and_few_are_remembered() -> None:
     asked: list[int] = []
     variant: Variant[int] = Variant("one", lambda n: asked.append(n), lambda n: n, lambda x, n: x, "")  # type: ignore[func-returns-value]
