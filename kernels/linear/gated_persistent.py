@@ -15,18 +15,16 @@ from dataclasses import dataclass
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
-from kernels.hopper import boxes, halves, load_box, next_stage, store_box, sync
-from kernels.linear.stream import activate, streams
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import load_box
+from kernels.hopper.epilogue import activate, emit, halves
+from kernels.hopper.ring import cursor, filling_cursor, load_gate_up, ring_of
+from kernels.hopper.schedule import banded
+from kernels.linear.stream import streams
 from kernels.linear.waves import OUTPUTS, ROWS
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
@@ -38,75 +36,47 @@ REGISTERS = 168
 
 
 @gluon.jit
-def _place(tile, row_tiles, column_tiles, BAND: gl.constexpr):
-    """Row and column of a tile: bands of BAND rows of tiles, down each column of a band in turn."""
-    band = tile // (BAND * column_tiles)
-    inside = tile % (BAND * column_tiles)
-    high = min(row_tiles - band * BAND, BAND)
-    return band * BAND + inside % high, inside // high
-
-
-@gluon.jit
-def _before(stage, STAGES: gl.constexpr):
-    """The stage before. Kept in a variable beside `stage`, Triton takes it for a constant of the loop."""
-    return gl.where(stage == 0, STAGES, stage) - 1
-
-
-@gluon.jit
-def _feed(x_desc, w_desc, x_ring, w_ring, full, empty, row_tiles, column_tiles, slices, N, BN: gl.constexpr,
+def _feed(x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices, N, BN: gl.constexpr,
           BK: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr):  # fmt: skip
     """Fills the ring: a stage holds a box of 64 rows of x for each team, and BN rows of gate and BN of up."""
     BYTES: gl.constexpr = (TEAMS * 64 + 2 * BN) * BK * 2
     program = gl.program_id(0)
-    stage = program * 0
-    phase = stage + 1
+    at = filling_cursor(program * 0)
     for tile in range(program, row_tiles * column_tiles, gl.num_programs(0)):
-        row, column = _place(tile, row_tiles, column_tiles, BAND)
+        row, column = banded(tile, row_tiles, column_tiles, BAND)
         for slice_ in range(slices):
-            mbarrier.wait(empty.index(stage), phase)
-            bar = full.index(stage)
-            mbarrier.expect(bar, BYTES)
+            bar = ring.acquire(at, BYTES)
             for team in gl.static_range(TEAMS):
-                load_box(x_desc, [(row * TEAMS + team) * 64, slice_ * BK], bar, x_ring.index(stage * TEAMS + team))
-            w = w_ring.index(stage)
-            load_box(w_desc, [column * BN, slice_ * BK], bar, w.slice(0, BN))
-            load_box(w_desc, [N + column * BN, slice_ * BK], bar, w.slice(BN, BN))
-            stage, phase = next_stage(stage, phase, STAGES)
+                load_box(x_desc, [(row * TEAMS + team) * 64, slice_ * BK], bar, x_ring.index(at.stage * TEAMS + team))
+            load_gate_up(w_desc, column * BN, N, slice_ * BK, bar, w_ring.index(at.stage), True, 2)
+            at = at.next(STAGES)
 
 
 @gluon.jit
-def _multiply(y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles, slices,
+def _multiply(y_desc, x_ring, w_ring, out, ring, row_tiles, column_tiles, slices,
               ACT: gl.constexpr, BN: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
               TEAM: gl.constexpr):  # fmt: skip
     """One warpgroup: 64 rows of every tile of its program."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * BN, 16])
     program = gl.program_id(0)
-    place = out.index(TEAM)
-    stage = program * 0
-    phase = stage
+    at = cursor(program * 0)
     for tile in range(program, row_tiles * column_tiles, gl.num_programs(0)):
         acc = gl.zeros((64, 2 * BN), gl.float32, mma)
         for slice_ in range(slices):
-            mbarrier.wait(full.index(stage), phase)
-            x = x_ring.index(stage * TEAMS + TEAM)
-            token = warpgroup_mma(x, w_ring.index(stage).permute((1, 0)), acc, is_async=True)
+            ring.wait(at)
+            x = x_ring.index(at.stage * TEAMS + TEAM)
+            token = warpgroup_mma(x, w_ring.index(at.stage).permute((1, 0)), acc, is_async=True)
             acc = warpgroup_mma_wait(1, deps=[token])
             # the product before this one is done: its stage is free
-            mbarrier.arrive(empty.index(_before(stage, STAGES)), pred=slice_ > 0)
-            stage, phase = next_stage(stage, phase, STAGES)
+            ring.release(at.before(STAGES), live=slice_ > 0)
+            at = at.next(STAGES)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(_before(stage, STAGES)))
+        ring.release(at.before(STAGES))
 
         gate, up = halves(acc, BN)
         y = (activate(gate, ACT) * up).to(y_desc.dtype)
-        row, column = _place(tile, row_tiles, column_tiles, BAND)
-        # the copy engine has read the tile before
-        tma.store_wait(0)
-        sync()
-        place.store(y)
-        fence_async_shared()
-        sync()
-        store_box(y_desc, [(row * TEAMS + TEAM) * 64, column * BN], place)
+        row, column = banded(tile, row_tiles, column_tiles, BAND)
+        emit(y_desc, out, TEAM, (row * TEAMS + TEAM) * 64, (column * BN,), (y,))
     tma.store_wait(0)
 
 
@@ -121,22 +91,18 @@ def gated_persistent_kernel(
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * TEAMS, 64, BK], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 2 * BN, BK], w_desc.layout)
     out = gl.allocate_shared_memory(y_desc.dtype, [TEAMS, 64, BN], y_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=TEAMS)
+    ring = ring_of(STAGES, 1, TEAMS)
     fence_async_shared()
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     gl.warp_specialize(
         [
-            (_multiply, (y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles, slices,
+            (_multiply, (y_desc, x_ring, w_ring, out, ring, row_tiles, column_tiles, slices,
                          ACT, BN, TEAMS, STAGES, BAND, 0)),
-            (_multiply, (y_desc, x_ring, w_ring, out, full, empty, row_tiles, column_tiles, slices,
+            (_multiply, (y_desc, x_ring, w_ring, out, ring, row_tiles, column_tiles, slices,
                          ACT, BN, TEAMS, STAGES, BAND, 1)),
-            (_feed, (x_desc, w_desc, x_ring, w_ring, full, empty, row_tiles, column_tiles, slices, N,
+            (_feed, (x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices, N,
                      BN, BK, TEAMS, STAGES, BAND)),
         ],
         [4, 1],

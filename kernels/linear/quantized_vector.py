@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import fp8_conversions, register_products
-from kernels.hopper import view
+from kernels.hopper.compat import view
 from kernels.linear.quantized_operand import floats, integers, pairs
 from kernels.linear.quantized_row import stage_quantized_row, stage_row
 from kernels.sizes import cdiv, next_power_of_2

@@ -67,9 +67,9 @@ def test_one_kernel_serves_all_sizes(tmp_path: Path) -> None:
 @settings(deadline=None)
 @given(rows=st.integers(1, 70), columns=st.integers(1, 120), band=st.integers(1, 32))
 def test_every_tile_has_one_place(rows: int, columns: int, band: int) -> None:
-    from kernels.linear.gated_persistent import _place
+    from kernels.hopper.schedule import banded
 
-    places = {_place.fn(tile, rows, columns, band) for tile in range(rows * columns)}
+    places = {banded.fn(tile, rows, columns, band) for tile in range(rows * columns)}
     assert places == {(row, column) for row in range(rows) for column in range(columns)}
 
 
