@@ -14,25 +14,24 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hopper import boxes
+from kernels.hopper.boxes import boxes
+from kernels.hopper.ring import cursor
 from kernels.linear.warp_specialized import INPUTS, OUTPUTS, REGISTERS, ROWS, feed, products, rings
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
 
 
 @gluon.jit
-def _multiply(x_ring, w_ring, x_full, w_full, empty, partial_ptr, M, N, first, stop, slices, BM: gl.constexpr,
+def _multiply(x_ring, w_ring, w_full, x_bars, partial_ptr, M, N, first, stop, slices, BM: gl.constexpr,
               BN: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
     """Four warps: the products of a program's units, which are of one tile."""
     if PDL:
         gdc_wait()
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     flat: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
-    zero = first * 0
+    zero = cursor(first * 0)
     acc = gl.zeros((BN, BM), gl.float32, mma)
-    acc, _, _, _, _ = products(
-        acc, x_ring, w_ring, x_full, w_full, empty, zero, zero, zero, zero, stop - first, STAGES, X_STAGES
-    )
+    acc, _, _ = products(acc, x_ring, w_ring, w_full, x_bars, zero, zero, stop - first, STAGES, X_STAGES)
     tile = first // slices
     split = (first - tile * slices) // (stop - first)
     n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))[:, None]
@@ -55,12 +54,12 @@ def split_k_kernel(
     if PDL:
         gdc_launch_dependents()
 
-    w_ring, x_ring, w_full, x_full, empty, described = rings(x_desc, w_desc, BM, BN, BK, STAGES, X_STAGES)
+    w_ring, x_ring, w_full, x_bars, described = rings(x_desc, w_desc, BM, BN, BK, STAGES, X_STAGES)
     gl.warp_specialize(
         [
-            (_multiply, (x_ring, w_ring, x_full, w_full, empty, partial_ptr, M, N, first, stop, slices, BM, BN, STAGES,
+            (_multiply, (x_ring, w_ring, w_full, x_bars, partial_ptr, M, N, first, stop, slices, BM, BN, STAGES,
                          X_STAGES, PDL)),
-            (feed, (x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+            (feed, (x_desc, w_desc, x_ring, w_ring, w_full, x_bars, described, first, stop, slices, N,
                     BM, BN, BK, 1, STAGES, X_STAGES, PDL)),
         ],
         [1],

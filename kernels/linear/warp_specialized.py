@@ -22,8 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
-from kernels.hopper import boxes, load_box, next_stage, sync
-from kernels.linear.stream import activate, first_unit, unit_owner, work_of
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import load_box
+from kernels.hopper.epilogue import activate, combine, upper_and_lower
+from kernels.hopper.ring import barriers, cursor, load_gate_up, ring_of
+from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
 from kernels.workspace import Workspace
 
 # A tile: rows, outputs, inputs of a slice.
@@ -35,40 +38,27 @@ REGISTERS = 128
 @gluon.jit
 def _ask_weight(w_desc, full, w_ring, stage, tile, slice_, up_row, live, BN: gl.constexpr, BK: gl.constexpr,
                 WIDE: gl.constexpr):  # fmt: skip
-    """Ask for a unit's weights; those of up stand behind those of gate when WIDE is 2."""
+    """Asks for a unit's weights."""
     bar = full.index(stage)
     mbarrier.expect(bar, BN * WIDE * BK * 2, pred=live)
-    if WIDE == 2:
-        w = w_ring.index(stage)
-        load_box(w_desc, [tile * BN, slice_ * BK], bar, w.slice(0, BN), pred=live)
-        load_box(w_desc, [up_row + tile * BN, slice_ * BK], bar, w.slice(BN, BN), pred=live)
-    else:
-        load_box(w_desc, [tile * BN, slice_ * BK], bar, w_ring.index(stage), pred=live)
+    load_gate_up(w_desc, tile * BN, up_row, slice_ * BK, bar, w_ring.index(stage), live, WIDE)
 
 
 @gluon.jit
 def rings(x_desc, w_desc, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
           X_STAGES: gl.constexpr):  # fmt: skip
-    """Rings of weights and of x, the barriers of their places that say full (both) and empty (x's), and that of a
-    description."""
+    """Rings of weights and of x, the barriers of weights that are there, those of x, and that of a description."""
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [X_STAGES, BM, BK], x_desc.layout)
-    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        mbarrier.init(w_full.index(place), count=1)
-    for place in gl.static_range(X_STAGES):
-        mbarrier.init(x_full.index(place), count=1)
-        mbarrier.init(empty.index(place), count=1)
-    described = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(described.index(0), count=1)
+    w_full = barriers(STAGES, 1)
+    x_bars = ring_of(X_STAGES, 1, 1)
+    described = barriers(1, 1)
     fence_async_shared()
-    return w_ring, x_ring, w_full, x_full, empty, described
+    return w_ring, x_ring, w_full, x_bars, described
 
 
 @gluon.jit
-def feed(x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+def feed(x_desc, w_desc, x_ring, w_ring, w_full, x_bars, described, first, stop, slices, N,
          BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
          X_STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
     """One warp: asks for all units, for the first weights before the kernel before has finished."""
@@ -81,71 +71,51 @@ def feed(x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first
     load_box(x_desc, [BM, 0], described.index(0), x_ring.index(0))
     for place in gl.static_range(STAGES):
         _ask_weight(w_desc, w_full, w_ring, place, tile, slice_, N, first + place < stop, BN, BK, WIDE)
-        slice_ += 1
-        tile = gl.where(slice_ == slices, tile + 1, tile)
-        slice_ = gl.where(slice_ == slices, 0, slice_)
+        tile, slice_ = next_unit(tile, slice_, slices)
     mbarrier.wait(described.index(0), 0)
     if PDL:
         gdc_wait()
     for place in gl.static_range(X_STAGES):
         live = first + place < stop
-        mbarrier.expect(x_full.index(place), X_BYTES, pred=live)
-        load_box(x_desc, [0, x_slice * BK], x_full.index(place), x_ring.index(place), pred=live)
-        x_slice += 1
-        x_slice = gl.where(x_slice == slices, 0, x_slice)
-    stage = first * 0
-    phase = first * 0
-    x_stage = first * 0
-    x_phase = first * 0
+        mbarrier.expect(x_bars.full.index(place), X_BYTES, pred=live)
+        load_box(x_desc, [0, x_slice * BK], x_bars.full.index(place), x_ring.index(place), pred=live)
+        x_slice = next_slice(x_slice, slices)
+    at = cursor(first * 0)
+    x_at = cursor(first * 0)
     for unit in range(first, stop):
-        mbarrier.wait(empty.index(x_stage), x_phase)
-        _ask_weight(w_desc, w_full, w_ring, stage, tile, slice_, N, unit + STAGES < stop, BN, BK, WIDE)
+        x_bars.wait_empty(x_at)
+        _ask_weight(w_desc, w_full, w_ring, at.stage, tile, slice_, N, unit + STAGES < stop, BN, BK, WIDE)
         more = unit + X_STAGES < stop
-        mbarrier.expect(x_full.index(x_stage), X_BYTES, pred=more)
-        load_box(x_desc, [0, x_slice * BK], x_full.index(x_stage), x_ring.index(x_stage), pred=more)
-        x_slice += 1
-        x_slice = gl.where(x_slice == slices, 0, x_slice)
-        slice_ += 1
-        tile = gl.where(slice_ == slices, tile + 1, tile)
-        slice_ = gl.where(slice_ == slices, 0, slice_)
-        stage, phase = next_stage(stage, phase, STAGES)
-        x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
+        mbarrier.expect(x_bars.full.index(x_at.stage), X_BYTES, pred=more)
+        load_box(x_desc, [0, x_slice * BK], x_bars.full.index(x_at.stage), x_ring.index(x_at.stage), pred=more)
+        x_slice = next_slice(x_slice, slices)
+        tile, slice_ = next_unit(tile, slice_, slices)
+        at = at.next(STAGES)
+        x_at = x_at.next(X_STAGES)
 
 
 @gluon.jit
-def _before(stage, STAGES: gl.constexpr):
-    """The stage before."""
-    return gl.where(stage == 0, STAGES, stage) - 1
-
-
-@gluon.jit
-def products(acc, x_ring, w_ring, x_full, w_full, empty, stage, phase, x_stage, x_phase, units,
-             STAGES: gl.constexpr, X_STAGES: gl.constexpr):  # fmt: skip
+def products(acc, x_ring, w_ring, w_full, x_bars, at, x_at, units, STAGES: gl.constexpr,
+             X_STAGES: gl.constexpr):  # fmt: skip
     """acc [outputs, rows] and the products of the rings' next units, of which there is one at least, and where the
     rings stand then."""
     for unit in range(units):
-        mbarrier.wait(w_full.index(stage), phase)
-        mbarrier.wait(x_full.index(x_stage), x_phase)
-        x = x_ring.index(x_stage).permute((1, 0))
-        token = warpgroup_mma(w_ring.index(stage), x, acc, is_async=True)
+        mbarrier.wait(w_full.index(at.stage), at.phase)
+        x_bars.wait(x_at)
+        x = x_ring.index(x_at.stage).permute((1, 0))
+        token = warpgroup_mma(w_ring.index(at.stage), x, acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=[token])
         # the product before this one is done: its places are free
-        mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)), pred=unit > 0)
-        stage, phase = next_stage(stage, phase, STAGES)
-        x_stage, x_phase = next_stage(x_stage, x_phase, X_STAGES)
+        x_bars.release(x_at.before(X_STAGES), live=unit > 0)
+        at = at.next(STAGES)
+        x_at = x_at.next(X_STAGES)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(empty.index(_before(x_stage, X_STAGES)))
-    return acc, stage, phase, x_stage, x_phase
+    x_bars.release(x_at.before(X_STAGES))
+    return acc, at, x_at
 
 
 @gluon.jit
-def _gate_and_up(acc, BN: gl.constexpr, BM: gl.constexpr):
-    """[2·BN, BM] as its first and its last BN rows."""
-    return gl.split(gl.permute(gl.reshape(acc, (2, BN, BM)), (1, 2, 0)))
-
-
-@gluon.jit
-def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+def _multiply(x_ring, w_ring, w_full, x_bars, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
               M, N, y_stride, residual_stride, first, stop, slices, units, BM: gl.constexpr, BN: gl.constexpr,
               WIDE: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, AT_ONCE: gl.constexpr,
               SHARED: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
@@ -155,19 +125,13 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
         gdc_wait()
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     flat: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    stage = first * 0
-    phase = first * 0
-    x_stage = first * 0
-    x_phase = first * 0
+    at = cursor(first * 0)
+    x_at = cursor(first * 0)
     for tile in range(first // slices, (stop + slices - 1) // slices):
         begin = gl.maximum(first, tile * slices)
         end = gl.minimum(stop, (tile + 1) * slices)
         acc = gl.zeros((WIDE * BN, BM), gl.float32, mma)
-        acc, stage, phase, x_stage, x_phase = products(
-            acc, x_ring, w_ring, x_full, w_full, empty, stage, phase, x_stage, x_phase, end - begin, STAGES, X_STAGES
-        )
+        acc, at, x_at = products(acc, x_ring, w_ring, w_full, x_bars, at, x_at, end - begin, STAGES, X_STAGES)
 
         n = tile * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))[:, None]
         m = gl.arange(0, BM, gl.SliceLayout(0, flat))[None, :]
@@ -176,29 +140,11 @@ def _multiply(x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_p
             add = gl.load(residual_ptr + m.to(gl.int64) * residual_stride + n, mask=live, other=0.0)
         last = end - begin == slices
         if SHARED and end - begin < slices:
-            cell = (
-                gl.arange(0, WIDE * BN, gl.SliceLayout(1, mma))[:, None] * BM
-                + gl.arange(0, BM, gl.SliceLayout(0, mma))[None, :]
-            )
-            opens = (begin == tile * slices).to(gl.int32)
-            gl.store(partial_ptr + (2 * program + opens).to(gl.int64) * (WIDE * BN * BM) + cell, acc)
-            one = unit_owner(tile * slices, units, programs)
-            other = unit_owner((tile + 1) * slices - 1, units, programs)
-            sync()
-            last = gl.atomic_add(count_ptr + tile, 1, sem="acq_rel") == other - one
-            if last:
-                acc = gl.zeros((WIDE * BN, BM), gl.float32, mma)
-                for some in range(one, other + 1, AT_ONCE):
-                    for place in gl.static_range(AT_ONCE):
-                        sharer = some + place
-                        opens = (first_unit(sharer, units, programs) <= tile * slices).to(gl.int32)
-                        theirs = partial_ptr + (2 * sharer + opens).to(gl.int64) * (WIDE * BN * BM)
-                        held = (cell >= 0) & (sharer <= other)
-                        acc += gl.load(theirs + cell, mask=held, other=0.0, cache_modifier=".cg")
-                gl.store(count_ptr + tile, 0)
+            last, sums = combine((acc,), tile, begin, slices, units, partial_ptr, count_ptr, AT_ONCE)
+            acc = sums[0]
         if last:
             if ACT is not None:
-                gate, up = _gate_and_up(acc, BN, BM)
+                gate, up = upper_and_lower(acc, BN, BM)
                 if BIAS:
                     across: gl.constexpr = gl.SliceLayout(1, gate.type.layout)
                     row = tile * BN + gl.arange(0, BN, across)
@@ -234,13 +180,13 @@ def warp_specialized_kernel(
     if PDL:
         gdc_launch_dependents()
 
-    w_ring, x_ring, w_full, x_full, empty, described = rings(x_desc, w_desc, BM, WIDE * BN, BK, STAGES, X_STAGES)
+    w_ring, x_ring, w_full, x_bars, described = rings(x_desc, w_desc, BM, WIDE * BN, BK, STAGES, X_STAGES)
     gl.warp_specialize(
         [
-            (_multiply, (x_ring, w_ring, x_full, w_full, empty, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+            (_multiply, (x_ring, w_ring, w_full, x_bars, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
                          M, N, y_stride, residual_stride, first, stop, slices, units, BM, BN, WIDE, STAGES, X_STAGES,
                          AT_ONCE, SHARED, ACT, BIAS, RESIDUAL, PDL)),
-            (feed, (x_desc, w_desc, x_ring, w_ring, x_full, w_full, empty, described, first, stop, slices, N,
+            (feed, (x_desc, w_desc, x_ring, w_ring, w_full, x_bars, described, first, stop, slices, N,
                     BM, BN, BK, WIDE, STAGES, X_STAGES, PDL)),
         ],
         [1],
