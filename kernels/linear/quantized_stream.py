@@ -27,8 +27,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, next_stage, sync
-from kernels.linear.stream import StreamTile, close_tile, first_unit, streams, work_of
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import load_box, sync
+from kernels.hopper.epilogue import close_tile
+from kernels.hopper.ring import barriers, cursor, load_weights
+from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
+from kernels.linear.stream import StreamTile, streams
 from kernels.sizes import cdiv
 from kernels.weight import Fp8, PackedInt
 from kernels.workspace import Workspace
@@ -102,20 +106,6 @@ def inputs_of(x, OPERAND: gl.constexpr):
     x = gl.reshape(x, (BM, 4, 8, 2, 2))
     x = gl.reshape(gl.permute(x, (2, 4, 1, 3, 0)), (128, BM))
     return gl.convert_layout(x, OPERAND, assert_trivial=True)
-
-
-@gluon.jit
-def _ask(w_desc, bars, w_ring, stage, tile, slice_, up_row, live, BYTES: gl.constexpr,
-         BN: gl.constexpr, BK: gl.constexpr, BLOCKS: gl.constexpr, WIDE: gl.constexpr):  # fmt: skip
-    """Ask for a unit's weights (gate and up when WIDE is 2); its barrier expects the unit's x too."""
-    bar = bars.index(stage)
-    mbarrier.expect(bar, BYTES, pred=live)
-    for block in gl.static_range(BLOCKS):
-        place = (stage * BLOCKS + block) * WIDE
-        column = (slice_ * BLOCKS + block) * BK
-        load_box(w_desc, [tile * BN, column], bar, w_ring.index(place), pred=live)
-        if WIDE == 2:
-            load_box(w_desc, [up_row + tile * BN, column], bar, w_ring.index(place + 1), pred=live)
 
 
 @gluon.jit
@@ -195,28 +185,23 @@ def quantized_stream_kernel(
 
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS * WIDE, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * BLOCKS, BM, 128], x_desc.layout)
-    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        mbarrier.init(bars.index(place), count=1)
+    bars = barriers(STAGES, 1)
     fence_async_shared()
 
     ask_tile = first // slices
     ask_slice = first % slices
     x_slice = ask_slice
     for place in gl.static_range(STAGES):
-        _ask(w_desc, bars, w_ring, place, ask_tile, ask_slice, N, first + place < stop, BYTES, BN, BK, BLOCKS, WIDE)
-        ask_slice += 1
-        ask_tile = gl.where(ask_slice == slices, ask_tile + 1, ask_tile)
-        ask_slice = gl.where(ask_slice == slices, 0, ask_slice)
+        live = first + place < stop
+        load_weights(w_desc, bars, w_ring, place, ask_tile, N, ask_slice, live, BYTES, BN, BLOCKS, WIDE)
+        ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
     if PDL:
         gdc_wait()
     for place in gl.static_range(STAGES):
         _ask_inputs(x_desc, bars, x_ring, place, x_slice, first + place < stop, BLOCKS)
-        x_slice += 1
-        x_slice = gl.where(x_slice == slices, 0, x_slice)
+        x_slice = next_slice(x_slice, slices)
 
-    stage = first * 0
-    phase = stage
+    at = cursor(first * 0)
     for tile in range(first // slices, (stop + slices - 1) // slices):
         begin = gl.maximum(first, tile * slices)
         end = gl.minimum(stop, (tile + 1) * slices)
@@ -230,8 +215,8 @@ def quantized_stream_kernel(
         last_row = ((N * WIDE + ROWS - 1) // ROWS).to(gl.int32)
         for unit in range(begin, end):
             for block in gl.static_range(BLOCKS):
-                at = (unit - tile * slices) * BLOCKS + block
-                group = at * 128 // GROUP if GROUP > 0 else at * 0
+                number = (unit - tile * slices) * BLOCKS + block
+                group = number * 128 // GROUP if GROUP > 0 else number * 0
                 scale = _scale_of(scale_ptr, scale_rows, last_row, G, group)
                 if WIDE == 2:
                     scale_up = _scale_of(scale_ptr, up_rows, last_row, G, group)
@@ -243,12 +228,12 @@ def quantized_stream_kernel(
                     zero = cells
                     zero_up = cells
                 if not PACKED:
-                    spot = xs_ptr + m.to(gl.int64) * xs_row + (at * xs_group if GROUPED else at * 0)
-                    there = (m < M) & (at * 128 < K)
+                    spot = xs_ptr + m.to(gl.int64) * xs_row + (number * xs_group if GROUPED else number * 0)
+                    there = (m < M) & (number * 128 < K)
                     sx = gl.expand_dims(gl.load(spot, mask=there, other=0.0), 0)
                 if block == 0:
-                    mbarrier.wait(bars.index(stage), phase)
-                box = stage * BLOCKS + block
+                    mbarrier.wait(bars.index(at.stage), at.phase)
+                box = at.stage * BLOCKS + block
                 none = gl.zeros((BN, BM), gl.float32, mma)
                 if REGISTERS:
                     x = inputs_of(x_ring.index(box).load(inputs), right)
@@ -279,12 +264,10 @@ def quantized_stream_kernel(
                     acc_up += part_up * gl.expand_dims(scale_up, 1)
             sync()
             more = unit + STAGES < stop
-            _ask(w_desc, bars, w_ring, stage, ask_tile, ask_slice, N, more, BYTES, BN, BK, BLOCKS, WIDE)
-            _ask_inputs(x_desc, bars, x_ring, stage, ask_slice, more, BLOCKS)
-            ask_slice += 1
-            ask_tile = gl.where(ask_slice == slices, ask_tile + 1, ask_tile)
-            ask_slice = gl.where(ask_slice == slices, 0, ask_slice)
-            stage, phase = next_stage(stage, phase, STAGES)
+            load_weights(w_desc, bars, w_ring, at.stage, ask_tile, N, ask_slice, more, BYTES, BN, BLOCKS, WIDE)
+            _ask_inputs(x_desc, bars, x_ring, at.stage, ask_slice, more, BLOCKS)
+            ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
+            at = at.next(STAGES)
         close_tile(
             acc, acc_up, tile, begin, end, slices, units, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
             M, N, y_stride, residual_stride, SHARED, ACT, BIAS, RESIDUAL,
