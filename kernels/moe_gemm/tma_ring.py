@@ -16,17 +16,16 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products
-from kernels.hopper import boxes, load_box, load_pointers, plus, sync
-from kernels.linear.stream import activate
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import load_pointers, sync
+from kernels.hopper.epilogue import activate, limited
+from kernels.hopper.mma import weight_product
+from kernels.hopper.ring import barriers, load_weights
+from kernels.hopper.schedule import plus
 from kernels.moe_gemm.order import Lists
 from kernels.moe_gemm.tiles import combined
 from kernels.sizes import next_power_of_2
@@ -79,18 +78,6 @@ def _find(counts, tile, num_experts, shared, parts, ROWS: gl.constexpr, BLOCK_E:
     return expert, part, gl.where(expert < num_experts, count - part * ROWS, 0)
 
 
-@gluon.jit
-def _ask(w_desc, bars, ring, stage, row, up_row, at, live, BYTES: gl.constexpr, GATED: gl.constexpr):
-    """Ask for a slice of the weights (of gate and of up when GATED); its barrier expects the slice of x too."""
-    bar = bars.index(stage)
-    mbarrier.expect(bar, BYTES, pred=live)
-    if GATED:
-        load_box(w_desc, [row, at], bar, ring.index(2 * stage), pred=live)
-        load_box(w_desc, [row + up_row, at], bar, ring.index(2 * stage + 1), pred=live)
-    else:
-        load_box(w_desc, [row, at], bar, ring.index(stage), pred=live)
-
-
 @gluon.jit(do_not_specialize=["capacity", "first", "parts"])
 def list_kernel(
     x, w_desc, pairs, counts, weights, y, num_experts, shared, parts, inputs, outputs, expert_rows, capacity, first,
@@ -114,10 +101,8 @@ def list_kernel(
     slices = inputs // BK
     ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * WIDE, BN, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, ROWS, BK], swizzled)
-    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        # one arrival for the weights, and every thread's for its part of x
-        mbarrier.init(bars.index(place), count=1 + 32 * WARPS)
+    # one arrival for the weights, and every thread's for its part of x
+    bars = barriers(STAGES, 1 + 32 * WARPS)
     fence_async_shared()
 
     own, expected, _ = _predicted(tile, num_experts, shared, parts)
@@ -125,7 +110,7 @@ def list_kernel(
     if GATED:
         row = expected * expert_rows + column * BN
         for place in gl.static_range(STAGES):
-            _ask(w_desc, bars, ring, place, row, outputs, place * BK, early & (place < slices), BYTES, GATED)
+            load_weights(w_desc, bars, ring, place, row, outputs, place, early & (place < slices), BYTES, 1, 1, WIDE)
         if PDL:
             gdc_wait()
             # behind the wait: the next kernel may then read what was chosen before it waits itself
@@ -137,7 +122,7 @@ def list_kernel(
         row = expert * expert_rows + column * BN
         if (not GATED) | (early == 0):
             for place in gl.static_range(STAGES):
-                _ask(w_desc, bars, ring, place, row, outputs, place * BK, place < slices, BYTES, GATED)
+                load_weights(w_desc, bars, ring, place, row, outputs, place, place < slices, BYTES, 1, 1, WIDE)
         # Rows past the expert's last pair repeat it and are not stored.
         places = pairs + expert.to(gl.int64) * capacity + part * ROWS
         i = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, across)), there - 1)
@@ -163,17 +148,11 @@ def list_kernel(
             # copies of single threads are seen by the matrix unit behind a fence
             fence_async_shared()
             a = x_ring.index(stage).permute((1, 0))
-            if GATED:
-                token = warpgroup_mma(ring.index(2 * stage), a, acc, is_async=True)
-                token_up = warpgroup_mma(ring.index(2 * stage + 1), a, acc_up, is_async=True)
-                acc, acc_up = warpgroup_mma_wait(0, deps=[token, token_up])
-            else:
-                token = warpgroup_mma(ring.index(stage), a, acc, is_async=True)
-                acc = warpgroup_mma_wait(0, deps=[token])
+            acc, acc_up = weight_product(acc, acc_up, ring, stage, a, WIDE)
             sync()
             following = slice_ + STAGES
             if following < slices:
-                _ask(w_desc, bars, ring, stage, row, outputs, following * BK, following < slices, BYTES, GATED)
+                load_weights(w_desc, bars, ring, stage, row, outputs, following, following < slices, BYTES, 1, 1, WIDE)
                 load_pointers(x_ring.index(stage), rows + following * BK)
                 async_copy.mbarrier_arrive(bars.index(stage), increment_count=False)
         n = column * BN + gl.arange(0, BN, gl.SliceLayout(1, flat))
@@ -181,8 +160,7 @@ def list_kernel(
         if GATED:
             up = gl.convert_layout(acc_up, flat)
             if LIMITED:
-                out = gl.minimum(out, limit)
-                up = gl.minimum(gl.maximum(up, -limit), limit)
+                out, up = limited(out, up, limit)
             out = activate(out, ACT) * up
         else:
             out = out * weight[None, :]
