@@ -16,15 +16,14 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products
-from kernels.hopper import boxes, load_box, load_pointers, next_stage, sync
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import load_pointers, sync
+from kernels.hopper.epilogue import activate, limited
+from kernels.hopper.ring import barriers, cursor, load_gate_up
 from kernels.linear.packed_operand import (
     BY_1_SCALES,
     BY_2_SCALES,
@@ -35,7 +34,6 @@ from kernels.linear.packed_operand import (
     zero_points,
 )
 from kernels.linear.quantized_stream import inputs_of
-from kernels.linear.stream import activate
 from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.tiles import combined
 from kernels.quantize.kernel import quantized
@@ -60,12 +58,7 @@ def _ask(w_desc, bars, ring, stage, row, up_row, unit, live, GATED: gl.constexpr
     mbarrier.expect(bar, 2 * 64 * BK, pred=live)
     for block in gl.static_range(2):
         box = ring.index(2 * stage + block)
-        at = (2 * unit + block) * BK
-        if GATED:
-            load_box(w_desc, [row, at], bar, box.slice(0, 32), pred=live)
-            load_box(w_desc, [row + up_row, at], bar, box.slice(32, 32), pred=live)
-        else:
-            load_box(w_desc, [row, at], bar, box, pred=live)
+        load_gate_up(w_desc, row, up_row, (2 * unit + block) * BK, bar, box, live, 2 if GATED else 1)
 
 
 @gluon.jit
@@ -180,10 +173,8 @@ def quantized_list_kernel(
     units = (inputs + 255) // 256
     ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 64, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES * 2, ROWS, 128], swizzled)
-    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        # one arrival for the weights, and every thread's for its part of x
-        mbarrier.init(bars.index(place), count=1 + 32 * WARPS)
+    # one arrival for the weights, and every thread's for its part of x
+    bars = barriers(STAGES, 1 + 32 * WARPS)
     fence_async_shared()
     if PDL:
         if GATED:
@@ -227,8 +218,7 @@ def quantized_list_kernel(
         for place in gl.static_range(STAGES):
             _ask_inputs(x_rows, bars, x_ring, place, place, inputs, place < units, across)
         acc = gl.zeros((64, ROWS), gl.float32, mma)
-        stage = tile * 0
-        phase = stage
+        at = cursor(tile * 0)
         for unit in range(units):
             if PACKED:
                 block = 2 * unit
@@ -240,33 +230,33 @@ def quantized_list_kernel(
                 if not FLOAT:
                     zero = zero_points(beside_ptr, packed_row, G, block, SCALES, GROUP, BESIDE, by_scales)
                     zero_two = zero_points(beside_ptr, packed_row, G, block + 1, SCALES, GROUP, BESIDE, by_scales)
-                mbarrier.wait(bars.index(stage), phase)
-                a = inputs_of(x_ring.index(2 * stage).load(taken), right)
-                w = weights_of(ring.index(2 * stage).load(bytes_), one, zero, FLOAT, by_scales, left)
+                mbarrier.wait(bars.index(at.stage), at.phase)
+                a = inputs_of(x_ring.index(2 * at.stage).load(taken), right)
+                w = weights_of(ring.index(2 * at.stage).load(bytes_), one, zero, FLOAT, by_scales, left)
                 acc = mma_v2(w, a, acc)
-                a = inputs_of(x_ring.index(2 * stage + 1).load(taken), right)
-                w = weights_of(ring.index(2 * stage + 1).load(bytes_), two, zero_two, FLOAT, by_scales, left)
+                a = inputs_of(x_ring.index(2 * at.stage + 1).load(taken), right)
+                w = weights_of(ring.index(2 * at.stage + 1).load(bytes_), two, zero_two, FLOAT, by_scales, left)
                 acc = mma_v2(w, a, acc)
             else:
                 block = 2 * unit
                 sx, sw = _block_scales(xs, at_x, scale_ptr, at_w, block, xs_group, True, BLOCKED, GROUPED)
                 whole = (block + 1) * 128 < inputs
                 sx_two, sw_two = _block_scales(xs, at_x, scale_ptr, at_w, block + 1, xs_group, whole, BLOCKED, GROUPED)
-                mbarrier.wait(bars.index(stage), phase)
+                mbarrier.wait(bars.index(at.stage), at.phase)
                 # copies of single threads are seen by the matrix unit behind a fence
                 fence_async_shared()
                 none = gl.zeros((64, ROWS), gl.float32, mma)
-                a = x_ring.index(2 * stage).permute((1, 0))
-                part = warpgroup_mma(ring.index(2 * stage), a, none, use_acc=False)
+                a = x_ring.index(2 * at.stage).permute((1, 0))
+                part = warpgroup_mma(ring.index(2 * at.stage), a, none, use_acc=False)
                 acc += part * gl.expand_dims(sx, 0) * gl.expand_dims(sw, 1)
-                a = x_ring.index(2 * stage + 1).permute((1, 0))
-                part = warpgroup_mma(ring.index(2 * stage + 1), a, none, use_acc=False)
+                a = x_ring.index(2 * at.stage + 1).permute((1, 0))
+                part = warpgroup_mma(ring.index(2 * at.stage + 1), a, none, use_acc=False)
                 acc += part * gl.expand_dims(sx_two, 0) * gl.expand_dims(sw_two, 1)
             sync()
             following = unit + STAGES
-            _ask(w_desc, bars, ring, stage, row, outputs, following, following < units, GATED, BK)
-            _ask_inputs(x_rows, bars, x_ring, stage, following, inputs, following < units, across)
-            stage, phase = next_stage(stage, phase, STAGES)
+            _ask(w_desc, bars, ring, at.stage, row, outputs, following, following < units, GATED, BK)
+            _ask_inputs(x_rows, bars, x_ring, at.stage, following, inputs, following < units, across)
+            at = at.next(STAGES)
         if PACKED:
             if FLOAT and BESIDE:
                 acc *= gl.expand_dims(gl.load(beside_ptr + expert.to(gl.int64) * expert_rows + local), 1)
@@ -283,8 +273,7 @@ def quantized_list_kernel(
         if GATED:
             gate, up = gl.split(gl.permute(gl.reshape(out, (2, 32, ROWS)), (1, 2, 0)))
             if LIMITED:
-                gate = gl.minimum(gate, limit)
-                up = gl.minimum(gl.maximum(up, -limit), limit)
+                gate, up = limited(gate, up, limit)
             if ACT == "swiglu_oai":
                 out = gate / (1.0 + gl.exp(-1.702 * gate)) * (up + 1.0)
             else:
