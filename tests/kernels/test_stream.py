@@ -44,7 +44,7 @@ def test_compiles_for_hopper_and_asks_for_weights_before_it_waits(tmp_path: Path
 @settings(deadline=None, max_examples=60)
 @given(tiles=st.integers(1, 300), slices=st.integers(1, 80), programs=st.integers(1, 600))
 def test_every_unit_has_one_program_and_every_partial_a_place(tiles: int, slices: int, programs: int) -> None:
-    from kernels.linear.stream import first_unit, unit_owner
+    from kernels.hopper.schedule import first_unit, unit_owner
 
     first, owner = first_unit.fn, unit_owner.fn
     units = tiles * slices
