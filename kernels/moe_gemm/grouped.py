@@ -24,17 +24,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import (
-    begin_slice,
-    boxes,
-    end_slice,
-    halves,
-    load_box,
-    load_pointers,
-    next_stage,
-    ring_product,
-    sync,
-)
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import load_box, load_pointers, sync
+from kernels.hopper.epilogue import halves
+from kernels.hopper.mma import begin_slice, end_slice, ring_product
+from kernels.hopper.ring import cursor, filling_cursor, ring_of
+from kernels.hopper.schedule import tell, told
 from kernels.moe_gemm.order import Places
 from kernels.moe_gemm.results import first_part, kept_of, last_part, rounded
 from kernels.moe_gemm.tiles import combined
@@ -53,7 +48,7 @@ REGISTERS = 168
 
 @gluon.jit
 def _feed(
-    x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, full, empty, tasks, works, last, columns,
+    x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, ring, tasks, works, last, columns,
     slices, hidden, expert_rows, up_row,
     GATHER: gl.constexpr, GATED: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -67,14 +62,12 @@ def _feed(
     CHANNELS: gl.constexpr = 128 if GATED else 256
     WARPS: gl.constexpr = 4 if GATHER else 1
     spread: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     if GATHER:
         place = gl.arange(0, 64, gl.SliceLayout(1, spread))
         channel = gl.arange(0, 64, gl.SliceLayout(0, spread))[None, :]
     programs = gl.num_programs(0)
     work = gl.program_id(0)
-    stage = work * 0
-    phase = stage + 1
+    at = filling_cursor(work * 0)
     following = gl.minimum(work // columns, last)
     next_pairs = gl.load(tile_pairs + following)
     next_expert = gl.load(tile_expert + following)
@@ -95,48 +88,48 @@ def _feed(
         if GATHER:
             next_lower = gl.load(tokens + following * 128 + place)
             next_upper = gl.load(tokens + following * 128 + 64 + place)
-        mbarrier.wait(empty.index(stage), phase)
-        tasks.index(stage).store(gl.full([1], work * 2 + (pairs > 64).to(gl.int32), gl.int32, one))
+        ring.wait_empty(at)
+        tell(tasks.index(at.stage), work * 2 + (pairs > 64).to(gl.int32), WARPS)
         sync()
         work = next_work
         next_work = programs + gl.atomic_add(turns, 1, sem="relaxed")
         for slice_ in range(slices):
-            mbarrier.wait(empty.index(stage), phase)
-            bar = full.index(stage)
-            at = slice_ * 64
+            ring.wait_empty(at)
+            bar = ring.full.index(at.stage)
+            k = slice_ * 64
             if GATHER:
                 mbarrier.expect(bar, W_BYTES)
             elif pairs > 64:
                 mbarrier.expect(bar, W_BYTES + 2 * BOX_BYTES)
             else:
                 mbarrier.expect(bar, W_BYTES + BOX_BYTES)
-            w = w_ring.index(stage)
+            w = w_ring.index(at.stage)
             if GATED:
                 for part in gl.static_range(4):
-                    load_box(w_desc, [row + part // 2 * 64 + part % 2 * up_row, at], bar, w.slice(part * 64, 64))
+                    load_box(w_desc, [row + part // 2 * 64 + part % 2 * up_row, k], bar, w.slice(part * 64, 64))
             else:
-                load_box(w_desc, [row, at], bar, w)
+                load_box(w_desc, [row, k], bar, w)
             if GATHER:
-                load_pointers(x_ring.index(stage * 2), lower + at, mask=(place < pairs)[:, None])
+                load_pointers(x_ring.index(at.stage * 2), lower + k, mask=(place < pairs)[:, None])
                 if pairs > 64:
-                    load_pointers(x_ring.index(stage * 2 + 1), upper + at, mask=(place + 64 < pairs)[:, None])
+                    load_pointers(x_ring.index(at.stage * 2 + 1), upper + k, mask=(place + 64 < pairs)[:, None])
                 async_copy.mbarrier_arrive(bar, increment_count=False)
             else:
-                load_box(x_desc, [tile * 128, at], bar, x_ring.index(stage * 2))
+                load_box(x_desc, [tile * 128, k], bar, x_ring.index(at.stage * 2))
                 if pairs > 64:
-                    load_box(x_desc, [tile * 128 + 64, at], bar, x_ring.index(stage * 2 + 1))
-            stage, phase = next_stage(stage, phase, STAGES)
-    mbarrier.wait(empty.index(stage), phase)
-    tasks.index(stage).store(gl.full([1], -1, gl.int32, one))
+                    load_box(x_desc, [tile * 128 + 64, k], bar, x_ring.index(at.stage * 2 + 1))
+            at = at.next(STAGES)
+    ring.wait_empty(at)
+    tell(tasks.index(at.stage), -1, WARPS)
     sync()
-    mbarrier.expect(full.index(stage), 0)
+    mbarrier.expect(ring.full.index(at.stage), 0)
     if GATHER:
-        async_copy.mbarrier_arrive(full.index(stage), increment_count=False)
+        async_copy.mbarrier_arrive(ring.full.index(at.stage), increment_count=False)
 
 
 @gluon.jit
 def _product(
-    y_desc, x_ring, w_ring, out, full, empty, stage, phase, slices, row, column, other, kept, limit,
+    y_desc, x_ring, w_ring, out, ring, at, slices, row, column, other, kept, limit,
     HALF: gl.constexpr, FIRST: gl.constexpr, ROWS: gl.constexpr, ACT: gl.constexpr, LIMITED: gl.constexpr,
     GATHER: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, TEAM: gl.constexpr,
 ):  # fmt: skip
@@ -144,27 +137,19 @@ def _product(
     What was kept of the tile before is written while the first slices are multiplied."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     acc = gl.zeros((64, ROWS), gl.float32, mma)
-    token = begin_slice(acc, x_ring, w_ring, full, stage, phase, HALF, FIRST, GATHER)
+    token = begin_slice(acc, x_ring, w_ring, ring, at, HALF, FIRST, GATHER)
     remaining = first_part(y_desc, out, row, column, kept, limit, ACT, LIMITED, TEAM)
     if PARTS == 2:
-        acc, stage, phase = end_slice(token, empty, stage, phase, STAGES)
-        token = begin_slice(acc, x_ring, w_ring, full, stage, phase, HALF, FIRST, GATHER)
+        acc, at = end_slice(token, ring, at, STAGES)
+        token = begin_slice(acc, x_ring, w_ring, ring, at, HALF, FIRST, GATHER)
     last_part(y_desc, out, row, column, other, remaining, ACT, TEAM)
-    acc, stage, phase = end_slice(token, empty, stage, phase, STAGES)
-    return ring_product(acc, x_ring, w_ring, full, empty, stage, phase, slices - PARTS, HALF, FIRST, GATHER, STAGES)
-
-
-@gluon.jit
-def _task(tasks, full, stage, phase):
-    """What the tile is that begins in a stage."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    mbarrier.wait(full.index(stage), phase)
-    return gl.max(tasks.index(stage).load(one), 0)
+    acc, at = end_slice(token, ring, at, STAGES)
+    return ring_product(acc, x_ring, w_ring, ring, at, slices - PARTS, HALF, FIRST, GATHER, STAGES)
 
 
 @gluon.jit
 def _multiply(
-    y_desc, x_ring, w_ring, out, full, empty, tasks, columns, slices, limit,
+    y_desc, x_ring, w_ring, out, ring, tasks, columns, slices, limit,
     ACT: gl.constexpr, LIMITED: gl.constexpr, GATHER: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
     TEAM: gl.constexpr,
 ):  # fmt: skip
@@ -174,19 +159,20 @@ def _multiply(
     # before the first tile there is none, and a short one has half of the boxes: what lies outside is not written
     NOWHERE: gl.constexpr = 1 << 30
     WIDTH: gl.constexpr = 128 if ACT is None else 64
-    stage = columns * 0
-    phase = stage
-    row = stage + NOWHERE
-    column = stage
-    other = stage
+    none = columns * 0
+    at = cursor(none)
+    row = none + NOWHERE
+    column = none
+    other = none
     left, right = halves(gl.zeros((64, 256), gl.float32, mma), 128)
     layout: gl.constexpr = right.type.layout
     kept = kept_of(y_desc, left, right, limit, ACT, LIMITED)
-    task = _task(tasks, full, stage, phase)
+    ring.wait(at)
+    task = told(tasks.index(at.stage), 4)
     while task >= 0:
         if (task & 1) == 1:
-            acc, stage, phase = _product(
-                y_desc, x_ring, w_ring, out, full, empty, stage, phase, slices, row, column, other, kept, limit,
+            acc, at = _product(
+                y_desc, x_ring, w_ring, out, ring, at, slices, row, column, other, kept, limit,
                 TEAM, 0, 256, ACT, LIMITED, GATHER, PARTS, STAGES, TEAM,
             )  # fmt: skip
             left, right = halves(acc, 128)
@@ -195,8 +181,8 @@ def _multiply(
             column = (task >> 1) % columns * (2 * WIDTH)
             other = column + WIDTH
         else:
-            some, stage, phase = _product(
-                y_desc, x_ring, w_ring, out, full, empty, stage, phase, slices, row, column, other, kept, limit,
+            some, at = _product(
+                y_desc, x_ring, w_ring, out, ring, at, slices, row, column, other, kept, limit,
                 0, TEAM * 128, 128, ACT, LIMITED, GATHER, PARTS, STAGES, TEAM,
             )  # fmt: skip
             row = (task >> 1) // columns * 128
@@ -208,7 +194,8 @@ def _multiply(
             else:
                 few = rounded(y_desc, some, limit, ACT, LIMITED)
                 kept = few + few
-        task = _task(tasks, full, stage, phase)
+        ring.wait(at)
+        task = told(tasks.index(at.stage), 4)
     remaining = first_part(y_desc, out, row, column, kept, limit, ACT, LIMITED, TEAM)
     last_part(y_desc, out, row, column, other, remaining, ACT, TEAM)
     tma.store_wait(0)
@@ -229,13 +216,8 @@ def grouped_kernel(
     x_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 64, 64], y_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 256, 64], w_desc.layout)
     out = gl.allocate_shared_memory(y_desc.dtype, [4, 64, 64], y_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ring = ring_of(STAGES, 129 if GATHER else 1, 2)
     tasks = gl.allocate_shared_memory(gl.int32, [STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    ARRIVALS: gl.constexpr = 129 if GATHER else 1
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=ARRIVALS)
-        mbarrier.init(empty.index(stage), count=2)
     fence_async_shared()
     if PDL:
         gdc_launch_dependents()
@@ -243,11 +225,11 @@ def grouped_kernel(
     works = gl.load(ends + num_experts - 1) * columns
     gl.warp_specialize(
         [
-            (_multiply, (y_desc, x_ring, w_ring, out, full, empty, tasks, columns, slices, limit,
+            (_multiply, (y_desc, x_ring, w_ring, out, ring, tasks, columns, slices, limit,
                          ACT, LIMITED, GATHER, PARTS, STAGES, 0)),
-            (_multiply, (y_desc, x_ring, w_ring, out, full, empty, tasks, columns, slices, limit,
+            (_multiply, (y_desc, x_ring, w_ring, out, ring, tasks, columns, slices, limit,
                          ACT, LIMITED, GATHER, PARTS, STAGES, 1)),
-            (_feed, (x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, full, empty, tasks,
+            (_feed, (x, x_desc, w_desc, tokens, tile_expert, tile_pairs, turns, x_ring, w_ring, ring, tasks,
                      works, tiles - 1, columns, slices, hidden, expert_rows, up_row, GATHER, ACT is not None, STAGES)),
         ],
         [4, 4] if GATHER else [4, 1],

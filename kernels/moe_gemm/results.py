@@ -7,12 +7,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.hopper import emit, halves
+from kernels.hopper.epilogue import emit, halves, limited
 
 
 @gluon.jit
 def _activate(x, KIND: gl.constexpr):
-    """`linear.stream.activate` in half of the instructions; what they differ by is lost when h is rounded."""
+    """`hopper.epilogue.activate` in half of the instructions; what they differ by is lost when h is rounded."""
     z = x
     if KIND != "silu":
         z = 1.5957691216057308 * (x + 0.044715 * x * x * x)
@@ -34,8 +34,7 @@ def _gated(acc, limit, ACT: gl.constexpr, LIMITED: gl.constexpr):
     """act(gate) ∘ up of [64, 128]: 64 columns of gate, 64 of up."""
     gate, up = halves(acc, 64)
     if LIMITED:
-        gate = gl.minimum(gate, limit)
-        up = gl.minimum(gl.maximum(up, -limit), limit)
+        gate, up = limited(gate, up, limit)
     return _activate(gate, ACT) * up
 
 
