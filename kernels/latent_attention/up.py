@@ -10,11 +10,16 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, emit, halves, load_box, next_stage, plus, ring_product, rows_of, view, whole_rows
+from kernels.hopper.boxes import boxes, cache_rows, rows_of, whole_rows
+from kernels.hopper.compat import load_box, view
+from kernels.hopper.epilogue import emit, halves
+from kernels.hopper.mma import ring_product
+from kernels.hopper.ring import cursor, filling_cursor, ring_of
+from kernels.hopper.schedule import plus
 from kernels.moe_gemm.grouped import REGISTERS
 from kernels.sizes import next_power_of_2
 from kernels.workspace import Workspace
@@ -46,7 +51,7 @@ def _entries(p_context, first_seq, seqs, tile, ENTRIES: gl.constexpr, SEQS: gl.c
 
 @gluon.jit
 def _feed(
-    c_desc, w_desc, p_table, p_context, x_ring, w_ring, full, empty, works, columns, slices, table_stride, block_rows,
+    c_desc, w_desc, p_table, p_context, x_ring, w_ring, ring, works, columns, slices, table_stride, block_rows,
     first_seq, seqs,
     BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr, ENTRIES: gl.constexpr, SEQS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -54,32 +59,25 @@ def _feed(
     COPIES: gl.constexpr = ENTRIES // COPIED
     pieces = view(x_ring, c_desc.dtype, [STAGES * COPIES, COPIED, 64], c_desc.layout)
     program = gl.program_id(0)
-    stage = program * 0
-    phase = stage + 1
+    at = filling_cursor(program * 0)
     for work in range(program, works, gl.num_programs(0)):
         column = work % columns
         seq, first, length = _entries(p_context, first_seq, seqs, work // columns, ENTRIES, SEQS, 1)
         blocks = p_table + seq.to(gl.int64) * table_stride
-        rows = ()
-        for copy in gl.static_range(COPIES):
-            j = first + copy * COPIED
-            block = gl.load(blocks + j // BLOCK_SIZE, mask=j < length, other=0)
-            rows = rows + (block * block_rows + j % BLOCK_SIZE,)  # noqa: RUF005
+        rows = cache_rows(blocks, first, length, block_rows, BLOCK_SIZE, COPIED, COPIES)
         for slice_ in range(slices):
-            mbarrier.wait(empty.index(stage), phase)
-            bar = full.index(stage)
-            mbarrier.expect(bar, (ENTRIES + 256) * 64 * 2)
-            w = w_ring.index(stage)
+            bar = ring.acquire(at, (ENTRIES + 256) * 64 * 2)
+            w = w_ring.index(at.stage)
             for part in gl.static_range(4):
                 load_box(w_desc, [column * 256 + part * 64, slice_ * 64], bar, w.slice(part * 64, 64))
             for copy in gl.static_range(COPIES):
-                load_box(c_desc, [rows[copy], slice_ * 64], bar, pieces.index(stage * COPIES + copy))
-            stage, phase = next_stage(stage, phase, STAGES)
+                load_box(c_desc, [rows[copy], slice_ * 64], bar, pieces.index(at.stage * COPIES + copy))
+            at = at.next(STAGES)
 
 
 @gluon.jit
 def _multiply(
-    y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
+    y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, ring, works, columns, slices,
     table_stride, block_rows, first_seq, seqs,
     LATENT: gl.constexpr, BLOCK_SIZE: gl.constexpr, ENTRIES: gl.constexpr, SEQS: gl.constexpr, STAGES: gl.constexpr,
     TEAM: gl.constexpr,
@@ -88,22 +86,21 @@ def _multiply(
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     program = gl.program_id(0)
-    stage = program * 0
-    phase = stage
+    at = cursor(program * 0)
     for work in range(program, works, gl.num_programs(0)):
         tile = work // columns
         column = work % columns
         seq, first, length = _entries(p_context, first_seq, seqs, tile, ENTRIES, SEQS, 4)
         first += TEAM * 64
         acc = gl.zeros((64, 256), gl.float32, mma)
-        acc, stage, phase = ring_product(acc, x_ring, w_ring, full, empty, stage, phase, slices, TEAM, 0, False, STAGES)
+        acc, at = ring_product(acc, x_ring, w_ring, ring, at, slices, TEAM, 0, False, STAGES)
         held = first + gl.arange(0, 64, gl.SliceLayout(1, acc.type.layout)) < length
         acc = gl.where(held[:, None], acc, 0.0)
         left, right = halves(acc, 128)
         a, b = halves(left, 64)
         c, d = halves(right, 64)
-        at = column * 256
-        emit(y_desc, out, 4 * TEAM, tile * ENTRIES + TEAM * 64, (at, at + 64, at + 128, at + 192), (a, b, c, d))
+        n = column * 256
+        emit(y_desc, out, 4 * TEAM, tile * ENTRIES + TEAM * 64, (n, n + 64, n + 128, n + 192), (a, b, c, d))
         if column == 0:
             row = gl.arange(0, 64, gl.SliceLayout(1, flat))
             channel = gl.arange(0, 64, gl.SliceLayout(0, flat))[None, :]
@@ -128,11 +125,7 @@ def up_kernel(
     x_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 64, 64], w_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 256, 64], w_desc.layout)
     out = gl.allocate_shared_memory(y_desc.dtype, [8, 64, 64], y_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=2)
+    ring = ring_of(STAGES, 1, 2)
     fence_async_shared()
     if PDL:
         gdc_launch_dependents()
@@ -142,15 +135,15 @@ def up_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
+                y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, ring, works, columns, slices,
                 table_stride, block_rows, first_seq, seqs, LATENT, BLOCK_SIZE, ENTRIES, SEQS, STAGES, 0,
             )),
             (_multiply, (
-                y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, full, empty, works, columns, slices,
+                y_desc, cache, p_table, p_context, p_rotated, x_ring, w_ring, out, ring, works, columns, slices,
                 table_stride, block_rows, first_seq, seqs, LATENT, BLOCK_SIZE, ENTRIES, SEQS, STAGES, 1,
             )),
             (_feed, (
-                c_desc, w_desc, p_table, p_context, x_ring, w_ring, full, empty, works, columns, slices, table_stride,
+                c_desc, w_desc, p_table, p_context, x_ring, w_ring, ring, works, columns, slices, table_stride,
                 block_rows, first_seq, seqs, BLOCK_SIZE, COPIED, ENTRIES, SEQS, STAGES,
             )),
         ],
