@@ -10,18 +10,16 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, sync, view
+from kernels.hopper.attention import GROUPS, ROWS, attend_keys, begin_scores, end_values, key_barriers
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import load_box, sync, view
+from kernels.hopper.schedule import query_tile, turn_place
+from kernels.hopper.softmax import row_weights
 from kernels.latent_attention.up import SEQS
-from kernels.paged_attention.prompt import GROUPS, ROWS, fold, key_weights, query_tile, turn_place
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -32,7 +30,7 @@ KEYS, STAGES = 64, 3
 @gluon.jit
 def _read(
     q_desc, kv_desc, rotated_desc, p_query_start, p_context, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full,
-    q_empty, t_empty, k_full, v_full, done, first_seq, seqs, ranks,
+    q_empty, t_empty, bars, first_seq, seqs, ranks,
     HEADS: gl.constexpr, NOPE: gl.constexpr, ROPE: gl.constexpr, VALUE: gl.constexpr, PADDED: gl.constexpr,
     SEQS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -71,38 +69,24 @@ def _read(
             for back in range(tiles):
                 row = start + (tiles - 1 - back) * BLOCK_N
                 column = head * (NOPE + VALUE)
-                # Keys take the place of those of STAGES turns before, whose values go with the turn that follows it.
                 stage = turn % STAGES
                 after = turn + 1
-                k_bar = k_full.index(stage)
-                v_bar = v_full.index(stage)
-                mbarrier.wait(done.index(stage), ((turn // STAGES) & 1) ^ 1)
-                mbarrier.expect(k_bar, BLOCK_N * (NOPE + ROPE) * 2)
+                k_bar = bars.k_full.index(stage)
+                v_bar = bars.v_full.index(stage)
+                bars.acquire(turn, k_bar, BLOCK_N * (NOPE + ROPE) * 2, STAGES)
                 for half in gl.static_range(PLAIN):
                     load_box(kv_desc, [row, column + half * 64], k_bar, k_boxes.index(stage * PLAIN + half))
                 load_box(rotated_desc, [row, 0], k_bar, r_ring.index(stage))
-                mbarrier.wait(done.index(after % STAGES), ((after // STAGES) & 1) ^ 1)
-                mbarrier.expect(v_bar, BLOCK_N * VALUE * 2)
+                bars.acquire(after, v_bar, BLOCK_N * VALUE * 2, STAGES)
                 for half in gl.static_range(HALVES):
                     load_box(kv_desc, [row, column + NOPE + half * 64], v_bar, v_boxes.index(stage * HALVES + half))
                 turn += 1
 
 
 @gluon.jit
-def _score(q, turned, k_ring, r_ring, k_full, turn, s_layout: gl.constexpr, BLOCK_N: gl.constexpr,
-           STAGES: gl.constexpr):  # fmt: skip
-    """Begins the product of q and the keys of a turn."""
-    stage = turn % STAGES
-    mbarrier.wait(k_full.index(stage), (turn // STAGES) & 1)
-    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
-    s = warpgroup_mma(turned, r_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    return warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), s, is_async=True)
-
-
-@gluon.jit
 def _multiply(
-    p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty, k_full,
-    v_full, done, scale, first_seq, seqs, ranks,
+    p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty, bars,
+    scale, first_seq, seqs, ranks,
     PART: gl.constexpr, HEADS: gl.constexpr, VALUE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -110,7 +94,6 @@ def _multiply(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUE, 16])
     q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [256 // VALUE, VALUE // 8], [4, 1], [1, 0])
     dtype: gl.constexpr = p_out.dtype.element_ty
     program = gl.program_id(0)
@@ -142,32 +125,19 @@ def _multiply(
             q = q_ring.index(PART).load(q_layout)
             mbarrier.arrive(q_empty, count=1)
             first = (tiles - 1) * BLOCK_N
-            s = _score(q, turned, k_ring, r_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+            qs, rings = (turned, q), (r_ring, k_ring)
+            s = begin_scores(qs, rings, bars, turn, s_layout, BLOCK_N, STAGES)
             s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(done.index(turn % STAGES), count=1)
-            weight, m, l, _ = key_weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, True)
+            mbarrier.arrive(bars.done.index(turn % STAGES), count=1)
+            weight, m, l, _shrink = row_weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, True)
             turn += 1
-            for back in range(tiles - 1 - plain):
-                begun = _score(q, turned, k_ring, r_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
-                acc, m, l, weight = fold(
-                    begun, acc, m, l, weight, turn, v_ring, v_full, done, first - (back + 1) * BLOCK_N, position, scale,
-                    0.0, BLOCK_N, STAGES, False, True,
-                )  # fmt: skip
-                turn += 1
-            for _ in range(plain):
-                begun = _score(q, turned, k_ring, r_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
-                acc, m, l, weight = fold(
-                    begun, acc, m, l, weight, turn, v_ring, v_full, done, 0, position, scale, 0.0,
-                    BLOCK_N, STAGES, False, False,
-                )  # fmt: skip
-                turn += 1
+            acc, l, weight, turn = attend_keys(
+                turn, acc, m, l, weight, qs, rings, v_ring, bars, tiles, plain, position, scale, 0.0, s_layout,
+                BLOCK_N, STAGES, False,
+            )  # fmt: skip
             mbarrier.arrive(t_empty.index(asked % 2), count=1)
             asked += 1
-            before = (turn - 1) % STAGES
-            mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
-            p = gl.convert_layout(weight.to(dtype), p_layout)
-            acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            acc = end_values(acc, weight, v_ring, bars, turn, STAGES)
         if query >= 0:
             norm = gl.convert_layout(1.0 / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
             y = gl.convert_layout((acc * norm[:, None]).to(dtype), flat)
@@ -205,34 +175,28 @@ def attend_kernel(
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     t_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_empty, count=GROUPS)
     for place in gl.static_range(2):
         mbarrier.init(t_empty.index(place), count=GROUPS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(done.index(stage), count=GROUPS)
+    bars = key_barriers(STAGES)
     fence_async_shared()
     sync()
     gl.warp_specialize(
         [
             (_multiply, (
                 p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty,
-                k_full, v_full, done, scale, first_seq, seqs, ranks,
+                bars, scale, first_seq, seqs, ranks,
                 0, HEADS, VALUE, BLOCK_N, STAGES, PDL,
             )),
             (_multiply, (
                 p_query_start, p_context, p_out, q_ring, turned_ring, k_ring, r_ring, v_ring, q_full, q_empty, t_empty,
-                k_full, v_full, done, scale, first_seq, seqs, ranks,
+                bars, scale, first_seq, seqs, ranks,
                 1, HEADS, VALUE, BLOCK_N, STAGES, PDL,
             )),
             (_read, (
                 q_desc, kv_desc, rotated_desc, p_query_start, p_context, q_ring, turned_ring, k_ring, r_ring, v_ring,
-                q_full, q_empty, t_empty, k_full, v_full, done, first_seq, seqs, ranks,
+                q_full, q_empty, t_empty, bars, first_seq, seqs, ranks,
                 HEADS, NOPE, ROPE, VALUE, PADDED, SEQS, BLOCK_N, STAGES, PDL,
             )),
         ],
