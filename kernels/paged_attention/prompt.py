@@ -13,58 +13,22 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, rows_of, sync, view, whole_rows
+from kernels.hopper.attention import GROUPS, ROWS, attend_keys, begin_scores, end_values, key_barriers
+from kernels.hopper.boxes import boxes, rows_of, whole_rows
+from kernels.hopper.compat import load_box, sync, view
+from kernels.hopper.schedule import query_tile, turn_place
+from kernels.hopper.softmax import LOG2E, row_weights
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
-LOG2E = gl.constexpr(1.4426950408889634)
-# Rows that a group of four warps multiplies, and such groups.
-ROWS = gl.constexpr(64)
-GROUPS = gl.constexpr(2)
 # Keys a tile, and tiles that shared memory holds of keys and of values. On an H200 tiles of 128 keys cost fewer
 # instructions a key, and more time.
 KEYS, STAGES = 64, 4
-
-
-@gluon.jit
-def turn_place(turn, program, programs):
-    """The number of the tile that a program takes in its `turn`: forth in even turns, back in odd ones."""
-    return turn * programs + program + turn % 2 * (programs - 1 - 2 * program)
-
-
-@gluon.jit
-def _spot(number, seqs, G: gl.constexpr):
-    """kv group, sequence and rank of tile `number`: rank 0 holds a sequence's last queries, which see the most keys."""
-    return number % G, number // G % seqs, number // G // seqs
-
-
-@gluon.jit
-def query_tile(number, seqs, first_seq, p_query_start, p_context, G: gl.constexpr, QUERIES: gl.constexpr,
-               BLOCK_N: gl.constexpr):  # fmt: skip
-    """Tile `number`: the last tiles of all sequences come first, then those before them.
-
-    Gives its sequence, kv group, first token, first query within the sequence (negative when there is no such tile),
-    the sequence's queries and keys, and how many tiles of keys the queries see.
-    """
-    group, place, rank = _spot(number, seqs, G)
-    seq = first_seq + place
-    token = gl.load(p_query_start + seq)
-    count = gl.load(p_query_start + seq + 1) - token
-    length = gl.load(p_context + seq)
-    query = ((count + QUERIES - 1) // QUERIES - 1 - rank) * QUERIES
-    stop = gl.minimum(length, gl.maximum(length - count, 0) + query + QUERIES)
-    tiles = gl.where(query < 0, 0, (stop + BLOCK_N - 1) // BLOCK_N)
-    return seq, group, token, query, count, length, tiles
 
 
 @gluon.jit
@@ -84,8 +48,7 @@ def _read_tile(
 @gluon.jit
 def _read(
     q_desc, k_desc, v_desc, p_table, p_query_start, p_context, q_ring, k_ring, v_ring, q_full, q_empty,
-    k_full, v_full, done, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
-    first_seq, seqs, ranks,
+    bars, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows, first_seq, seqs, ranks,
     G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     COPIED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -119,19 +82,16 @@ def _read(
             p_blocks = p_table + seq.to(gl.int64) * table_stride
             for back in range(tiles):
                 first = (tiles - 1 - back) * BLOCK_N
-                # Keys take the place of those of STAGES turns before, whose values go with the turn that follows it.
                 stage = turn % STAGES
                 after = turn + 1
-                k_bar = k_full.index(stage)
-                v_bar = v_full.index(stage)
-                mbarrier.wait(done.index(stage), ((turn // STAGES) & 1) ^ 1)
-                mbarrier.expect(k_bar, BLOCK_N * D * 2)
+                k_bar = bars.k_full.index(stage)
+                v_bar = bars.v_full.index(stage)
+                bars.acquire(turn, k_bar, BLOCK_N * D * 2, STAGES)
                 _read_tile(
                     k_desc, k_boxes, k_bar, p_blocks, stage, first, length, k_block_rows, group * k_head_rows,
                     HALVES, BLOCK_SIZE, COPIED, COPIES,
                 )  # fmt: skip
-                mbarrier.wait(done.index(after % STAGES), ((after // STAGES) & 1) ^ 1)
-                mbarrier.expect(v_bar, BLOCK_N * D * 2)
+                bars.acquire(after, v_bar, BLOCK_N * D * 2, STAGES)
                 _read_tile(
                     v_desc, v_boxes, v_bar, p_blocks, stage, first, length, v_block_rows, group * v_head_rows,
                     HALVES, BLOCK_SIZE, COPIED, COPIES,
@@ -140,67 +100,8 @@ def _read(
 
 
 @gluon.jit
-def key_weights(s, m, l, first, position, scale, softcap, BLOCK_N: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-                IS_MASKED: gl.constexpr):  # fmt: skip
-    """Weights of scores s [ROWS, BLOCK_N] of the keys from `first` on, new m and l, and what sums so far shrink by."""
-    if HAS_SOFTCAP:
-        # c·tanh(z) = c·(1 − 2 / (1 + e^2z))
-        s = softcap * LOG2E * (1.0 - 2.0 / (1.0 + gl.exp2(2.0 * LOG2E * scale / softcap * s)))
-        factor = 1.0
-    else:
-        factor = scale * LOG2E
-    if IS_MASKED:
-        key = first + gl.arange(0, BLOCK_N, gl.SliceLayout(0, s.type.layout))
-        s = gl.where(key[None, :] <= position[:, None], s, float("-inf"))
-    top = gl.maximum(m, gl.max(s, axis=1) * factor)
-    if IS_MASKED:
-        shift = gl.where(top == float("-inf"), 0.0, top)
-    else:
-        shift = top
-    weight = gl.exp2(s * factor - shift[:, None])
-    shrink = gl.exp2(m - shift)
-    return weight, top, l * shrink + gl.sum(weight, axis=1), shrink
-
-
-@gluon.jit
-def _score(q, k_ring, k_full, turn, s_layout: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr):
-    """Begins the product of q and the keys of a turn."""
-    stage = turn % STAGES
-    mbarrier.wait(k_full.index(stage), (turn // STAGES) & 1)
-    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
-    return warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def fold(
-    s, acc, m, l, weight, turn, v_ring, v_full, done, first, position, scale, softcap,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, IS_MASKED: gl.constexpr,
-):  # fmt: skip
-    """Turns the scores s of a turn, whose product has begun, into weights, while those of the turn before are
-    multiplied with its values.
-
-    Weights are carried in float32: as halves they would take as many registers, and instructions to take apart.
-    """
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    stage = turn % STAGES
-    before = (turn - 1) % STAGES
-    mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
-    p = gl.convert_layout(weight.to(v_ring.dtype), p_layout)
-    acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
-    s = warpgroup_mma_wait(1, deps=[s])
-    weight, m, l, shrink = key_weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, IS_MASKED)
-    # Passed at once, since it was waited for above: a border that keeps the exponentials before the products' end.
-    mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(done.index(stage), count=1)
-    shrink = gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))
-    acc = acc * shrink[:, None]
-    return acc, m, l, weight
-
-
-@gluon.jit
 def _multiply(
-    p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full, v_full, done,
+    p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, bars,
     scale, softcap, v_scale, first_seq, seqs, ranks,
     PART: gl.constexpr, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
@@ -211,7 +112,6 @@ def _multiply(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     dtype: gl.constexpr = p_out.dtype.element_ty
     program = gl.program_id(0)
@@ -248,39 +148,25 @@ def _multiply(
             q = q_ring.index(PART).load(q_layout)
             mbarrier.arrive(q_empty, count=1)
             first = (tiles - 1) * BLOCK_N
-            s = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
+            s = begin_scores((q,), (k_ring,), bars, turn, s_layout, BLOCK_N, STAGES)
             s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(done.index(turn % STAGES), count=1)
-            weight, m, l, _ = key_weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, True)
+            mbarrier.arrive(bars.done.index(turn % STAGES), count=1)
+            weight, m, l, _shrink = row_weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, True)
             if first + BLOCK_N > length:
                 # What stands past the context may be anything, and a weight of zero does not clear all of it.
                 stage = turn % STAGES
-                mbarrier.wait(v_full.index(stage), (turn // STAGES) & 1)
+                mbarrier.wait(bars.v_full.index(stage), (turn // STAGES) & 1)
                 v = v_ring.index(stage).load(flat)
                 key = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, flat))
                 v_ring.index(stage).store(gl.where((key < length)[:, None], v, 0.0).to(dtype))
                 fence_async_shared()
                 sync()
             turn += 1
-            for back in range(tiles - 1 - plain):
-                begun = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
-                acc, m, l, weight = fold(
-                    begun, acc, m, l, weight, turn, v_ring, v_full, done, first - (back + 1) * BLOCK_N, position, scale,
-                    softcap, BLOCK_N, STAGES, HAS_SOFTCAP, True,
-                )  # fmt: skip
-                turn += 1
-            for _ in range(plain):
-                begun = _score(q, k_ring, k_full, turn, s_layout, BLOCK_N, STAGES)
-                acc, m, l, weight = fold(
-                    begun, acc, m, l, weight, turn, v_ring, v_full, done, 0, position, scale, softcap,
-                    BLOCK_N, STAGES, HAS_SOFTCAP, False,
-                )  # fmt: skip
-                turn += 1
-            before = (turn - 1) % STAGES
-            mbarrier.wait(v_full.index(before), ((turn - 1) // STAGES) & 1)
-            p = gl.convert_layout(weight.to(dtype), p_layout)
-            acc = warpgroup_mma(p, v_ring.index(before), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            acc, l, weight, turn = attend_keys(
+                turn, acc, m, l, weight, (q,), (k_ring,), v_ring, bars, tiles, plain, position, scale, softcap,
+                s_layout, BLOCK_N, STAGES, HAS_SOFTCAP,
+            )  # fmt: skip
+            acc = end_values(acc, weight, v_ring, bars, turn, STAGES)
         if query >= 0:
             norm = gl.convert_layout(v_scale / gl.where(l > 0.0, l, 1.0), gl.SliceLayout(1, o_layout))
             y = gl.convert_layout((acc * norm[:, None]).to(dtype), flat)
@@ -320,32 +206,26 @@ def attend_kernel(
     v_ring = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, D], k_plain)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    done = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_empty, count=GROUPS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(done.index(stage), count=GROUPS)
+    bars = key_barriers(STAGES)
     fence_async_shared()
     sync()
     gl.warp_specialize(
         [
             (_multiply, (
-                p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
-                v_full, done, scale, softcap, v_scale, first_seq, seqs, ranks,
+                p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, bars,
+                scale, softcap, v_scale, first_seq, seqs, ranks,
                 0, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
             )),
             (_multiply, (
-                p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, k_full,
-                v_full, done, scale, softcap, v_scale, first_seq, seqs, ranks,
+                p_query_start, p_context, p_sinks, p_out, q_ring, k_ring, v_ring, q_full, q_empty, bars,
+                scale, softcap, v_scale, first_seq, seqs, ranks,
                 1, H, G, GROUP, WIDTH, D, BLOCK_N, STAGES, HAS_SOFTCAP, HAS_SINKS, PDL,
             )),
             (_read, (
                 q_desc, k_desc, v_desc, p_table, p_query_start, p_context, q_ring, k_ring, v_ring, q_full, q_empty,
-                k_full, v_full, done, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
+                bars, table_stride, k_block_rows, k_head_rows, v_block_rows, v_head_rows,
                 first_seq, seqs, ranks, G, GROUP, WIDTH, D, BLOCK_SIZE, COPIED, BLOCK_N, STAGES, PDL,
             )),
         ],

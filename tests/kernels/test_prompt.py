@@ -45,9 +45,9 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=60)
 @given(ranks=st.integers(1, 40), seqs=st.integers(1, 9), groups=st.integers(1, 8), programs=st.integers(1, 132))
 def test_every_tile_has_one_program_and_loads_are_even(ranks: int, seqs: int, groups: int, programs: int) -> None:
-    from kernels.paged_attention.prompt import _spot, turn_place
+    from kernels.hopper.schedule import tile_spot, turn_place
 
-    place, spot = turn_place.fn, _spot.fn
+    place, spot = turn_place.fn, tile_spot.fn
     total = ranks * seqs * groups
     programs = min(programs, total)
     turns = -(-total // programs)
