@@ -10,6 +10,8 @@ copies run ahead across the boundaries of splits, as far as the ring in shared m
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,8 +24,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
-from kernels.paged_attention.attend import LOG2E
+from kernels.hopper.boxes import boxes, rows_of, whole_rows
+from kernels.hopper.compat import load_box, sync, view
+from kernels.hopper.ring import barriers, ring_of
+from kernels.hopper.schedule import plus, tell, told
+from kernels.hopper.softmax import LOG2E, clear, column_weights
 from kernels.sizes import next_power_of_2
 from kernels.workspace import Workspace
 
@@ -48,22 +53,17 @@ REGISTERS = 80
 
 
 @gluon.jit
-def known(tasks, told, turn, WARPS: gl.constexpr):
+def known(tasks, task_bars, turn, WARPS: gl.constexpr):
     """Of a program's split of that number: its sequence (−1 behind the last one), kv head, first tile and the one
     behind its last, the sequence's tokens, which split of how many of the sequence's head it is, and the place of the
     first."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     slot = turn % SLOTS
-    mbarrier.wait(told.index(slot), (turn // SLOTS) & 1)
+    mbarrier.wait(task_bars.index(slot), (turn // SLOTS) & 1)
     at = slot * FACTS
-    seq = gl.max(tasks.index(at).load(one), 0)
-    head = gl.max(tasks.index(at + 1).load(one), 0)
-    begin = gl.max(tasks.index(at + 2).load(one), 0)
-    end = gl.max(tasks.index(at + 3).load(one), 0)
-    length = gl.max(tasks.index(at + 4).load(one), 0)
-    num_splits = gl.max(tasks.index(at + 5).load(one), 0)
-    first = gl.max(tasks.index(at + 6).load(one), 0)
-    i_split = gl.max(tasks.index(at + 7).load(one), 0)
+    seq, head = told(tasks.index(at), WARPS), told(tasks.index(at + 1), WARPS)
+    begin, end = told(tasks.index(at + 2), WARPS), told(tasks.index(at + 3), WARPS)
+    length, num_splits = told(tasks.index(at + 4), WARPS), told(tasks.index(at + 5), WARPS)
+    first, i_split = told(tasks.index(at + 6), WARPS), told(tasks.index(at + 7), WARPS)
     return seq, head, begin, end, length, i_split, num_splits, first
 
 
@@ -74,10 +74,9 @@ def _ratio(a, b):
 
 
 @gluon.jit
-def take(p_context, p_turns, tasks, told, wanted, seqs, least, most, G: gl.constexpr, SEQS: gl.constexpr,
+def take(p_context, p_turns, tasks, task_bars, wanted, seqs, least, most, G: gl.constexpr, SEQS: gl.constexpr,
           PDL: gl.constexpr):  # fmt: skip
     """A warp: takes the next split when it is wanted, and tells what there is to know of it."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     every: gl.constexpr = gl.BlockedLayout([SEQS // 32], [32], [1], [0])
     each = gl.arange(0, SEQS, every)
     length = gl.load(p_context + each, mask=each < seqs, other=0)
@@ -101,17 +100,17 @@ def take(p_context, p_turns, tasks, told, wanted, seqs, least, most, G: gl.const
         whole = gl.sum(gl.where(mine, tiles, 0), axis=0)
         i_split = number - before
         at = turn % SLOTS * FACTS
-        tasks.index(at).store(gl.full([1], seq, gl.int32, one))
-        tasks.index(at + 1).store(gl.full([1], head, gl.int32, one))
-        tasks.index(at + 2).store(gl.full([1], _ratio(i_split * whole, of), gl.int32, one))
+        tell(tasks.index(at), seq, 1)
+        tell(tasks.index(at + 1), head, 1)
+        tell(tasks.index(at + 2), _ratio(i_split * whole, of), 1)
         end = gl.where(i_split == of - 1, whole, _ratio((i_split + 1) * whole, of))
-        tasks.index(at + 3).store(gl.full([1], end, gl.int32, one))
-        tasks.index(at + 4).store(gl.full([1], own, gl.int32, one))
-        tasks.index(at + 5).store(gl.full([1], of, gl.int32, one))
-        tasks.index(at + 6).store(gl.full([1], before * G + head, gl.int32, one))
-        tasks.index(at + 7).store(gl.full([1], i_split, gl.int32, one))
+        tell(tasks.index(at + 3), end, 1)
+        tell(tasks.index(at + 4), own, 1)
+        tell(tasks.index(at + 5), of, 1)
+        tell(tasks.index(at + 6), before * G + head, 1)
+        tell(tasks.index(at + 7), i_split, 1)
         sync()
-        mbarrier.arrive(told.index(turn % SLOTS), count=1)
+        mbarrier.arrive(task_bars.index(turn % SLOTS), count=1)
         mbarrier.wait(wanted, turn & 1)
         turn += 1
         if PDL:
@@ -121,9 +120,9 @@ def take(p_context, p_turns, tasks, told, wanted, seqs, least, most, G: gl.const
             # Nobody takes another one.
             gl.store(p_turns, 0)
         split = programs + taken
-    tasks.index(turn % SLOTS * FACTS).store(gl.full([1], -1, gl.int32, one))
+    tell(tasks.index(turn % SLOTS * FACTS), -1, 1)
     sync()
-    mbarrier.arrive(told.index(turn % SLOTS), count=1)
+    mbarrier.arrive(task_bars.index(turn % SLOTS), count=1)
 
 
 @gluon.jit
@@ -150,45 +149,46 @@ def rows_of_tile(blocks, tile, length, head_row, block_rows, COPIES: gl.constexp
 
 
 @gluon.jit
-def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
-          block_rows, head_rows, H: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
-          PDL: gl.constexpr):  # fmt: skip
+def feed(q_desc, desc, p_table, ring, q_ring, ring_bars, q_bars, tasks, task_bars, wanted, table_stride, block_rows,
+         head_rows, H: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
+         PDL: gl.constexpr):  # fmt: skip
     """A warp: asks for the keys of each split, and its queries, or for the values. What this step wrote is a sequence's
-    last entry."""
+    last entry. A stage holds keys and then values, each in as many slabs as a box's channels make of a head's."""
     COPIES: gl.constexpr = KEYS // BLOCK
-    FIRST: gl.constexpr = 0 if OF_KEYS else 2
-    pieces = view(ring, desc.dtype, [STAGES * 4 * COPIES, BLOCK, SLAB], desc.layout)
+    WIDTH: gl.constexpr = desc.block_shape[1]
+    SLABS: gl.constexpr = 2 * SLAB // WIDTH
+    FIRST: gl.constexpr = 0 if OF_KEYS else SLABS
+    BYTES: gl.constexpr = KEYS * 2 * SLAB * desc.dtype.primitive_bitwidth // 8
+    pieces = view(ring, desc.dtype, [STAGES * 2 * SLABS * COPIES, BLOCK, WIDTH], desc.layout)
+    q_boxes = view(q_ring, q_desc.dtype, [4, HELD, SLAB], q_desc.layout)
     turn = gl.program_id(0) * 0
     asked = turn
-    seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
+    seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, task_bars, asked, 1)
     while seq >= 0:
         late, soon = moments(begin, end, asked, STAGES)
         blocks = p_table + seq.to(gl.int64) * table_stride
         for tile in range(begin, end):
             rows = rows_of_tile(blocks, tile, length, head * head_rows, block_rows, COPIES, PDL)
             stage = turn % STAGES
-            mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
-            bar = full.index(stage)
-            mbarrier.expect(bar, 2 * KEYS * SLAB * 2)
-            for slab in gl.static_range(2):
+            bar = ring_bars.acquire_turn(turn, BYTES, STAGES)
+            for slab in gl.static_range(SLABS):
                 for copy in gl.static_range(COPIES):
-                    place = (stage * 4 + FIRST + slab) * COPIES + copy
-                    load_box(desc, [rows[copy], slab * SLAB], bar, pieces.index(place))
+                    place = (stage * 2 * SLABS + FIRST + slab) * COPIES + copy
+                    load_box(desc, [rows[copy], slab * WIDTH], bar, pieces.index(place))
             turn += 1
             if OF_KEYS:
                 if tile == late:
                     if PDL:
                         gdc_wait()
                     spot = asked % 2
-                    mbarrier.wait(q_empty.index(spot), ((asked // 2) & 1) ^ 1)
-                    mbarrier.expect(q_full.index(spot), 2 * HELD * SLAB * 2)
+                    q_bar = q_bars.acquire_turn(asked, 2 * HELD * SLAB * 2, 2)
                     for slab in gl.static_range(2):
                         row = seq * H + head * GROUP
-                        load_box(q_desc, [row, slab * SLAB], q_full.index(spot), q_ring.index(spot * 2 + slab))
+                        load_box(q_desc, [row, slab * SLAB], q_bar, q_boxes.index(spot * 2 + slab))
                 if tile == soon:
                     mbarrier.arrive(wanted, count=1)
         asked += 1
-        seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
+        seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, task_bars, asked, 1)
 
 
 @gluon.jit
@@ -250,31 +250,21 @@ def store_split(p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole,
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr):
+def split_barriers(STAGES: gl.constexpr):
     """Those of the ring's stages, of two places for queries, and of tasks that were told and are wanted."""
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    told = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    ring_bars = ring_of(STAGES, 2, 1)
+    q_bars = ring_of(2, 1, 1)
+    task_bars = barriers(SLOTS, 1)
     wanted = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=2)
-        mbarrier.init(empty.index(stage), count=1)
-    for place in gl.static_range(2):
-        mbarrier.init(q_full.index(place), count=1)
-        mbarrier.init(q_empty.index(place), count=1)
-    for slot in gl.static_range(SLOTS):
-        mbarrier.init(told.index(slot), count=1)
     mbarrier.init(wanted, count=1)
     fence_async_shared()
     sync()
-    return full, empty, q_full, q_empty, told, wanted
+    return ring_bars, q_bars, task_bars, wanted
 
 
 @gluon.jit
-def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks,
-              told, scale, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, ring_bars, q_bars, tasks, task_bars, scale,
+              H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """Four warps: scores [keys, heads] and outputs [channels, heads], channels by slabs."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HELD, 16])
     flat: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -284,17 +274,17 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full,
     factor = scale * LOG2E
     turn = gl.program_id(0) * 0
     asked = turn
-    seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
+    seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)
     while seq >= 0:
         best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
         total = gl.zeros([KEYS, HELD], gl.float32, mma)
         lower = gl.zeros([SLAB, HELD], gl.float32, mma)
         upper = gl.zeros([SLAB, HELD], gl.float32, mma)
         place = asked % 2
-        mbarrier.wait(q_full.index(place), (asked // 2) & 1)
+        q_bars.wait_turn(asked, 2)
         for tile in range(begin, end):
             stage = turn % STAGES
-            mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+            ring_bars.wait_turn(turn, STAGES)
             s = gl.zeros([KEYS, HELD], gl.float32, mma)
             for slab in gl.static_range(2):
                 q = q_ring.index(place * 2 + slab).permute((1, 0))
@@ -302,19 +292,12 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full,
             s = warpgroup_mma_wait(0, deps=[s])
             key = tile * KEYS + row
             s = gl.where((key < length)[:, None], s * factor, float("-inf"))
-            top = gl.maximum(best, gl.max(s, axis=0))
-            shift = gl.where(top == float("-inf"), 0.0, top)
-            w = gl.exp2(s - shift[None, :])
-            fade = gl.exp2(best - shift)
-            best = top
-            total = total * fade[None, :] + w
+            w, best, total, fade = column_weights(s, best, total, False)
             weights.permute((1, 0)).store(w.to(weights.dtype))
             if (tile + 1) * KEYS > length:
-                # What stands past the context may be anything, and a weight of zero does not clear all of it.
                 seen = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, flat)) < length
                 for slab in gl.static_range(2):
-                    held_values = ring.index(stage * 4 + 2 + slab)
-                    held_values.store(gl.where(seen[:, None], held_values.load(flat), 0.0).to(weights.dtype))
+                    clear(ring.index(stage * 4 + 2 + slab), seen, flat)
             fence_async_shared()
             sync()
             narrow = weights.permute((1, 0))
@@ -323,9 +306,9 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full,
             v = ring.index(stage * 4 + 3).permute((1, 0))
             high = warpgroup_mma(v, narrow, upper * fade[None, :], is_async=True)
             lower, upper = warpgroup_mma_wait(0, deps=(low, high))
-            mbarrier.arrive(empty.index(stage), count=1)
+            ring_bars.release(stage)
             turn += 1
-        mbarrier.arrive(q_empty.index(place), count=1)
+        q_bars.release(place)
         asked += 1
         whole = gl.sum(total, axis=0)
         rest = 1.0 / gl.where(whole > 0.0, whole, 1.0)
@@ -333,7 +316,7 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full,
             p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole, rest, row, head, held, seq, i_group,
             i_split, num_splits, base, H, G, GROUP,
         )  # fmt: skip
-        seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
+        seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)
 
 
 @gluon.jit(do_not_specialize=["seqs", "least", "most"], do_not_specialize_on_alignment=["p_context"])
@@ -352,37 +335,74 @@ def decode_persistent_kernel(
     q_ring = gl.allocate_shared_memory(k_desc.dtype, [4, HELD, SLAB], q_desc.layout)
     weights = gl.allocate_shared_memory(k_desc.dtype, [HELD, KEYS], narrow)
     tasks = gl.allocate_shared_memory(gl.int32, [SLOTS * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full, empty, q_full, q_empty, told, wanted = barriers(STAGES)
+    ring_bars, q_bars, task_bars, wanted = split_barriers(STAGES)
     # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
     gl.warp_specialize(
         [
             (_multiply, (
-                p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, full, empty, q_full, q_empty, tasks, told,
+                p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, ring_bars, q_bars, tasks, task_bars,
                 scale, H, G, GROUP, STAGES,
             )),
-            (_feed, (
-                q_desc, k_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
+            (feed, (
+                q_desc, k_desc, p_table, ring, q_ring, ring_bars, q_bars, tasks, task_bars, wanted, table_stride,
                 k_block_rows, k_head_rows, H, GROUP, STAGES, True, PDL,
             )),
-            (_feed, (
-                q_desc, v_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
+            (feed, (
+                q_desc, v_desc, p_table, ring, q_ring, ring_bars, q_bars, tasks, task_bars, wanted, table_stride,
                 v_block_rows, v_head_rows, H, GROUP, STAGES, False, PDL,
             )),
-            (take, (p_context, p_turns, tasks, told, wanted, seqs, least, most, G, SEQS, PDL)),
+            (take, (p_context, p_turns, tasks, task_bars, wanted, seqs, least, most, G, SEQS, PDL)),
         ],
         [1, 1, 1],
         [56, 56, 48],
     )  # fmt: skip
 
 
-def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether the kernel takes these: 16-bit, heads that one instruction holds, whole rows of 128 channels, blocks of
-    the engine's default size."""
+def readable(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether `launch` takes these: 16-bit queries of heads that one instruction holds, whole rows of 128 channels,
+    blocks of the engine's default size."""
     d = q.shape[-1]
     whole = whole_rows(k_cache) and whole_rows(v_cache) and k_cache.shape[2] == BLOCK.value
     narrow = q.shape[1] // k_cache.shape[1] <= HELD.value and d == v_cache.shape[-1] == 2 * SLAB.value
-    same = q.element_size() == 2 and k_cache.dtype == q.dtype
-    return group_products(q.device) and same and narrow and whole and q.is_contiguous()
+    return group_products(q.device) and q.element_size() == 2 and narrow and whole and q.is_contiguous()
+
+
+def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether the kernel takes these: what is `readable`, cached as it comes."""
+    return k_cache.dtype == q.dtype and readable(q, k_cache, v_cache)
+
+
+def launch(
+    workspace: Workspace,
+    kernel: Any,
+    programs: int,
+    channels: int,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_len: torch.Tensor,
+    out: torch.Tensor,
+    arrived: torch.Tensor,
+    scales: tuple[float, ...],
+    seqs: int,
+) -> None:
+    """Launches a kernel of so many programs a multiprocessor that reads its caches in boxes of so many channels."""
+    _, h, d = q.shape
+    g = k_cache.shape[1]
+    programs *= multiprocessors(q.device)
+    num_splits = seqs * g + programs * MOST
+    partial = torch.empty(num_splits, h // g, d, dtype=torch.float32, device=q.device)
+    sums = torch.empty(num_splits, h // g, dtype=torch.float32, device=q.device)
+    k_rows, v_rows = (cache.stride()[:2] for cache in (k_cache, v_cache))
+    workspace.launch(kernel, (programs,))(
+        boxes(q.flatten(0, 1), HELD.value, SLAB.value),
+        boxes(rows_of(k_cache), BLOCK.value, channels), boxes(rows_of(v_cache), BLOCK.value, channels),
+        block_table, context_len, out, partial, sums, arrived, arrived[-1:], *scales, block_table.stride(0),
+        k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, seqs, LEAST, MOST,
+        H=h, G=g, GROUP=h // g, SEQS=max(32, next_power_of_2(seqs)), STAGES=STAGES, PDL=workspace.pdl,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
+    )  # fmt: skip
 
 
 def attend_decode(
@@ -402,18 +422,7 @@ def attend_decode(
     arrived: int32 zeros, which are zero again afterwards: splits of each sequence's kv heads, and in the last place
     splits that were taken.
     """
-    _, h, d = q.shape
-    g = k_cache.shape[1]
-    programs = PROGRAMS * multiprocessors(q.device)
-    num_splits = seqs * g + programs * MOST
-    partial = torch.empty(num_splits, h // g, d, dtype=torch.float32, device=q.device)
-    sums = torch.empty(num_splits, h // g, dtype=torch.float32, device=q.device)
-    k_rows, v_rows = (cache.stride()[:2] for cache in (k_cache, v_cache))
-    workspace.launch(decode_persistent_kernel, (programs,))(
-        boxes(q.flatten(0, 1), HELD.value, SLAB.value),
-        boxes(rows_of(k_cache), BLOCK.value, SLAB.value), boxes(rows_of(v_cache), BLOCK.value, SLAB.value),
-        block_table, context_len, out, partial, sums, arrived, arrived[-1:], scale, block_table.stride(0),
-        k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, seqs, LEAST, MOST,
-        H=h, G=g, GROUP=h // g, SEQS=max(32, next_power_of_2(seqs)), STAGES=STAGES, PDL=workspace.pdl,
-        num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
+    launch(
+        workspace, decode_persistent_kernel, PROGRAMS, SLAB.value, q, k_cache, v_cache, block_table, context_len, out,
+        arrived, (scale,), seqs,
     )  # fmt: skip

@@ -14,89 +14,41 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from kernels.cache_scales import FP8, CacheScales
-from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, rows_of, sync, view, whole_rows
-from kernels.paged_attention.attend import LOG2E
+from kernels.hopper.compat import sync, view
+from kernels.hopper.softmax import LOG2E, clear, column_weights
 from kernels.paged_attention.decode_persistent import (
-    BLOCK,
     FACTS,
     HELD,
     KEYS,
-    LEAST,
-    MOST,
     SLAB,
     SLOTS,
-    barriers,
+    feed,
     known,
-    moments,
-    rows_of_tile,
+    launch,
+    readable,
+    split_barriers,
     store_split,
     take,
 )
-from kernels.sizes import next_power_of_2
 from kernels.workspace import Workspace
 
 # Channels of a head.
 WIDTH = gl.constexpr(128)
 # The largest float16, at which queries end.
 HALF_LARGEST = gl.constexpr(65504.0)
-# Programs of a multiprocessor, and tiles in the ring of each.
-PROGRAMS, STAGES = 3, 3
-# Registers of a thread before the warp that asks gives its own away.
-REGISTERS = 80
+# Programs of a multiprocessor.
+PROGRAMS = 3
 
 
 @gluon.jit
-def _feed(q_desc, desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
-          block_rows, head_rows, H: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, OF_KEYS: gl.constexpr,
-          PDL: gl.constexpr):  # fmt: skip
-    """A warp: asks for the keys of each split, and its queries, or for the values. What this step wrote is a sequence's
-    last entry."""
-    COPIES: gl.constexpr = KEYS // BLOCK
-    FIRST: gl.constexpr = 0 if OF_KEYS else 1
-    pieces = view(ring, desc.dtype, [STAGES * 2 * COPIES, BLOCK, WIDTH], desc.layout)
-    q_boxes = view(q_ring, q_desc.dtype, [4, HELD, SLAB], q_desc.layout)
-    turn = gl.program_id(0) * 0
-    asked = turn
-    seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
-    while seq >= 0:
-        late, soon = moments(begin, end, asked, STAGES)
-        blocks = p_table + seq.to(gl.int64) * table_stride
-        for tile in range(begin, end):
-            rows = rows_of_tile(blocks, tile, length, head * head_rows, block_rows, COPIES, PDL)
-            stage = turn % STAGES
-            mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
-            bar = full.index(stage)
-            mbarrier.expect(bar, KEYS * WIDTH)
-            for copy in gl.static_range(COPIES):
-                load_box(desc, [rows[copy], 0], bar, pieces.index((stage * 2 + FIRST) * COPIES + copy))
-            turn += 1
-            if OF_KEYS:
-                if tile == late:
-                    if PDL:
-                        gdc_wait()
-                    spot = asked % 2
-                    mbarrier.wait(q_empty.index(spot), ((asked // 2) & 1) ^ 1)
-                    mbarrier.expect(q_full.index(spot), HELD * WIDTH * 2)
-                    for slab in gl.static_range(2):
-                        row = seq * H + head * GROUP
-                        load_box(q_desc, [row, slab * SLAB], q_full.index(spot), q_boxes.index(spot * 2 + slab))
-                if tile == soon:
-                    mbarrier.arrive(wanted, count=1)
-        asked += 1
-        seq, head, begin, end, length, _i_split, _num_splits, _first = known(tasks, told, asked, 1)
-
-
-@gluon.jit
-def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values, weights, full, empty, q_full, q_empty,
-              tasks, told, scale, v_scale, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr,
+def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values, weights, ring_bars, q_bars,
+              tasks, task_bars, scale, v_scale, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr,
               STAGES: gl.constexpr):  # fmt: skip
     """Four warps: scores [keys, heads] and outputs [channels, heads], channels by slabs. halves: the queries in
     float16; values: a tile of them."""
@@ -112,14 +64,14 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values
     factor = scale * LOG2E
     turn = gl.program_id(0) * 0
     asked = turn
-    seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
+    seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)
     while seq >= 0:
         best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
         total = gl.zeros([KEYS, HELD], gl.float32, mma)
         lower = gl.zeros([SLAB, HELD], gl.float32, mma)
         upper = gl.zeros([SLAB, HELD], gl.float32, mma)
         place = asked % 2
-        mbarrier.wait(q_full.index(place), (asked // 2) & 1)
+        q_bars.wait_turn(asked, 2)
         q = q_ring.index(place).load(narrow).to(gl.float32)
         q = gl.minimum(gl.maximum(q, -HALF_LARGEST), HALF_LARGEST)
         # All products of the split before have been waited for by all.
@@ -127,10 +79,10 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values
         halves.store(q.to(gl.float16))
         fence_async_shared()
         sync()
-        mbarrier.arrive(q_empty.index(place), count=1)
+        q_bars.release(place)
         for tile in range(begin, end):
             stage = turn % STAGES
-            mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+            ring_bars.wait_turn(turn, STAGES)
             k = ring.index(stage * 2).load(operand).to(gl.float16)
             s = gl.zeros([KEYS, HELD], gl.float32, mma)
             s = warpgroup_mma(k, halves.permute((1, 0)), s, use_acc=False, is_async=True)
@@ -138,22 +90,16 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values
             s = warpgroup_mma_wait(0, deps=[s])
             key = tile * KEYS + row
             s = gl.where((key < length)[:, None], s * factor, float("-inf"))
-            top = gl.maximum(best, gl.max(s, axis=0))
-            shift = gl.where(top == float("-inf"), 0.0, top)
-            w = gl.exp2(s - shift[None, :])
-            fade = gl.exp2(best - shift)
-            best = top
-            total = total * fade[None, :] + w
+            w, best, total, fade = column_weights(s, best, total, False)
             # The sum over keys has met all warps behind their products, which read weights and values.
             weights.permute((1, 0)).store(w.to(gl.float16))
             values.store(v)
             if (tile + 1) * KEYS > length:
-                # What stands past the context may be anything, and a weight of zero does not clear all of it.
                 seen = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, flat)) < length
-                values.store(gl.where(seen[:, None], values.load(flat), 0.0).to(gl.float16))
+                clear(values, seen, flat)
             fence_async_shared()
             sync()
-            mbarrier.arrive(empty.index(stage), count=1)
+            ring_bars.release(stage)
             heads = weights.permute((1, 0))
             low = warpgroup_mma(slabs.index(0).permute((1, 0)), heads, lower * fade[None, :], is_async=True)
             high = warpgroup_mma(slabs.index(1).permute((1, 0)), heads, upper * fade[None, :], is_async=True)
@@ -166,7 +112,7 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values
             p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole, rest, row, head, held, seq, i_group,
             i_split, num_splits, base, H, G, GROUP,
         )  # fmt: skip
-        seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, told, asked, 4)
+        seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)
 
 
 @gluon.jit(do_not_specialize=["seqs", "least", "most"], do_not_specialize_on_alignment=["p_context"])
@@ -189,23 +135,23 @@ def decode_persistent_fp8_kernel(
     values = gl.allocate_shared_memory(gl.float16, [KEYS, WIDTH], halved)
     weights = gl.allocate_shared_memory(gl.float16, [HELD, KEYS], narrow)
     tasks = gl.allocate_shared_memory(gl.int32, [SLOTS * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full, empty, q_full, q_empty, told, wanted = barriers(STAGES)
+    ring_bars, q_bars, task_bars, wanted = split_barriers(STAGES)
     # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
     gl.warp_specialize(
         [
             (_multiply, (
-                p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values, weights, full, empty, q_full,
-                q_empty, tasks, told, scale, v_scale, H, G, GROUP, STAGES,
+                p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values, weights, ring_bars, q_bars, tasks,
+                task_bars, scale, v_scale, H, G, GROUP, STAGES,
             )),
-            (_feed, (
-                q_desc, k_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
+            (feed, (
+                q_desc, k_desc, p_table, ring, q_ring, ring_bars, q_bars, tasks, task_bars, wanted, table_stride,
                 k_block_rows, k_head_rows, H, GROUP, STAGES, True, PDL,
             )),
-            (_feed, (
-                q_desc, v_desc, p_table, ring, q_ring, full, empty, q_full, q_empty, tasks, told, wanted, table_stride,
+            (feed, (
+                q_desc, v_desc, p_table, ring, q_ring, ring_bars, q_bars, tasks, task_bars, wanted, table_stride,
                 v_block_rows, v_head_rows, H, GROUP, STAGES, False, PDL,
             )),
-            (take, (p_context, p_turns, tasks, told, wanted, seqs, least, most, G, SEQS, PDL)),
+            (take, (p_context, p_turns, tasks, task_bars, wanted, seqs, least, most, G, SEQS, PDL)),
         ],
         [1, 1, 1],
         [56, 56, 48],
@@ -213,13 +159,8 @@ def decode_persistent_fp8_kernel(
 
 
 def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether the kernel takes these: 16-bit queries of heads that one instruction holds, caches of 8-bit floats with
-    whole rows of 128 channels, blocks of the engine's default size."""
-    d = q.shape[-1]
-    whole = whole_rows(k_cache) and whole_rows(v_cache) and k_cache.shape[2] == BLOCK.value
-    narrow = q.shape[1] // k_cache.shape[1] <= HELD.value and d == v_cache.shape[-1] == WIDTH.value
-    fp8 = q.element_size() == 2 and k_cache.dtype == FP8
-    return group_products(q.device) and fp8 and narrow and whole and q.is_contiguous()
+    """Whether the kernel takes these: what is `readable`, cached in 8-bit floats."""
+    return k_cache.dtype == FP8 and readable(q, k_cache, v_cache)
 
 
 def attend_decode(
@@ -240,18 +181,7 @@ def attend_decode(
     arrived: int32 zeros, which are zero again afterwards: splits of each sequence's kv heads, and in the last place
     shares that were taken.
     """
-    _, h, d = q.shape
-    g = k_cache.shape[1]
-    programs = PROGRAMS * multiprocessors(q.device)
-    num_splits = seqs * g + programs * MOST
-    partial = torch.empty(num_splits, h // g, d, dtype=torch.float32, device=q.device)
-    sums = torch.empty(num_splits, h // g, dtype=torch.float32, device=q.device)
-    k_rows, v_rows = (cache.stride()[:2] for cache in (k_cache, v_cache))
-    workspace.launch(decode_persistent_fp8_kernel, (programs,))(
-        boxes(q.flatten(0, 1), HELD.value, SLAB.value),
-        boxes(rows_of(k_cache), BLOCK.value, WIDTH.value), boxes(rows_of(v_cache), BLOCK.value, WIDTH.value),
-        block_table, context_len, out, partial, sums, arrived, arrived[-1:], scale * scales.k, scales.v,
-        block_table.stride(0), k_rows[0] // d, k_rows[1] // d, v_rows[0] // d, v_rows[1] // d, seqs, LEAST, MOST,
-        H=h, G=g, GROUP=h // g, SEQS=max(32, next_power_of_2(seqs)), STAGES=STAGES, PDL=workspace.pdl,
-        num_warps=4, maxnreg=REGISTERS, launch_pdl=workspace.pdl,
+    launch(
+        workspace, decode_persistent_fp8_kernel, PROGRAMS, WIDTH.value, q, k_cache, v_cache, block_table, context_len,
+        out, arrived, (scale * scales.k, scales.v), seqs,
     )  # fmt: skip

@@ -37,8 +37,8 @@ for groups in (4, 8):
 
 
 FP8 = """
-from kernels.paged_attention.decode_persistent_fp8 import BLOCK, HELD, PROGRAMS, REGISTERS, STAGES, WIDTH
-from kernels.paged_attention.decode_persistent_fp8 import decode_persistent_fp8_kernel
+from kernels.paged_attention.decode_persistent import BLOCK, HELD, REGISTERS, STAGES
+from kernels.paged_attention.decode_persistent_fp8 import PROGRAMS, WIDTH, decode_persistent_fp8_kernel
 from tests.compiled import box, for_hopper
 
 for groups in (4, 8):
