@@ -16,17 +16,15 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper import boxes, load_box, plus, rows_of, sync, view, whole_rows
-from kernels.paged_attention.attend import LOG2E
+from kernels.hopper.boxes import boxes, cache_rows, rows_of, whole_rows
+from kernels.hopper.compat import load_box, sync, view
+from kernels.hopper.ring import ring_of
+from kernels.hopper.schedule import plus
+from kernels.hopper.softmax import LOG2E, clear, column_weights
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -60,7 +58,7 @@ def _stream_k_range(p_context, seqs, SEQS: gl.constexpr):
 
 
 @gluon.jit
-def _ask_queries(q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_seq, last_seq, before,
+def _ask_queries(q_desc, p_context, q_ring, q_bars, first, stop, first_seq, last_seq, before,
                  HEADS: gl.constexpr, SLABS: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
     """A warp: the queries of each sequence of the range."""
     start = before
@@ -71,16 +69,15 @@ def _ask_queries(q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_
         tiles = (gl.load(p_context + seq) + ENTRIES - 1) // ENTRIES
         if gl.minimum(start + tiles, stop) > gl.maximum(start, first):
             place = turn % 2
-            mbarrier.wait(q_empty.index(place), ((turn // 2) & 1) ^ 1)
-            mbarrier.expect(q_full.index(place), SLABS * HEADS_HELD * SLAB * 2)
+            bar = q_bars.acquire_turn(turn, SLABS * HEADS_HELD * SLAB * 2, 2)
             for slab in gl.static_range(SLABS):
-                load_box(q_desc, [seq * HEADS, slab * SLAB], q_full.index(place), q_ring.index(place * SLABS + slab))
+                load_box(q_desc, [seq * HEADS, slab * SLAB], bar, q_ring.index(place * SLABS + slab))
             turn += 1
         start += tiles
 
 
 @gluon.jit
-def _ask_entries(c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_seq,
+def _ask_entries(c_desc, p_table, p_context, ring, ring_bars, table_stride, block_rows, first, stop, first_seq,
                  last_seq, before, SLABS: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPIED: gl.constexpr,
                  STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
     """A warp: the entries of each tile of the range. What this step wrote is a sequence's last entry."""
@@ -97,17 +94,11 @@ def _ask_entries(c_desc, p_table, p_context, ring, full, empty, table_stride, bl
         # Without this condition Triton 3.6 takes `start` for a constant of the loop.
         if end > begin:
             for tile in range(begin, end):
-                rows = ()
-                for copy in gl.static_range(COPIES):
-                    j = tile * ENTRIES + copy * COPIED
-                    block = gl.load(blocks + j // BLOCK_SIZE, mask=j < length, other=0)
-                    rows = rows + (block * block_rows + j % BLOCK_SIZE,)  # noqa: RUF005
+                rows = cache_rows(blocks, tile * ENTRIES, length, block_rows, BLOCK_SIZE, COPIED, COPIES)
                 if PDL and tile == tiles - 1:
                     gdc_wait()
                 stage = turn % STAGES
-                mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
-                bar = full.index(stage)
-                mbarrier.expect(bar, ENTRIES * SLABS * SLAB * 2)
+                bar = ring_bars.acquire_turn(turn, ENTRIES * SLABS * SLAB * 2, STAGES)
                 for slab in gl.static_range(SLABS):
                     for copy in gl.static_range(COPIES):
                         place = (stage * SLABS + slab) * COPIES + copy
@@ -117,7 +108,7 @@ def _ask_entries(c_desc, p_table, p_context, ring, full, empty, table_stride, bl
 
 
 @gluon.jit
-def _multiply(p_context, p_partials, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
+def _multiply(p_context, p_partials, p_sums, ring, q_ring, weights, ring_bars, q_bars, scale, first, stop,
               first_seq, last_seq, before, HEADS: gl.constexpr, LATENT: gl.constexpr, SLABS: gl.constexpr,
               STAGES: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
     """Four warps: scores [entries, heads] and outputs [channels, heads], channels by slabs."""
@@ -144,10 +135,10 @@ def _multiply(p_context, p_partials, p_sums, ring, q_ring, weights, full, empty,
             for _ in gl.static_range(VALUES):
                 acc = acc + (gl.zeros([SLAB, HEADS_HELD], gl.float32, mma),)  # noqa: RUF005
             place = asked % 2
-            mbarrier.wait(q_full.index(place), (asked // 2) & 1)
+            q_bars.wait_turn(asked, 2)
             for tile in range(begin, end):
                 stage = turn % STAGES
-                mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+                ring_bars.wait_turn(turn, STAGES)
                 s = gl.zeros([ENTRIES, HEADS_HELD], gl.float32, mma)
                 for slab in gl.static_range(SLABS):
                     q = q_ring.index(place * SLABS + slab).permute((1, 0))
@@ -155,18 +146,12 @@ def _multiply(p_context, p_partials, p_sums, ring, q_ring, weights, full, empty,
                 s = warpgroup_mma_wait(0, deps=[s])
                 key = tile * ENTRIES + row
                 s = gl.where((key < length)[:, None], s * factor, float("-inf"))
-                top = gl.maximum(best, gl.max(s, axis=0))
-                w = gl.exp2(s - top[None, :])
-                fade = gl.exp2(best - top)
-                best = top
-                total = total * fade[None, :] + w
+                w, best, total, fade = column_weights(s, best, total, True)
                 weights.permute((1, 0)).store(w.to(weights.dtype))
                 if (tile + 1) * ENTRIES > length:
-                    # What stands past the context may be anything, and a weight of zero does not clear all of it.
                     held = tile * ENTRIES + gl.arange(0, ENTRIES, gl.SliceLayout(1, flat)) < length
                     for slab in gl.static_range(VALUES):
-                        c = ring.index(stage * SLABS + slab).load(flat)
-                        ring.index(stage * SLABS + slab).store(gl.where(held[:, None], c, 0.0).to(weights.dtype))
+                        clear(ring.index(stage * SLABS + slab), held, flat)
                 fence_async_shared()
                 sync()
                 faded = ()
@@ -175,9 +160,9 @@ def _multiply(p_context, p_partials, p_sums, ring, q_ring, weights, full, empty,
                     token = warpgroup_mma(c, weights.permute((1, 0)), acc[slab] * fade[None, :], is_async=True)
                     faded = faded + (token,)  # noqa: RUF005
                 acc = warpgroup_mma_wait(0, deps=faded)
-                mbarrier.arrive(empty.index(stage), count=1)
+                ring_bars.release(stage)
                 turn += 1
-            mbarrier.arrive(q_empty.index(place), count=1)
+            q_bars.release(place)
             asked += 1
             whole = gl.sum(total, axis=0)
             partial = ((gl.program_id(0) + seq) * HEADS + head).to(gl.int64)
@@ -204,16 +189,8 @@ def stream_k_kernel(
     ring = gl.allocate_shared_memory(c_desc.dtype, [STAGES * SLABS, ENTRIES, SLAB], tile)
     q_ring = gl.allocate_shared_memory(c_desc.dtype, [2 * SLABS, HEADS_HELD, SLAB], q_desc.layout)
     weights = gl.allocate_shared_memory(c_desc.dtype, [HEADS_HELD, ENTRIES], narrow)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
-    for place in gl.static_range(2):
-        mbarrier.init(q_full.index(place), count=1)
-        mbarrier.init(q_empty.index(place), count=1)
+    ring_bars = ring_of(STAGES, 1, 1)
+    q_bars = ring_of(2, 1, 1)
     fence_async_shared()
     sync()
     # Lengths and tables are written before the first dependent launch of a step, so they are read without waiting.
@@ -221,15 +198,15 @@ def stream_k_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                p_context, p_partials, p_sums, ring, q_ring, weights, full, empty, q_full, q_empty, scale, first, stop,
+                p_context, p_partials, p_sums, ring, q_ring, weights, ring_bars, q_bars, scale, first, stop,
                 first_seq, last_seq, before, HEADS, LATENT, SLABS, STAGES, PDL,
             )),
             (_ask_entries, (
-                c_desc, p_table, p_context, ring, full, empty, table_stride, block_rows, first, stop, first_seq,
+                c_desc, p_table, p_context, ring, ring_bars, table_stride, block_rows, first, stop, first_seq,
                 last_seq, before, SLABS, BLOCK_SIZE, COPIED, STAGES, PDL,
             )),
             (_ask_queries, (
-                q_desc, p_context, q_ring, q_full, q_empty, first, stop, first_seq, last_seq, before, HEADS, SLABS,
+                q_desc, p_context, q_ring, q_bars, first, stop, first_seq, last_seq, before, HEADS, SLABS,
                 PDL,
             )),
         ],
