@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.hopper import boxes
+from kernels.hopper.boxes import boxes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
