@@ -88,13 +88,14 @@ def test_names_in_the_cache_do_not_hang_on_the_order_of_launches(tmp_path: Path)
 import importlib, sys
 from kernels.compilation.variant import hash_functions
 names = sys.argv[1:]
-modules = [importlib.import_module(f"kernels.{name}.kernel") for name in names]
+modules = [importlib.import_module(f"kernels.{name}") for name in names]
 for module in modules:
     hash_functions(module.__name__)
 found = [(f"{m.__name__}.{n}", v) for m in modules for n, v in vars(m).items() if hasattr(v, "cache_key")]
 print(sorted((name, function.cache_key) for name, function in found))
 """
-    names = ["sample", "logprobs", "paged_attention", "moe_route"]
+    names = [f"{name}.kernel" for name in ("sample", "logprobs", "paged_attention", "moe_route")]
+    names += ["linear.gated_persistent", "latent_attention.prompt", "moe_gemm.grouped"]
     printed = [
         subprocess.run(
             [sys.executable, "-c", program, *order],
