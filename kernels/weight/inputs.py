@@ -58,7 +58,9 @@ def quantize(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tenso
     if inputs.scale is not None:
         scale = inputs.scale.reshape(1, 1).expand(len(x), parts.shape[1])
     else:
-        scale = parts.abs().amax(dim=-1).clamp(min=SMALLEST) / numbers_of.span
+        largest = parts.abs().amax(dim=-1).clamp(min=SMALLEST)
+        # Of a number, torch multiplies by its reciprocal on a GPU.
+        scale = largest / torch.full_like(largest, numbers_of.span)
         if inputs.power_of_two:
             scale = torch.exp2(torch.ceil(torch.log2(scale)))
     ratio = parts / scale[..., None]

@@ -96,17 +96,11 @@ def errors(fp8_cache: Fp8Cache, played: list[list[TokenLogprobs]]) -> Errors:
 
 
 def test_it_is_transformers_with_a_rounded_cache(fp8_cache: Fp8Cache) -> None:
-    with playing(fp8_cache, kernels="reference") as player:
+    """On a GPU, whose sums are in another order everywhere, a number may be another before half of the positions."""
+    with playing(fp8_cache) as player:
         assert player.engine.stats().cache_dtype == "fp8"
         found = errors(fp8_cache, player.play(fp8_cache.sequences))
-    assert found.passes(), str(found)
-
-
-def test_kernels_are_a_little_off(fp8_cache: Fp8Cache) -> None:
-    """Their sums are in another order, so that a number of the cache may be another before half of the positions."""
-    with playing(fp8_cache) as player:
-        found = errors(fp8_cache, player.play(fp8_cache.sequences))
-    assert found.are_little, str(found)
+    assert found.passes() if fp8_cache.device == "cpu" else found.are_little, str(found)
 
 
 def test_the_limits_see_that_a_cache_is_not_rounded(llama: Fp8Cache) -> None:
