@@ -10,6 +10,11 @@ from engine.quant.scheme import Scheme
 class Method(Protocol):
     """What is said of every module of a checkpoint. Its tensors tell what of it is true (`engine.quant.plan`)."""
 
+    @property
+    def steps(self) -> int:
+        """The most steps that `scheme` takes for one module."""
+        ...
+
     def scheme(self, module: str) -> Scheme | None:
         """How the weight of `module` (a name of the checkpoint, without `.weight`) is stored; None: as it is."""
         ...

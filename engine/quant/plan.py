@@ -18,6 +18,7 @@ from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # What speaks tokens keeps its numbers.
 OUTER = ("embed.weight", "head.weight")
+MAX_STEPS = 50_000_000  # to look all modules up in what the config says of them: some seconds
 # scheme → the module of its format
 KINDS: dict[type, Kind] = {
     Fp4Scheme: fp4,
@@ -45,6 +46,7 @@ def plan(
 
     Raises WeightsError for a weight whose sources are stored in different ways.
     """
+    check_steps(rules, method)
     entries = None if checkpoint is None else checkpoint.entries
     made: list[Rule] = []
     for rule in rules:
@@ -68,7 +70,8 @@ def shared_apart(
     quantize: rounded.Kind | None = None,
 ) -> bool:
     """Whether shared experts are stored in another way than the others of their layer, or in one that no table can hold
-    beside them: they are a product of their own then."""
+    beside them: they are a product of their own then. Raises WeightsError as `check_steps` does."""
+    check_steps(rules, method)
     entries = None if checkpoint is None else checkpoint.entries
     for rule in rules:
         if not isinstance(rule.combine, SharedBehind | SharedBehindConcat):
@@ -84,7 +87,8 @@ def shard_alignment(
     rules: Sequence[Rule], method: Method | None, quantize: rounded.Kind | None = None, whole_experts: bool = False
 ) -> int:
     """Inputs or outputs of a layer's projections that share a scale or a word, which no slice may part. whole_experts:
-    experts are not sliced."""
+    experts are not sliced. Raises WeightsError as `check_steps` does."""
+    check_steps(rules, method)
     if quantize is not None:
         return rounded.GROUP if quantize == "int4" else 1
     modules: set[str] = set()
@@ -98,6 +102,16 @@ def shard_alignment(
     blocks += [fp4.NAMES[scheme.layout].group for scheme in schemes if isinstance(scheme, Fp4Scheme)]
     # A word holds 32 bits, of outputs or of inputs.
     return max([*blocks, *(scheme.group or 32 for scheme in schemes if isinstance(scheme, PackedScheme))], default=1)
+
+
+def check_steps(rules: Sequence[Rule], method: Method | None) -> None:
+    """Raises WeightsError where the config's patterns, and the modules that each is tried on, are too many together."""
+    modules = sum(len(rule.sources) for rule in rules)
+    if method is not None and method.steps * modules > MAX_STEPS:
+        raise WeightsError(
+            f"the patterns of quantization_config may take {method.steps} steps for each of {modules} modules, and at "
+            f"most {MAX_STEPS} are taken for all: write fewer patterns, or names in their place"
+        )
 
 
 def spare_biases(rules: Sequence[Rule], checkpoint: Checkpoint | None) -> list[str]:

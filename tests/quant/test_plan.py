@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.quant import config
-from engine.quant.plan import plan
+from engine.quant.plan import plan, shard_alignment, shared_apart
 from engine.quant.weight import Weight
 from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, WeightsError
@@ -87,3 +87,19 @@ def test_tensors_that_make_no_sense(
 ) -> None:
     with pytest.raises(WeightsError, match=sentence):
         loaded(tmp_path, tensors, said)
+
+
+def test_patterns_and_modules_are_counted_together() -> None:
+    """Each name takes as many steps as are allowed for one; what adds up is the names."""
+    dynamic = {rf"-:.*\.layers\.{layer}\.": {} for layer in range(2000)}
+    method = config.read(
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": dynamic}}
+    )
+    assert method is not None
+    few = [Rule(f"{layer}", (f"{layer}.weight",)) for layer in range(100)]
+    plan({}, few, None, method)
+    for ask in (lambda rules: plan({}, rules, None, method), lambda rules: shared_apart(rules, None, method)):
+        with pytest.raises(WeightsError, match=r"\d+ steps for each of 5000 modules, and at most 50000000"):
+            ask(few * 50)
+    with pytest.raises(WeightsError, match="write fewer patterns"):
+        shard_alignment(few * 50, method)

@@ -19,6 +19,10 @@ class Awq:
     stored: PackedScheme
     ignored: tuple[str, ...] = ()
 
+    @property
+    def steps(self) -> int:
+        return 1 + len(self.ignored)
+
     def scheme(self, module: str) -> PackedScheme | None:
         return self.stored if ".layers." in module and not any(name in module for name in self.ignored) else None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.models.reader import ConfigError, Reader
-from engine.quant import patterns
 from engine.quant.methods.groups import group_size
+from engine.quant.module_names import ModuleNames, listed
 from engine.quant.scheme import Activations, Fp4Layout, Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 
 # What a module of a projection is called by its class, and the end of the name of one of another class.
@@ -20,10 +20,26 @@ ORDERED, IN_PLACE = ("group", "dynamic"), (None, "weight", "static")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """What `targets` are stored as: names, classes, or patterns behind `re:`."""
+class Targets:
+    """Modules by their names, by patterns that these begin with, or all projections."""
 
-    targets: tuple[str, ...]
+    modules: ModuleNames
+    projections: bool
+
+    def rank(self, module: str) -> int:
+        """3: by its name; 2: by a pattern; 1: by its class; 0: not at all."""
+        if self.modules.name(module):
+            return 3
+        if self.modules.hold(module):
+            return 2
+        return int(self.projections and not module.endswith(EMBEDDING))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What `targets` are stored as."""
+
+    targets: Targets
     stored: Scheme
 
 
@@ -32,23 +48,25 @@ class CompressedTensors:
     """A name goes before a pattern, and a pattern before a class. What `ignored` matches is stored as it is."""
 
     groups: tuple[Group, ...]
-    ignored: tuple[str, ...]
+    ignored: Targets
+
+    @property
+    def steps(self) -> int:
+        return self.ignored.modules.steps + sum(group.targets.modules.steps for group in self.groups)
 
     def scheme(self, module: str) -> Scheme | None:
-        if any(_rank(target, module) for target in self.ignored):
+        if self.ignored.rank(module):
             return None
-        ranked = [(max(_rank(target, module) for target in group.targets), group.stored) for group in self.groups]
+        ranked = [(group.targets.rank(module), group.stored) for group in self.groups]
         best = max(ranked, key=lambda found: found[0], default=(0, None))
         return best[1] if best[0] else None
 
 
-def _rank(target: str, module: str) -> int:
-    """3: the module's name; 2: a pattern that its name begins with; 1: its class; 0: none of it."""
-    if target == module:
-        return 3
-    if target.startswith("re:"):
-        return 2 if patterns.begins(target[3:], module) else 0
-    return int(target == PROJECTION and not module.endswith(EMBEDDING))
+def _targets(where: str, words: Collection[str]) -> Targets:
+    """Names, classes, and patterns behind `re:`."""
+    expressions = [word[3:] for word in words if word.startswith("re:")]
+    names = (word for word in words if not word.startswith("re:"))
+    return Targets(listed(where, names, expressions), PROJECTION in words)
 
 
 def read(reader: Reader) -> CompressedTensors | None:
@@ -64,9 +82,7 @@ def read(reader: Reader) -> CompressedTensors | None:
     whole = reader.optional(str, "format")
     groups = (reader.optional(dict, "config_groups") or {}) if cache else reader.read(dict, "config_groups")
     made = tuple(_group(f"{reader.where}: config_groups: {name}", held, whole) for name, held in groups.items())
-    ignored = tuple(reader.items(str, "ignore") or [])
-    targets = (*ignored, *(target for group in made for target in group.targets))
-    patterns.check(reader.where, [target[3:] for target in targets if target.startswith("re:")])
+    ignored = _targets(reader.where, reader.items(str, "ignore") or [])
     return CompressedTensors(made, ignored) if made or not cache else None
 
 
@@ -76,7 +92,7 @@ def _group(where: str, values: Any, whole: str | None) -> Group:
     reader = Reader(values, where)
     own = reader.optional(str, "format") or whole
     reader.check(own in FORMATS, f"format = {own!r} is not implemented; implemented: {', '.join(FORMATS)}")
-    targets = tuple(reader.items(str, "targets") or [])
+    targets = reader.items(str, "targets") or []
     reader.check(bool(targets), "targets must name what the group is about")
     weights = Reader(reader.read(dict, "weights"), f"{where}: weights")
     inputs = reader.optional(dict, "input_activations")
@@ -84,7 +100,7 @@ def _group(where: str, values: Any, whole: str | None) -> Group:
     reader.finish()
     stored = FORMATS[str(own)](weights, inputs, where)
     weights.finish()
-    return Group(targets, stored)
+    return Group(_targets(where, targets), stored)
 
 
 def _floats(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:

@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.models.reader import Reader
+from engine.quant.module_names import NOTHING, ModuleNames, listed
 from engine.quant.scheme import Activations, Fp4Scheme, Fp8Scheme
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Method:
-    """Every projection is stored so, less those that `ignored` names and their parts.
+    """Every projection is stored so, less those that `ignored` holds.
 
     experts: how routed experts are stored, where that is another way.
     """
 
     stored: Fp8Scheme
-    ignored: tuple[str, ...] = ()
+    ignored: ModuleNames = NOTHING
     experts: Fp4Scheme | None = None
 
+    @property
+    def steps(self) -> int:
+        return self.ignored.steps
+
     def scheme(self, module: str) -> Fp4Scheme | Fp8Scheme | None:
-        left_out = any(module == name or module.startswith(f"{name}.") for name in self.ignored)
-        if left_out:
+        if self.ignored.hold(module):
             return None
         return self.experts if self.experts is not None and ".experts." in module else self.stored
 
@@ -38,4 +42,5 @@ def read(reader: Reader) -> Fp8Method:
     reader.check(not (by_block and scheme == "static"), "activation_scheme = 'static' does not go with blocks")
     names = (reader.items(str, "modules_to_not_convert") or []) + (reader.items(str, "ignored_layers") or [])
     activations: Activations = "dynamic by 128" if by_block else "static" if scheme == "static" else "dynamic by token"
-    return Fp8Method(Fp8Scheme(activations, (128, 128) if by_block else None, ue8m0), tuple(dict.fromkeys(names)))
+    stored = Fp8Scheme(activations, (128, 128) if by_block else None, ue8m0)
+    return Fp8Method(stored, listed(reader.where, names, with_parts=True))

@@ -32,6 +32,7 @@ class Gptq:
     stored: PackedScheme
     rules: tuple[tuple[str, PackedScheme | None], ...] = ()
     head: bool = False
+    steps: int = 1
 
     def scheme(self, module: str) -> PackedScheme | None:
         for pattern, stored in self.rules:
@@ -51,9 +52,9 @@ def read(reader: Reader) -> Gptq:
     whole |= {key: reader.read(bool, key, default) for key, default in (("desc_act", False), ("sym", True))}
     scheme = _scheme(Reader(whole, reader.where), SHIFTS[layout])
     dynamic = reader.optional(dict, "dynamic") or {}
-    patterns.check(f"{reader.where}: dynamic", map(_pattern, dynamic))
+    steps = patterns.check(f"{reader.where}: dynamic", map(_pattern, dynamic))
     rules = tuple(_rule(f"{reader.where}: dynamic: {key}", key, value, whole, layout) for key, value in dynamic.items())
-    return Gptq(scheme, rules, head)
+    return Gptq(scheme, rules, head, 1 + steps)
 
 
 def _scheme(reader: Reader, shift: int) -> PackedScheme:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 from dataclasses import dataclass
 
 from engine.models.reader import Reader
+from engine.quant.module_names import NOTHING, ModuleNames, globs
 from engine.quant.scheme import Fp4Scheme, Fp8Scheme, Scheme
 
 # quant_algo → how every projection that is not left out is stored. A scale of inputs is given for FP8.
@@ -19,13 +19,17 @@ ALGORITHMS: dict[str, Scheme] = {
 
 @dataclass(frozen=True, slots=True)
 class Modelopt:
-    """Every projection is stored as `stored`, less those that a pattern of `ignored` matches as file names are."""
+    """Every projection is stored as `stored`, less those that `ignored` holds."""
 
     stored: Scheme
-    ignored: tuple[str, ...] = ()
+    ignored: ModuleNames = NOTHING
+
+    @property
+    def steps(self) -> int:
+        return self.ignored.steps
 
     def scheme(self, module: str) -> Scheme | None:
-        return None if any(fnmatch.fnmatchcase(module, pattern) for pattern in self.ignored) else self.stored
+        return None if self.ignored.hold(module) else self.stored
 
 
 def read(reader: Reader) -> Modelopt:
@@ -40,4 +44,4 @@ def read(reader: Reader) -> Modelopt:
         reader.refuse("group_size", "8-bit floats are scaled by rows or as a whole")
     reader.skip("kv_cache_quant_algo", "kv_cache_scheme")  # engine.quant.cache reads them
     names = (reader.items(str, "ignore") or []) + (reader.items(str, "exclude_modules") or [])
-    return Modelopt(stored, tuple(dict.fromkeys(names)))
+    return Modelopt(stored, globs(reader.where, names))
