@@ -29,6 +29,7 @@ from engine.serving.link.run_folder import without_groups
 _STUB = "triton_python_backend_stub"
 _LOOK_S = 0.5  # between looks for stubs that are new
 _LOOK_BUSY_S = 0.01  # the same while some are started
+_RELEASE_S = 0.25  # between looks for what the server waits for with the dead
 _ORPHAN_S = 1.0  # between looks for stubs that died before they were seen
 _REAP_S = 0.1  # the server collects a stub that it ended itself within milliseconds; one that died stays a zombie
 _BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -127,6 +128,8 @@ class Replacement:
         self._stubs: dict[int, tuple[Stub, ProcessWatch]] = {}
         self._strangers: set[int] = set()  # processes that are no children of the server
         self._control = 0  # of all stubs of a server it is the same
+        self._dead: list[Stub] = []  # that the server may still wait for
+        self._released = 0.0
         self._orphans: set[str] = set()
         self._looked = 0.0
         self._looks = 0
@@ -150,6 +153,9 @@ class Replacement:
                 self._wait()
                 for stub in self._died():
                     self._mourn(stub)
+                if self._dead and time.monotonic() > self._released + _RELEASE_S:
+                    self._dead = [stub for stub in self._dead if stub_rescue.release(stub.region, stub.control)]
+                    self._released = time.monotonic()
                 if time.monotonic() > self._looked + _ORPHAN_S:
                     self._free_orphans()
             except OSError as error:  # as when descriptors run out: nobody else does this work
@@ -216,7 +222,7 @@ class Replacement:
 
     def _mourn(self, dead: Stub) -> None:
         """Have the model of a dead stub mended."""
-        stub_rescue.release(dead.region, dead.control)
+        self._dead.append(dead)
         with self._lock:
             loss = self._losses.setdefault(dead.model, _Loss())
             loss.dead.append(dead)
@@ -265,7 +271,7 @@ class Replacement:
             whole = loss.whole = config  # somebody has loaded it with other groups
         living = self._living(model)
         missing = names(whole["instance_group"]) - living
-        self._announce(model, dead, living)
+        self._announce(model, dead, living, whole)
         if not missing:
             return True
         groups = self._take_out(model, loss, config, living)
@@ -282,16 +288,21 @@ class Replacement:
         self._put_off(loss)
         return config
 
-    def _announce(self, model: str, dead: Iterable[Stub], living: set[str]) -> None:
+    def _announce(self, model: str, dead: Iterable[Stub], living: set[str], whole: Config) -> None:
+        known = names(whole["instance_group"])
+        shared = {str(group["name"]) for group in whole["instance_group"] if group.get("count", 1) > 1}
         for stub in dead:
-            if stub.group in living:
+            if stub.group in living & shared:
                 self._say(
                     f"{model}: instance {stub.instance} died and cannot be replaced, for others of its instance group "
                     "live. Its share of the requests fails until the model is unloaded and loaded. Give each instance "
                     "a group of its own, as `nereid add` does"
                 )
+            elif stub.group not in known:
+                self._say(f"{model}: instance {stub.instance} (pid {stub.pid}), of a set that was replaced, died")
             else:
-                self._say(f"{model}: instance {stub.instance} (pid {stub.pid}) died; another takes its place")
+                took = "has taken" if stub.group in living else "takes"
+                self._say(f"{model}: instance {stub.instance} (pid {stub.pid}) died; another {took} its place")
 
     def _take_out(self, model: str, loss: _Loss, config: Config, living: set[str]) -> list[Config]:
         """Let the server send no more requests to groups that are dead, unless all are. The groups that it has then."""

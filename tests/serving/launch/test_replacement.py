@@ -182,6 +182,38 @@ def test_one_of_a_group_of_several_cannot_be_replaced_alone_and_is_named(
     assert server.loads == []
 
 
+def test_one_whose_place_is_taken_already_is_not_said_to_be_lost(tend: Callable[..., tuple[Server, list[str]]]) -> None:
+    """Of two deaths in a row the first is looked into when the second's successor lives."""
+    server, sentences = tend(2)
+    state, states = server.state, 0
+
+    def take_its_place(model: str) -> str:
+        nonlocal states
+        states += 1
+        if states == 1:
+            server.stubs["g1"] = [server._stub("g1_0")]
+        return state(model)
+
+    server.state = take_its_place  # type: ignore[method-assign]
+    first = server.stubs["g1"][0].pid
+    kill(server.stubs["g1"][0])
+    wait_until(lambda: bool(sentences))
+    assert sentences == [f"m: instance g1_0 (pid {first}) died; another has taken its place"]
+    assert server.loads == []
+
+
+def test_one_of_a_group_that_was_scaled_away_has_no_successor(tend: Callable[..., tuple[Server, list[str]]]) -> None:
+    """The server keeps a set of frontends for good, behind a load that replaces it, when one of it had died."""
+    server, sentences = tend(3)
+    assert server.current is not None
+    server.current = {**server.current, "instance_group": server.current["instance_group"][:2]}
+    pid = server.stubs["g2"][0].pid
+    kill(server.stubs["g2"][0])
+    wait_until(lambda: bool(sentences))
+    assert sentences == [f"m: instance g2_0 (pid {pid}), of a set that was replaced, died"]
+    assert server.loads == []
+
+
 def test_what_the_server_ends_itself_is_not_replaced(tend: Callable[..., tuple[Server, list[str]]]) -> None:
     server, sentences = tend(3)
     end(server.stubs.pop("g0")[0])
