@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.plain import plain
@@ -23,6 +23,8 @@ from engine.serving.link.process_watch import ProcessWatch, parent, start_time
 
 SHARED_MEMORY = Path("/dev/shm")
 _REGION = re.compile(r"/dev/shm/(triton_python_backend_shm_region_[\w-]+)")
+# Of the command line of a stub, and of the shell that becomes one: region, its size and growth, the server.
+_STUB = re.compile(r"(triton_python_backend_shm_region_[\w-]+)[\0 ]\d+[\0 ]\d+[\0 ](\d+)[\0 ]")
 _LOOK_S = 1.0
 _GRACE_S = 2.0  # beyond the exit timeout, in which the server unloads its models
 _LEAVE_S = 2.0  # what the server started ends with it by itself
@@ -71,6 +73,7 @@ class Guard:
                     "stream open: it is killed"
                 )
                 self._server.kill(signal.SIGKILL)
+        self._find_newborn()
         self._end_the_rest()
         self._remove(self._regions)
 
@@ -95,6 +98,13 @@ class Guard:
         if mapped is not None:
             self._remove(self._regions - mapped)
             self._regions = mapped
+
+    def _find_newborn(self) -> None:
+        """Stubs that the server started since the last look are nobody's children now; each names its server."""
+        for pid, region, server in stubs():
+            if server == self._server.pid and (began := start_time(pid)):
+                self._started.setdefault(pid, began)
+                self._regions.add(region)
 
     def _end_the_rest(self) -> None:
         deadline = time.monotonic() + _LEAVE_S
@@ -124,6 +134,16 @@ def descendants(pid: int) -> set[int]:
         found.update(fresh)
         left.extend(fresh)
     return found
+
+
+def stubs() -> Iterator[tuple[int, str, int]]:
+    """(pid, shared memory region, pid of its server) of each instance of the Python backend."""
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{name}/cmdline").read_bytes() if name.isdigit() else b""
+            found = _STUB.search(command.decode(errors="replace"))
+            if found is not None:
+                yield int(name), found[1], int(found[2])
 
 
 def regions(pid: int) -> set[str] | None:
