@@ -19,6 +19,11 @@ def plain(text: str) -> str:
     return _ACTS.sub(_escaped, text)
 
 
+def line(text: str) -> str:
+    """`text` on one line of a log, however many it has."""
+    return plain(text).replace("\n", "\\n")
+
+
 def log_to_stderr(layout: str, level: int | str = logging.INFO) -> None:
     """Have this process log to standard error, a line a record; nothing where it logs already.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from engine.plain import LineFormatter, plain
+from engine.plain import LineFormatter, line, plain
 from engine.terminal import Console
 
 SOURCES = Path(__file__).parents[1]
@@ -21,6 +21,10 @@ SHOWN = r"a\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202eb\ud800"
 def test_what_acts_is_written_as_escapes_and_all_else_as_it_is() -> None:
     assert plain(HOSTILE) == SHOWN
     assert plain("two\tlines\nof text, größe, עברית, 👩‍💻") == "two\tlines\nof text, größe, עברית, 👩‍💻"
+
+
+def test_a_sentence_in_a_log_is_one_line() -> None:
+    assert line(f"{HOSTILE}\nERROR: forged") == f"{SHOWN}\\nERROR: forged"
 
 
 def test_a_console_prints_plain_strings_in_tables_too_and_keeps_its_own_styles() -> None:

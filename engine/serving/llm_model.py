@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as pb
 
 from engine import env, heap
-from engine.plain import log_to_stderr
+from engine.plain import line, log_to_stderr
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.settings import SettingsError, parse
 from engine.serving.frontend.supervisor import Supervisor
@@ -45,7 +45,7 @@ class TritonPythonModel:
         try:
             settings = parse(parameters, folder)
         except SettingsError as error:
-            raise pb.TritonModelException(str(error)) from None
+            raise pb.TritonModelException(line(str(error))) from None
         name, version = args["model_name"], args["model_version"]
         self._name = name
         name = settings.frontend.engine or name
@@ -56,7 +56,7 @@ class TritonPythonModel:
         try:
             self._folder.enter()
         except RunFolderError as error:
-            raise pb.TritonModelException(str(error)) from None
+            raise pb.TritonModelException(line(str(error))) from None
         self._engine = EngineView()
         self._supervisor = Supervisor(
             self._folder,
@@ -83,7 +83,7 @@ class TritonPythonModel:
             self._spans = _spans(self._name)
         except (RequestError, ValueError) as error:
             self._leave()
-            raise pb.TritonModelException(str(error)) from None
+            raise pb.TritonModelException(line(str(error))) from None
         heap.trim_malloc()
         # Under the entry's own name: the server would free series that another model still writes to.
         self._metrics = (
@@ -111,7 +111,7 @@ class TritonPythonModel:
         self._await_engine(settings.frontend.engine)
         if self._engine.failed is not None:
             self._shut_down("the model did not load")
-            raise pb.TritonModelException(self._engine.failed)
+            raise pb.TritonModelException(line(self._engine.failed))
         self._frontend.on_give_up = self._give_up
 
     def _await_engine(self, shared: str | None) -> None:

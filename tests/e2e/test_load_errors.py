@@ -101,6 +101,25 @@ def test_setting_that_cannot_be_honoured_is_refused(
     assert sentence in error
 
 
+@pytest.mark.parametrize("tokenizer", [False, True], ids=["engine", "tokenizer"])
+def test_text_of_a_checkpoint_does_nothing_to_the_servers_log(
+    server: Server, models: Path, checkpoint: Path, tmp_path: Path, tokenizer: bool
+) -> None:
+    """tritonserver 2.51 escapes what is ASCII in its log by itself, and that can be turned off."""
+    folder = tmp_path / "a\u202eb\x9bc"
+    shutil.copytree(checkpoint, folder)
+    (folder / ("tokenizer.json" if tokenizer else "config.json")).unlink()
+    name = f"hostile_{'tokenizer' if tokenizer else 'engine'}"
+    if tokenizer:
+        repository.write_tokenizer(models, name, {"model": str(folder)})
+    else:
+        repository.write_llm(models, name, {"model": str(folder)}, frontends=1)
+    error = server.load(name)
+    assert error is not None
+    assert r"a\\u202eb\\x9bc" in error
+    assert not {"\u202e", "\x9b"} & set(error + server.log.read_text())
+
+
 def test_missing_checkpoint_folder_is_named(server: Server, models: Path) -> None:
     repository.write_llm(models, "nowhere", {"model": "/no/such/folder"}, frontends=1)
     error = server.load("nowhere")

@@ -13,7 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb
 
-from engine.plain import log_to_stderr
+from engine.plain import line, log_to_stderr
 from engine.serving.frontend import decode
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.responses import unexpected
@@ -55,7 +55,7 @@ class TextModel(ABC):
                 self._template = template_file(parameters["chat_template"], entry)
             self._open(folder)
         except (SettingsError, RequestError) as error:
-            raise pb.TritonModelException(str(error)) from None
+            raise pb.TritonModelException(line(str(error))) from None
         self._threads = ThreadPoolExecutor(_AT_ONCE, "nereid-tokenizer")
         self._large = ThreadPoolExecutor(1, "nereid-large")  # texts of megabytes, which take seconds each
 
