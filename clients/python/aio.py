@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,7 @@ from clients.python.wire import Chunk, Completion, Message, Prompt, ServerError
 from engine.types import SamplingParams
 
 _DEFAULTS = SamplingParams()
+_DESCRIBE_S = 5.0
 
 
 class AsyncClient:
@@ -30,6 +31,7 @@ class AsyncClient:
     def __init__(self, url: str = "localhost:8001", model: str = "demo", tokenizer: str | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self._max_model_len: int | None = None
         self._server = InferenceServerClient(url)
 
     async def __aenter__(self) -> AsyncClient:
@@ -91,7 +93,7 @@ class AsyncClient:
         self, messages: Sequence[Message], params: SamplingParams = _DEFAULTS, **template: Any
     ) -> AsyncGenerator[Chunk, None]:
         """The next message of a chat as it is made. Closing the generator cancels the request."""
-        async with aclosing(self.stream(await self.chat_ids(messages, **template), params)) as chunks:
+        async with aclosing(self.stream(await self._prompt(messages, template), params)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -99,7 +101,7 @@ class AsyncClient:
         self, messages: Sequence[Message], params: SamplingParams = _DEFAULTS, **template: Any
     ) -> Completion:
         """The next message of a chat."""
-        return await self.complete(await self.chat_ids(messages, **template), params)
+        return await self.complete(await self._prompt(messages, template), params)
 
     async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return await self._ids(wire.text_inputs(text, add_special_tokens))
@@ -124,18 +126,35 @@ class AsyncClient:
         except InferenceServerException:
             return False
 
-    async def _ids(self, inputs: list[InferInput]) -> list[int]:
+    async def _prompt(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
+        """The ids of a chat that the model is to answer. One that can only be too long for it is refused before it is
+        tokenized, which takes seconds for megabytes."""
+        if self._max_model_len is None:
+            self._max_model_len = await self._described()
+        return await self._ids(wire.chat_inputs(messages, template), self._max_model_len)
+
+    async def _described(self) -> int | None:
+        """Tokens that the model holds; None while it does not say, as one that was added before it could."""
+        found = None
+        call = self._server.stream_infer(self._request(wire.describe_inputs()), stream_timeout=_DESCRIBE_S)
         try:
-            result = await self._server.infer(await self._tokenizer(), inputs)
+            with suppress(InferenceServerException, AioRpcError):
+                async for result, error in call:
+                    found = found if error is not None else wire.max_model_len(result) or found
+        finally:
+            call.cancel()
+        return found
+
+    async def _ids(self, inputs: list[InferInput], context: int | None = None) -> list[int]:
+        parameters = None if context is None else {"max_model_len": context}
+        try:
+            result = await self._server.infer(await self._tokenizer(), inputs, parameters=parameters)
         except InferenceServerException as error:
             raise wire.server_error(error) from None
         return [int(i) for i in result.as_numpy("input_ids").reshape(-1)]
 
     async def _responses(self, inputs: list[InferInput], request_id: str) -> AsyncGenerator[Chunk, None]:
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": self.model, "inputs": inputs, "request_id": request_id}
-
-        call = self._server.stream_infer(requests())
+        call = self._server.stream_infer(self._request(inputs, request_id))
         failure: ServerError | None = None
         try:
             async for result, error in call:
@@ -153,3 +172,6 @@ class AsyncClient:
             raise ServerError(error.details() or str(error), error.code().name) from None
         finally:
             call.cancel()  # changes nothing when the stream is over
+
+    async def _request(self, inputs: list[InferInput], request_id: str = "") -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": self.model, "inputs": inputs, "request_id": request_id}

@@ -85,6 +85,17 @@ def chat_inputs(messages: Sequence[Message], template: Mapping[str, Any]) -> lis
     return inputs
 
 
+def describe_inputs() -> list[InferInput]:
+    """The tensors that ask an LLM model what it can hold."""
+    return [_flag("describe", True)]
+
+
+def max_model_len(result: InferResult) -> int | None:
+    """Tokens that a model holds, of a response to `describe_inputs`; None for one that only says that it is over."""
+    raw = result.as_numpy("description")
+    return None if raw is None else int(json.loads(raw.reshape(-1)[0])["max_model_len"])
+
+
 def ids_inputs(ids: Sequence[int], skip_special_tokens: bool) -> list[InferInput]:
     """The tensors that ask the tokenizer model for the text of ids."""
     return [_ids("token_ids", ids), _flag("skip_special_tokens", skip_special_tokens)]

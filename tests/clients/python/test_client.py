@@ -85,6 +85,13 @@ def test_a_chat_goes_through_the_checkpoints_template(client: Client) -> None:
     assert client.detokenize(continued, skip_special_tokens=False) == shown + "Well"
 
 
+def test_a_chat_that_can_only_be_too_long_is_not_tokenized(client: Client) -> None:
+    messages = [{"role": "user", "content": "a" * (2 << 20)}]
+    for answer in (client.chat, lambda asked: next(client.stream_chat(asked))):
+        with pytest.raises(ServerError, match=r"has \d+ tokens or more, but at most \d+ can be served"):
+            answer(messages)  # type: ignore[operator]
+
+
 def test_refusals_are_sentences_with_a_code(client: Client, server: LocalServer) -> None:
     with pytest.raises(ServerError, match="context") as caught:
         client.complete([5] * 9000, GREEDY)
