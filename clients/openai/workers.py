@@ -11,6 +11,7 @@ import socket
 import ssl
 import tempfile
 import time
+from multiprocessing import connection
 from types import FrameType
 
 import uvicorn
@@ -23,7 +24,8 @@ from engine.plain import log_to_stderr
 log = logging.getLogger("nereid.openai")
 
 _BACKLOG = 2048
-_RESTART_S = 1.0
+_RESTART_S = 1.0  # between two starts in one place
+_LOOK_S = 0.05  # between looks while one is missing
 _DRAIN_S = 30
 
 
@@ -35,7 +37,7 @@ def serve(config: ShimConfig, log_level: str = "info") -> None:
     _begin_log(log_level)
     log.info(addresses(config))
     if config.workers == 1:
-        _work(config, log_level, None)
+        _work(config, log_level, None, _listen(config))
         return
     folder = tempfile.mkdtemp(prefix="nereid-openai-")
     # prometheus_client reads this when a worker imports it; the workers' files in it add up to one page.
@@ -90,10 +92,15 @@ def _bind(config: ShimConfig, shared: bool) -> socket.socket:
     return listener
 
 
-def _work(config: ShimConfig, log_level: str, metrics_folder: str | None) -> None:
-    """One worker, in this process."""
+def _listen(config: ShimConfig) -> socket.socket:
+    """A worker's socket. Connections wait in it from now on, before there is a worker."""
     listener = _bind(config, shared=config.workers > 1)
     listener.listen(_BACKLOG)
+    return listener
+
+
+def _work(config: ShimConfig, log_level: str, metrics_folder: str | None, listener: socket.socket) -> None:
+    """One worker, in this process."""
     from clients.openai.app import create_app  # imports prometheus_client: the folder must be set before
 
     _begin_log(log_level)
@@ -120,8 +127,9 @@ def _supervise(config: ShimConfig, log_level: str, folder: str) -> None:
     stopping = False
 
     def start() -> multiprocessing.process.BaseProcess:
-        worker = spawn.Process(target=_work, args=(config, log_level, folder))
-        worker.start()
+        with _listen(config) as listener:  # which the worker has when it is started
+            worker = spawn.Process(target=_work, args=(config, log_level, folder, listener))
+            worker.start()
         return worker
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -131,12 +139,14 @@ def _supervise(config: ShimConfig, log_level: str, folder: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     workers = [start() for _ in range(config.workers)]
+    started = [time.monotonic()] * config.workers
     while not stopping:
-        time.sleep(_RESTART_S)
+        living = [worker.sentinel for worker in workers if worker.is_alive()]
+        connection.wait(living, _RESTART_S if len(living) == len(workers) else _LOOK_S)
         for place, worker in enumerate(workers):
-            if not worker.is_alive() and not stopping:
+            if not worker.is_alive() and not stopping and time.monotonic() > started[place] + _RESTART_S:
                 log.error("worker %s ended with status %s; starting another", worker.pid, worker.exitcode)
-                workers[place] = start()
+                workers[place], started[place] = start(), time.monotonic()
     for worker in workers:
         if worker.pid is not None and worker.is_alive():
             os.kill(worker.pid, signal.SIGTERM)

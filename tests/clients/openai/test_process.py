@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -159,6 +160,27 @@ def test_a_form_with_markers_around_calls_is_asked_for_and_read(triton: str, tmp
             (call,) = answer.message.tool_calls
             assert call.function.name == "get_time"
             assert json.loads(call.function.arguments) == {"zone": "UTC"}
+    finally:
+        shim.stop()
+
+
+def test_connections_wait_for_workers_that_take_the_place_of_dead_ones(triton: str, tmp_path: Path) -> None:
+    """All are killed as soon as they answer. Whoever connects when the next are started, and import what they need, is
+    answered by them."""
+    shim = Shim(tmp_path, "--triton", triton, "--workers", "2")
+    try:
+        children = psutil.Process(shim.process.pid).children()
+        workers = [child for child in children if any("spawn_main" in word for word in child.cmdline())]
+        assert len(workers) == 2
+        for worker in workers:
+            worker.kill()
+        started = shim.log().count("Started server process")
+        while shim.log().count("starting another") < 2:
+            time.sleep(0.001)
+        with socket.create_connection(("127.0.0.1", int(shim.host.rsplit(":", 1)[1])), timeout=60) as waiting:
+            assert shim.log().count("Started server process") == started
+            waiting.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert waiting.recv(12) == b"HTTP/1.1 200"
     finally:
         shim.stop()
 
