@@ -15,7 +15,7 @@ import httpx
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from tests.chaos.fleet import Fleet
+from tests.chaos.fleet import LONGEST_S, Fleet
 from tests.e2e.harness import infer_input
 
 SHIM = "shim"
@@ -104,20 +104,20 @@ def asks() -> list[Ask]:
     drawn = {"max_tokens": 32, "temperature": 0.9, "seed": 7}
     beams = {"use_beam_search": True, "n": 3, "max_tokens": 12, "ignore_eos": True}
     regex = {"structured_outputs": {"regex": "[a-z ,.]{60,90}"}, **drawn}
-    # These APIs have no deadline of a request's own, and text in place of tokens.
+    # These APIs have no deadline of a request's own but the shim's, and text in place of tokens.
     greedy = {"temperature": 0.0}
     made += [
         Ask("grpc-regex", "grpc", {"text_input": PROMPTS[0], "sampling": regex}),
         Ask("sse-schema", "completion", {"prompt": PROMPTS[0], **drawn, "n": 2, "response_format": held}),
         Ask("whole-beams", "completion", {"prompt": PROMPTS[1], **beams}, stream=False),
-        Ask("response", "responses", {"input": PROMPTS[0], "max_output_tokens": 32, **greedy}, False, None, 60.0),
+        Ask("response", "responses", {"input": PROMPTS[0], "max_output_tokens": 32, **greedy}, False, None, LONGEST_S),
         Ask(
             "message",
             "messages",
             {"messages": [{"role": "user", "content": PROMPTS[1]}], "max_tokens": 32, **greedy},
             False,
             None,
-            60.0,
+            LONGEST_S,
         ),
     ]
     endless = {"max_tokens": 1000, "temperature": 0.9, "seed": 1, "ignore_eos": True}

@@ -20,12 +20,16 @@ from tritonclient.grpc import InferenceServerClient
 
 from tests.chaos import hostile
 from tests.chaos.clients import perform
-from tests.chaos.fleet import EXIT_TIMEOUT_S, EXTRA, Fleet, Replica, until
+from tests.chaos.fleet import EXIT_TIMEOUT_S, EXTRA, WORKERS, Fleet, Replica, until
 from tests.chaos.schedule import Fault, Shape
-from tests.chaos.watch import PROBE
+from tests.chaos.watch import PROBE, Heartbeat
 
 RECOVERY_S = 30.0  # after which a replica that answers no probe has not come back
 NEWBORN_S = 20.0  # for a process to take the place of one that was killed
+WHOLE_S = 60.0  # for frontends to be complete: behind deaths in a row the next start waits for 32 s
+_LOOK_S = 0.2
+_STUBS = ("frontend", "tokenizer")
+_STUB_STOPS = (0.1, 0.5)  # seconds; 2.51 kills a stub that stands still for one
 _TORN = {"unavailable", "broken", "stub"}  # ends of requests whose way was cut
 
 
@@ -37,30 +41,50 @@ class Problem(Exception):
 class Kind:
     """run: does the fault and undoes it. direct, shim: classes of errors that requests over Triton's own ports and
     through the shim may end with meanwhile (`invariants.classify`); in no case a wrong token. stops: it holds up
-    what answers, so its time is added to deadlines."""
+    what answers, so its time is added to deadlines. queues: what comes over Triton's own ports waits in its queue until
+    there are frontends again, which is when its time begins."""
 
     run: Callable[[Fleet, Fault], None]
     shape: Shape = field(default_factory=Shape)
     direct: frozenset[str] = frozenset()
     shim: frozenset[str] = frozenset()
     stops: bool = False
+    queues: bool = False
 
 
-def apply(fleet: Fleet, fault: Fault) -> str | None:
+def apply(fleet: Fleet, fault: Fault, beat: Heartbeat) -> str | None:
     """Do the fault and wait until its replica answers again, or another fault ends it as a whole; a sentence when a
     promise was broken."""
+    replica, kind = fleet.replicas[fault.replica], KINDS[fault.kind]
+    replica.faults += 1
+    number, ends = replica.faults, replica.ends
     try:
-        KINDS[fault.kind].run(fleet, fault)
+        kind.run(fleet, fault)
     except Problem as problem:
-        return str(problem)
-    replica = fleet.replicas[fault.replica]
-    ends = replica.ends
-    if not until(lambda: replica.ends > ends or _answers(fleet, fault.replica), RECOVERY_S, look_s=0.2):
-        return f"replica {replica.number} answers no probe {RECOVERY_S:g} s after it"
-    return None
+        if replica.ends == ends or kind.shape.ends:  # else another fault has ended what this one was about
+            return str(problem)
+    answers = _comes_back(fleet, fault, replica.ends if kind.shape.ends else ends, beat)
+    if kind.queues:  # a dead one refuses its share of the requests until it is replaced
+        until(lambda: replica.ends > ends or len(replica.pids("frontend")) >= replica.frontends, WHOLE_S)
+    if answers or replica.faults > number:  # the last fault's time tells
+        return None
+    return f"replica {replica.number} answers no probe {RECOVERY_S:g} s after it"
+
+
+def _comes_back(fleet: Fleet, fault: Fault, ends: int, beat: Heartbeat) -> bool:
+    """Whether a replica answers in time, or is ended meanwhile, which it had been so `ends` times."""
+    replica, began = fleet.replicas[fault.replica], time.monotonic()
+    while not (replica.ends > ends or _answers(fleet, fault.replica)):
+        now = time.monotonic()
+        if now > began + RECOVERY_S + beat.late(began, now):
+            return False
+        time.sleep(_LOOK_S)
+    return True
 
 
 def _answers(fleet: Fleet, number: int) -> bool:
+    if len(fleet.shim.workers()) < WORKERS or fleet.shim.health() != 200:
+        return False
     return fleet.replicas[number].says_ready() and perform(fleet, PROBE, str(number)).error is None
 
 
@@ -79,6 +103,7 @@ def kill(role: str, everyone: bool = False) -> Callable[[Fleet, Fault], None]:
     def run(fleet: Fleet, fault: Fault) -> None:
         for turn in range(fault.times):
             old = pids(fleet, fault, role) if everyone else picked(fleet, fault, role)
+            fleet.replicas[fault.replica].hit_stub |= role in _STUBS
             for pid in old:
                 _signal(pid, signal.SIGKILL)
             fleet.replicas[fault.replica].lost_frontend |= role == "frontend"
@@ -96,6 +121,9 @@ def stop(role: str) -> Callable[[Fleet, Fault], None]:
 
     def run(fleet: Fleet, fault: Fault) -> None:
         found = picked(fleet, fault, role)
+        replica = fleet.replicas[fault.replica]
+        replica.hit_stub |= role in _STUBS
+        replica.lost_frontend |= role == "frontend" and fault.hold_s > _STUB_STOPS[1]
         for pid in found:
             _signal(pid, signal.SIGSTOP)
         time.sleep(fault.hold_s)
@@ -106,26 +134,31 @@ def stop(role: str) -> Callable[[Fleet, Fault], None]:
 
 
 def end(role: str, number: int) -> Callable[[Fleet, Fault], None]:
-    """A signal to what holds a replica together. All of it must be gone in time, its ports free; then it is started
-    again, as an orchestrator does. A gRPC stream on which nothing was sent is open meanwhile."""
+    """A signal to what holds a replica together, which is then started again. A gRPC stream on which nothing was sent
+    is open meanwhile."""
 
     def run(fleet: Fleet, fault: Fault) -> None:
         replica = fleet.replicas[fault.replica]
-        replica.ends += 1
-        with idle_stream(replica):
+        with replica.reviving, idle_stream(replica):
             for pid in replica.pids(role):
                 _signal(pid, number)
-            gone = until(lambda: not list(replica.members()), EXIT_TIMEOUT_S + 5.0 + 1.0, look_s=0.1)
-            listening = replica.listens()
-            left = replica.wipe()
-        replica.start()
-        replica.wait_ready()
-        if not gone:
-            raise Problem(f"left {EXIT_TIMEOUT_S + 5} s after {signal.Signals(number).name} of the {role}: {left}")
-        if listening:
-            raise Problem(f"a port is not free after {signal.Signals(number).name} of the {role}")
+            start_again(replica, f"{signal.Signals(number).name} of the {role}")
 
     return run
+
+
+def start_again(replica: Replica, why: str) -> None:
+    """As an orchestrator does. Raises Problem unless all of what was there is gone in time, its ports free."""
+    replica.ends += 1
+    gone = until(lambda: not list(replica.members()), EXIT_TIMEOUT_S + 5.0 + 1.0, look_s=0.1)
+    listening = replica.listens()
+    left = replica.wipe()
+    replica.start()
+    replica.wait_ready()
+    if not gone:
+        raise Problem(f"left {EXIT_TIMEOUT_S + 5} s after {why}: {left}")
+    if listening:
+        raise Problem(f"a port is not free after {why}")
 
 
 def remove_run_folder(fleet: Fleet, fault: Fault) -> None:
@@ -328,15 +361,16 @@ def _signal(pid: int, number: int) -> None:
 
 _CUT = frozenset(_TORN)
 _WAY = frozenset({"unavailable", "broken"})
-_STUB_STOPS = (0.1, 0.5)  # 2.51 aborts when a stub that stands still has a lock for longer (found.py)
 
 KINDS: dict[str, Kind] = {
     # An engine's death costs time and nothing else.
     "kill-engine": Kind(kill("engine"), Shape(weight=3, hold_s=(0, 1), times=(1, 3))),
     "stop-engine": Kind(stop("engine"), Shape(weight=2, hold_s=(0.5, 8))),
     # 2.51 never ends a request that a dead stub held; the shim does.
-    "kill-frontend": Kind(kill("frontend"), Shape(hold_s=(0, 1), times=(1, 2)), _CUT | {"lost"}, _WAY),
-    "kill-frontends": Kind(kill("frontend", everyone=True), Shape(hold_s=(0, 1), times=(1, 2)), _CUT | {"lost"}, _WAY),
+    "kill-frontend": Kind(kill("frontend"), Shape(hold_s=(0, 1), times=(1, 2)), _CUT | {"lost"}, _WAY, queues=True),
+    "kill-frontends": Kind(
+        kill("frontend", everyone=True), Shape(hold_s=(0, 1), times=(1, 2)), _CUT | {"lost"}, _WAY, queues=True
+    ),
     "stop-frontend": Kind(stop("frontend"), Shape(hold_s=_STUB_STOPS), stops=True),
     "kill-tokenizer": Kind(kill("tokenizer"), Shape(hold_s=(0, 1), times=(1, 2)), shim=_WAY),
     "stop-tokenizer": Kind(stop("tokenizer"), Shape(hold_s=_STUB_STOPS), stops=True),
@@ -357,6 +391,10 @@ KINDS: dict[str, Kind] = {
     "half-open": Kind(half_open, Shape(hold_s=(1, 6))),
     "hostile": Kind(send_hostile, Shape(weight=4)),
     "load-unload": Kind(load_and_unload, Shape(hold_s=(0, 2))),
+    # By name alone, for the server kills it; the same as kill-frontend then.
+    "hang-frontend": Kind(
+        stop("frontend"), Shape(weight=0, hold_s=(1, 3)), _CUT | {"lost"}, _WAY, stops=True, queues=True
+    ),
     # By name alone: only a fleet that was made for it has clocks that can be set (test_clock.py).
     "jump-clock": Kind(jump_clock, Shape(weight=0, hold_s=(0.5, 3))),
     "scale": Kind(scale, Shape(hold_s=(0, 2))),

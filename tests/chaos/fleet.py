@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -26,7 +27,9 @@ from engine.demo import make as demo
 from engine.serving.launch import repository
 
 EXIT_TIMEOUT_S = 5
+LONGEST_S = 60.0  # that a request through the shim may take
 MODELS = ("demo", "demo_tokenizer", "demo_ensemble")
+WORKERS = 2  # of the shim
 EXTRA = "extra"  # is there, and loaded by a fault alone
 # Float32, so that tokens can be compared; more starts than any schedule asks for, for giving up is no fault of its own.
 SETTINGS = {
@@ -45,6 +48,7 @@ _SPIN = (
 )
 # Debian's package `libfaketime`: what a process asks its wall clock for is moved by what a file says.
 CLOCK_LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+_ABORT = "boost::interprocess::lock_exception"
 _RUN_FOLDER_BYTES = 1 << 20
 _READY_S = 90.0
 
@@ -119,29 +123,40 @@ class Marked:
 class Replica(Marked):
     """One `nereid serve` and what it started. number: its place in the fleet."""
 
-    def __init__(self, number: int, folder: Path, models: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, number: int, folder: Path, models: Path, frontends: int, environment: Mapping[str, str]) -> None:
         super().__init__(folder / f"r{number}", folder / f"serve-{number}.log", environment)
         self.number = number
+        self.frontends = frontends
         self._models = models
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.http, self.grpc = f"127.0.0.1:{self.http_port}", f"127.0.0.1:{self.grpc_port}"
         self.regions: set[str] = set()  # of shared memory, of every stub that was ever seen
         self.lost_frontend = False  # one was killed since the start
+        self.hit_stub = False  # a frontend or tokenizer was killed or stopped since the start
         self.keeps_frontends = False  # and another set has taken its place
+        self.faults = 0  # that have begun on it
         self.ends = 0  # how often a fault has ended it as a whole
+        self.reviving = threading.Lock()
+        self._log_before = 0  # characters of its log from earlier starts
         self.run_folder.mkdir(mode=0o700)
         self.mounted = _mount(self.run_folder, _RUN_FOLDER_BYTES)
 
     def start(self) -> None:
-        self.lost_frontend = self.keeps_frontends = False
+        self.lost_frontend = self.keeps_frontends = self.hit_stub = False
+        self._log_before = len(self.log())
         ports = ["--http-port", self.http_port, "--grpc-port", self.grpc_port, "--metrics-port", self.metrics_port]
         chosen = [word for model in MODELS for word in ("--model", model)]
         words = ["engine.serving.launch.cli", "serve", "--model-repository", self._models, *ports, *chosen]
         self.spawn(*map(str, words), "--exit-timeout-secs", str(EXIT_TIMEOUT_S))
 
+    def aborts(self) -> bool:
+        """Whether tritonserver 2.51 ends by itself, as it does when a stub dies, or stands still, with a lock. To write
+        its trace takes it seconds."""
+        return self.hit_stub and _ABORT in self.log()[self._log_before :]
+
     def wait_ready(self) -> None:
         end = time.monotonic() + _READY_S
-        while not (self.says_ready() and len(self.pids("frontend")) >= 2):
+        while not (self.says_ready() and len(self.pids("frontend")) >= self.frontends):
             if not self.alive() or time.monotonic() > end:
                 raise FleetFailed(f"replica {self.number} is not ready:\n{self.tail()}")
             time.sleep(0.1)
@@ -205,18 +220,22 @@ class Replica(Marked):
 
 
 class Shim(Marked):
-    """`nereid openai` over the replicas, with two workers."""
+    """`nereid openai` over the replicas, with two workers. tls: files of a key and a certificate."""
 
-    def __init__(self, folder: Path, replicas: list[Replica]) -> None:
+    def __init__(self, folder: Path, replicas: list[Replica], tls: tuple[Path, Path] | None = None) -> None:
         super().__init__(folder / "shim", folder / "shim.log")
         (self.port,) = free_ports(1)
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
         self._replicas = replicas
+        self._tls = tls
 
     def start(self) -> None:
         triton = [w for r in self._replicas for w in ("--triton", f"{r.grpc}:{r.metrics_port}")]
-        flags = ["--port", str(self.port), "--workers", "2", "--health-interval", "0.5", *triton]
-        self.spawn("clients.openai", *flags)
+        flags: list[object] = ["--port", self.port, "--workers", WORKERS, "--health-interval", 0.5, *triton]
+        flags += ["--request-timeout", LONGEST_S]
+        if self._tls is not None:
+            flags += ["--tls-key", self._tls[0], "--tls-certificate", self._tls[1]]
+        self.spawn("clients.openai", *map(str, flags))
 
     def workers(self) -> list[int]:
         return sorted(pid for pid, words in self.members() if any("spawn_main" in word for word in words))
@@ -253,27 +272,40 @@ class Shim(Marked):
 class Fleet:
     """Context manager: all of it, started; at the end nothing of it is left, whatever went wrong.
 
-    moves_clock: wall clocks of the replicas' processes can be set, tritonserver's too (`set_clock`).
+    moves_clock: wall clocks of the replicas' processes can be set, tritonserver's too (`set_clock`). prepare: changes
+    the checkpoint. frontends: of a model. tls: the shim takes HTTPS alone, and this process trusts its certificate.
     """
 
-    def __init__(self, moves_clock: bool = False) -> None:
+    def __init__(
+        self,
+        moves_clock: bool = False,
+        *,
+        replicas: int = 2,
+        frontends: int = 2,
+        settings: Mapping[str, str] = SETTINGS,
+        prepare: Callable[[Path], None] | None = None,
+        tls: bool = False,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nc-"))  # short, for sockets have their paths in it
         self.clock = self.folder / "clock" if moves_clock else None
         self.set_clock(0)
         models = self.folder / "models"
         _checkpoint(self.folder / "demo")
+        if prepare is not None:
+            prepare(self.folder / "demo")
         for name, tokenizer in (("demo", True), (EXTRA, False)):
             repository.add(
                 self.folder / "demo",
                 name,
                 models,
-                settings=SETTINGS,
+                settings=settings,
                 tokenizer=tokenizer,
                 ensemble=tokenizer,
-                frontends=2,
+                frontends=frontends,
             )
-        self.replicas = [Replica(number, self.folder, models, self._clock_environment()) for number in range(2)]
-        self.shim = Shim(self.folder, self.replicas)
+        clocks = self._clock_environment()
+        self.replicas = [Replica(number, self.folder, models, frontends, clocks) for number in range(replicas)]
+        self.shim = Shim(self.folder, self.replicas, _certificate(self.folder) if tls else None)
 
     def set_clock(self, seconds: int) -> None:
         """Wall clocks of the replicas go so many seconds before or behind the machine's, from now on."""
@@ -345,6 +377,15 @@ def _checkpoint(folder: Path) -> None:
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps({**config, "chat_template": _SPIN + config["chat_template"]}))
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    os.environ["SSL_CERT_FILE"] = str(certificate)
+    return key, certificate
 
 
 def _mount(folder: Path, size: int) -> bool:

@@ -282,6 +282,7 @@ def run(inputs: int, number: int, fleet: Fleet, targets: tuple[str, ...] = tuple
     }
     served = {"tensors": fuzz_tensors, "shim": fuzz_shim}
     expected = undisturbed(fleet)
+    start = time.monotonic()
     beat, load = Heartbeat(fleet), Load(fleet, number, _NEIGHBOURS)
     beat.start()
     load.start()
@@ -297,7 +298,7 @@ def run(inputs: int, number: int, fleet: Fleet, targets: tuple[str, ...] = tuple
     finally:
         outcomes = load.stop()
         beat.close()
-    harmed = invariants.requests(outcomes, expected, [], beat)
+    harmed = invariants.requests(outcomes, expected, [], beat, start)
     assert outcomes
     assert not harmed, harmed
     print(f"{len(outcomes)} requests of neighbours, none harmed", flush=True)

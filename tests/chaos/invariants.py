@@ -40,12 +40,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class Window:
-    """When a fault was at work. problem: the promise about itself that was broken."""
+    """When a fault was at work. problem: the promise about itself that was broken. aborted: tritonserver ended by
+    itself, as is known of 2.51."""
 
     fault: Fault
     began: float
     ended: float
     problem: str | None = None
+    aborted: bool = False
 
     def meets(self, began: float, ended: float) -> bool:
         return began <= self.ended + _AFTER_S and ended >= self.began
@@ -75,14 +77,29 @@ def classify(outcome: Outcome) -> str:
 
 
 def requests(
-    outcomes: Iterable[Outcome], expected: Mapping[str, Outcome], windows: Iterable[Window], beat: Heartbeat
+    outcomes: Iterable[Outcome],
+    expected: Mapping[str, Outcome],
+    windows: Iterable[Window],
+    beat: Heartbeat,
+    began: float,
 ) -> list[Violation]:
-    """Each request has one end, its own tokens or an error that a fault excuses, in time."""
+    """Each request has one end, its own tokens or an error that a fault excuses, in time. began: the storm."""
     windows = list(windows)
     found = []
     for outcome in outcomes:
         met = [w for w in windows if w.meets(outcome.began, outcome.ended) and _touches(w, outcome)]
-        found += _one(outcome, expected.get(outcome.ask.name), met, beat)
+        found += _one(outcome, expected.get(outcome.ask.name), met, beat, began)
+    return found
+
+
+def recovery(windows: Iterable[Window]) -> list[Violation]:
+    """What each fault promises about itself, but for one on a replica whose tritonserver aborts meanwhile."""
+    windows = list(windows)
+    found = []
+    for window in windows:
+        aborted = [w for w in windows if w.aborted and w is not window and w.fault.replica == window.fault.replica]
+        if window.problem is not None and not any(w.meets(window.began, window.ended) for w in aborted):
+            found.append(Violation("recovery", f"{window.fault}: {window.problem}"))
     return found
 
 
@@ -90,11 +107,18 @@ def _touches(window: Window, outcome: Outcome) -> bool:
     return outcome.door in (SHIM, str(window.fault.replica)) or window.fault.kind.endswith("worker")
 
 
-def _one(outcome: Outcome, expected: Outcome | None, met: list[Window], beat: Heartbeat) -> list[Violation]:
+def _one(
+    outcome: Outcome, expected: Outcome | None, met: list[Window], beat: Heartbeat, began: float
+) -> list[Violation]:
     end = classify(outcome)
-    named = f"{outcome.ask.name} by {outcome.door}, {outcome.ended - outcome.began:.1f} s, during {_names(met)}"
+    times = f"at {outcome.began - began:.1f} s for {outcome.ended - outcome.began:.1f} s"
+    named = f"{outcome.ask.name} by {outcome.door}, {times}, during {_names(met)}"
     found = []
-    excused = {word for w in met for word in _excuses(w.fault, outcome.door)}
+    excused = {word for w in met for word in _excuses(w, outcome.door)}
+    slack = beat.late(outcome.began, outcome.ended) + _held_up_s(outcome, met)
+    over = outcome.ended - outcome.began - outcome.ask.timeout_s - DEADLINE_S - slack
+    if over <= 0:
+        excused.add("lost")  # on its own cores it might have ended before its client gave it up
     if end not in ("ok", "left") and end not in excused and not (end == "late" and _past(outcome)):
         error = (outcome.error or "nothing came")[:300]
         found.append(Violation("lost" if end == "lost" else "error", f"{named}: {end}: {error}"))
@@ -111,8 +135,6 @@ def _one(outcome: Outcome, expected: Outcome | None, met: list[Window], beat: He
         near = all(math.isclose(a, b, abs_tol=_CLOSE) for a, b in zip(outcome.values, expected.values, strict=False))
         if not near or (whole and len(outcome.values) != len(expected.values)):
             found.append(Violation("logprobs", f"{named}: log-probabilities differ"))
-    slack = beat.late(outcome.began, outcome.ended) + sum(w.fault.hold_s for w in met if KINDS[w.fault.kind].stops)
-    over = outcome.ended - outcome.began - outcome.ask.timeout_s - DEADLINE_S - slack
     # What a dead frontend held has no end of its own: a later fault gave it one.
     cut = "lost" in excused and end in ("broken", "unavailable", "stub")
     if over > 0 and end not in ("left", "lost") and not cut:
@@ -121,8 +143,15 @@ def _one(outcome: Outcome, expected: Outcome | None, met: list[Window], beat: He
     return found
 
 
-def _excuses(fault: Fault, door: str) -> frozenset[str]:
-    kind = KINDS[fault.kind]
+def _held_up_s(outcome: Outcome, met: list[Window]) -> float:
+    """How long faults kept from a request what could have ended it."""
+    stopped = sum(w.fault.hold_s for w in met if KINDS[w.fault.kind].stops)
+    queues = (w for w in met if KINDS[w.fault.kind].queues and outcome.door != SHIM)
+    return stopped + max((w.ended - outcome.began for w in queues if w.ended > outcome.began), default=0.0)
+
+
+def _excuses(window: Window, door: str) -> frozenset[str]:
+    kind = KINDS[window.fault.kind]
     return kind.shim if door == SHIM else kind.direct
 
 
@@ -145,9 +174,9 @@ def readiness(looks: Iterable[Look], windows: Iterable[Window], beat: Heartbeat)
             continue
         met = [w for w in windows if w.meets(probe.began, probe.ended) and _touches(w, probe)]
         took = probe.ended - probe.began
-        slack = beat.late(probe.began, probe.ended) + sum(w.fault.hold_s for w in met if KINDS[w.fault.kind].stops)
+        slack = beat.late(probe.began, probe.ended) + _held_up_s(probe, met)
         end = classify(probe)
-        excused = {word for w in met for word in _excuses(w.fault, probe.door)}
+        excused = {word for w in met for word in _excuses(w, probe.door)}
         young = any(w.began > look.at - KNOWN_S for w in met)
         late = took > PROBE_S + slack and not young
         if end not in excused and (late or end not in ("ok", "late")):
@@ -188,23 +217,28 @@ def measure(fleet: Fleet) -> dict[str, Usage]:
     return {f"{name} {role}": used for name, part, roles in parts for role, used in usage(part, roles).items()}
 
 
-def leftovers(fleet: Fleet, before: Mapping[str, Usage]) -> list[Violation]:
-    """Blocks, rows, processes, descriptors, threads, shared memory and RSS are back, after a time to settle. But for a
-    set of frontends that the server never ends: it does not forget what a dead frontend held."""
+def keeping(fleet: Fleet) -> set[int]:
+    """Replicas with a set of frontends that the server never ends: it does not forget what a dead frontend held."""
+    return {replica.number for replica in fleet.replicas if replica.keeps_frontends}
+
+
+def leftovers(fleet: Fleet, before: Mapping[str, Usage], kept: set[int]) -> list[Violation]:
+    """Blocks, rows, processes, descriptors, threads, shared memory and RSS are back, after a time to settle. But for
+    the frontends, and regions, of replicas that kept some then (`kept`) or do so now."""
     found: list[Violation] = []
-    keeping = [replica.number for replica in fleet.replicas if replica.keeps_frontends]
-    kept = tuple(f"replica {number} {role}:" for number in keeping for role in ("frontend", "server"))
+    keep = tuple(f"replica {number} {role}:" for number in kept | keeping(fleet) for role in ("frontend", "server"))
 
     def clean() -> bool:
         grown = _grown(before, measure(fleet))
-        found[:] = _held(fleet) + [v for v in grown if not v.what.startswith(kept)]
+        found[:] = held(fleet) + [v for v in grown if not v.what.startswith(keep)]
         return not found
 
     until(clean, _SETTLE_S, look_s=0.5)
     return found
 
 
-def _held(fleet: Fleet) -> list[Violation]:
+def held(fleet: Fleet) -> list[Violation]:
+    """What requests that have ended still hold, and shared memory of processes that are gone."""
     found = []
     for replica in fleet.replicas:
         gauges = replica.gauges()
@@ -214,7 +248,7 @@ def _held(fleet: Fleet) -> list[Violation]:
         if "num_requests_running" not in gauges:
             found.append(Violation("blocks", f"replica {replica.number} has no gauges"))
         stale = replica.stale_regions()
-        if stale:
+        if stale and not replica.keeps_frontends:
             sizes = sum((Path("/dev/shm") / name).stat().st_size for name in stale)
             what = f"{len(stale)} regions of shared memory of instances that are gone, {sizes >> 20} MB"
             found.append(Violation("shared-memory", f"replica {replica.number}: {what}"))

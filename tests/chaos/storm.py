@@ -10,28 +10,32 @@ from dataclasses import dataclass
 
 from tests.chaos import faults, invariants
 from tests.chaos.clients import SHIM, Load, Outcome, asks, perform
-from tests.chaos.fleet import Fleet, FleetFailed
+from tests.chaos.fleet import Fleet, FleetFailed, Replica
 from tests.chaos.invariants import Violation, Window
 from tests.chaos.schedule import Fault, Schedule
 from tests.chaos.watch import Heartbeat, Readiness
 
 STREAMS = 8
 _WARM_S = 3.0
+_LOOK_S = 0.2
 _FIRST_S = 40.0  # after a storm, for a request that is not refused
 
 
 @dataclass(frozen=True)
 class Report:
-    """ends: requests by how they ended. late_s: how long the thread worst off waited for a core."""
+    """ends: requests by how they ended. late_s: how long the thread worst off waited for a core.
+    aborts: how often tritonserver ended by itself."""
 
     schedule: Schedule
     violations: tuple[Violation, ...]
     ends: Mapping[str, int]
     late_s: float
+    aborts: int
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {end}" for end, count in sorted(self.ends.items()))
-        lines = [f"{self.schedule}", f"  {counts}; an engine waited {self.late_s:.1f} s for a core"]
+        lines = [f"{self.schedule}", f"  {counts}; a thread waited {self.late_s:.1f} s for a core"]
+        lines += [f"  tritonserver aborted {self.aborts} times"] if self.aborts else []
         return "\n".join([*lines, *(f"  BROKEN {v.rule}: {v.what}" for v in self.violations)])
 
 
@@ -41,13 +45,15 @@ def run(fleet: Fleet, schedule: Schedule, expected: Mapping[str, Outcome], strea
     Raises FleetFailed when a replica that a fault ended cannot be started again.
     """
     _warm(fleet, schedule.seed, streams)
-    before = invariants.measure(fleet)
+    before, kept = invariants.measure(fleet), invariants.keeping(fleet)
     beat, ready, load = Heartbeat(fleet), Readiness(fleet), Load(fleet, schedule.seed, streams)
     beat.start()
     ready.start()
     load.start()
     began = time.monotonic()
-    weather = [_Weather(fleet, fault, began) for fault in schedule.faults]
+    revival = _Revival(fleet, began)
+    revival.start()
+    weather = [_Weather(fleet, fault, began, beat) for fault in schedule.faults]
     for one in weather:
         one.start()
     time.sleep(schedule.seconds)
@@ -55,18 +61,20 @@ def run(fleet: Fleet, schedule: Schedule, expected: Mapping[str, Outcome], strea
         one.join()
     outcomes = load.stop()
     looks = ready.stop()
+    aborts = revival.stop()
     ended = time.monotonic()
-    windows = [one.window for one in weather if one.window is not None]
-    found = [Violation("recovery", f"{w.fault}: {w.problem}") for w in windows if w.problem is not None]
-    found += invariants.requests(outcomes, expected, windows, beat)
+    windows = [*aborts, *(one.window for one in weather if one.window is not None)]
+    found = invariants.recovery(windows)
+    found += invariants.requests(outcomes, expected, windows, beat, began)
     found += invariants.readiness(looks, windows, beat)
     found += _first_text(fleet, expected)
-    found += invariants.leftovers(fleet, before)
+    found += invariants.leftovers(fleet, before, kept)
     beat.close()
     broken = next((one.broken for one in weather if one.broken is not None), None)
     if broken is not None:
         raise broken
-    return Report(schedule, tuple(found), Counter(map(invariants.classify, outcomes)), beat.late(began, ended))
+    counts = Counter(map(invariants.classify, outcomes))
+    return Report(schedule, tuple(found), counts, beat.late(began, ended), len(aborts))
 
 
 def _warm(fleet: Fleet, seed: int, streams: int) -> None:
@@ -96,10 +104,11 @@ def _first_text(fleet: Fleet, expected: Mapping[str, Outcome]) -> list[Violation
 class _Weather(threading.Thread):
     """One fault at its time. window: when it was at work, once it is over."""
 
-    def __init__(self, fleet: Fleet, fault: Fault, began: float) -> None:
+    def __init__(self, fleet: Fleet, fault: Fault, began: float, beat: Heartbeat) -> None:
         super().__init__(name=f"fault-{fault.kind}", daemon=True)
         self._fleet = fleet
         self._fault = fault
+        self._beat = beat
         self._due = began + fault.at_s
         self.window: Window | None = None
         self.broken: FleetFailed | None = None
@@ -108,9 +117,49 @@ class _Weather(threading.Thread):
         time.sleep(max(0.0, self._due - time.monotonic()))
         began = time.monotonic()
         try:
-            problem = faults.apply(self._fleet, self._fault)
+            problem = faults.apply(self._fleet, self._fault, self._beat)
         except FleetFailed as error:
             self.broken, problem = error, str(error)[:500]
         except Exception as error:
             problem = f"the fault itself failed: {type(error).__name__}: {error}"
         self.window = Window(self._fault, began, time.monotonic(), problem)
+
+
+class _Revival:
+    """Starts a replica again whose tritonserver has aborted by itself, which is known of 2.51. began: the storm."""
+
+    def __init__(self, fleet: Fleet, began: float) -> None:
+        self._fleet = fleet
+        self._began = began
+        self._closing = threading.Event()
+        self._windows: list[Window] = []
+        self._thread = threading.Thread(target=self._run, name="revival", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> list[Window]:
+        """When replicas were not there."""
+        self._closing.set()
+        self._thread.join()
+        return self._windows
+
+    def _run(self) -> None:
+        well = dict.fromkeys(self._fleet.replicas, time.monotonic())  # when it did not yet
+        while not self._closing.wait(_LOOK_S):
+            for replica in self._fleet.replicas:
+                looked = time.monotonic()
+                if not replica.aborts():
+                    well[replica] = looked
+                elif not replica.alive():
+                    with replica.reviving:
+                        self._windows.append(self._revive(replica, well[replica]))
+
+    def _revive(self, replica: Replica, well: float) -> Window:
+        problem = None
+        try:
+            faults.start_again(replica, "tritonserver aborted")
+        except (faults.Problem, FleetFailed) as error:
+            problem = str(error)[:500]
+        fault = Fault(round(well - self._began, 1), "kill-server", replica.number)
+        return Window(fault, well, time.monotonic(), problem, aborted=True)

@@ -26,8 +26,8 @@ PROBE = Ask(
 
 
 class Heartbeat:
-    """Measures what a busy machine costs: how late this process is woken, and how long threads of the engines were
-    ready to run and had no core (the second number of /proc/PID/task/TID/schedstat, in nanoseconds; Linux,
+    """Measures what a busy machine costs: how late this process is woken, and how long threads of the fleet were ready
+    to run and had no core (the second number of /proc/PID/task/TID/schedstat, in nanoseconds; Linux,
     Documentation/scheduler/sched-stats)."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -54,7 +54,7 @@ class Heartbeat:
         beats, pids = 0, []
         while not self._closing.is_set():
             if beats % _LOOK_BEATS == 0:
-                pids = [pid for replica in self._fleet.replicas for pid in replica.pids("engine")]
+                pids = [pid for part in (self._fleet.shim, *self._fleet.replicas) for pid, _ in part.members()]
             began = time.monotonic()
             self._closing.wait(_BEAT_S)
             ended = time.monotonic()
