@@ -19,7 +19,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-run demo serve openai test lint type test-gpu test-sanitizer verify-gpu gate perf-smoke clean \
         compile-all packages test-slow test-web test-docker test-image test-peers test-frontend test-sdks test-trained test-schemas \
-        chaos fuzz
+        chaos fuzz endurance
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ test-schemas: $(SETUP)  ## 2,000 random JSON schemas and all that packages ship:
 
 chaos: $(SETUP)  ## faults under load for MINUTES (30), drawn from SEED: nothing is lost, nobody harmed
 	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+endurance: $(SETUP)  ## what takes long: an overcommitted pool, replacements, loads, a soak (ONLY=…, MINUTES of the soak)
+	@$(PY) -m tests.chaos.endurance $(ONLY) --minutes $(or $(MINUTES),60)
 
 fuzz: $(SETUP)  ## 10,000 made-up inputs to the wire and of checkpoints (INPUTS, SEED), a healthy neighbour beside them
 	@$(PY) -m tests.chaos.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))
