@@ -127,11 +127,11 @@ def swapped_slice(runner: DeviceRunner, rank: int) -> None:
 
 
 def missing_sum(runner: DeviceRunner, rank: int) -> None:
-    runner._decoder.layers[1].ffn.down._communicator = Communicator()
+    runner._decoder.layers[1].ffn.down.communicator = Communicator()
 
 
 def missing_sum_of_a_mixer(runner: DeviceRunner, rank: int) -> None:
-    runner._decoder.layers[1].mixer.out._communicator = Communicator()
+    runner._decoder.layers[1].mixer.out.communicator = Communicator()
 
 
 def one_residual_more(runner: DeviceRunner, rank: int) -> None:
@@ -140,7 +140,7 @@ def one_residual_more(runner: DeviceRunner, rank: int) -> None:
             return x
 
     down = runner._decoder.layers[1].ffn.down
-    down._communicator.__class__ = Twice
+    down.communicator.__class__ = Twice
 
 
 def swapped_logits(runner: DeviceRunner, rank: int) -> None:
