@@ -33,6 +33,8 @@ def said(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("linear 512x4096x4096 --weight q4_k", "written_out"),
         ("linear_norm 64x2048x4096", "split"),
         ("linear_norm 65x2048x4096", "apart"),
+        ("gated_mlp 512x4096x14336 --weight fp8 --norm --residual", "rounded"),
+        ("gated_mlp 64x4096x14336 --weight fp8", "apart"),
         (EXPERTS, "tiles"),
         ("moe_gemm 1x2048x768x128x8 --residual", "rows"),
         ("moe_gemm 1024x2048x768x128x8", "grouped"),
