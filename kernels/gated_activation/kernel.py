@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.gated_activation.reference import is_silu
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
 
@@ -53,13 +54,6 @@ def _gate(
     tl.store(p_y + i_token * F + columns, act.to(gate.dtype), mask=m_columns)
 
 
-def activation_is_silu(activation: str) -> bool:
-    """Which of the two it is. Raises ValueError for another."""
-    if activation not in ("silu", "gelu_tanh"):
-        raise ValueError(f"activation {activation!r} is not implemented: use 'silu' or 'gelu_tanh'")
-    return activation == "silu"
-
-
 def gated_activation(
     workspace: Workspace, x: torch.Tensor, activation: str = "silu", limit: float | None = None
 ) -> torch.Tensor:
@@ -68,7 +62,7 @@ def gated_activation(
     silu(g) = g·σ(g);  gelu_tanh(g) = ½g(1 + tanh u) = g·σ(2u) with u = √(2/π)(g + 0.044715 g³).
     Shapes as in the reference; x's rows may be strided. Raises ValueError for another activation.
     """
-    is_silu = activation_is_silu(activation)
+    silu = is_silu(activation)
     tokens, channels = x.shape[0], x.shape[1] // 2
     y = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     if tokens:
@@ -79,7 +73,7 @@ def gated_activation(
             channels,
             x.stride(0),
             limit if limit is not None else 0.0,
-            IS_SILU=is_silu,
+            IS_SILU=silu,
             HAS_LIMIT=limit is not None,
             BLOCK=_BLOCK,
             PDL=pdl,

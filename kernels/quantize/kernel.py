@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.gated_activation.kernel import activation_is_silu, gated
+from kernels.gated_activation.kernel import gated
+from kernels.gated_activation.reference import is_silu
 from kernels.linear.skinny import INTERPRETED
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight.inputs import RANGES, SMALLEST, Inputs
@@ -121,7 +122,7 @@ def quantized(
     if activation is not None and norm_weight is not None:
         raise ValueError("quantize takes an activation or a norm, not both")
     rows, k = x.shape
-    silu = activation is None or activation_is_silu(activation)
+    silu = activation is None or is_silu(activation)
     k = k if activation is None else k // 2
     held = cdiv(rows, rows_of) * rows_of
     group = inputs.group or next_power_of_2(max(k, 16))
