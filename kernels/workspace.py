@@ -38,7 +38,7 @@ class Workspace:
         self.table = hardware.tuned(device)
         self.pdl = dependent_launch and hardware.dependent_launch(device)
         self.products = Products() if tuned_gemms else None
-        self.scaled_products = ScaledProducts(fast_sums) if tuned_gemms else None
+        self.scaled_products = ScaledProducts() if tuned_gemms else None
         self.fast_sums = fast_sums
         self._counters: dict[tuple[str, int], torch.Tensor] = {}
         self._side: torch.cuda.Stream | None = None

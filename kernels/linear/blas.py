@@ -11,11 +11,14 @@ for as yᵀ [N, T] = weight [N, K] @ xᵀ [K, T]. 8-bit floats come with scales,
 from __future__ import annotations
 
 import ctypes
+import logging
 from ctypes import byref, c_float, c_int, c_int8, c_int32, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p, sizeof
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import torch
+
+log = logging.getLogger(__name__)
 
 WORKSPACE = 32 << 20
 ALIGNMENT = 16
@@ -246,6 +249,15 @@ class Blas:
         status = getattr(self._lib, f"cublasLt{name}")(*arguments)
         if status:
             raise RuntimeError(f"cublasLt{name} gave status {status}")
+
+
+def open_library(device: torch.device) -> Blas | None:
+    """The library on a device; None where it is not to be had, and products are torch's."""
+    try:
+        return Blas(device)
+    except (OSError, AttributeError, RuntimeError) as problem:
+        log.info("products of many rows are torch's: cublasLt is not to be had (%s)", problem)
+        return None
 
 
 def _size(value: Any) -> c_size_t:

@@ -48,13 +48,13 @@ def library_product(
     """residual + x @ weightᵀ + bias of the first `rows` rows of numbers x, whose scales may stand a group behind
     another: [rows, N] in bfloat16. y may stand in residual's place."""
     inside = bias is None and residual is not None and len(residual) == len(x) and residual.is_contiguous()
+    fast = workspace.fast_sums and scales.shape[1] == 1
     product = None
     if workspace.scaled_products is not None:
-        product = workspace.scaled_products.multiply(x, scales, weight, residual if inside else None)
+        product = workspace.scaled_products.multiply(x, scales, weight, residual if inside else None, fast)
         if product is not None and inside:
             return product
     if product is None:
-        fast = workspace.fast_sums and scales.shape[1] == 1
         product = torch._scaled_mm(
             x, weight.data.t(), scales, weight.scale.t(), out_dtype=torch.bfloat16, use_fast_accum=fast
         )

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from kernels.linear.blas import ALIGNMENT, Blas, Plan, Product
+from kernels.linear.blas import ALIGNMENT, Blas, Plan, Product, open_library
 from kernels.linear.tuned_gemms import MAX_PLANS
 from kernels.weight import Fp8
 
@@ -16,27 +16,24 @@ log = logging.getLogger(__name__)
 
 
 class ScaledProducts:
-    """Multiplies by the library's own choice of an algorithm. Its plans and scratch memory are an engine's own.
+    """Multiplies by the library's own choice of an algorithm. Its plans and scratch memory are an engine's own."""
 
-    fast: sums of numbers with scales by rows stay in the tensor cores (`kernels.linear.blas.Product`).
-    """
-
-    def __init__(self, fast: bool = False) -> None:
-        self._fast = fast
+    def __init__(self) -> None:
         self._libraries: dict[torch.device, Blas | None] = {}
         self._plans: dict[tuple[torch.device, Product], Plan | None] = {}
 
     def multiply(
-        self, x: torch.Tensor, scales: torch.Tensor, weight: Fp8, residual: torch.Tensor | None
+        self, x: torch.Tensor, scales: torch.Tensor, weight: Fp8, residual: torch.Tensor | None, fast: bool
     ) -> torch.Tensor | None:
         """residual + x @ weightᵀ in residual's place, or in a new bfloat16 tensor; None where the library has no
         such product.
 
         x [T, K] numbers with scales [T, 1], or [T, K / 128] whose groups stand one behind another. residual [T, N].
+        fast: sums stay in the tensor cores, for scales by rows alone (`kernels.linear.blas.Product`).
         """
         kind: Literal["rows", "blocks"] = "rows" if scales.shape[1] == 1 else "blocks"
         (rows, inputs), outputs = x.shape, len(weight.data)
-        product = Product(rows, inputs, outputs, inputs, x.dtype, kind, self._fast and kind == "rows")
+        product = Product(rows, inputs, outputs, inputs, x.dtype, kind, fast)
         key = (x.device, product)
         if key not in self._plans:
             if len(self._plans) >= MAX_PLANS:
@@ -51,7 +48,7 @@ class ScaledProducts:
 
     def _plan(self, device: torch.device, product: Product) -> Plan | None:
         if device not in self._libraries:
-            self._libraries[device] = _opened(device)
+            self._libraries[device] = open_library(device)
         library = self._libraries[device]
         try:
             found = [] if library is None else library.heuristic(product, 1)
@@ -63,11 +60,3 @@ class ScaledProducts:
 
 def _aligned(*held: torch.Tensor | None) -> bool:
     return all(t is None or (t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0) for t in held)
-
-
-def _opened(device: torch.device) -> Blas | None:
-    try:
-        return Blas(device)
-    except (OSError, AttributeError, RuntimeError) as problem:
-        log.info("products of 8-bit floats are torch's: cublasLt is not to be had (%s)", problem)
-        return None

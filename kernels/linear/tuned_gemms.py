@@ -11,7 +11,7 @@ import logging
 import torch
 
 from kernels.hardware import tuned
-from kernels.linear.blas import ALIGNMENT, Algorithm, Blas, Plan, Product, Refused
+from kernels.linear.blas import ALIGNMENT, Algorithm, Blas, Plan, Product, Refused, open_library
 from kernels.tuned.tables import Algorithms, tables
 
 log = logging.getLogger(__name__)
@@ -106,10 +106,8 @@ def _opened(device: torch.device) -> tuple[Blas, Algorithms] | None:
     by_version = tables()[tuned(device)].algorithms
     if not by_version:
         return None
-    try:
-        library = Blas(device)
-    except (OSError, AttributeError, RuntimeError) as problem:
-        log.info("products of many rows are torch's: cublasLt is not to be had (%s)", problem)
+    library = open_library(device)
+    if library is None:
         return None
     if library.version not in by_version:
         held = ", ".join(map(str, by_version))

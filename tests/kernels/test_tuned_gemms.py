@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.linear import tuned_gemms
+from kernels.linear import blas, tuned_gemms
 from kernels.linear.blas import REDUCE_IN_FLOAT, Algorithm, Product, Refused
 from kernels.linear.tuned_gemms import Products, find
 from kernels.testing import TOLERANCES, assert_close, randn, seeded
@@ -150,7 +150,7 @@ def test_another_gpu_or_library_takes_nothing_of_the_table(
     held = {"mine": Table("mine", ("a GPU",), None, "", {}, {7: ONE}), "other": Table("other", (), None, "", {}, {})}
     monkeypatch.setattr(tuned_gemms, "tables", lambda: held)
     monkeypatch.setattr(tuned_gemms, "tuned", lambda device: name)
-    monkeypatch.setattr(tuned_gemms, "Blas", make)
+    monkeypatch.setattr(blas, "Blas", make)
     opened = tuned_gemms._opened(torch.device("cuda", 0))
     assert (opened is not None) == taken
     assert opened is None or opened[1] == ONE
