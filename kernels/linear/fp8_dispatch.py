@@ -9,14 +9,13 @@ before.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from kernels.dispatch import Dispatch, Variant
 from kernels.linear.fp8_library import library_linear
-from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear, in_slices_of
+from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
 from kernels.linear.quantized_stream import fp8_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, fp8_vector
 from kernels.linear.skinny import counters
@@ -87,14 +86,11 @@ def stream_tile(rows: int, activation: bool) -> StreamTile:
 def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, table: str = DEFAULT) -> RowTile:
     """About one program a multiprocessor for up to 16 rows, two of half the outputs for more.
 
-    deterministic: the slices of FEW_ROWS rows whatever rows there are.
+    deterministic: one cut whatever rows there are.
     """
-    height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
     if deterministic:
-        few = row_tile(FEW_ROWS, n, k, activation, False, table)
-        if rows <= FEW_ROWS:
-            return replace(few, rows=height)
-        return in_slices_of(few, row_tile(LIBRARY_ROWS + 1, n, k, activation, False, table))
+        return RowTile(FEW_ROWS, 64, 2 if n <= 1 << 13 and not activation else 1, 4)
+    height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
     if rows > LIBRARY_ROWS:
         return RowTile(128, 64 if activation else 128, 1, 3, 8)
     if activation or n >= 1 << 16 or rows > FEW_ROWS:

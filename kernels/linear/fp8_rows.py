@@ -8,7 +8,7 @@ are split over the inputs (split-K), so that there are programs for every multip
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -27,20 +27,13 @@ GROUP = 128
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """Rows and outputs of a program, slices of the inputs (`split` of them to a program each, `serial` one after
-    another), pipeline depth, warps."""
+    """Rows and outputs of a program, slices of the inputs, pipeline depth, warps."""
 
     rows: int
     outputs: int
     split: int
     stages: int
     warps: int = 4
-    serial: int = 1
-
-
-def in_slices_of(few: RowTile, many: RowTile) -> RowTile:
-    """`many` with the slices of `few` one after another: every output is the sum that `few` makes of it."""
-    return replace(many, split=1, serial=few.split)
 
 
 @triton.jit
@@ -64,13 +57,12 @@ def _product(w, x, scales, sx, at, live, BK: tl.constexpr, BLOCKED: tl.constexpr
 def fp8_kernel(
     x_ptr, xs_ptr, w_ptr, ws_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, x_stride, xs_row, xs_group, y_stride, residual_stride, ws_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, SERIAL: tl.constexpr, ROWS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr,
     BLOCKED: tl.constexpr, GROUPED: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
     ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """BM rows of BN outputs over SERIAL of the SPLIT · SERIAL slices of K; grid (N/BN, M/BM, SPLIT). The last program
-    to finish sums all slices in order.
+    """BM rows of BN outputs over a slice of K; grid (N/BN, M/BM, SPLIT). The last slice to finish sums all in order.
 
     With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then. BLOCKED: the weight has a scale for ROWS
     outputs and BK inputs, else one an output. GROUPED: x has a scale a row and BK inputs, else one a row; WIDE: x is as
@@ -83,8 +75,9 @@ def fp8_kernel(
     m = pid_m * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     live, some = n < N, m < M
-    reach = tl.cdiv(K, BK * SPLIT * SERIAL) * BK
-    start = pid_k * SERIAL * reach
+    reach = tl.cdiv(K, BK * SPLIT) * BK
+    start = pid_k * reach
+    stop = tl.minimum(start + reach, K)
     rows = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
     up_rows = rows + N.to(tl.int64) * K
     scales = ws_ptr + (n // ROWS).to(tl.int64) * ws_stride
@@ -95,28 +88,21 @@ def fp8_kernel(
         cache_lines = start + tl.arange(0, 4) * BK
         prefetch(w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.minimum(cache_lines, K - 1)[None, :])
         gdc_wait()
-    total = tl.zeros((BN, BM), tl.float32)
-    total_up = total
-    for _ in range(SERIAL):
-        stop = tl.minimum(start + reach, K)
-        acc = tl.zeros((BN, BM), tl.float32)
-        acc_up = acc
-        for at in tl.range(start, stop, BK, num_stages=STAGES):
-            inside = (at + k < K)[None, :]
-            w = tl.load(rows + at) if EVEN else tl.load(rows + at, mask=live[:, None] & inside, other=0.0)
-            x = tl.load(x_rows + at, mask=some[:, None] & inside, other=0.0)
-            sx = tl.zeros((BM,), tl.float32)
-            if GROUPED:
-                sx = tl.load(xs_ptr + m.to(tl.int64) * xs_row + at // BK * xs_group, mask=some, other=0.0)
-            acc += _product(w, x, scales, sx, at, live, BK, BLOCKED, GROUPED, WIDE, DOT)
-            if ACT is not None:
-                up = tl.load(up_rows + at) if EVEN else tl.load(up_rows + at, mask=live[:, None] & inside, other=0.0)
-                acc_up += _product(up, x, up_scales, sx, at, live, BK, BLOCKED, GROUPED, WIDE, DOT)
-        total += acc
-        total_up += acc_up
-        start = stop
-    y = tl.trans(total)
-    y_up = tl.trans(total_up)
+    acc = tl.zeros((BN, BM), tl.float32)
+    acc_up = acc
+    for at in tl.range(start, stop, BK, num_stages=STAGES):
+        inside = (at + k < K)[None, :]
+        w = tl.load(rows + at) if EVEN else tl.load(rows + at, mask=live[:, None] & inside, other=0.0)
+        x = tl.load(x_rows + at, mask=some[:, None] & inside, other=0.0)
+        sx = tl.zeros((BM,), tl.float32)
+        if GROUPED:
+            sx = tl.load(xs_ptr + m.to(tl.int64) * xs_row + at // BK * xs_group, mask=some, other=0.0)
+        acc += _product(w, x, scales, sx, at, live, BK, BLOCKED, GROUPED, WIDE, DOT)
+        if ACT is not None:
+            up = tl.load(up_rows + at) if EVEN else tl.load(up_rows + at, mask=live[:, None] & inside, other=0.0)
+            acc_up += _product(up, x, up_scales, sx, at, live, BK, BLOCKED, GROUPED, WIDE, DOT)
+    y = tl.trans(acc)
+    y_up = tl.trans(acc_up)
     spot = m.to(tl.int64)[:, None]
     stored = some[:, None] & live[None, :]
     last = True
@@ -159,7 +145,7 @@ def fp8_linear(
         x, scales, weight.data, weight.scale, bias, residual, y, partials, counts,
         rows, n, k, x.stride(0), 0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1),
         y.stride(0), 0 if residual is None else residual.stride(0), weight.scale.shape[1],
-        BM=tile.rows, BN=tile.outputs, BK=GROUP, SPLIT=tile.split, SERIAL=tile.serial, ROWS=weight.block[0],
+        BM=tile.rows, BN=tile.outputs, BK=GROUP, SPLIT=tile.split, ROWS=weight.block[0],
         BLOCKED=weight.scale.shape[1] > 1 or weight.block[0] > 1, GROUPED=scales is not None and scales.shape[1] > 1,
         WIDE=scales is None, EVEN=n % tile.outputs == 0 and k % GROUP == 0,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,

@@ -160,12 +160,11 @@ def gguf_kernel(
     x_ptr, data_ptr, half_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, B, x_stride, y_stride, residual_stride,
     FORMAT: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, SERIAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
     ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """BM rows of BN outputs over SERIAL of the SPLIT · SERIAL slices of K; grid (N/BN, M/BM, SPLIT). The last program
-    to finish sums all slices in order.
+    """BM rows of BN outputs over a slice of K; grid (N/BN, M/BM, SPLIT). The last slice to finish sums all in order.
 
     With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then.
     """
@@ -173,34 +172,28 @@ def gguf_kernel(
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     live, some = n < N, m < M
-    reach = tl.cdiv(K, BK * SPLIT * SERIAL) * BK
-    start = tl.program_id(2) * SERIAL * reach
+    reach = tl.cdiv(K, BK * SPLIT) * BK
+    start = tl.program_id(2) * reach
+    stop = tl.minimum(start + reach, K)
     x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride
     row = n.to(tl.int64) * B
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    total = tl.zeros((BN, BM), tl.float32)
-    total_up = total
+    acc = tl.zeros((BN, BM), tl.float32)
+    acc_up = acc
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    for _ in range(SERIAL):
-        stop = tl.minimum(start + reach, K)
-        acc = tl.zeros((BN, BM), tl.float32)
-        acc_up = acc
-        for at in tl.range(start, stop, BK, num_stages=STAGES):
-            inside = at + k < K
-            x = tl.load(x_rows + (at + k)[None, :], mask=some[:, None] & inside[None, :], other=0.0)
-            w = block_numbers(data_ptr, half_ptr, row, at, live, K, FORMAT, VALUES, SIZE, GROUP, BN, BK)
-            acc += tl.dot(w.to(dtype), tl.trans(x), input_precision=DOT)
-            if ACT is not None:
-                up_row = (n + N).to(tl.int64) * B
-                w = block_numbers(data_ptr, half_ptr, up_row, at, live, K, FORMAT, VALUES, SIZE, GROUP, BN, BK)
-                acc_up += tl.dot(w.to(dtype), tl.trans(x), input_precision=DOT)
-        total += acc
-        total_up += acc_up
-        start = stop
+    for at in tl.range(start, stop, BK, num_stages=STAGES):
+        inside = at + k < K
+        x = tl.load(x_rows + (at + k)[None, :], mask=some[:, None] & inside[None, :], other=0.0)
+        w = block_numbers(data_ptr, half_ptr, row, at, live, K, FORMAT, VALUES, SIZE, GROUP, BN, BK)
+        acc += tl.dot(w.to(dtype), tl.trans(x), input_precision=DOT)
+        if ACT is not None:
+            up_row = (n + N).to(tl.int64) * B
+            w = block_numbers(data_ptr, half_ptr, up_row, at, live, K, FORMAT, VALUES, SIZE, GROUP, BN, BK)
+            acc_up += tl.dot(w.to(dtype), tl.trans(x), input_precision=DOT)
     store_tile(
-        total, total_up, n, m, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, y_stride, residual_stride,
+        acc, acc_up, n, m, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, y_stride, residual_stride,
         SPLIT, ACT, BIAS, RESIDUAL,
     )  # fmt: skip
 
@@ -250,9 +243,9 @@ def rows_product(
         x, *views(part, name), bias, residual, y, partials, counts,
         rows, n, k, stride(part, name), x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
         **constants(name),
-        BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split, SERIAL=tile.serial,
+        BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
+        STAGES=tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
         launch_pdl=workspace.pdl, num_warps=tile.warps,
     )  # fmt: skip
 

@@ -9,7 +9,6 @@ operations a byte of it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
 from kernels.linear.fp8_dispatch import not_narrow
-from kernels.linear.fp8_rows import RowTile, in_slices_of
+from kernels.linear.fp8_rows import RowTile
 from kernels.linear.packed_rows import WIDTH, packed_linear
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, packed_vector
@@ -92,15 +91,11 @@ def stream_tile(rows: int, n: int, activation: bool, multiprocessors: int) -> St
 
 
 def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, table: str = DEFAULT) -> RowTile:
-    """About one program a multiprocessor for up to 16 rows, two for more. deterministic: the slices of FEW_ROWS rows
-    whatever rows there are; a tile of many gives each number that it unpacks to twice as many."""
-    height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
+    """About one program a multiprocessor for up to 16 rows, two for more. deterministic: one cut whatever rows there
+    are."""
     if deterministic:
-        few = row_tile(FEW_ROWS, n, k, activation, False, table)
-        if rows <= FEW_ROWS:
-            return replace(few, rows=height)
-        many = RowTile(128, 64, 1, 3) if activation else RowTile(128, 128, 1, 3, 8)
-        return in_slices_of(few, many)
+        return RowTile(FEW_ROWS, 64, 2 if n <= 1 << 13 and not activation else 1, 3)
+    height = min(FEW_ROWS, max(16, next_power_of_2(rows)))
     if activation or n >= 1 << 16:
         return RowTile(height, 64, 1, 3)
     programs = numbers(table, "linear")["programs"] * (1 if height == 16 else 2)

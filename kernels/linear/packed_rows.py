@@ -160,46 +160,39 @@ def packed_kernel(
     M, N, K, B, G, x_stride, y_stride, residual_stride,
     BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
     EXACT: tl.constexpr, WORDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-    SERIAL: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """BM rows of BN outputs over SERIAL of the SPLIT · SERIAL slices of K; grid (N/BN, M/BM, SPLIT). The last program
-    to finish sums all slices in order.
+    """BM rows of BN outputs over a slice of K; grid (N/BN, M/BM, SPLIT). The last slice to finish sums all in order.
 
     With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     live, some = n < N, m < M
-    reach = tl.cdiv(K, BK * SPLIT * SERIAL) * BK
-    start = tl.program_id(2) * SERIAL * reach
+    reach = tl.cdiv(K, BK * SPLIT) * BK
+    start = tl.program_id(2) * reach
+    stop = tl.minimum(start + reach, K)
     x_rows = x_ptr + m.to(tl.int64)[:, None] * x_stride
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    total = tl.zeros((BN, BM), tl.float32)
-    total_up = total
+    acc = tl.zeros((BN, BM), tl.float32)
+    acc_up = acc
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    for _ in range(SERIAL):
-        stop = tl.minimum(start + reach, K)
-        acc = tl.zeros((BN, BM), tl.float32)
-        acc_up = acc
-        for at in tl.range(start, stop, BK, num_stages=STAGES):
-            even, odd = inputs(x_rows, order_ptr, at, K, some[:, None], ORDER, FLOAT, WORDS, BK)
+    for at in tl.range(start, stop, BK, num_stages=STAGES):
+        even, odd = inputs(x_rows, order_ptr, at, K, some[:, None], ORDER, FLOAT, WORDS, BK)
+        one, two, left = numbers(
+            data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
+        )
+        acc += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
+        if ACT is not None:
             one, two, left = numbers(
-                data_ptr, scale_ptr, zero_ptr, at, n, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
+                data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
             )
-            acc += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
-            if ACT is not None:
-                one, two, left = numbers(
-                    data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
-                )
-                acc_up += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
-        total += acc
-        total_up += acc_up
-        start = stop
+            acc_up += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
     store_tile(
-        total, total_up, n, m, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, y_stride, residual_stride,
+        acc, acc_up, n, m, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, y_stride, residual_stride,
         SPLIT, ACT, BIAS, RESIDUAL,
     )  # fmt: skip
 
@@ -225,7 +218,7 @@ def packed_linear(
         rows, n, k, weight.data.shape[-1], weight.scale.shape[-1],
         x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
         **constants(weight), **shortcuts(x, weight),
-        BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split, SERIAL=tile.serial,
+        BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
         STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
         launch_pdl=workspace.pdl, num_warps=tile.warps,

@@ -23,11 +23,9 @@ from tests.kernels.test_specialisation import launches as launches
 STEPS = {**steps(), **wide_steps()}
 SEQS = (*COUNTS[::4], 70, 150, 256)
 TOKENS = (*SEQS, *QUANTIZED_COUNTS, 257, 1023, 1024, 2047, 2048, 4097)
-TILED = {"tile_kernel", "fp8_kernel", "packed_kernel", "gguf_kernel"}
-# Of a product's tile, what says nothing of the order of a sum: its sides, which of them is the weight's, the pipeline,
-# and whether slices of the inputs are taken by programs, which leave their sums somewhere, or in turn.
+# Of a dense product's tile, what says nothing of the order of a sum: its sides, which of them is the weight's, the
+# pipeline, and whether slices of the inputs are taken by programs or in turn.
 CUT = {"BM", "BN", "SWAP", "STAGES", "EVEN", "PREFETCH", "SPLIT", "SERIAL", "num_warps", "num_stages"}
-CUT |= {"partial_ptr", "count_ptr"}
 # Which pairs stand beside each other is no part of their sums, nor how many channels a program adds up side by side.
 PLACES, SIDES = {"_count", "_place"}, {"BLOCK_N", "num_warps"}
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "linear", "matmul"}
@@ -56,7 +54,7 @@ def order(name: str, constants: tuple[Any, ...]) -> Constants:
     held = dict(constants)
     if name == "combine":
         return frozenset((k, v) for k, v in held.items() if k not in SIDES)
-    if name not in TILED:
+    if name != "tile_kernel":
         return frozenset(held.items())
     slices = str(int(held["SPLIT"]) * int(held["SERIAL"]))
     return frozenset({"SLICES": slices, **{k: v for k, v in held.items() if k not in CUT}}.items())
