@@ -32,7 +32,7 @@ from engine.core.plan import Runner, RunnerInfo
 from engine.core.prefill_policy import choose_prefill_policy
 from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
-from engine.parallel.group import Group
+from engine.parallel.ranks import Lost, open_runner
 from engine.speculation.drafters import maker, predicted
 from engine.types import (
     MAX_LOGPROBS,
@@ -46,7 +46,6 @@ from engine.types import (
     TokenLogprobs,
     check_bad_word_ids,
 )
-from kernels.compilation import process as compile_process
 
 if TYPE_CHECKING:
     from engine.structured.grammars import Grammars
@@ -127,10 +126,6 @@ class _Collector:
             self.done.set()
 
 
-def _nobody() -> None:
-    """A runner without other processes loses none."""
-
-
 class Engine:
     """One model's engine, with its loop on a thread. Methods are safe to call from any thread.
 
@@ -149,7 +144,7 @@ class Engine:
         drafter: Callable[[], Drafter | None] | None = None,
         draft_tokens: int = 0,
         grammars: Grammars | None = None,
-        lost: Callable[[], BaseException | None] = _nobody,
+        lost: Lost = lambda: None,
     ) -> None:
         """drafter makes what proposes up to `draft_tokens` tokens a step for one request; None takes the config's.
         grammars makes what holds answers to their constraints; without it a request that has one is refused. lost says
@@ -212,19 +207,7 @@ class Engine:
         progress is called with (what is being done, how much is done, how much there is). launched: by what its ranks
         are started on several hosts, of which this is the first; None has all of them here.
         """
-        # Before torch is imported here: the helper process imports it meanwhile.
-        runner: Runner
-        lost: Callable[[], BaseException | None] = _nobody
-        runtime = config.runtime
-        ahead = runtime.compile_ahead == "processes"
-        with compile_process.helper(runtime.device != "cpu", ahead, env.inherited()) as elsewhere:
-            group = Group.of(config, launched)
-            if group is not None:
-                runner, lost = group.lead(progress, elsewhere), group.lost
-            else:
-                from engine.runner.build import build_runner
-
-                runner = build_runner(config, progress, elsewhere)
+        runner, lost = open_runner(config, progress, launched)
         from engine.structured.grammars import Grammars
 
         grammars = Grammars(config.tokenizer or config.model, runner.info.vocab_size, runner.info.eos_ids)

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from engine.core.plan import Pending, RowStart, StepPlan
-from engine.runner.build import build_runner
-from engine.runner.runner import DeviceRunner
+from engine.core.plan import Pending, RowStart, Runner, StepPlan
+from engine.parallel.ranks import open_runner
 from perf.bench.engine import config_from
 from perf.provenance import provenance
 from perf.rows import GREEDY, own_blocks, own_slot
@@ -34,7 +33,7 @@ DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 class Rows:
     """Rows that decode, each with `context` tokens in blocks of its own (shared where the pool is too small)."""
 
-    def __init__(self, runner: DeviceRunner, rows: int, context: int, steps: int) -> None:
+    def __init__(self, runner: Runner, rows: int, context: int, steps: int) -> None:
         pool = runner.info.pool
         entries = -(-(context + steps + 2) // pool.block_size)
         self._rows, self._next, self._step = rows, context, 1
@@ -57,7 +56,7 @@ class Rows:
         return plan
 
 
-def run(runner: DeviceRunner, rows: Rows, steps: int) -> float:
+def run(runner: Runner, rows: Rows, steps: int) -> float:
     """Seconds a step takes when each is launched before the one before it is waited for."""
     before: Pending = runner.launch(rows.plan())
     pending = runner.launch(rows.plan())
@@ -73,7 +72,7 @@ def run(runner: DeviceRunner, rows: Rows, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def host_time(runner: DeviceRunner, rows: Rows, steps: int) -> float:
+def host_time(runner: Runner, rows: Rows, steps: int) -> float:
     """Seconds of host work to launch a step."""
     spent = 0.0
     for _ in range(steps):
@@ -88,7 +87,7 @@ def host_time(runner: DeviceRunner, rows: Rows, steps: int) -> float:
 class Prompts:
     """Prompts of `tokens` each, `rows` of them side by side, in steps of at most `budget` tokens a step."""
 
-    def __init__(self, runner: DeviceRunner, rows: int, tokens: int, budget: int) -> None:
+    def __init__(self, runner: Runner, rows: int, tokens: int, budget: int) -> None:
         self._pool = runner.info.pool
         self._rows, self._tokens, self._chunk = rows, tokens, max(1, budget // rows)
         self._made = 0
@@ -113,7 +112,7 @@ class Prompts:
         return made
 
 
-def prompt_time(runner: DeviceRunner, prompts: Prompts, repeats: int) -> float:
+def prompt_time(runner: Runner, prompts: Prompts, repeats: int) -> float:
     """Median seconds from the launch of prompts on an idle GPU to their first tokens."""
     times = []
     for _ in range(repeats + 2):
@@ -126,7 +125,7 @@ def prompt_time(runner: DeviceRunner, prompts: Prompts, repeats: int) -> float:
     return sorted(times[2:])[repeats // 2]
 
 
-def burst_time(runner: DeviceRunner, prompts: Prompts, repeats: int) -> float:
+def burst_time(runner: Runner, prompts: Prompts, repeats: int) -> float:
     """Seconds that a set of prompts takes behind others, each step launched while the one before it runs."""
     plans = [plan for _ in range(repeats + 1) for plan in prompts.plans()]
     per_set = len(plans) // (repeats + 1)
@@ -193,7 +192,7 @@ def main() -> None:
     args = parser.parse_args()
     config = config_from(args.model, args.set)
     budget = config.scheduler.token_budget
-    runner = build_runner(config)
+    runner = open_runner(config)[0]
     gc.collect()
     gc.freeze()
     activities = [ProfilerActivity.CPU]

@@ -18,6 +18,16 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# First, so that no hook counts what this machine cannot run.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs several GPUs is for machines that have them."""
+    enough = config.getoption("--device") == "cuda" and torch.cuda.device_count() > 1
+    without = [] if enough else [item for item in items if item.get_closest_marker("gpus")]
+    config.hook.pytest_deselected(items=without)
+    items[:] = [item for item in items if item not in without]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where the correctness gate runs")
     parser.addoption("--figures", type=Path, help="write the correctness gate's figures to this file, as a table")

@@ -27,11 +27,11 @@ def step(model: str, settings: list[str], rows: int, context: int) -> tuple[Cost
 
     Raises ValueError when the pool holds fewer tokens than all rows have, so that they would share blocks.
     """
-    from engine.runner.build import build_runner
+    from engine.parallel.ranks import open_runner
 
     budget = [f"scheduler.token_budget={max(8192, context)}", f"scheduler.max_rows={rows}"]
     config = config_from(model, [*budget, *settings])
-    runner = build_runner(config)
+    runner = open_runner(config)[0]
     try:
         pool = runner.info.pool
         kept = [group for group in pool.groups if not isinstance(group.spec, Recurrent)]

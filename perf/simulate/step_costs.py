@@ -177,10 +177,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a field of EngineConfig")
     args = parser.parse_args()
-    from engine.runner.build import build_runner
+    from engine.parallel.ranks import open_runner
 
     config = config_from(args.model, args.set)
-    runner = build_runner(config)
+    runner = open_runner(config)[0]
     gc.collect()
     gc.freeze()
     limits = (config.scheduler.max_rows, config.scheduler.token_budget)

@@ -101,14 +101,14 @@ def read_late(peers: Any) -> Any:
     return waited
 
 
-def play(peers: Any, rank: int, numbers: range) -> list[tuple[torch.Tensor, ...]]:
+def play(peers: Any, rank: int, numbers: range, device: torch.device = CPU) -> list[tuple[torch.Tensor, ...]]:
     given = []
     for number in numbers:
         call = CALLS[number]
         if call.late == rank:
             time.sleep(0.15)
-        x = call.inputs(number, rank)
-        residual, weight = call.around(number)
+        x = call.inputs(number, rank).to(device)
+        residual, weight = (tensor.to(device) for tensor in call.around(number))
         peers._two_shot = lambda x, way=call.two_shot: way
         normed = call.normed and peers.norms(x.nbytes)
         given.append(peers.all_reduce_with_norm(x, residual, weight, EPS, 1.0) if normed else (peers.all_reduce(x),))

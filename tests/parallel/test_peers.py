@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine import env
 from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig
 from engine.parallel.communicator import ALONE, Communicator, GroupCommunicator
 from engine.parallel.peers import over, pieces_of, reached
@@ -34,12 +36,16 @@ Given = list[tuple[torch.Tensor, ...]]
 
 def played(size: int, folder: Path) -> list[dict[str, Given]]:
     """What each of `size` processes got, also with each kernel that is broken."""
-    own = {**environment(folder), "TRITON_INTERPRET": "1"}
-    arguments = [str(size), str(folder)]
-    command = [sys.executable, "-m", "tests.parallel.peer_ranks"]
+    return saved("peer_ranks", [{**environment(folder), "TRITON_INTERPRET": "1"}] * size, folder)
+
+
+def saved(module: str, environments: Sequence[dict[str, str]], folder: Path) -> list[Any]:
+    """What ranks that run `module` wrote, each a process with an environment of its own."""
+    arguments = [str(len(environments)), str(folder)]
+    command = [sys.executable, "-m", f"tests.parallel.{module}"]
     processes = [
         subprocess.Popen([*command, str(rank), *arguments], env=own, stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
+        for rank, own in enumerate(environments)
     ]
     try:
         for process in processes:
@@ -49,7 +55,7 @@ def played(size: int, folder: Path) -> list[dict[str, Given]]:
         for process in processes:
             process.kill()
             process.wait()
-    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(len(environments))]
 
 
 def expected(size: int) -> Given:
@@ -94,6 +100,22 @@ def test_processes_get_the_sum_in_the_order_of_ranks(size: int, tmp_path: Path) 
     assert not any(wrong(of["read late"], want) for of in given)
     assert wrong(given[1]["one half"], want) == [0]
     assert any(wrong(of["no wait"], want) for of in given)
+
+
+@pytest.mark.gpus
+def test_gpus_get_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:
+    """As calls come, one rank late, and in each replay of a graph that holds them all."""
+    given = saved("gpu_ranks", [env.inherited(**env.one_gpu(rank)) for rank in range(2)], tmp_path)
+    want = expected(2)
+    for rank, of in enumerate(given):
+        assert len(of) == 4
+        for got, first in zip(of, given[0], strict=True):
+            assert len(got) == len(CALLS)
+            assert not wrong(got, want), f"rank {rank}"
+            for ours, others in zip(got, first, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(ours, others, strict=True)), (
+                    "ranks must hold the same bits"
+                )
 
 
 def test_both_ways_and_the_definition_give_the_same_bits() -> None:
