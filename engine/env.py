@@ -18,6 +18,7 @@ THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
 # By default torch takes the GPUs of ranks that each see one for the same.
 ONE_GPU_EACH = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 # What torchrun tells the processes that it starts, and by what name LeaderWorkerSet says the same to a pod.
 RANKS = {
     "MASTER_ADDR": "LWS_LEADER_ADDRESS",
@@ -105,9 +106,9 @@ def inherited(**changes: str) -> dict[str, str]:
 
 
 def let_ranks_have_one_gpu_each() -> None:
-    """Tells torch that ranks of which each sees one GPU, by the same number, have different ones. Its symmetric memory
-    then makes no multicast."""
-    os.environ[ONE_GPU_EACH] = "1"
+    """Tells torch's symmetric memory that ranks of which each sees one GPU, by the same number, have different ones,
+    and to make no NVLink multicast."""
+    os.environ[ONE_GPU_EACH] = os.environ[NO_MULTICAST] = "1"
 
 
 def one_gpu(index: int, taken: int = 0, own: int = 0) -> dict[str, str]:

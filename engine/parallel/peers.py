@@ -95,12 +95,17 @@ class _Links:
     """Memory of GPUs that links join, by torch's symmetric memory without multicast."""
 
     def __init__(self, communicator: GroupCommunicator, name: str, size: int) -> None:
-        from torch._C._distributed_c10d import _SymmetricMemory
+        from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory
+        from torch.distributed import PrefixStore, ProcessGroup
 
         env.let_ranks_have_one_gpu_each()
-        self._size, self._ranks = size, communicator.size
+        self._size, self._ranks, self._name = size, communicator.size, name
         self._device = torch.device("cuda", torch.cuda.current_device())
-        _SymmetricMemory.set_group_info(name, communicator.rank, communicator.size, communicator.store)
+        # Ranks find each other by the store of a group with that name, or of what is said of a group before torch 2.10.
+        store = PrefixStore(name, communicator.store)
+        self._group = ProcessGroup(store, communicator.rank, communicator.size)
+        _register_process_group(name, self._group)  # type: ignore[arg-type]
+        _SymmetricMemory.set_group_info(name, communicator.rank, communicator.size, store)
         self._own = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, self._device, name)
         self._meet = _SymmetricMemory.rendezvous
         self._handle: Any = None
@@ -113,6 +118,9 @@ class _Links:
 
     def close(self) -> None:
         """Mapped memory stays while this is held."""
+        from torch._C._distributed_c10d import _unregister_process_group
+
+        _unregister_process_group(self._name)  # type: ignore[arg-type]
 
 
 class _Files:
