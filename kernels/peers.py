@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-# Programs of a kernel that have flags, and the exchanges of one of them.
-MAX_PROGRAMS = 64
-STAGES = 2
-# A call leaves one half of the memory alone, which a slow rank may still read for the call before.
+# A call leaves the half of the memory alone that a slow rank may still read for the call before.
 HALVES = 2
+# Places of a half: for the rows that a rank adds up, and for sums that others made.
+PLACES = 2
 _ALIGNED = 256
+# A share of the rows is rounded up to whole ones, which are no longer than this.
+_ROW_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,10 @@ class Peers:
     bases    [size] int64   where each rank's piece begins, for this rank's device
     calls    [2] int64      of this rank: calls so far, programs of the one under way that have ended
     pieces   the same memory as tensors [bytes] uint8 by rank
-    half     bytes of a half, which has places for what a rank sends and for what it is sent
+    slot     bytes of a slot
 
-    A piece begins with flags [STAGES, MAX_PROGRAMS, size] int64: for an exchange and a program the number of the last
-    call in which each rank came to it. All bytes are 0 before the first call.
+    A piece is slots [HALVES, PLACES, size]: slot i of a rank is for what the rank i behind it sends, modulo size. All
+    bytes are 0 while nothing is sent.
     """
 
     rank: int
@@ -33,27 +34,23 @@ class Peers:
     bases: torch.Tensor
     calls: torch.Tensor
     pieces: tuple[torch.Tensor, ...]
-    half: int
+    slot: int
 
     @classmethod
     def over(cls, rank: int, pieces: Sequence[torch.Tensor]) -> Peers:
         """Of pieces as `piece_bytes` says, each rank's."""
         device, size = pieces[rank].device, len(pieces)
         bases = torch.tensor([piece.data_ptr() for piece in pieces], dtype=torch.int64, device=device)
-        half = (pieces[rank].numel() - flag_bytes(size)) // HALVES
-        return cls(rank, size, bases, torch.zeros(2, dtype=torch.int64, device=device), tuple(pieces), half)
+        slot = pieces[rank].numel() // (HALVES * PLACES * size)
+        return cls(rank, size, bases, torch.zeros(2, dtype=torch.int64, device=device), tuple(pieces), slot)
 
     @property
     def capacity(self) -> int:
-        """Bytes that one call can add up."""
-        return self.half // 2
-
-
-def flag_bytes(size: int) -> int:
-    """Of a piece's flags, rounded up so that what follows is aligned."""
-    return -(-STAGES * MAX_PROGRAMS * size * 8 // _ALIGNED) * _ALIGNED
+        """Bytes that one call can add up: whole in a slot for two ranks, else in shares of rows."""
+        return self.slot if self.size == 2 else (self.slot - _ROW_BYTES) * self.size
 
 
 def piece_bytes(size: int, capacity: int) -> int:
     """What each of `size` ranks needs for calls of up to `capacity` bytes."""
-    return flag_bytes(size) + HALVES * 2 * (-(-capacity // _ALIGNED) * _ALIGNED)
+    held = capacity if size == 2 else -(-capacity // size) + _ROW_BYTES
+    return HALVES * PLACES * size * (-(-held // _ALIGNED) * _ALIGNED)

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Bytes of one sum: beyond, the library is taken. A rank's piece is four times as large.
-MAX_BYTES = 2 << 20
-# Up to so many bytes that a rank reads of all others each rank adds everything up by itself. From what torch's kernels
-# took on two H200; ours are not measured.
+# Bytes of one sum: beyond, the library is taken. From two H200 (docs/parallel.md).
+MAX_BYTES = 8 << 20
+# Up to so many bytes that are sent to a rank each rank adds everything up by itself, and always with two ranks, which
+# would send as much the other way. From what torch's kernels took: more than two ranks were not measured.
 ONE_SHOT_BYTES = 128 << 10
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -63,7 +63,7 @@ class PeerCommunicator(GroupCommunicator):
         return h, y
 
     def _two_shot(self, x: torch.Tensor) -> bool:
-        return x.nbytes * (self.size - 1) > ONE_SHOT_BYTES
+        return self.size > 2 and x.nbytes * (self.size - 1) > ONE_SHOT_BYTES
 
     def close(self) -> None:
         super().close()

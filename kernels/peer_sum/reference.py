@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kernels.peers import Peers, flag_bytes
+from kernels.peers import PLACES, Peers
 from kernels.rms_norm.reference import rms_norm
+from kernels.sizes import cdiv
 
 
 def peer_sum(
@@ -24,16 +25,39 @@ def peer_sum(
     rank gets the same bits, and both ways do.
 
     two_shot: each rank adds up a share of the rows and sends it to all; else each adds up all rows. All ranks must call
-    it in the same order with equal shapes. This definition waits for nobody: what others send is there already.
+    it in the same order with equal shapes. This definition waits for nobody: what others send is there already, in
+    order and without a mark for zeros.
     """
-    place = flag_bytes(peers.size) + (int(peers.calls[0]) + 1) % 2 * peers.half
-    size = x.numel() * x.element_size()
-    sent = [piece[place : place + size].view(x.dtype).view_as(x) for piece in peers.pieces]
-    sent[peers.rank].copy_(x)
-    total = torch.zeros_like(x, dtype=torch.float32)
-    for part in sent:
-        total += part.float()
+    flat = x.flatten()
+    share = flat.numel() if not two_shot else cdiv(x.shape[0], peers.size) * x.shape[1]
+    place = (int(peers.calls[0]) + 1) % 2 * PLACES
+    others = [rank for rank in range(peers.size) if rank != peers.rank]
+
+    def of_rank(rank: int) -> torch.Tensor:
+        return flat[rank * share : (rank + 1) * share] if two_shot else flat
+
+    def slot(at: int, place: int, sender: int, held: torch.Tensor) -> torch.Tensor:
+        begin = (place * peers.size + (sender - at) % peers.size) * peers.slot
+        return peers.pieces[at][begin : begin + held.numel() * x.element_size()].view(x.dtype)
+
+    for to in others:
+        slot(to, place, peers.rank, of_rank(to)).copy_(of_rank(to))
+    own = of_rank(peers.rank)
+    total = torch.zeros_like(own, dtype=torch.float32)
+    for rank in range(peers.size):
+        total += own if rank == peers.rank else slot(peers.rank, place, rank, own).float()
     summed = total.to(x.dtype)
+    if two_shot:
+        for to in others:
+            slot(to, place + 1, peers.rank, summed).copy_(summed)
+        parts = [
+            summed if rank == peers.rank else slot(peers.rank, place + 1, rank, of_rank(rank))
+            for rank in range(peers.size)
+        ]
+        summed = torch.cat(parts)
+    summed = summed.clone().view_as(x)
+    for piece in peers.pieces:
+        piece.zero_()
     peers.calls[0] += 1
     if norm_weight is None:
         h = summed if residual is None else summed + residual

@@ -143,7 +143,7 @@ def steps() -> dict[str, dict[str, Step]]:
         },
         "peer_sum": {
             f"{way}, {parts}": lambda n, two_shot=way == "two-shot", norm=parts == "norm": _made(
-                "peer_sum", "", BF16, n, 64, 2, 0, two_shot, norm, norm
+                "peer_sum", "", BF16, 2 * n, 64, 2, 0, two_shot, norm, norm
             )
             for way in ("one-shot", "two-shot")
             for parts in ("sum alone", "norm")

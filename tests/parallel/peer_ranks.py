@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch.distributed import FileStore
 
 from engine.parallel.communicator import GroupCommunicator, connect
 from engine.parallel.peers import over, pieces_of
-from kernels.peers import Peers, piece_bytes
+from kernels.peers import piece_bytes
 from kernels.registry import Op
 from kernels.workspace import Workspace
 from tests.kernels import interpreter
@@ -72,33 +74,43 @@ BROKEN = ("own part first", "one half", "no wait")
 PROGRAMS = 3
 
 
-def own_part_first(rank: int) -> Any:
-    import triton.language as tl
-
-    def added(p_bases: Any, kind: Any, place: Any, at: Any, held: Any, size: Any, block: Any) -> Any:
-        total = tl.zeros([block], dtype=tl.float32)
-        for other in range(int(size)):
-            sent = (tl.load(p_bases + (rank + other) % int(size)) + place).to(kind)
-            total += tl.load(sent + at, mask=held, other=0.0).to(tl.float32)
-        return total.to(kind.element_ty)
-
-    return added
-
-
-def read_late(peers: Any) -> Any:
-    """As `_wait`, until the first rank has written what it adds in the next call."""
+def own_part_first(p_bases: Any, x: Any, place: Any, slot: Any, at: Any, held: Any, rank: Any, size: Any) -> Any:
+    """As `_added`, in another order on each rank."""
     from kernels.peer_sum import kernel
 
-    wait, own = kernel._wait, peers._peers
-    flags = own.pieces[own.rank][: own.size * 8].view(torch.int64)
-    next_call, began = int(own.calls[0]) + 2, time.monotonic()
+    total = x.to(tl.float32)
+    for i in range(1, int(size)):
+        p_sent = kernel._slot(p_bases, rank, place, (int(rank) + i) % int(size), slot, size, x)
+        total += kernel._arrived(p_sent, at, held, x.dtype).to(tl.float32)
+    return total.to(x.dtype)
 
-    def waited(*arguments: Any) -> None:
-        wait(*arguments)
-        while flags[0] < next_call and time.monotonic() - began < PATIENCE_S:
+
+def arrived(begin: Callable[[], None], seconds: float) -> Callable[..., Any]:
+    """As `_arrived`, for some seconds at most, behind `begin`."""
+
+    def read(p_sent: Any, at: Any, held: Any, kind: Any) -> Any:
+        begin()
+        began = time.monotonic()
+        bits = tl.load(p_sent + at, mask=held, other=1)
+        while (bits.handle.data == 0).any() and time.monotonic() - began < seconds:
+            time.sleep(0)
+            bits = tl.load(p_sent + at, mask=held, other=1)
+        tl.store(p_sent + at, tl.zeros_like(bits), mask=held)
+        return bits.to(kind, bitcast=True)
+
+    return read
+
+
+def late(piece: torch.Tensor) -> Callable[[], None]:
+    """Waits until the first rank has sent what it adds in the second call."""
+    sent = CALLS[1].inputs(1, 0).numpy().tobytes()
+
+    def wait() -> None:
+        began = time.monotonic()
+        while sent not in piece.numpy().tobytes() and time.monotonic() - began < 2.0:
             time.sleep(0)
 
-    return waited
+    return wait
 
 
 def play(peers: Any, rank: int, numbers: range, device: torch.device = CPU) -> list[tuple[torch.Tensor, ...]]:
@@ -133,20 +145,19 @@ def main() -> None:
         given[""].append((peers.all_reduce(torch.full((2, CAPACITY), float(rank + 1))),))
         communicator.all_gather_numbers([rank])
         with pytest.MonkeyPatch.context() as wrong:
-            wrong.setattr(kernel, "_added", own_part_first(rank))
+            wrong.setattr(kernel, "_added", own_part_first)
             given[BROKEN[0]] = play(peers, rank, range(4))
         for name in ("read late", BROKEN[1]):
             communicator.all_gather_numbers([rank])
             with pytest.MonkeyPatch.context() as wrong:
+                begin = late(made[0][rank]) if rank == 1 else lambda: None
+                wrong.setattr(kernel, "_arrived", arrived(begin, PATIENCE_S if name not in BROKEN else 2.0))
                 if name in BROKEN:
-                    wrong.setattr(peers, "_peers", replace(peers._peers, half=0))
-                    wrong.setattr(Peers, "capacity", CAPACITY)
-                if rank == 1:
-                    wrong.setattr(kernel, "_wait", read_late(peers))
+                    wrong.setattr(kernel, "PLACES", 0)
                 given[name] = play(peers, rank, range(2))
         communicator.all_gather_numbers([rank])
         with pytest.MonkeyPatch.context() as wrong:
-            wrong.setattr(kernel, "_wait", lambda *_: None)
+            wrong.setattr(kernel, "_arrived", arrived(lambda: None, 0.0))
             # The first rank has ended before the others begin.
             if rank:
                 communicator.all_gather_numbers([rank])
