@@ -208,8 +208,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     their channels.
     context: "whole" keeps the latents of latent attention on every rank; "sliced" gives each rank those of some tokens,
     which holds as many times more.
-    all_reduce: "library" adds up over ranks by NCCL; "peer" adds up what is small by kernels of our own, where GPUs of
-    one host reach each other's memory.
+    all_reduce: "peer" adds up over ranks by kernels of our own, where GPUs of one host reach each other's memory;
+    "library" by NCCL; "auto" as "peer", and says nothing where that is not to be had.
     merge_candidates: ranks tell each other which tokens they may draw instead of all logits, where that says enough for
     a step's requests.
     hang_timeout_s: a rank that says nothing for so long, or is so long behind in a step, ends the group.
@@ -218,7 +218,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tensor: Annotated[int, Meta(ge=1, le=64)] = 1
     expert: Literal["sliced", "whole"] = "sliced"
     context: Literal["whole", "sliced"] = "whole"
-    all_reduce: Literal["library", "peer"] = "library"
+    all_reduce: Literal["auto", "library", "peer"] = "auto"
     merge_candidates: bool = True
     hang_timeout_s: Annotated[float, Meta(gt=0.0)] = 60.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -12,8 +13,8 @@ HALVES = 2
 # Places of a half: for the rows that a rank adds up, and for sums that others made.
 PLACES = 2
 _ALIGNED = 256
-# A share of the rows is rounded up to whole ones, which are no longer than this.
-_ROW_BYTES = 64 << 10
+# A rank's part of the rows is rounded up to whole ones, which are no longer than this.
+ROW_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,23 @@ class Peers:
 
     @property
     def capacity(self) -> int:
-        """Bytes that one call can add up: whole in a slot for two ranks, else in shares of rows."""
-        return self.slot if self.size == 2 else (self.slot - _ROW_BYTES) * self.size
+        """Bytes that one call can add up whose rows are divided among ranks."""
+        return (self.slot - ROW_BYTES) * self.size
+
+    def held(self, at: int, place: int, sender: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """What `sender` sends to the rank `at` in the call under way, of that shape: for definitions."""
+        half = (int(self.calls[0]) + 1) % HALVES
+        begin = ((half * PLACES + place) * self.size + (sender - at) % self.size) * self.slot
+        return self.pieces[at][begin : begin + prod(shape) * dtype.itemsize].view(dtype).view(*shape)
+
+    def end_call(self) -> None:
+        """For definitions: nothing is sent any more."""
+        for piece in self.pieces:
+            piece.zero_()
+        self.calls[0] += 1
 
 
 def piece_bytes(size: int, capacity: int) -> int:
     """What each of `size` ranks needs for calls of up to `capacity` bytes."""
-    held = capacity if size == 2 else -(-capacity // size) + _ROW_BYTES
+    held = -(-capacity // size) + ROW_BYTES
     return HALVES * PLACES * size * (-(-held // _ALIGNED) * _ALIGNED)

@@ -56,8 +56,9 @@ class Linear(nn.Module):
         deterministic, that does so for any number of rows, for the same bits. Of a partial product there is no norm
         before the sum, and one with it where that `norms`."""
         alone = self.communicator.size == 1
-        size = len(x) * self.weight.shape[0] * x.element_size()
-        if norm is not None and residual is not None and not self._deterministic and self.communicator.norms(size):
+        row = self.weight.shape[0] * x.element_size()
+        inside = not self._deterministic and self.communicator.norms(len(x) * row, row)
+        if norm is not None and residual is not None and inside:
             y = self._op(x, self.weight.value, self.communicator.on_first_rank(self.bias))
             return self.communicator.all_reduce_with_norm(y, residual, norm.weight, norm.eps, norm.offset)
         taken_in_later = self._deterministic or len(x) <= NORMED_ROWS or self.weight.value.rounds_inputs

@@ -30,7 +30,8 @@ MAX_QUERIES = 1024
 class SharedLatentAttention(LatentAttention):
     def __init__(self, config: LatentAttentionConfig, build: BuildContext) -> None:
         super().__init__(config, build)
-        self._context = SharedContext(build.communicator, config.num_heads)
+        channels = config.kv_rank + config.rope_dim
+        self._context = SharedContext(build.communicator, config.num_heads, channels, build.device)
         (spec,) = self.specs
         assert isinstance(spec, LatentKV)
         self._latent_bytes = spec.bytes_per_token
@@ -98,7 +99,7 @@ class SharedLatentAttention(LatentAttention):
                 keys=cache.keys,
                 latent_scale=self._scale,
             )
-            made.append(self._context.own_heads(o, lse).to(absorbed.dtype))
+            made.append(self._context.own_heads(o, lse, absorbed.dtype))
         return made[0] if len(made) == 1 else torch.cat(made)
 
     def _gathered(

@@ -32,8 +32,8 @@ class Communicator:
         """The sum of all ranks' x, in x's place. Every rank gets the same bits."""
         return x
 
-    def norms(self, size: int) -> bool:
-        """Whether a sum of so many bytes may have its residual and norm inside."""
+    def norms(self, size: int, row: int) -> bool:
+        """Whether a sum of so many bytes, with so many a row, may have its residual and norm inside."""
         return False
 
     def all_reduce_with_norm(
@@ -46,6 +46,20 @@ class Communicator:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [B, C] of each rank → [size, B, C]."""
         return x[None]
+
+    def exchanges(self, size: int) -> bool:
+        """Whether `gather_columns` and `merge_partials` take so many bytes from a rank to another."""
+        return False
+
+    def gather_columns(self, x: torch.Tensor, firsts: torch.Tensor, columns: int) -> torch.Tensor:
+        """As `peer_gather`. Where `exchanges` says so."""
+        raise NotImplementedError("this rank's columns go by `all_gather`: ask `exchanges` first")
+
+    def merge_partials(
+        self, o: torch.Tensor, lse: torch.Tensor, firsts: torch.Tensor, heads: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """As `peer_merge`. Where `exchanges` says so."""
+        raise NotImplementedError("this rank's parts go by `all_reduce`: ask `exchanges` first")
 
     def all_gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         """Numbers of each rank, by rank. On the host, for the start."""

@@ -8,6 +8,7 @@ scheduler count such blocks and know nothing of ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -36,29 +37,39 @@ def own_tokens(slots: Sequence[torch.Tensor], positions: torch.Tensor, pool: Poo
 class SharedContext:
     """Attention of `heads` heads of this rank over tokens that are on all."""
 
-    def __init__(self, communicator: Communicator, heads: int) -> None:
-        """All ranks call it, in the same order."""
+    def __init__(self, communicator: Communicator, heads: int, channels: int, device: torch.device) -> None:
+        """channels: of a query. All ranks call it, in the same order."""
         self._communicator = communicator
         self._heads = [count for (count,) in communicator.all_gather_numbers([heads])]
+        self._own = heads
         self._first = sum(self._heads[: communicator.rank])
+        self._firsts = torch.tensor(list(accumulate(self._heads, initial=0)), dtype=torch.int64, device=device)
+        self._columns = self._firsts * channels
 
     def all_heads(self, q: torch.Tensor) -> torch.Tensor:
         """q [T, H, C] of this rank's heads → of all ranks' heads [T, sum of H, C]."""
+        tokens, _, channels = q.shape
         most = max(self._heads)
+        if self._communicator.exchanges(tokens * most * channels * q.element_size()):
+            told = self._communicator.gather_columns(q.flatten(1), self._columns, sum(self._heads) * channels)
+            return told.unflatten(1, (-1, channels))
         padded = F.pad(q, (0, 0, 0, most - q.shape[1]))
-        told = self._communicator.all_gather(padded.flatten(1)).unflatten(2, (most, q.shape[2]))
+        told = self._communicator.all_gather(padded.flatten(1)).unflatten(2, (most, channels))
         return torch.cat([part[:, :count] for part, count in zip(told, self._heads, strict=True)], dim=1)
 
-    def own_heads(self, o: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    def own_heads(self, o: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """o [T, sum of H, L] and lse [T, sum of H] float32 over this rank's tokens, as `latent_partials` gives them →
-        [T, H, L] over all tokens, of this rank's heads."""
+        [T, H, L] in `dtype` over all tokens, of this rank's heads."""
+        # A head's logarithm goes with its outputs.
+        if self._communicator.exchanges(len(o) * max(self._heads) * (o.shape[2] + 8) * o.element_size()):
+            return self._communicator.merge_partials(o, lse, self._firsts, self._own, dtype)
         told = self._communicator.all_gather(lse)
         top = told.amax(0)
         weights = torch.exp(told - torch.where(top == float("-inf"), 0.0, top))
         total = weights.sum(0)
         weight = weights[self._communicator.rank] / torch.where(total == 0.0, 1.0, total)
         merged = self._communicator.all_reduce(o * weight[..., None])
-        return merged[:, self._first : self._first + self._heads[self._communicator.rank]]
+        return merged[:, self._first : self._first + self._own].to(dtype)
 
     def whole_blocks(self, entries: torch.Tensor) -> torch.Tensor:
         """entries [N, block_share, C] of N blocks' tokens that are here → [N · ranks, block_share, C], the runs of a

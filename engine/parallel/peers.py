@@ -19,60 +19,76 @@ import torch
 from engine import env
 from engine.parallel.communicator import Communicator, GroupCommunicator
 from engine.types import shown
-from kernels.peers import Peers, piece_bytes
+from kernels.peers import ROW_BYTES, Peers, piece_bytes
 from kernels.select import Ops
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Bytes of one sum: beyond, the library is taken. From two H200 (docs/parallel.md).
-MAX_BYTES = 8 << 20
-# Up to so many bytes that are sent to a rank each rank adds everything up by itself, and always with two ranks, which
-# would send as much the other way. From what torch's kernels took: more than two ranks were not measured.
-ONE_SHOT_BYTES = 128 << 10
+# Bytes of one sum: beyond, the library is taken. Of two H200, for which a rank's piece has four times as much.
+MAX_BYTES = 64 << 20
+# Up to so many bytes that a rank is sent each rank adds everything up by itself. Of two H200 (docs/parallel.md): with
+# more ranks, whose exchanges were not measured, the second one's 2.5 us are worth less.
+ONE_SHOT_BYTES = 2 << 20
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-# The op `peer_sum` as it is bound.
-PeerSum = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class PeerCommunicator(GroupCommunicator):
     """Adds up by `peer_sum` what fits, all else by the library. held: what must live as long as the peers' memory."""
 
-    def __init__(self, group: Any, store: Any, device: torch.device, peers: Peers, op: PeerSum, held: object) -> None:
+    def __init__(self, group: Any, store: Any, device: torch.device, peers: Peers, ops: Ops, held: object) -> None:
         super().__init__(group, store, device)
         self._peers = peers
-        self._op = op
+        self._ops = ops
         self._held = held
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        if x.ndim != 2 or x.nbytes > self._peers.capacity:
+        rows = x.contiguous().flatten(1) if x.ndim > 1 else x
+        if rows.ndim == 1 or not self._fits(rows.nbytes, rows.nbytes // max(1, len(rows))):
             return super().all_reduce(x)
-        return self._op(x.contiguous(), self._peers, self._two_shot(x))[1]
+        return self._ops.peer_sum(rows, self._peers, self._two_shot(rows))[1].view(x.shape)
 
-    def norms(self, size: int) -> bool:
-        return size <= self._peers.capacity
+    def norms(self, size: int, row: int) -> bool:
+        return self._fits(size, row)
 
     def all_reduce_with_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        y, h = self._op(
+        y, h = self._ops.peer_sum(
             x.contiguous(), self._peers, self._two_shot(x), residual.contiguous(), weight, eps=eps, offset=offset
         )
         return h, y
 
+    def exchanges(self, size: int) -> bool:
+        return size <= self._peers.slot
+
+    def gather_columns(self, x: torch.Tensor, firsts: torch.Tensor, columns: int) -> torch.Tensor:
+        made: torch.Tensor = self._ops.peer_gather(x.contiguous(), self._peers, firsts, columns)
+        return made
+
+    def merge_partials(
+        self, o: torch.Tensor, lse: torch.Tensor, firsts: torch.Tensor, heads: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        made: torch.Tensor = self._ops.peer_merge(o.contiguous(), lse.contiguous(), self._peers, firsts, heads, dtype)
+        return made
+
+    def _fits(self, size: int, row: int) -> bool:
+        return size <= self._peers.capacity and row <= ROW_BYTES
+
     def _two_shot(self, x: torch.Tensor) -> bool:
-        return self.size > 2 and x.nbytes * (self.size - 1) > ONE_SHOT_BYTES
+        return x.nbytes * (self.size - 1) > ONE_SHOT_BYTES
 
     def close(self) -> None:
         super().close()
         self._held = None
 
 
-def reached(communicator: Communicator, ops: Ops, device: torch.device, capacity: int = MAX_BYTES) -> Communicator:
-    """The same ranks over peer memory for sums of up to `capacity` bytes, or `communicator` where there is none. All
-    ranks call it. An engine calls it once."""
+def reached(
+    communicator: Communicator, ops: Ops, device: torch.device, asked: bool, capacity: int = MAX_BYTES
+) -> Communicator:
+    """The same ranks over peer memory for sums of up to `capacity` bytes, or `communicator` where there is none, which
+    is warned of where it was asked for. All ranks call it. An engine calls it once."""
     if not isinstance(communicator, GroupCommunicator):
         return communicator
     made, why = None, "kernels over peer memory are for GPUs"
@@ -80,15 +96,16 @@ def reached(communicator: Communicator, ops: Ops, device: torch.device, capacity
         made, why = pieces_of(communicator, piece_bytes(communicator.size, capacity), device)
     if made is None:
         if communicator.rank == 0:
-            log.warning("parallel.all_reduce is peer, and sums over ranks stay those of the library: %s", why)
+            level = logging.WARNING if asked else logging.INFO
+            log.log(level, "parallel.all_reduce: sums over ranks are those of the library: %s", why)
         return communicator
-    return over(communicator, made[0], ops.peer_sum, made[1])
+    return over(communicator, made[0], ops, made[1])
 
 
-def over(communicator: GroupCommunicator, pieces: Sequence[torch.Tensor], op: PeerSum, held: object) -> Communicator:
+def over(communicator: GroupCommunicator, pieces: Sequence[torch.Tensor], ops: Ops, held: object) -> Communicator:
     """The ranks of `communicator` over pieces that `pieces_of` gave."""
     peers = Peers.over(communicator.rank, pieces)
-    return PeerCommunicator(communicator.group, communicator.store, communicator.device, peers, op, held)
+    return PeerCommunicator(communicator.group, communicator.store, communicator.device, peers, ops, held)
 
 
 class _Links:

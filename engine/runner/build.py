@@ -77,8 +77,8 @@ def build_runner(
     runtime = config.runtime
     workspace = Workspace(device, runtime.dependent_launch, runtime.tuned_gemms, config.weights.fast_accumulation)
     ops = select(workspace, runtime.kernels, runtime.direct_copies)
-    if config.parallel.all_reduce == "peer":
-        communicator = reached(communicator, ops, device)
+    if config.parallel.all_reduce != "library":
+        communicator = reached(communicator, ops, device, config.parallel.all_reduce == "peer")
     length = _max_model_len(config, model)
     checkpoint = None
     if config.load_format != "dummy":

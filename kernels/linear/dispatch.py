@@ -79,9 +79,9 @@ def vector_tile(n: int, k: int, norm: bool, activation: bool, table: str = DEFAU
         return made["large"]
     if norm:
         if k > known["few_inputs"]:
-            return made["normed_inputs"]
+            return made["normed_inputs" if n >= 4096 else "normed_inputs_narrow"]
         return made["normed"] if n <= 4096 else made["normed_outputs"]
-    return made["few_inputs"] if k == known["few_inputs"] else made["plain"]
+    return made["few_inputs"] if n <= k == known["few_inputs"] else made["plain"]
 
 
 def stream_tile(rows: int, n: int, k: int, activation: bool, multiprocessors: int, table: str = DEFAULT) -> StreamTile:

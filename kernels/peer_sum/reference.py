@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.peers import PLACES, Peers
+from kernels.peers import Peers
 from kernels.rms_norm.reference import rms_norm
 from kernels.sizes import cdiv
 
@@ -24,41 +24,34 @@ def peer_sum(
     sum is computed in float32 in the order of ranks and rounded once, then what `rms_norm` does with a residual: every
     rank gets the same bits, and both ways do.
 
-    two_shot: each rank adds up a share of the rows and sends it to all; else each adds up all rows. All ranks must call
+    two_shot: each rank adds up a split of the rows and sends it to all; else each adds up all rows. All ranks must call
     it in the same order with equal shapes. This definition waits for nobody: what others send is there already, in
     order and without a mark for zeros.
     """
     flat = x.flatten()
-    share = flat.numel() if not two_shot else cdiv(x.shape[0], peers.size) * x.shape[1]
-    place = (int(peers.calls[0]) + 1) % 2 * PLACES
+    split = flat.numel() if not two_shot else cdiv(x.shape[0], peers.size) * x.shape[1]
     others = [rank for rank in range(peers.size) if rank != peers.rank]
 
     def of_rank(rank: int) -> torch.Tensor:
-        return flat[rank * share : (rank + 1) * share] if two_shot else flat
-
-    def slot(at: int, place: int, sender: int, held: torch.Tensor) -> torch.Tensor:
-        begin = (place * peers.size + (sender - at) % peers.size) * peers.slot
-        return peers.pieces[at][begin : begin + held.numel() * x.element_size()].view(x.dtype)
+        return flat[rank * split : (rank + 1) * split] if two_shot else flat
 
     for to in others:
-        slot(to, place, peers.rank, of_rank(to)).copy_(of_rank(to))
+        peers.held(to, 0, peers.rank, of_rank(to).shape, x.dtype).copy_(of_rank(to))
     own = of_rank(peers.rank)
     total = torch.zeros_like(own, dtype=torch.float32)
     for rank in range(peers.size):
-        total += own if rank == peers.rank else slot(peers.rank, place, rank, own).float()
+        part = own if rank == peers.rank else peers.held(peers.rank, 0, rank, own.shape, x.dtype)
+        total += part.float()
     summed = total.to(x.dtype)
     if two_shot:
         for to in others:
-            slot(to, place + 1, peers.rank, summed).copy_(summed)
-        parts = [
-            summed if rank == peers.rank else slot(peers.rank, place + 1, rank, of_rank(rank))
-            for rank in range(peers.size)
-        ]
+            peers.held(to, 1, peers.rank, summed.shape, x.dtype).copy_(summed)
+        theirs = (peers.held(peers.rank, 1, rank, of_rank(rank).shape, x.dtype) for rank in others)
+        parts = [*theirs]
+        parts.insert(peers.rank, summed)
         summed = torch.cat(parts)
     summed = summed.clone().view_as(x)
-    for piece in peers.pieces:
-        piece.zero_()
-    peers.calls[0] += 1
+    peers.end_call()
     if norm_weight is None:
         h = summed if residual is None else summed + residual
         return h, h

@@ -211,9 +211,9 @@ def unweighted_partials(runner: DeviceRunner, rank: int) -> None:
     """The sum over ranks takes one rank's share for the whole."""
     shared = runner._decoder.layers[1].mixer._context
 
-    def own_heads(o: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    def own_heads(o: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         merged = shared._communicator.all_reduce(o.clone()) / 2
-        return merged[:, shared._first : shared._first + shared._heads[rank]]
+        return merged[:, shared._first : shared._first + shared._heads[rank]].to(dtype)
 
     shared.own_heads = own_heads
 

@@ -141,6 +141,8 @@ def steps() -> dict[str, dict[str, Step]]:
             "plain": lambda n: _made("sample", "", BF16, 320, [(1.0, 0, 1.0, 0.0)] * n),
             "filters": lambda n: _made("sample", "", BF16, 320, [(0.7, 50, 0.9, 0.02)] * n),
         },
+        "peer_gather": {"tokens": lambda n: _made("peer_gather", "", BF16, n, 64, 2, 0)},
+        "peer_merge": {"tokens": lambda n: _made("peer_merge", "", BF16, n, 2, 64, 2, 1)},
         "peer_sum": {
             f"{way}, {parts}": lambda n, two_shot=way == "two-shot", norm=parts == "norm": _made(
                 "peer_sum", "", BF16, 2 * n, 64, 2, 0, two_shot, norm, norm

@@ -18,9 +18,7 @@ from torch.distributed import FileStore
 from engine.parallel.communicator import GroupCommunicator, connect
 from engine.parallel.peers import over, pieces_of
 from kernels.peers import piece_bytes
-from kernels.registry import Op
-from kernels.workspace import Workspace
-from tests.parallel.peer_ranks import CALLS, CAPACITY, EPS, PATIENCE_S, play
+from tests.parallel.peer_ranks import CALLS, CAPACITY, EPS, PATIENCE_S, exchange, peer_ops, play
 
 Given = list[tuple[torch.Tensor, ...]]
 REPLAYS = 3
@@ -62,9 +60,9 @@ def main() -> None:
     assert isinstance(communicator, GroupCommunicator)
     made, why = pieces_of(communicator, piece_bytes(size, CAPACITY), device)
     assert made is not None, why
-    peers: Any = over(communicator, made[0], Op("peer_sum").bound(Workspace(device)), made[1])
+    peers: Any = over(communicator, made[0], peer_ops(device), made[1])
     given = [on_host(play(peers, rank, range(len(CALLS)), device)), *captured(peers, rank, device)]
-    torch.save(given, folder / f"{rank}.pt")
+    torch.save((given, on_host([exchange(peers, rank, size, device) for _ in range(3)])), folder / f"{rank}.pt")
     communicator.all_gather_numbers([rank])
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ import triton.language as tl
 from torch.distributed import FileStore
 
 from engine.parallel.communicator import GroupCommunicator, connect
+from engine.parallel.context import SharedContext
 from engine.parallel.peers import over, pieces_of
 from kernels.peers import piece_bytes
 from kernels.registry import Op
@@ -69,6 +71,8 @@ CALLS = [
     Call(19, 40, torch.float32, True, normed=True, late=0),
     *(Call(2, 40, torch.float32, i % 3 == 0, normed=i % 2 == 0) for i in range(12)),
 ]
+# Heads of three ranks, of which two take the first two; tokens and channels of a head.
+HEADS, TOKENS, CHANNELS = (2, 1, 2), 7, 40
 BROKEN = ("own part first", "one half", "no wait")
 # Fewer than there are rows, so that a program has several.
 PROGRAMS = 3
@@ -80,13 +84,13 @@ def own_part_first(p_bases: Any, x: Any, place: Any, slot: Any, at: Any, held: A
 
     total = x.to(tl.float32)
     for i in range(1, int(size)):
-        p_sent = kernel._slot(p_bases, rank, place, (int(rank) + i) % int(size), slot, size, x)
-        total += kernel._arrived(p_sent, at, held, x.dtype).to(tl.float32)
+        p_sent = kernel.slot_of(p_bases, rank, place, (int(rank) + i) % int(size), slot, size, x)
+        total += kernel.arrived(p_sent, at, held, x.dtype).to(tl.float32)
     return total.to(x.dtype)
 
 
 def arrived(begin: Callable[[], None], seconds: float) -> Callable[..., Any]:
-    """As `_arrived`, for some seconds at most, behind `begin`."""
+    """As `arrived`, for some seconds at most, behind `begin`."""
 
     def read(p_sent: Any, at: Any, held: Any, kind: Any) -> Any:
         begin()
@@ -113,6 +117,13 @@ def late(piece: torch.Tensor) -> Callable[[], None]:
     return wait
 
 
+def peer_ops(device: torch.device) -> Any:
+    """The kernels over peer memory."""
+    workspace = Workspace(device)
+    names = ("peer_sum", "peer_gather", "peer_merge")
+    return SimpleNamespace(**{name: Op(name).bound(workspace) for name in names})
+
+
 def play(peers: Any, rank: int, numbers: range, device: torch.device = CPU) -> list[tuple[torch.Tensor, ...]]:
     given = []
     for number in numbers:
@@ -122,9 +133,34 @@ def play(peers: Any, rank: int, numbers: range, device: torch.device = CPU) -> l
         x = call.inputs(number, rank).to(device)
         residual, weight = (tensor.to(device) for tensor in call.around(number))
         peers._two_shot = lambda x, way=call.two_shot: way
-        normed = call.normed and peers.norms(x.nbytes)
+        normed = call.normed and peers.norms(x.nbytes, x[0].nbytes)
         given.append(peers.all_reduce_with_norm(x, residual, weight, EPS, 1.0) if normed else (peers.all_reduce(x),))
     return given
+
+
+def queries(size: int) -> torch.Tensor:
+    """[T, all heads, C] of all ranks' heads."""
+    return torch.randn(TOKENS, sum(HEADS[:size]), CHANNELS, generator=torch.Generator().manual_seed(5))
+
+
+def partials(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a rank's tokens give all heads: o [T, all heads, C] and lse [T, all heads]. Of the first token's heads
+    nobody has a token, of the second's only the first rank."""
+    generator = torch.Generator().manual_seed(50 + rank)
+    o = torch.randn(TOKENS, sum(HEADS[:size]), CHANNELS, generator=generator)
+    lse = torch.randn(TOKENS, sum(HEADS[:size]), generator=generator) * 4
+    lse[: 1 if rank == 0 else 2], o[: 1 if rank == 0 else 2] = float("-inf"), 0.0
+    return o, lse
+
+
+def exchange(peers: Any, rank: int, size: int, device: torch.device = CPU) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries of all heads, and attention of this rank's heads over the tokens of all."""
+    context = SharedContext(peers, HEADS[rank], CHANNELS, device)
+    first = sum(HEADS[:rank])
+    own = queries(size)[:, first : first + HEADS[rank]].contiguous().to(device)
+    o, lse = (tensor.to(device) for tensor in partials(rank, size))
+    assert peers.exchanges(o.nbytes)
+    return context.all_heads(own), context.own_heads(o, lse, torch.float32)
 
 
 def main() -> None:
@@ -134,7 +170,7 @@ def main() -> None:
     assert isinstance(communicator, GroupCommunicator)
     made, why = pieces_of(communicator, piece_bytes(size, CAPACITY), CPU)
     assert made is not None, why
-    peers: Any = over(communicator, made[0], Op("peer_sum").bound(Workspace(CPU)), made[1])
+    peers: Any = over(communicator, made[0], peer_ops(CPU), made[1])
     from kernels.peer_sum import kernel
 
     with pytest.MonkeyPatch.context() as patch, interpreter.language_bound_once():
@@ -143,6 +179,7 @@ def main() -> None:
         given = {"": play(peers, rank, range(len(CALLS)))}
         # One too large for peers goes by the library.
         given[""].append((peers.all_reduce(torch.full((2, CAPACITY), float(rank + 1))),))
+        given["exchanged"] = [exchange(peers, rank, size) for _ in range(3)]
         communicator.all_gather_numbers([rank])
         with pytest.MonkeyPatch.context() as wrong:
             wrong.setattr(kernel, "_added", own_part_first)
@@ -151,13 +188,13 @@ def main() -> None:
             communicator.all_gather_numbers([rank])
             with pytest.MonkeyPatch.context() as wrong:
                 begin = late(made[0][rank]) if rank == 1 else lambda: None
-                wrong.setattr(kernel, "_arrived", arrived(begin, PATIENCE_S if name not in BROKEN else 2.0))
+                wrong.setattr(kernel, "arrived", arrived(begin, PATIENCE_S if name not in BROKEN else 2.0))
                 if name in BROKEN:
                     wrong.setattr(kernel, "PLACES", 0)
                 given[name] = play(peers, rank, range(2))
         communicator.all_gather_numbers([rank])
         with pytest.MonkeyPatch.context() as wrong:
-            wrong.setattr(kernel, "_arrived", arrived(lambda: None, 0.0))
+            wrong.setattr(kernel, "arrived", arrived(lambda: None, 0.0))
             # The first rank has ended before the others begin.
             if rank:
                 communicator.all_gather_numbers([rank])

@@ -81,12 +81,12 @@ def test_attention_over_ranks_is_attention_over_all() -> None:
 
     def work(communicator: Communicator) -> torch.Tensor:
         rank, first = communicator.rank, sum(heads[: communicator.rank])
-        shared = SharedContext(communicator, heads[rank])
+        shared = SharedContext(communicator, heads[rank], latent + rope, torch.device("cpu"))
         own = cache[:, rank * kept : (rank + 1) * kept].contiguous()
         assert torch.equal(shared.whole_blocks(own), cache.view(-1, kept, latent + rope))
         here = lengths // (3 * kept) * kept + (lengths % (3 * kept) - rank * kept).clamp(0, kept)
         asked = shared.all_heads(q[:, first : first + heads[rank]].contiguous())
-        return shared.own_heads(*latent_partials(asked, own, table, here.int(), 0.3, latent, 8))
+        return shared.own_heads(*latent_partials(asked, own, table, here.int(), 0.3, latent, 8), torch.float32)
 
     given = torch.cat(together(3, work), dim=1)
     assert torch.equal(given[2], torch.zeros_like(given[2]))

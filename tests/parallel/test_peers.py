@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from kernels.select import select
 from kernels.workspace import Workspace
 from tests.compiled import environment
 from tests.gate.test_ranks import _drawn
-from tests.parallel.peer_ranks import CALLS, CPU, EPS
+from tests.parallel.peer_ranks import CALLS, CPU, EPS, HEADS, partials, queries
 from tests.parallel.ranks import together
 from tests.runner.tiny import write
 
@@ -95,6 +96,7 @@ def test_processes_get_the_sum_in_the_order_of_ranks(size: int, tmp_path: Path) 
         for ours, first in zip(got, given[0][""], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, first, strict=True)), "ranks must hold the same bits"
         assert (got[-1][0] == size * (size + 1) / 2).all()
+        check_exchanged(of["exchanged"], rank, size)
     # A sum of two is the same in any order.
     assert any(wrong(of["own part first"], want) for of in given) == (size > 2)
     assert not any(wrong(of["read late"], want) for of in given)
@@ -102,14 +104,25 @@ def test_processes_get_the_sum_in_the_order_of_ranks(size: int, tmp_path: Path) 
     assert any(wrong(of["no wait"], want) for of in given)
 
 
+def check_exchanged(given: Given, rank: int, size: int) -> None:
+    """Each time queries of all heads, and this rank's heads as one rank with all tokens gives them."""
+    o, lse = (torch.stack(parts) for parts in zip(*(partials(other, size) for other in range(size)), strict=True))
+    want = torch.nan_to_num((torch.softmax(lse, 0)[..., None] * o).sum(0))
+    first = sum(HEADS[:rank])
+    for queried, merged in given:
+        assert torch.equal(queried, queries(size))
+        torch.testing.assert_close(merged, want[:, first : first + HEADS[rank]], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.gpus
 def test_gpus_get_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:
     """As calls come, one rank late, and in each replay of a graph that holds them all."""
     given = saved("gpu_ranks", [env.inherited(**env.one_gpu(rank)) for rank in range(2)], tmp_path)
     want = expected(2)
-    for rank, of in enumerate(given):
+    for rank, (of, exchanged) in enumerate(given):
+        check_exchanged(exchanged, rank, 2)
         assert len(of) == 4
-        for got, first in zip(of, given[0], strict=True):
+        for got, first in zip(of, given[0][0], strict=True):
             assert len(got) == len(CALLS)
             assert not wrong(got, want), f"rank {rank}"
             for ours, others in zip(got, first, strict=True):
@@ -130,7 +143,7 @@ def test_pieces_have_slots_for_all_that_a_call_sends() -> None:
 def test_a_sum_that_no_slot_has_place_for_is_refused() -> None:
     pieces = [torch.zeros(piece_bytes(2, 1024), dtype=torch.uint8)] * 2
     with pytest.raises(ValueError, match="take another way"):
-        Op("peer_sum").bound(Workspace(CPU))(torch.zeros(3, 100), Peers.over(0, pieces))
+        Op("peer_sum").bound(Workspace(CPU))(torch.zeros(300, 100), Peers.over(0, pieces))
 
 
 def test_norms_that_sums_have_inside_reach_the_layers(tmp_path: Path) -> None:
@@ -159,7 +172,8 @@ def test_norms_that_sums_have_inside_reach_the_layers(tmp_path: Path) -> None:
             return rms_norm(total, weight, residual=residual, **norm)
 
         pieces = [torch.zeros(piece_bytes(2, capacity), dtype=torch.uint8) for _ in range(2)]
-        return _drawn(build_runner(config, communicator=over(communicator, pieces, op, None)), prompts), seen
+        peers = over(communicator, pieces, SimpleNamespace(peer_sum=op), None)  # type: ignore[arg-type]
+        return _drawn(build_runner(config, communicator=peers), prompts), seen
 
     (few, none), (other, _) = together(2, partial(work, capacity=256))
     (many, seen), _ = together(2, partial(work, capacity=1 << 20))
@@ -199,12 +213,14 @@ def test_memory_that_one_rank_cannot_have_is_nobodys(monkeypatch: pytest.MonkeyP
 
 def test_a_cpu_keeps_its_library_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     ops = select(Workspace(CPU))
-    assert reached(ALONE, ops, CPU) is ALONE
+    assert reached(ALONE, ops, CPU, True) is ALONE
 
-    def work(communicator: Communicator) -> bool:
-        return reached(communicator, ops, CPU) is communicator
+    def work(communicator: Communicator, asked: bool) -> bool:
+        return reached(communicator, ops, CPU, asked) is communicator
 
     with caplog.at_level(logging.WARNING):
-        assert together(2, work) == [True, True]
+        assert together(2, partial(work, asked=False)) == [True, True]
+        assert not caplog.records, "nobody asked for them"
+        assert together(2, partial(work, asked=True)) == [True, True]
     (said,) = [record.getMessage() for record in caplog.records if "parallel.all_reduce" in record.getMessage()]
     assert "kernels over peer memory are for GPUs" in said
