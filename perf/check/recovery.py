@@ -1,6 +1,7 @@
 """Streams through a server whose engine is killed by `kill -9`: are they what they are undisturbed?
 
     python -m perf.check.recovery CHECKPOINT [--set load_format=dummy] [--streams 64] [--tokens 150] [--kills 1]
+    python -m perf.check.recovery CHECKPOINT --set parallel.tensor=2 --victim rank [--with STOP]
 
 Serves the checkpoint in deterministic mode, and runs the same seeded streams three times: twice undisturbed, then with
 kills once every stream has begun. Exits with 1 when a stream fails, is short, or has another token in any run.
@@ -17,7 +18,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def engine_of(server: psutil.Process, model: str) -> int:
     return pid
 
 
+def victim_of(server: psutil.Process, model: str, victim: str) -> int:
+    """The pid of the engine, or of the last of its ranks."""
+    engine = engine_of(server, model)
+    if victim == "engine":
+        return engine
+    ranks = [p.pid for p in psutil.Process(engine).children() if "engine.parallel.worker" in p.cmdline()]
+    return ranks[-1]
+
+
 def _numbers(words: Sequence[str]) -> list[int]:
     return [int(word) for word in words if word.isdigit()]
 
@@ -58,8 +68,10 @@ def prompts(count: int, low: int, high: int) -> list[list[int]]:
     return [[draw.randrange(low, high) for _ in range(draw.randint(8, 300))] for _ in range(count)]
 
 
-async def play(model: str, asked: Sequence[list[int]], tokens: int, kills: int, server: psutil.Process) -> list[Stream]:
-    """The streams at once; the engine is killed when each has begun, and again when each has gone on."""
+async def play(
+    model: str, asked: Sequence[list[int]], tokens: int, kills: int, kill: Callable[[], None]
+) -> list[Stream]:
+    """The streams at once; `kill` is called when each has begun, and again when each has gone on."""
     streams = [Stream([]) for _ in asked]
 
     async def one(stream: Stream, prompt: list[int], seed: int) -> None:
@@ -79,12 +91,12 @@ async def play(model: str, asked: Sequence[list[int]], tokens: int, kills: int, 
             asyncio.ensure_future(one(stream, prompt, seed))
             for seed, (stream, prompt) in enumerate(zip(streams, asked, strict=True))
         ]
-        for kill in range(kills):
-            wanted = BEGUN * (kill + 1)
+        for number in range(kills):
+            wanted = BEGUN * (number + 1)
             while not all(task.done() or len(s.tokens) >= wanted for task, s in zip(tasks, streams, strict=True)):
                 await asyncio.sleep(0.002)
             assert not all(task.done() for task in tasks), "the streams were over before the engine was killed"
-            os.kill(engine_of(server, model), signal.SIGKILL)
+            kill()
         await asyncio.gather(*tasks)
     return streams
 
@@ -96,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=150)
     parser.add_argument("--kills", type=int, default=1)
+    parser.add_argument("--victim", choices=("engine", "rank"), default="engine", help="rank: the last of several")
+    parser.add_argument("--with", choices=("KILL", "STOP"), default="KILL", dest="sent", help="the signal")
     parser.add_argument("--frontends", type=int, default=2)
     parser.add_argument("--low", type=int, default=1000)
     parser.add_argument("--high", type=int, default=100_000)
@@ -109,12 +123,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = nereid_command(given.model.absolute(), Path(scratch) / "repository", settings, given.frontends)
         ready = f"http://localhost:{HTTP}/v2/models/{name}/ready"
         with running(command, ready, Path(scratch) / "log") as (server, seconds):
-            runs = [asyncio.run(play(name, asked, given.tokens, kills, server)) for kills in (0, 0, given.kills)]
+
+            def kill() -> None:
+                os.kill(victim_of(server, name, given.victim), signal.Signals[f"SIG{given.sent}"])
+
+            runs = [asyncio.run(play(name, asked, given.tokens, kills, kill)) for kills in (0, 0, given.kills)]
     first = [stream.tokens for stream in runs[0]]
     found = {
         "streams": given.streams,
         "tokens": given.tokens,
         "kills": given.kills,
+        "victim": given.victim,
+        "signal": given.sent,
         "ready_s": round(seconds, 1),
         "errors": sum(bool(stream.error) for run in runs for stream in run),
         "short": sum(len(stream.tokens) != given.tokens for run in runs for stream in run),
