@@ -103,6 +103,8 @@ ROUNDINGS: dict[str, Rounding] = {
 # those of 8-bit floats (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 OFF = {"floats": 1e-4, "others": 1e-5}
 MORE = 1.25
+# One draw of such sums is up to a tenth nearer to the model than another.
+DRAWS = 4
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,9 @@ def reported(logprobs: np.ndarray) -> TokenLogprobs:
     return TokenLogprobs([int(i) for i in (ids[0], *ids)], [float(logprobs[i]) for i in (ids[0], *ids)], [])
 
 
-def off_by(model: torch.nn.Module, layers: list[torch.nn.Module], truth: Golden, part: float) -> Distance:
+def off_by(model: torch.nn.Module, layers: list[torch.nn.Module], truth: Golden, part: float, seed: int) -> Distance:
     """How far the model is from itself when products are off by `part` of the root mean square of a row."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def disturbed(_: torch.nn.Module, given: object, y: torch.Tensor) -> torch.Tensor:
         noise = torch.randn(y.shape, generator=generator)
@@ -190,8 +192,9 @@ def test_inputs_are_rounded_as_the_checkpoint_says(
     truth = Golden(folder, sequences, sequences[-1])
     limit = ON_A_CPU
     if device != "cpu":
-        itself = off_by(model, layers, truth, OFF["floats" if "fp8" in packing.name else "others"])
-        limit = Distance(MORE * itself.divergence, MORE * itself.mean)
+        part = OFF["floats" if "fp8" in packing.name else "others"]
+        itself = [off_by(model, layers, truth, part, seed) for seed in range(DRAWS)]
+        limit = Distance(MORE * max(one.divergence for one in itself), MORE * max(one.mean for one in itself))
     found = play(truth, shape, "auto", device)
     assert found.within(limit), f"{found}, where {limit} is allowed"
     bare = play(truth, shape, "16bit", device)
