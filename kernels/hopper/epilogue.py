@@ -13,14 +13,27 @@ from kernels.hopper.schedule import first_unit, unit_owner
 
 @gluon.jit
 def halves(acc, N: gl.constexpr):
-    """[64, 2N], a warpgroup's, as its first and its last N columns."""
-    return gl.split(gl.permute(gl.reshape(acc, (64, 2, N)), (0, 2, 1)))
+    """[R, 2N] as its first and its last N columns."""
+    R: gl.constexpr = acc.shape[0]
+    return gl.split(gl.permute(gl.reshape(acc, (R, 2, N)), (0, 2, 1)))
 
 
 @gluon.jit
 def upper_and_lower(acc, BN: gl.constexpr, BM: gl.constexpr):
     """[2·BN, BM] as its first and its last BN rows."""
     return gl.split(gl.permute(gl.reshape(acc, (2, BN, BM)), (1, 2, 0)))
+
+
+@gluon.jit
+def in_columns(acc, EACH: gl.constexpr):
+    """[R, C] in parts of EACH columns, a power of two of them."""
+    parts = (acc,)
+    for _ in gl.static_range((acc.shape[1] // EACH).bit_length() - 1):
+        more = ()
+        for i in gl.static_range(len(parts)):
+            more = more + halves(parts[i], parts[i].shape[1] // 2)
+        parts = more
+    return parts
 
 
 @gluon.jit

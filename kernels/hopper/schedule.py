@@ -122,7 +122,7 @@ def work_of(
     programs a tile, or for up to `most` that take equal ranges of all slices. A program has a partial tile, or
     `wide` of them, for its first and for its last tile. dtype: y's; None is x's."""
     m, k = x.shape
-    tiles, slices = cdiv(n, outputs), cdiv(k, inputs)
+    tiles, slices = cdiv(m, rows) * cdiv(n, outputs), cdiv(k, inputs)
     programs = min(tiles * slices, tiles * split if split else most)
     shared = programs > tiles or tiles % programs != 0
     y = torch.empty((m, n), dtype=dtype or x.dtype, device=x.device)
