@@ -319,7 +319,23 @@ def packed_cases() -> list[Case]:
         ):
             given: Any = {"small": False, **fused}
             made.append(packed_case(f"T{t} Llama-3.1-8B-W4A16 {name}", bf16, t, n, k, 4, 128, **given))
-    return made
+    for t in (96, 128, 192, 256, 384, 512):
+        for name, n, k, given in (
+            ("out", 4096, 4096, {"residual": True}),
+            ("gate and up", 14336, 4096, {"activation": "silu"}),
+            ("down", 4096, 14336, {"residual": True}),
+        ):
+            made.append(packed_case(f"T{t} Llama-3.1-8B-W4A16 {name}", bf16, t, n, k, 4, 128, small=False, **given))
+    large: dict[str, Any] = {"zeros": True, "small": False}
+    return [
+        *made,
+        packed_case("int4, hundreds of rows, odd outputs", bf16, 131, 4136, 4224, 4, 128, bias=True, **large),
+        packed_case(
+            "int4, hundreds of rows, an order", bf16, 300, 8200, 2176, 4, 128, ordered=True, residual=True, **large
+        ),
+        packed_case("int4, hundreds of rows, gelu", bf16, 260, 2120, 4352, 4, 256, activation="gelu_tanh", small=False),
+        packed_case("int4, hundreds of rows, one group, norm", bf16, 500, 7208, 2432, 4, 2432, norm=True, **large),
+    ]
 
 
 def gguf_case(

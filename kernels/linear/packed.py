@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from kernels.hardware import multiprocessors
+from kernels.linear.mixed_input import mixed_input_fits
 from kernels.linear.packed_dispatch import DISPATCH, PackedOperands, PackedProblem
 from kernels.linear.quantized_stream import streams_packed
 from kernels.linear.quantized_vector import reads_packed
@@ -35,8 +36,9 @@ def linear(
         x, norm_weight = round_fp4(workspace, x, weight.rounding, norm_weight, eps, offset), None
     vector = isinstance(weight, PackedInt) and reads_packed(x, weight)
     streams = isinstance(weight, PackedInt) and streams_packed(x, weight)
+    mixed = isinstance(weight, PackedInt) and mixed_input_fits(x, weight)
     shape = (rows, n, k, activation is not None, deterministic, vector, streams)
-    choice = DISPATCH.choose(PackedProblem(*shape, multiprocessors(x.device), workspace.table))
+    choice = DISPATCH.choose(PackedProblem(*shape, multiprocessors(x.device), workspace.table, mixed))
     beside = (norm_weight, eps, offset, residual, activation, deterministic)
     y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, *beside), choice.config)
     return y

@@ -2,13 +2,15 @@
 
 Few rows take one kernel that reads the weight packed, with bias, activation and residual inside: a Gluon kernel on
 Hopper where it can (`quantized_stream`), else a Triton kernel. One row and few outputs take another Gluon kernel,
-without an activation, which norms the row itself (`quantized_vector`). For many rows the weight's numbers are written
-out once, and the dense product takes them: that costs one pass over the weight, where the product has hundreds of
-operations a byte of it.
+without an activation, which norms the row itself (`quantized_vector`). More rows, up to some hundreds, take a third one
+on Hopper, which reads the weight packed too (`mixed_input`). For many rows the weight's numbers are written out once,
+and the dense product takes them: that costs one pass over the weight, where the product has hundreds of operations a
+byte of it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
 from kernels.linear.fp8_dispatch import not_narrow
 from kernels.linear.fp8_rows import RowTile
+from kernels.linear.mixed_input import MixedInputTile, mixed_input_linear
 from kernels.linear.packed_rows import WIDTH, packed_linear
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, packed_vector
@@ -34,6 +37,9 @@ from kernels.workspace import Workspace
 FEW_ROWS = 64
 # Up to these, the activation is inside of a product that streams.
 GATED_ROWS = 64
+# Blocks of 128 inputs of a program of the mixed-input GEMM: with fewer it takes a smaller tile; adding up equal ranges
+# takes about as long as so many.
+FEW_BLOCKS, COMBINED_BLOCKS = 16, 24
 
 
 class PackedProblem(NamedTuple):
@@ -41,7 +47,8 @@ class PackedProblem(NamedTuple):
 
     rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. vector: one
     row of 16-bit floats, by 4-bit integers in groups of whole blocks, on a GPU whose warps multiply from registers.
-    streams: such groups, which the bulk copy engine can read, on a GPU of this kind. table: of tuned numbers.
+    streams: such groups, which the bulk copy engine can read, on a GPU of this kind. table: of tuned numbers. mixed:
+    groups that stream, with scales in the rows' dtype.
     """
 
     rows: int
@@ -53,6 +60,11 @@ class PackedProblem(NamedTuple):
     streams: bool
     multiprocessors: int
     table: str = DEFAULT
+    mixed: bool = False
+
+    @property
+    def weight_rows(self) -> int:
+        return self.outputs * (2 if self.gated else 1)
 
 
 class PackedOperands(NamedTuple):
@@ -90,6 +102,29 @@ def stream_tile(rows: int, n: int, activation: bool, multiprocessors: int) -> St
     return StreamTile(height, 64, 2 * WIDTH, stages[height], 2)
 
 
+def mixed_input_tile(rows: int, n: int, k: int, multiprocessors: int, table: str = DEFAULT) -> MixedInputTile:
+    """Tiles of 128 rows of x by 128 of the weight; of 256 by 128, which unpack the weight half as often, where 128 give
+    more tiles than run at once and rows fill more than three quarters of 256; of 64 by 128, of which fewer programs
+    share one, where a program would have few blocks.
+
+    Programs take whole tiles, or share one; equal ranges of all blocks where that spares the busiest program more than
+    adding up costs. n, k: rows and inputs of the weight.
+    """
+    made = tiles(table, "linear", "mixed_input_tiles", MixedInputTile)
+    blocks, tile, tall = cdiv(k, WIDTH), made["some"], made["many"]
+    count = cdiv(rows, tile.rows) * cdiv(n, tile.outputs)
+    if count * blocks < FEW_BLOCKS * multiprocessors:
+        tile = made["few"]
+    elif count > multiprocessors and 4 * rows > 3 * tall.rows * cdiv(rows, tall.rows):
+        tile = tall
+    count, at_once = cdiv(rows, tile.rows) * cdiv(n, tile.outputs), tile.programs * multiprocessors
+    split = max(1, at_once // count)
+    busiest = cdiv(blocks, split) * cdiv(count, at_once)
+    # the kernel computes in 32 bits where a program begins
+    ranges = busiest - count * blocks / at_once > COMBINED_BLOCKS or count * split * count * blocks >= 1 << 31
+    return replace(tile, split=0 if ranges else split)
+
+
 def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, table: str = DEFAULT) -> RowTile:
     """About one program a multiprocessor for up to 16 rows, two for more. deterministic: one cut whatever rows there
     are."""
@@ -117,6 +152,16 @@ def _not_streamed(problem: PackedProblem) -> str | None:
     return None if problem.rows <= MAX_ROWS else f"for up to {MAX_ROWS} rows"
 
 
+def _not_mixed(problem: PackedProblem) -> str | None:
+    if not problem.mixed:
+        return "needs what `stream` needs, and scales in the rows' dtype"
+    held = numbers(problem.table, "linear")
+    most, least = held["mixed_input_rows"], held["mixed_input_integers"]
+    if problem.weight_rows * problem.inputs < least:
+        return f"for a weight of {least} integers or more"
+    return None if FEW_ROWS < problem.rows <= most else f"for more than {FEW_ROWS} rows, up to {most}"
+
+
 def not_written_out(rows: int, table: str) -> str | None:
     """Why the numbers of a packed weight are not written out for so many rows."""
     most = numbers(table, "linear")["written_out_rows"]
@@ -125,8 +170,12 @@ def not_written_out(rows: int, table: str) -> str | None:
 
 def _stream_config(problem: PackedProblem) -> StreamTile:
     inside = problem.gated and problem.rows <= GATED_ROWS
-    wide = problem.outputs * (2 if problem.gated else 1)
-    return stream_tile(problem.rows, wide, inside, problem.multiprocessors)
+    return stream_tile(problem.rows, problem.weight_rows, inside, problem.multiprocessors)
+
+
+def _mixed_config(problem: PackedProblem) -> MixedInputTile:
+    sizes = (problem.rows, problem.weight_rows, problem.inputs)
+    return mixed_input_tile(*sizes, problem.multiprocessors, problem.table)
 
 
 def _row_config(problem: PackedProblem) -> RowTile:
@@ -155,6 +204,14 @@ def _stream(operands: PackedOperands, tile: StreamTile) -> torch.Tensor:
     inside = activation if len(x) <= GATED_ROWS else None
     y = packed_stream(workspace, x, weight, bias, residual, inside, tile, counters(workspace))
     return gated_activation(workspace, y, activation) if activation and not inside else y
+
+
+def _mixed(operands: PackedOperands, tile: MixedInputTile) -> torch.Tensor:
+    x = _normed(operands)
+    workspace, weight, activation = operands.workspace, operands.weight, operands.activation
+    assert isinstance(weight, PackedInt)
+    y = mixed_input_linear(workspace, x, weight, operands.bias, operands.residual, tile, counters(workspace))
+    return gated_activation(workspace, y, activation) if activation else y
 
 
 def _written_out(operands: PackedOperands, _: Any = None) -> torch.Tensor:
@@ -191,6 +248,13 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
             lambda problem: vector_tile(problem.inputs, problem.table),
             _vector,
             "docs/experiments/2026-11-24-one-row-of-quantized-weights.md",
+        ),
+        Variant(
+            "mixed_input",
+            _not_mixed,
+            _mixed_config,
+            _mixed,
+            "docs/experiments/2026-11-24-mixed-input-gemm.md",
         ),
         Variant(
             "stream",

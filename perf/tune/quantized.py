@@ -23,7 +23,8 @@ import torch
 from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense as dense_linear
 from kernels.linear.cases import fp4, packed_int
-from kernels.linear.packed_dispatch import row_tile, stream_tile
+from kernels.linear.mixed_input import mixed_input_linear
+from kernels.linear.packed_dispatch import mixed_input_tile, row_tile, stream_tile
 from kernels.linear.packed_rows import packed_linear
 from kernels.linear.quantized_stream import packed_stream
 from kernels.linear.skinny import counters
@@ -223,8 +224,14 @@ def routes(rows: int, n: int, gated: bool) -> Iterator[tuple[str, Callable[[torc
 
         return call
 
+    def mixed_input(x: torch.Tensor, w: PackedInt) -> torch.Tensor:
+        tile = mixed_input_tile(rows, n, x.shape[1], 132)
+        y = mixed_input_linear(workspace(), x, w, None, None, tile, counters(workspace()))
+        return gated_activation(workspace(), y, "silu") if gated else y
+
     yield "tiles", tiles
     yield "written out", written_out
+    yield "mixed input", mixed_input
     yield "only written out", only_written_out
     yield "parts of 64", streamed(stream_tile(64, n, gated, 132), True)
     for outputs, stages, warps, programs in (

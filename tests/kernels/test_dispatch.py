@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.dispatch import MAX_SHAPES, Dispatch, Variant
+from kernels.sizes import cdiv
 
 ROWS = (1, 2, 8, 16, 17, 32, 33, 64, 65, 512, 2047, 2048, 8192)
 SIZES = ((4096, 4096), (14336, 4096), (4096, 14336), (2048, 2048), (151936, 2560), (1030, 2056))
@@ -88,6 +89,74 @@ def test_packed_weights_are_written_out_for_more_rows_than_a_kernel_has(
         chosen = DISPATCH.choose(PackedProblem(rows, n, k, gated, deterministic, False, streams, 132))
         assert chosen.name == expected
         assert (chosen.config is None) == (expected == "written_out")
+
+
+@pytest.mark.parametrize(
+    ("rows", "other", "expected"),
+    [
+        (64, {}, "stream"),
+        (65, {}, "mixed_input"),
+        (96, {}, "mixed_input"),
+        (128, {}, "mixed_input"),
+        (256, {}, "mixed_input"),
+        (512, {}, "mixed_input"),
+        (513, {}, "written_out"),
+        (256, {"deterministic": True}, "invariant"),
+        (128, {"mixed": False}, "stream"),
+        (256, {"mixed": False, "streams": False}, "written_out"),
+        (128, {"inputs": 2048}, "stream"),
+        (256, {"inputs": 2048}, "written_out"),
+        (128, {"inputs": 2048, "gated": True}, "mixed_input"),
+    ],
+)
+def test_hundreds_of_rows_take_large_packed_weights_that_stream(
+    rows: int, other: dict[str, Any], expected: str
+) -> None:
+    """Scales are in the rows' dtype (`mixed`), which a GPU before Hopper never says."""
+    from kernels.linear.packed_dispatch import DISPATCH, PackedProblem
+
+    problem = PackedProblem(rows, 4096, 4096, False, False, False, True, 132, mixed=True)
+    assert DISPATCH.choose(problem._replace(**other)).name == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "tile", "split"),
+    [
+        (96, 6144, 4096, 64, 1),
+        (96, 4096, 4096, 64, 2),
+        (128, 28672, 4096, 128, 1),
+        (128, 4096, 14336, 128, 4),
+        (192, 28672, 4096, 128, 1),
+        (256, 6144, 4096, 128, 1),
+        (256, 28672, 4096, 256, 1),
+        (256, 4096, 14336, 128, 2),
+        (384, 6144, 4096, 128, 0),
+        (384, 28672, 4096, 128, 0),
+        (384, 4096, 14336, 128, 0),
+        (512, 6144, 4096, 256, 1),
+        (512, 4096, 4096, 128, 1),
+    ],
+)
+def test_tiles_of_packed_weights_are_those_that_were_measured(rows: int, n: int, k: int, tile: int, split: int) -> None:
+    from kernels.linear.packed_dispatch import mixed_input_tile
+
+    made = mixed_input_tile(rows, n, k, 132)
+    assert (made.rows, made.split) == (tile, split)
+
+
+@pytest.mark.parametrize("multiprocessors", [78, 132])
+@pytest.mark.parametrize(("n", "k"), [(72, 384), (4096, 14336), (28672, 4096), (262144, 8192)])
+@pytest.mark.parametrize("rows", [65, 128, 200, 256, 384, 512])
+def test_programs_share_tiles_of_packed_weights_as_far_as_they_run_at_once(
+    rows: int, n: int, k: int, multiprocessors: int
+) -> None:
+    from kernels.linear.packed_dispatch import mixed_input_tile
+
+    tile = mixed_input_tile(rows, n, k, multiprocessors)
+    count, at_once = cdiv(rows, tile.rows) * cdiv(n, tile.outputs), tile.programs * multiprocessors
+    assert tile.split <= max(1, at_once // count)
+    programs = count * tile.split or at_once
+    assert programs * count * (k // 128) < 1 << 31, "the kernel computes in 32 bits where a program begins"
 
 
 @pytest.mark.parametrize(
