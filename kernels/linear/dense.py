@@ -8,7 +8,7 @@ from kernels.hardware import group_products, multiprocessors
 from kernels.linear.dispatch import DISPATCH, STREAM_ROWS, Operands, Problem
 from kernels.linear.gated_persistent import gated_persistent_fits
 from kernels.linear.skinny import INTERPRETED
-from kernels.linear.stream import streams
+from kernels.linear.stream import NARROW, aligned, streams, weight_aligned
 from kernels.rms_norm.kernel import rms_norm
 from kernels.weight import Dense
 from kernels.workspace import Workspace
@@ -41,7 +41,12 @@ def linear(
     if norm_weight is not None and not (rows == 1 and narrow and not deterministic):
         x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
         norm_weight = None
-    normed, copies = norm_weight is not None, _copies(x, rows, data, bias, activation)
+    if deterministic:
+        copies = group_products(device) and _invariant_copies(data, bias, activation)
+        x, residual = _aligned(x, copies), None if residual is None else _aligned(residual, copies)
+    else:
+        copies = _copies(x, rows, data, bias, activation)
+    normed = norm_weight is not None
     problem = Problem(
         rows, n, k, x.dtype, normed, activation, deterministic, copies, narrow, multiprocessors(device), workspace.table
     )
@@ -60,3 +65,16 @@ def _copies(
     if rows <= STREAM_ROWS:
         return streams(x, weight)
     return activation is not None and gated_persistent_fits(x, weight, bias)
+
+
+def _invariant_copies(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> bool:
+    """Whether the bulk copy engine reads and writes a batch-invariant product at any number of rows: nothing of x may
+    decide."""
+    outputs = weight.shape[0] // (2 if activation else 1)
+    narrow = weight.dtype in NARROW
+    return narrow and weight_aligned(weight) and outputs % 8 == 0 and (activation is None or bias is None)
+
+
+def _aligned(x: torch.Tensor, wanted: bool) -> torch.Tensor:
+    """x as the bulk copy engine can read it, where that is wanted."""
+    return x if not wanted or aligned(x) else x.clone(memory_format=torch.contiguous_format)

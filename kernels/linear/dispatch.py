@@ -10,13 +10,16 @@ the GPU.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
 
 from kernels.dispatch import Dispatch, Variant
 from kernels.gated_activation.kernel import gated_activation
+from kernels.linear import invariant
 from kernels.linear.gated_persistent import GatedPersistentTile, gated_persistent_linear
+from kernels.linear.persistent import PersistentTile, persistent_linear
 from kernels.linear.skinny import Tile, VectorTile, counters, tile_linear, vector_linear
 from kernels.linear.stream import StreamTile, stream_linear
 from kernels.linear.warp_specialized import WarpSpecializedTile, warp_specialized_linear
@@ -26,7 +29,6 @@ from kernels.tuned.tables import DEFAULT, numbers, tiles
 from kernels.workspace import Workspace
 
 STREAM_ROWS = 64
-INVARIANT_ROWS = 256
 FEW_ROWS = 16
 TILE_ROWS = 32
 
@@ -160,21 +162,34 @@ def few_rows_tile(rows: int, n: int, activation: bool, table: str = DEFAULT) -> 
     return made["more_wide"] if n > 4096 else made["more_narrow"]
 
 
-def invariant_tile(rows: int, n: int, activation: str | None, dtype: torch.dtype) -> Tile:
-    """Tiles whose every output is the same sum in the same order: slices of 64·i inputs, added in turn. Programs that
-    share a gated output's inputs would have to share both of its halves: those take one slice.
+def _invariant(most: int, problem: Problem) -> str | None:
+    """Why a tile of the copy engine's for up to `most` rows does not take a batch-invariant product."""
+    if not problem.deterministic:
+        return "for runtime.deterministic"
+    if not problem.copies:
+        return "needs Hopper, a 16-bit weight of whole 16 bytes on both sides, and behind an activation no bias"
+    return None if problem.rows <= most else f"for up to {most} rows"
 
-    Few rows take a slice a program, many rows take the slices one after another; a slice's own sum goes through the
-    tensor cores 16 inputs at a time either way. float32 has no room for the deepest pipelines.
-    """
-    slices = 4 if n <= 4096 and activation is None else 1
-    narrow = dtype != torch.float32
-    if rows <= INVARIANT_ROWS:
-        height = 16 if rows <= FEW_ROWS else 64 if rows <= STREAM_ROWS else 128
-        stages = (4 if activation else 6) if narrow else 3
-        return Tile(height, 64, 64, split=slices, stages=stages, swap=True, prefetch=256)
-    wide = narrow and slices == 1 and activation is None
-    return Tile(128, 256 if wide else 128, 64, serial=slices, stages=3, warps=8)
+
+def _not_invariant_few(problem: Problem) -> str | None:
+    return _invariant(invariant.STREAM_ROWS, problem)
+
+
+def _not_invariant_gated(problem: Problem) -> str | None:
+    return _invariant(sys.maxsize, problem) or ("for an activation" if problem.activation is None else None)
+
+
+def _not_invariant_many(problem: Problem) -> str | None:
+    return _invariant(sys.maxsize, problem) or (None if problem.activation is None else "has no activation")
+
+
+def _invariant_few_config(problem: Problem) -> StreamTile:
+    rows, n, k, gated, multiprocessors, _ = problem.sizes
+    return invariant.few_rows_tile(rows, n, k, gated, multiprocessors)
+
+
+def _invariant_many_config(problem: Problem) -> PersistentTile:
+    return invariant.many_rows_tile(problem.rows, problem.outputs, problem.inputs, problem.multiprocessors)
 
 
 def _not_streamed(problem: Problem) -> str | None:
@@ -251,6 +266,11 @@ def _gated_persistent(operands: Operands, tile: GatedPersistentTile) -> torch.Te
     return gated_persistent_linear(operands.workspace, operands.x, operands.weight, operands.activation, tile)
 
 
+def _persistent(operands: Operands, tile: PersistentTile) -> torch.Tensor:
+    workspace, x, weight, bias, _, _, _, residual, _ = operands
+    return persistent_linear(workspace, x, weight, bias, residual, tile)
+
+
 def library(operands: Operands, _: Any = None) -> torch.Tensor:
     workspace, x, weight, bias, _, _, _, residual, activation = operands
     if bias is None:
@@ -277,11 +297,32 @@ def _product(
 DISPATCH: Dispatch[Problem] = Dispatch(
     [
         Variant(
+            "invariant_few",
+            _not_invariant_few,
+            _invariant_few_config,
+            _stream,
+            "docs/performance.md, batch-invariant mode",
+        ),
+        Variant(
+            "invariant_gated",
+            _not_invariant_gated,
+            lambda problem: GatedPersistentTile(),
+            _gated_persistent,
+            "docs/performance.md, batch-invariant mode",
+        ),
+        Variant(
+            "invariant_many",
+            _not_invariant_many,
+            _invariant_many_config,
+            _persistent,
+            "docs/performance.md, batch-invariant mode",
+        ),
+        Variant(
             "invariant",
             lambda problem: None if problem.deterministic else "for runtime.deterministic",
-            lambda problem: invariant_tile(problem.rows, problem.outputs, problem.activation, problem.dtype),
+            lambda problem: invariant.tile(problem.rows, problem.outputs, problem.activation, problem.dtype),
             _tiles,
-            "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+            "where the copy engine has no part: each output is the same sum in any batch; docs/performance.md",
         ),
         Variant(
             "warp_specialized",

@@ -29,17 +29,19 @@ from kernels.hopper.ring import barriers, load_weights
 from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
 from kernels.workspace import Workspace
 
+NARROW = (torch.bfloat16, torch.float16)
+
 
 @gluon.jit(do_not_specialize=["M"])
 def stream_kernel(
     x_desc, w_desc, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, y_stride, residual_stride,
     BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
-    ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
+    WHOLE: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """M ≤ BM rows. With ACT, N counts outputs and the weight has 2N rows. SHARED: whether programs share tiles; then
     partial_ptr has room for a partial tile (two with ACT) for the first and for the last tile of each program, and
-    count_ptr a zero for each tile."""
+    count_ptr a zero for each tile. WHOLE: a program's range begins and ends between tiles."""
     WIDE: gl.constexpr = 1 if ACT is None else 2
     BYTES: gl.constexpr = (BN * WIDE + BM) * BK * 2
     WARPS: gl.constexpr = gl.num_warps()
@@ -49,8 +51,12 @@ def stream_kernel(
     programs = gl.num_programs(0)
     slices = (K + BK - 1) // BK
     units = (N + BN - 1) // BN * slices
-    first = first_unit(program, units, programs)
-    stop = first_unit(program + 1, units, programs)
+    if WHOLE:
+        first = first_unit(program, units // slices, programs) * slices
+        stop = first_unit(program + 1, units // slices, programs) * slices
+    else:
+        first = first_unit(program, units, programs)
+        stop = first_unit(program + 1, units, programs)
     if PDL:
         gdc_launch_dependents()
 
@@ -100,7 +106,8 @@ class StreamTile:
     """How `stream_kernel` is cut: rows, outputs and inputs a tile, tiles of the ring, programs, warps.
 
     Outputs are a multiple of 16 · warps, rows of 8; behind an activation a tile has as many rows of gate and of up.
-    programs: of each multiprocessor, unless `split` says how many there are for each tile of outputs.
+    programs: of each multiprocessor, unless `split` says how many there are for each tile of outputs. whole: no tile is
+    shared, though there are fewer programs than tiles.
     """
 
     rows: int
@@ -110,18 +117,22 @@ class StreamTile:
     programs: int = 1
     split: int = 0
     warps: int = 4
+    whole: bool = False
+
+
+def aligned(x: torch.Tensor) -> bool:
+    """Whether the bulk copy engine can read x, of 16-bit numbers: whole rows on 16 bytes."""
+    return x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+
+
+def weight_aligned(weight: torch.Tensor) -> bool:
+    """Whether the bulk copy engine can read a contiguous weight."""
+    return weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
 
 
 def streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the bulk copy engine can read both: 16-bit, whole rows on 16 bytes."""
-    return (
-        x.dtype in (torch.bfloat16, torch.float16)
-        and x.stride(1) == 1
-        and x.stride(0) % 8 == 0
-        and x.data_ptr() % 16 == 0
-        and weight.shape[1] % 8 == 0
-        and weight.data_ptr() % 16 == 0
-    )
+    return x.dtype in NARROW and aligned(x) and weight_aligned(weight)
 
 
 def stream_linear(
@@ -133,12 +144,12 @@ def stream_linear(
     wide = 2 if activation else 1
     n = weight.shape[0] // wide
     most = tile.programs * multiprocessors(x.device)
-    work = work_of(x, n, tile.rows, tile.outputs, tile.inputs, wide, tile.split, most)
-    workspace.launch(stream_kernel, (work.programs,))(
+    work = work_of(x, n, tile.rows, tile.outputs, tile.inputs, wide, 1 if tile.whole else tile.split, most)
+    workspace.launch(stream_kernel, (min(work.programs, most) if tile.whole else work.programs,))(
         boxes(x, tile.rows, tile.inputs), boxes(weight, tile.outputs, tile.inputs),
         bias, residual, work.y, work.partials, counts,
         m, n, k, work.y.stride(0), residual.stride(0) if residual is not None else 0,
-        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages, SHARED=work.shared,
+        BM=tile.rows, BN=tile.outputs, BK=tile.inputs, STAGES=tile.stages, SHARED=work.shared, WHOLE=tile.whole,
         ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,
         num_warps=tile.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip

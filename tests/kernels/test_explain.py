@@ -22,7 +22,9 @@ def said(arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "winner"),
     [
         (LINEAR, "stream"),
-        (f"{LINEAR} --deterministic", "invariant"),
+        (f"{LINEAR} --deterministic", "invariant_few"),
+        ("linear 200x14336x4096 --deterministic", "invariant_many"),
+        ("linear 64x14332x4096 --deterministic", "invariant"),
         (f"{LINEAR} --arch 80", "library"),
         ("linear 8192x4096x4096 --norm", "library"),
         ("linear 64x14336x4096 --weight int4 --activation silu", "stream"),

@@ -18,10 +18,10 @@ COMPILE = """
 from kernels.linear.stream import stream_kernel
 from tests.compiled import box, for_hopper
 
-for rows, outputs, act in ((8, 64, None), (64, 64, "silu")):
+for rows, outputs, act in ((8, 64, None), (64, 64, "silu"), (128, 64, "silu")):
     constants = {
-        "BM": rows, "BN": outputs, "BK": 64, "STAGES": 4, "SHARED": True, "ACT": act, "BIAS": False,
-        "RESIDUAL": act is None, "PDL": True, "bias_ptr": None,
+        "BM": rows, "BN": outputs, "BK": 64, "STAGES": 4, "SHARED": True, "WHOLE": False, "ACT": act,
+        "BIAS": False, "RESIDUAL": act is None, "PDL": True, "bias_ptr": None,
     }
     if act is not None:
         constants["residual_ptr"] = None

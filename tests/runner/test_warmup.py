@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -19,6 +21,7 @@ pytest.importorskip("triton")
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.runner.warmup import LOGPROBS, logprobs_bucket, warmup_steps
 from kernels.compilation.watch import CompileWatch
+from kernels.linear.invariant import many_rows_tile
 from tests.compiled import environment
 from tests.runner.test_graphs import TINY
 
@@ -82,6 +85,19 @@ def test_warmup_steps_stay_within_the_limits_of_the_engine() -> None:
             assert 1 <= step.singles + step.longer <= rows + MULTI_TOKEN_ENTRIES
             assert step.tokens <= budget
             assert step.first + max(step.count, 1) <= context
+
+
+@given(
+    rows=st.integers(129, 1 << 15),
+    n=st.integers(1, 20000),
+    k=st.sampled_from([512, 4096, 14336]),
+    context=st.sampled_from([1000, 8192]),
+)
+def test_a_batch_invariant_product_of_any_number_of_rows_has_a_tile_of_a_warmup_step(
+    rows: int, n: int, k: int, context: int
+) -> None:
+    met = {many_rows_tile(step.tokens, n, k, 132) for step in warmup_steps(256, 8192, context) if step.tokens > 128}
+    assert many_rows_tile(rows, n, k, 132) in met
 
 
 def test_every_number_of_logprobs_has_a_kernel_that_the_warmup_compiles() -> None:
