@@ -108,7 +108,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tuned_gemms: products of many rows take the library's algorithms that were measured to be fastest.
     direct_copies: a step's numbers come from pinned host memory, and its tokens go there, by kernels instead of by a
     copy engine, for which the device waits.
-    deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it.
+    deterministic: batch-invariant arithmetic; tokens of a request do not depend on what runs beside it. With weights
+    and caches of every kind.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"

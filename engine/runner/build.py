@@ -83,7 +83,7 @@ def build_runner(
     checkpoint = None
     if config.load_format != "dummy":
         checkpoint = registry.as_ruled(family, open_folder(config.model))
-    _check_quantized(config, method is not None, checkpoint, device, communicator)
+    _check_quantized(config, method is not None, checkpoint, communicator)
     dtype = _dtype(config, model, checkpoint)
     rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
     if quant.shared_apart(rules, checkpoint, method, quantize):
@@ -164,7 +164,7 @@ def build_runner(
 
 
 def _check_quantized(
-    config: EngineConfig, said: bool, checkpoint: Checkpoint | None, device: torch.device, communicator: Communicator
+    config: EngineConfig, said: bool, checkpoint: Checkpoint | None, communicator: Communicator
 ) -> None:
     """Raises ConfigError for settings that do not go with a quantized checkpoint. said: by its config.json."""
     blocks = checkpoint is not None and any(entry.blocks for entry in checkpoint.entries.values())
@@ -173,11 +173,6 @@ def _check_quantized(
         raise ConfigError(
             f"weights.quantize = {quantize!r} is for 16-bit checkpoints, and this one is quantized: leave it out, or "
             "serve the checkpoint that it was made of"
-        )
-    if config.runtime.deterministic and (said or blocks or quantize is not None) and device.type == "cuda":
-        raise ConfigError(
-            "runtime.deterministic has no batch-invariant products of quantized weights on a GPU, and this checkpoint "
-            "or weights.quantize asks for them: leave it off, or serve the 16-bit checkpoint as it is"
         )
     gguf = checkpoint is not None and any(entry.file.suffix == ".gguf" for entry in checkpoint.entries.values())
     if gguf and communicator.size > 1:

@@ -28,10 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from perf import shapes
+from perf.check.invariance import LOADS
 from perf.provenance import provenance
 
 RESULTS = Path(__file__).parents[1] / "results"
 MODEL = "qwen3-4b"
+# Of a quantized model so many layers are as good a claim as all.
+QUANTIZED_LAYERS = 4
 # Folders whose changes may make a claim untrue.
 CLAIMED = ("engine", "kernels")
 # Of what a part prints, the end that is kept, in characters.
@@ -69,17 +72,26 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        return f"{self.name:<12} {self.outcome:<9} {self.seconds:6.1f} s  {self.claim}"
+        return f"{self.name:<16} {self.outcome:<9} {self.seconds:6.1f} s  {self.claim}"
 
 
-def parts(model: Path) -> list[Part]:
-    """The parts; those of a lane in the order in which they run: the last may take what the others leave."""
+def write_models(folder: Path) -> None:
+    """What the parts serve."""
+    shapes.write(folder, MODEL)
+    for quantization in shapes.QUANTIZATIONS:
+        shapes.write(folder, MODEL, QUANTIZED_LAYERS, None, quantization)
+
+
+def parts(models: Path) -> list[Part]:
+    """The parts, of a folder with the models; those of a lane in the order in which they run: the last may take what
+    the others leave."""
     cores = len(os.sched_getaffinity(0))
     report = ("--tb", "short", "--maxfail", "10", "--durations", "10")
     pytest = ("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:benchmark", "--dist", "loadgroup", *report)
     cases = ("tests/kernels/test_ops.py", "-k", "gives_what_the_reference")
     # The other lane needs memory too.
-    dummy = (str(model), "--set", "load_format=dummy", "--set", "cache.memory_fraction=0.5")
+    settings = ("--set", "load_format=dummy", "--set", "cache.memory_fraction=0.5")
+    dummy = (str(models / MODEL), *settings)
     correctness, performance = "docs/correctness.md", "docs/performance.md"
     return [
         Part(
@@ -88,6 +100,24 @@ def parts(model: Path) -> list[Part]:
             performance,
             ("-m", "perf.check.invariance", *dummy, "--only-on"),
             150,
+        ),
+        *(
+            Part(
+                f"invariance-{name}",
+                f"deterministic: the same of {QUANTIZED_LAYERS} layers of {name} weights, beside 64 rows",
+                performance,
+                (
+                    "-m",
+                    "perf.check.invariance",
+                    str(models / f"{MODEL}-{name}"),
+                    *settings,
+                    "--only-on",
+                    "--load",
+                    LOADS[0],
+                ),
+                40,
+            )
+            for name in shapes.QUANTIZATIONS
         ),
         Part(
             "recovery",
@@ -269,7 +299,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what runs ends with it
     with tempfile.TemporaryDirectory() as scratch:
-        all_parts = parts(shapes.write(Path(scratch), MODEL, None, None))
+        write_models(Path(scratch))
+        all_parts = parts(Path(scratch))
         unknown = {*given.only, *given.leave_out} - {part.name for part in all_parts}
         if unknown:
             parser.error(f"no part is called {', '.join(sorted(unknown))}: use {', '.join(p.name for p in all_parts)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,26 @@ from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
 from engine.types import RequestInput, SamplingParams
 from tests.gate.families import FAMILIES
+from tests.gate.packings import PACKINGS
 from tests.gate.shapes import VOCAB, Shape
+from tests.runner.test_graphs import TINY
 from tests.runner.test_graphs import checkpoint as checkpoint
+
+EXPERTS = {
+    **TINY,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 32,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+# One of each kind of weight and of inputs; blocks of GGUF files are no config's, and are held as kernels.
+KINDS = (
+    "fp8-blocks-f32", "ct-fp8-rows", "ct-w8a8", "ct-int4-g32", "ct-int8-channel", "ct-mxfp4", "ct-nvfp4-inputs",
+)  # fmt: skip
 
 
 def run(
@@ -62,3 +81,14 @@ def test_every_family_keeps_it(shape: Shape, tmp_path: Path) -> None:
     alone = run(tmp_path, prompts, together=False, size=size)
     assert run(tmp_path, [*prompts, prompts[0]], together=True, size=size)[:3] == alone
     assert run(tmp_path, prompts, together=True, chunk=5, trims=False, size=size) == alone
+
+
+@pytest.mark.parametrize("shape", [TINY, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_weight_keeps_it(kind: str, shape: dict[str, object], tmp_path: Path) -> None:
+    said = next(packing.config for packing in PACKINGS if packing.name == kind)
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "quantization_config": said}))
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 320, (n,), generator=generator).tolist() for n in (40, 7)]
+    alone = run(tmp_path, prompts, together=False)
+    assert run(tmp_path, [*prompts, prompts[0]], together=True, chunk=5)[:2] == alone

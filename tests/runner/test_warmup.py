@@ -22,6 +22,7 @@ from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.runner.warmup import LOGPROBS, logprobs_bucket, warmup_steps
 from kernels.compilation.watch import CompileWatch
 from kernels.linear.invariant import many_rows_tile
+from perf.shapes import QUANTIZATIONS
 from tests.compiled import environment
 from tests.runner.test_graphs import TINY
 
@@ -57,10 +58,11 @@ LATENT_EXPERTS = {
         (DENSE, 100, ()),
         (LATENT_EXPERTS, 100, ()),
         (DENSE, 30, ("deterministic",)),
+        ({**DENSE, "quantization_config": QUANTIZATIONS["fp8"]}, 20, ("deterministic",)),
         (DENSE, 60, ("drafts",)),
         (DENSE, 60, ("ranks",)),
     ],
-    ids=["dense", "latents and experts", "dense, deterministic", "dense, drafts", "dense, ranks"],
+    ids=["dense", "latents and experts", "dense, deterministic", "fp8, deterministic", "dense, drafts", "dense, ranks"],
 )
 def test_random_steps_need_no_kernel_that_the_warmup_did_not(
     tmp_path: Path, config: dict[str, Any], steps: int, mode: tuple[str, ...]

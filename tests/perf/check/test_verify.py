@@ -33,9 +33,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         Part("third", "one passes", "docs/correctness.md", PASSES, 60, "cases"),
         Part("fourth", "one passes", "docs/correctness.md", PASSES, 60, "cases"),
     ]
-    monkeypatch.setattr(verify, "parts", lambda model: made)
+    monkeypatch.setattr(verify, "parts", lambda models: made)
     monkeypatch.setattr(verify, "provenance", lambda: {"commit": "0123abc", "gpu": "NVIDIA H100 80GB HBM3"})
-    monkeypatch.setattr(verify.shapes, "write", lambda *size: Path("model"))
+    monkeypatch.setattr(verify, "write_models", lambda folder: None)
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -107,12 +107,12 @@ def test_a_run_that_is_ended_leaves_its_file_and_no_process(tmp_path: Path) -> N
     script = f"""
 from pathlib import Path
 from perf.check import verify
-verify.parts = lambda model: [
+verify.parts = lambda models: [
     verify.Part("hangs", "one hangs", "docs/correctness.md", ("-c", {hangs!r}), 600),
     verify.Part("waits", "one waits", "docs/correctness.md", ("-c", "pass"), 600),
 ]
 verify.provenance = lambda: {{"commit": "0123abc", "gpu": "NVIDIA H100 80GB HBM3"}}
-verify.shapes.write = lambda *size: Path("model")
+verify.write_models = lambda folder: None
 verify.main(["--json", {str(file)!r}])
 """
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL)
@@ -126,7 +126,7 @@ verify.main(["--json", {str(file)!r}])
 
 def test_documents_of_the_claims_exist() -> None:
     root = Path(__file__).parents[3]
-    for part in verify.parts(Path("model")):
+    for part in verify.parts(Path("models")):
         assert (root / part.document).exists(), part.document
 
 
@@ -173,3 +173,10 @@ def test_each_result_is_recent() -> None:
         if behind is None:
             pytest.skip(f"this shallow clone does not reach back to {commit[:12]}, which {file.parent.name} was run at")
         assert behind <= 30, f"{file} is {behind} commits behind: run make verify-gpu"
+
+
+def test_what_the_parts_serve_is_written(tmp_path: Path) -> None:
+    verify.write_models(tmp_path)
+    served = {word for part in verify.parts(tmp_path) for word in part.command if word.startswith(str(tmp_path))}
+    assert served == {str(folder) for folder in tmp_path.iterdir()}
+    assert all((Path(folder) / "config.json").exists() for folder in served)
