@@ -134,6 +134,22 @@ def fp4_cases() -> list[Case]:
         fp4_case("mxfp4, a pair a tile", bf16, 3, 320, 192, 6, 4, biased=True, activation="swiglu_oai", limit=1.0),
         fp4_case("nvfp4, a pair a tile, gelu", bf16, 2, 192, 320, 5, 4, 16, True, activation="gelu_tanh", absent=3),
         fp4_case("mxfp4, pairs of an expert", bf16, 41, 192, 128, 6, 3, residual=True, absent=1),
+        # Programs share tiles, as many as the name says on a GPU of 132 multiprocessors.
+        fp4_case(
+            "mxfp4, up by 2",
+            bf16,
+            1,
+            2112,
+            64,
+            6,
+            4,
+            biased=True,
+            activation="swiglu_oai",
+            limit=1.0,
+            small=False,
+        ),
+        fp4_case("mxfp4, down by 4", bf16, 1, 128, 4160, 6, 4, biased=True, absent=2, residual=True, small=False),
+        fp4_case("nvfp4, up by 3", bf16, 3, 3136, 128, 6, 4, 16, True, activation="gelu_tanh", absent=3, small=False),
         fp4_case("mxfp4, written out", bf16, 50, 72, 40, 4, 3, biased=True, activation="swiglu_oai", limit=1.0),
         fp4_case("nvfp4, written out", f32, 66, 40, 24, 3, 2, 16, True, residual=True),
         fp4_case("nvfp4, rounded inputs", f32, 9, 64, 48, 6, 2, 16, True, rounds=True),
@@ -207,6 +223,10 @@ def w8a8_cases() -> list[Case]:
         w8a8_case("fp8 blocks, a pair a tile", bf16, 4, 320, 192, 6, 4, group, square, residual=True),
         w8a8_case("fp8 blocks, pairs of an expert", bf16, 41, 256, 320, 6, 3, group, square, absent=1),
         w8a8_case("fp8 rows, pairs of an expert", bf16, 41, 192, 128, 6, 3, row, activation="gelu_tanh", limit=0.5),
+        # Programs share tiles, as many as the name says on a GPU of 132 multiprocessors.
+        w8a8_case("fp8 blocks, up by 4", bf16, 1, 4160, 192, 6, 4, group, square, residual=True, small=False),
+        w8a8_case("fp8 blocks, down by 2", bf16, 3, 256, 2176, 6, 4, group, square, biased=True, small=False),
+        w8a8_case("fp8 rows, up by 3", bf16, 3, 3136, 64, 6, 4, row, limit=0.5, biased=True, small=False),
         w8a8_case("fp8 blocks, batch-invariant", bf16, 11, 128, 24, 5, 3, group, square, deterministic=True),
     ]
     for t in (1, 8, 64, 1024):
@@ -227,6 +247,9 @@ def packed_cases() -> list[Case]:
         packed_case("int4 groups of 32, a pair a tile", bf16, 4, 320, 192, 6, 4, zeros=True, residual=True),
         packed_case("int4 groups of 128, pairs of an expert", bf16, 41, 192, 384, 6, 3, group=128, zeros=True),
         packed_case("int4, one group, a pair a tile", bf16, 4, 320, 192, 6, 4, group=512, limit=0.5),
+        # Programs share tiles, as many as the name says on a GPU of 132 multiprocessors.
+        packed_case("int4 groups of 32, up by 3", bf16, 3, 3136, 64, 6, 4, zeros=True, residual=True, small=False),
+        packed_case("int4 groups of 128, down by 4", bf16, 1, 256, 4224, 6, 4, group=128, limit=0.5, small=False),
         packed_case("int4, written out", bf16, 70, 72, 40, 4, 2, group=128, residual=True, zeros=True),
         packed_case("int4, experts that live elsewhere", f32, 20, 40, 24, 4, 3, absent=4, residual=True),
         packed_case("int4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),

@@ -6,6 +6,9 @@ A tile is up to ROWS pairs of one expert by 64 rows of its matrix; in front of a
 and the 32 of up that belong to them. A few pairs are a tile each. Packed numbers are unpacked in registers
 (`kernels.linear.quantized_stream`) and take their scale there; 8-bit floats are multiplied as they are, and sums of 128
 inputs are scaled. Programs of the down product ask for their weights while the up product ends.
+
+Where tiles of a pair each are too few to fill the GPU, several programs share a tile's inputs. The last of them to
+finish adds up their sums, in the order of the inputs, so the result does not depend on which one that is.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.hardware import group_products
+from kernels.hardware import group_products, multiprocessors
 from kernels.hopper.boxes import boxes
 from kernels.hopper.compat import load_pointers, sync
 from kernels.hopper.epilogue import activate, limited
@@ -38,7 +41,7 @@ from kernels.moe_gemm.order import ordered
 from kernels.moe_gemm.tiles import combined
 from kernels.quantize.kernel import quantized
 from kernels.routing import ExpertBiases
-from kernels.sizes import next_power_of_2
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp4, Fp8, Int8, PackedInt
 from kernels.workspace import Workspace
 
@@ -46,6 +49,11 @@ from kernels.workspace import Workspace
 HEIGHT, WIDTH, UNIT = 64, 128, 256
 # Pairs up to which each is a tile, and pairs a tile else.
 ALONE_PAIRS, ROWS = 32, 16
+# Where tiles of a pair each are shared: programs of a multiprocessor and of a tile, at most; units of a program, at
+# least.
+PROGRAMS, MAX_SPLITS, UNITS = 4, 4, 4
+# Counters of arrivals: more than there are tiles of so few pairs.
+_ARRIVALS = 1 << 16
 
 # Int8 is for other kernels.
 Quantized = Fp4 | Fp8 | Int8 | PackedInt
@@ -106,17 +114,44 @@ def _block_scales(xs, at_x, scale_ptr, at_w, block, xs_group, live, BLOCKED: gl.
     return sx, sw
 
 
+@gluon.jit
+def _combine(acc, partial_ptr, count_ptr, place, split, SPLITS: gl.constexpr):
+    """Stores a program's part of tile `place`, whose columns are all the same pair's. Gives whether all others have
+    stored theirs, and then the parts' sums, in the order of the inputs.
+
+    partial_ptr has room for SPLITS columns of each tile, count_ptr a zero for each, which is zero again afterwards.
+    """
+    R: gl.constexpr = acc.shape[0]
+    C: gl.constexpr = acc.shape[1]
+    mma: gl.constexpr = acc.type.layout
+    r = gl.arange(0, R, gl.SliceLayout(1, mma))
+    column = gl.expand_dims(gl.arange(0, C, gl.SliceLayout(0, mma)), 0)
+    parts = partial_ptr + place * SPLITS * R + r
+    gl.store(gl.expand_dims(parts + split * R, 1) + column, acc, mask=(column == 0) & gl.expand_dims(r >= 0, 1))
+    sync()
+    last = gl.atomic_add(count_ptr + place, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        sums = gl.load(parts, cache_modifier=".cg")
+        for other in gl.static_range(1, SPLITS):
+            sums += gl.load(parts + other * R, cache_modifier=".cg")
+        acc = gl.expand_dims(sums, 1) + gl.zeros((R, C), gl.float32, mma)
+        gl.store(count_ptr + place, 0)
+    return last, acc
+
+
 @gluon.jit(do_not_specialize=["xs_row", "xs_group"])
 def quantized_list_kernel(
-    x, xs, w_desc, scale_ptr, beside_ptr, biases, chosen, offsets, ends, weights, y,
+    x, xs, w_desc, scale_ptr, beside_ptr, biases, chosen, offsets, ends, weights, y, partial_ptr, count_ptr,
     num_experts, inputs, outputs, expert_rows, G, scale_rows, xs_row, xs_group, limit,
-    TOP: gl.constexpr, ROWS: gl.constexpr, ALONE: gl.constexpr, BLOCK_E: gl.constexpr, STAGES: gl.constexpr,
+    TOP: gl.constexpr, ROWS: gl.constexpr, ALONE: gl.constexpr, SPLITS: gl.constexpr, BLOCK_E: gl.constexpr,
+    STAGES: gl.constexpr,
     PACKED: gl.constexpr, FLOAT: gl.constexpr, GROUP: gl.constexpr, SCALES: gl.constexpr, BESIDE: gl.constexpr,
     BLOCK_ROWS: gl.constexpr, BLOCKED: gl.constexpr, GROUPED: gl.constexpr,
     ACT: gl.constexpr, LIMITED: gl.constexpr, BIASED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """y[pair] = act(x[token] · gate) ∘ (x[token] · up), or weight · x[pair] · matrix without ACT, for one column of
-    tiles; an expert has expert_rows rows of the matrix.
+    tiles; an expert has expert_rows rows of the matrix. SPLITS: programs that share the inputs of a tile, one unless
+    it is ALONE; then partial_ptr and count_ptr are as in `_combine`.
 
     PACKED: 4-bit integers, or floats (FLOAT), whose blocks have SCALES scales each; BESIDE: with zero points, or a
     factor a row. Else 8-bit floats with a scale for BLOCK_ROWS rows and 128 inputs (BLOCKED), or one a row, and inputs
@@ -170,7 +205,10 @@ def quantized_list_kernel(
     )
 
     column, tile = gl.program_id(0), gl.program_id(1)
-    units = (inputs + 255) // 256
+    begin, stop = 0, (inputs + 255) // 256
+    if SPLITS > 1:
+        split, units = gl.program_id(2), stop
+        begin, stop = split * units // SPLITS, (split + 1) * units // SPLITS
     ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * 2, 64, BK], w_desc.layout)
     x_ring = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES * 2, ROWS, 128], swizzled)
     # one arrival for the weights, and every thread's for its part of x
@@ -185,7 +223,7 @@ def quantized_list_kernel(
     if there > 0:
         row = expert * expert_rows + column * OUT
         for place in gl.static_range(STAGES):
-            _ask(w_desc, bars, ring, place, row, outputs, place, place < units, GATED, BK)
+            _ask(w_desc, bars, ring, place, row, outputs, begin + place, begin + place < stop, GATED, BK)
         i = gl.arange(0, ROWS, gl.SliceLayout(1, across))
         j = gl.arange(0, ROWS, gl.SliceLayout(0, flat))
         m = gl.arange(0, ROWS, gl.SliceLayout(0, mma))
@@ -211,15 +249,15 @@ def quantized_list_kernel(
         at_w = (expert.to(gl.int64) * scale_rows + local // BLOCK_ROWS) * G
         at_x = held.to(gl.int64) * xs_row
         if PACKED:
-            first = group_scales(scale_ptr, packed_row, G, 0, SCALES, GROUP, by_scales)
-            second = group_scales(scale_ptr, packed_row, G, 1, SCALES, GROUP, by_scales)
+            first = group_scales(scale_ptr, packed_row, G, 2 * begin, SCALES, GROUP, by_scales)
+            second = group_scales(scale_ptr, packed_row, G, 2 * begin + 1, SCALES, GROUP, by_scales)
         if PDL and not GATED:
             gdc_wait()
         for place in gl.static_range(STAGES):
-            _ask_inputs(x_rows, bars, x_ring, place, place, inputs, place < units, across)
+            _ask_inputs(x_rows, bars, x_ring, place, begin + place, inputs, begin + place < stop, across)
         acc = gl.zeros((64, ROWS), gl.float32, mma)
         at = cursor(tile * 0)
-        for unit in range(units):
+        for unit in range(begin, stop):
             if PACKED:
                 block = 2 * unit
                 one, two = first, second
@@ -254,37 +292,41 @@ def quantized_list_kernel(
                 acc += part * gl.expand_dims(sx_two, 0) * gl.expand_dims(sw_two, 1)
             sync()
             following = unit + STAGES
-            _ask(w_desc, bars, ring, at.stage, row, outputs, following, following < units, GATED, BK)
-            _ask_inputs(x_rows, bars, x_ring, at.stage, following, inputs, following < units, across)
+            _ask(w_desc, bars, ring, at.stage, row, outputs, following, following < stop, GATED, BK)
+            _ask_inputs(x_rows, bars, x_ring, at.stage, following, inputs, following < stop, across)
             at = at.next(STAGES)
-        if PACKED:
-            if FLOAT and BESIDE:
-                acc *= gl.expand_dims(gl.load(beside_ptr + expert.to(gl.int64) * expert_rows + local), 1)
-        else:
-            if not BLOCKED:
-                acc *= gl.expand_dims(gl.load(scale_ptr + at_w), 1)
-            if not GROUPED:
-                acc *= gl.expand_dims(gl.load(xs + at_x), 0)
-        out = gl.convert_layout(acc, paired)
-        if BIASED:
-            b = gl.arange(0, 64, gl.SliceLayout(1, paired))
-            b = column * OUT + (b % 32 + b // 32 * outputs if GATED else b)
-            out += gl.expand_dims(gl.load(biases + expert.to(gl.int64) * expert_rows + b).to(gl.float32), 1)
-        if GATED:
-            gate, up = gl.split(gl.permute(gl.reshape(out, (2, 32, ROWS)), (1, 2, 0)))
-            if LIMITED:
-                gate, up = limited(gate, up, limit)
-            if ACT == "swiglu_oai":
-                out = gate / (1.0 + gl.exp(-1.702 * gate)) * (up + 1.0)
+        last = True
+        if SPLITS > 1:
+            last, acc = _combine(acc, partial_ptr, count_ptr, tile * gl.num_programs(0) + column, split, SPLITS)
+        if last:
+            if PACKED:
+                if FLOAT and BESIDE:
+                    acc *= gl.expand_dims(gl.load(beside_ptr + expert.to(gl.int64) * expert_rows + local), 1)
             else:
-                out = activate(gate, ACT) * up
-        out = gl.convert_layout(out, flat)
-        if not GATED:
-            out *= gl.expand_dims(weight, 0)
-        n = column * OUT + gl.arange(0, OUT, gl.SliceLayout(1, flat))
-        spot = y + gl.expand_dims(pair.to(gl.int64) * outputs, 0) + gl.expand_dims(n, 1)
-        live = gl.expand_dims(j < there, 0) & gl.expand_dims(n < outputs, 1)
-        gl.store(spot, out.to(y.dtype.element_ty), mask=live)
+                if not BLOCKED:
+                    acc *= gl.expand_dims(gl.load(scale_ptr + at_w), 1)
+                if not GROUPED:
+                    acc *= gl.expand_dims(gl.load(xs + at_x), 0)
+            out = gl.convert_layout(acc, paired)
+            if BIASED:
+                b = gl.arange(0, 64, gl.SliceLayout(1, paired))
+                b = column * OUT + (b % 32 + b // 32 * outputs if GATED else b)
+                out += gl.expand_dims(gl.load(biases + expert.to(gl.int64) * expert_rows + b).to(gl.float32), 1)
+            if GATED:
+                gate, up = gl.split(gl.permute(gl.reshape(out, (2, 32, ROWS)), (1, 2, 0)))
+                if LIMITED:
+                    gate, up = limited(gate, up, limit)
+                if ACT == "swiglu_oai":
+                    out = gate / (1.0 + gl.exp(-1.702 * gate)) * (up + 1.0)
+                else:
+                    out = activate(gate, ACT) * up
+            out = gl.convert_layout(out, flat)
+            if not GATED:
+                out *= gl.expand_dims(weight, 0)
+            n = column * OUT + gl.arange(0, OUT, gl.SliceLayout(1, flat))
+            spot = y + gl.expand_dims(pair.to(gl.int64) * outputs, 0) + gl.expand_dims(n, 1)
+            live = gl.expand_dims(j < there, 0) & gl.expand_dims(n < outputs, 1)
+            gl.store(spot, out.to(y.dtype.element_ty), mask=live)
     elif PDL and not GATED:
         gdc_wait()
 
@@ -314,6 +356,11 @@ def _streams(weight: Quantized) -> bool:
     return weight.bits == 4 and grouped and weight.order is None and scale.dtype == torch.bfloat16
 
 
+def splits_of(programs: int, units: int, multiprocessors: int) -> int:
+    """How many programs share each tile of a pair, where there would be so many programs of so many units else."""
+    return max(1, min(units // UNITS, MAX_SPLITS, PROGRAMS * multiprocessors // programs))
+
+
 def quantized_ring_moe(
     workspace: Workspace,
     x: torch.Tensor,
@@ -325,8 +372,9 @@ def quantized_ring_moe(
     activation: str,
     limit: float | None,
     biases: ExpertBiases | None,
+    splits: int = 0,
 ) -> torch.Tensor:
-    """`moe_gemm` of what `ring_fits` takes."""
+    """`moe_gemm` of what `ring_fits` takes. splits: programs that share a tile of a pair; 0: what `splits_of` says."""
     x, experts = x.contiguous(), experts.contiguous()
     (t, hidden), k, count = x.shape, experts.shape[1], gate_up.data.shape[0]
     pairs, inter = t * k, down.shape[2]
@@ -345,11 +393,20 @@ def quantized_ring_moe(
         height, inputs = 64 if act is None else 32, source.shape[1]
         source, scales, held, constants = _operands(workspace, source, weight)
         strides = (0, 0) if scales is None else scales.stride()
-        workspace.launch(quantized_list_kernel, (outputs // height, tiles))(
+        columns, units, shared = outputs // height, cdiv(inputs, UNIT), 1
+        partials: torch.Tensor | None = None
+        counts: torch.Tensor | None = None
+        if alone:
+            shared = splits or splits_of(columns * tiles, units, multiprocessors(x.device))
+        if shared > 1:
+            partials = torch.empty(columns * tiles * shared * HEIGHT, dtype=torch.float32, device=x.device)
+            counts = workspace.counters("splits of experts' products", _ARRIVALS)
+            constants["STAGES"] = min(constants["STAGES"], cdiv(units, shared))
+        workspace.launch(quantized_list_kernel, (columns, tiles, shared))(
             source, scales, boxes(weight.data.flatten(0, 1), height, 64 if constants["PACKED"] else 128), *held, bias,
-            *where, weights, target, count, inputs, outputs, weight.shape[1], weight.scale.shape[-1],
+            *where, weights, target, partials, counts, count, inputs, outputs, weight.shape[1], weight.scale.shape[-1],
             weight.scale.shape[1], *strides, limit or 0.0,
-            TOP=k, ROWS=8 if alone else ROWS, ALONE=alone, BLOCK_E=next_power_of_2(count),
+            TOP=k, ROWS=8 if alone else ROWS, ALONE=alone, SPLITS=shared, BLOCK_E=next_power_of_2(count),
             **constants, ACT=act, LIMITED=act is not None and limit is not None, BIASED=bias is not None,
             PDL=workspace.pdl, num_warps=4, launch_pdl=workspace.pdl,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.moe_gemm.quantized_ring import splits_of
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
@@ -31,7 +32,7 @@ names = ("x", "gate_up", "down", "weights", "experts", "residual", "activation",
 sizes = (320, 192, 6, 4)
 with Compiler(1, None) as compiler:
     with compiler.only(workspace):
-        for t in (2, 20):
+        for t, splits in ((2, 1), (2, 3), (20, 1)):
             for case in (
                 fp4_case("", bf16, t, *sizes, biased=True, activation="swiglu_oai", limit=1.0),
                 fp4_case("", bf16, t, *sizes, 16, True),
@@ -41,7 +42,7 @@ with Compiler(1, None) as compiler:
                 w8a8_case("", bf16, t, *sizes, Inputs("fp8")),
             ):
                 given = {"activation": "silu", "limit": None, "biases": None, **case.make(cpu, generator)}
-                quantized_ring_moe(workspace, *(given[name] for name in names))
+                quantized_ring_moe(workspace, *(given[name] for name in names), splits)
     kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
     kernels = [kernel for kernel in kernels if kernel.metadata.name == "quantized_list_kernel"]
     texts = [kernel.asm["ptx"] for kernel in kernels]
@@ -53,5 +54,21 @@ with Compiler(1, None) as compiler:
 @pytest.mark.slow
 def test_packed_experts_are_multiplied_from_registers_and_8_bit_floats_as_they_are(tmp_path: Path) -> None:
     launches, registers, floats, shared = run(COMPILE, tmp_path).split()
-    assert (launches, registers, floats) == ("24", "16", "8")
+    assert (launches, registers, floats) == ("36", "24", "12")
     assert int(shared) * 2 <= SHARED_BYTES, "two programs share a multiprocessor"
+
+
+@pytest.mark.parametrize(
+    ("programs", "units", "splits"),
+    [
+        pytest.param(192, 16, 2, id="up to four programs a multiprocessor"),
+        pytest.param(176, 16, 3, id="as many as fit whole times"),
+        pytest.param(24, 64, 4, id="four at most"),
+        pytest.param(24, 13, 3, id="four units a program at least"),
+        pytest.param(24, 7, 1, id="few units stay together"),
+        pytest.param(265, 16, 1, id="half of the GPU is filled"),
+        pytest.param(1024, 28, 1, id="more programs than the GPU has room for"),
+    ],
+)
+def test_programs_share_tiles_as_far_as_the_gpu_has_room(programs: int, units: int, splits: int) -> None:
+    assert splits_of(programs, units, multiprocessors=132) == splits
