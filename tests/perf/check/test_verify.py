@@ -53,7 +53,7 @@ def test_the_others_run_when_a_part_fails_or_hangs(tmp_path: Path, capsys: pytes
 
 
 def test_a_part_that_is_too_slow_says_how_far_it_came() -> None:
-    slow = Part("slow", "one is slow", "docs/correctness.md", ("-c", TELLS), 8)
+    slow = Part("slow", "one is slow", "docs/correctness.md", ("-c", TELLS), 15)
     outcome = verify.Parts(time.monotonic() + 60).outcome(slow)
     assert (outcome.outcome, outcome.said) == ("too slow", "came to the seventh of nine\n")
 
