@@ -35,6 +35,7 @@ RENDER_S = 3.0  # a template of a long conversation takes milliseconds
 _START_S = 20.0  # imports and the template's compilation
 _END_S = 1.0  # for a process whose connection has ended to be gone
 _PROCESSES = 4  # at once: while one renders in vain the others go on
+_SPARE_S = 60.0  # that one has had nothing to do, after which it ends; the last one stays
 _MEMORY = 1 << 30  # address space of a process; 40 MB of it are Python's and Jinja's
 _MAX_TEXT_BYTES = 64 << 20
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -123,8 +124,18 @@ class Renderer:
                 return None
             raise RequestError(_SLOW.format(most_s=self._most_s) if late else _ENDED) from None
         finally:
-            with self._lock:
-                self._idle.append(process)
+            self._give_back(process)
+
+    def _give_back(self, process: _Process) -> None:
+        """What was taken last is taken first, so that spare ones come to stand at the front."""
+        process.used = time.monotonic()
+        spare: _Process | None = None
+        with self._lock:
+            self._idle.append(process)
+            if len(self._idle) > 1 and process.used - self._idle[0].used > _SPARE_S:
+                spare = self._idle.pop(0)
+        if spare is not None:
+            spare.kill()
 
     def _take(self) -> _Process:
         """A process that lives and has read the template. Raises RequestError when none can be started."""
@@ -138,9 +149,10 @@ class Renderer:
 
 
 class _Process:
-    """The asking side of one process."""
+    """The asking side of one process. used: when it was last given back."""
 
     def __init__(self, folder: Path, file: Path | None) -> None:
+        self.used = 0.0
         self._socket, theirs = socket.socketpair()
         self._started = False
         with theirs:

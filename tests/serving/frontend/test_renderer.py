@@ -99,6 +99,23 @@ def test_a_process_that_is_killed_meanwhile_costs_nothing(patient: Renderer) -> 
         assert rendering.result() == "y"
 
 
+def test_a_process_that_has_had_nothing_to_do_ends(patient: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those that a burst of chats started would stay for good, with 32 MB each."""
+    monkeypatch.setattr(renderer, "_SPARE_S", 0.0)
+    assert outcome(patient, chat("x")) == "x"
+    (first,) = patient._idle
+    os.kill(first._child.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        rendering = threads.submit(outcome, patient, chat("y"))
+        wait_until(lambda: not patient._idle, "it is being asked")
+        assert outcome(patient, chat("z")) == "z"
+        (spare,) = patient._idle
+        os.kill(first._child.pid, signal.SIGCONT)
+        assert rendering.result() == "y"
+    assert patient._idle == [first]
+    assert spare.dead()
+
+
 def test_while_all_processes_are_busy_the_others_are_told_so(hasty: Renderer) -> None:
     for _ in range(2):
         hasty._free.acquire()
