@@ -133,7 +133,11 @@ def fp4_cases() -> list[Case]:
         ),
         fp4_case("mxfp4, a pair a tile", bf16, 3, 320, 192, 6, 4, biased=True, activation="swiglu_oai", limit=1.0),
         fp4_case("nvfp4, a pair a tile, gelu", bf16, 2, 192, 320, 5, 4, 16, True, activation="gelu_tanh", absent=3),
-        fp4_case("mxfp4, pairs of an expert", bf16, 41, 192, 128, 6, 3, residual=True, absent=1),
+        # Tiles of eight pairs by 128 and by 64 rows, of sixteen and of thirty-two.
+        fp4_case("mxfp4, few pairs of an expert", bf16, 14, 256, 128, 12, 3, residual=True, absent=1),
+        fp4_case("nvfp4, few pairs of an expert", bf16, 14, 320, 192, 12, 3, 16, True, biased=True, limit=1.0),
+        fp4_case("mxfp4, ten pairs of an expert", bf16, 20, 192, 320, 6, 3, residual=True, absent=1),
+        fp4_case("mxfp4, twenty pairs of an expert", bf16, 41, 192, 128, 6, 3, residual=True, absent=1),
         # Programs share tiles, as many as the name says on a GPU of 132 multiprocessors.
         fp4_case(
             "mxfp4, up by 2",
@@ -245,7 +249,9 @@ def packed_cases() -> list[Case]:
         packed_case("int4, many pairs, groups of 128", bf16, 45, 200, 136, 5, 3, group=128, residual=True, zeros=True),
         packed_case("int8, clipped, gelu", f32, 12, 72, 40, 6, 2, 8, 64, limit=0.5, activation="gelu_tanh"),
         packed_case("int4 groups of 32, a pair a tile", bf16, 4, 320, 192, 6, 4, zeros=True, residual=True),
-        packed_case("int4 groups of 128, pairs of an expert", bf16, 41, 192, 384, 6, 3, group=128, zeros=True),
+        packed_case("int4 groups of 32, few pairs of an expert", bf16, 14, 256, 192, 12, 3, residual=True, limit=0.5),
+        packed_case("int4 groups of 128, ten pairs of an expert", bf16, 20, 320, 128, 6, 3, group=128, zeros=True),
+        packed_case("int4 groups of 128, twenty pairs of an expert", bf16, 41, 192, 384, 6, 3, group=128, zeros=True),
         packed_case("int4, one group, a pair a tile", bf16, 4, 320, 192, 6, 4, group=512, limit=0.5),
         # Programs share tiles, as many as the name says on a GPU of 132 multiprocessors.
         packed_case("int4 groups of 32, up by 3", bf16, 3, 3136, 64, 6, 4, zeros=True, residual=True, small=False),

@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from kernels.linear.unpack import unpacked
 from kernels.moe_gemm import dense as dense_moe
 from kernels.moe_gemm import packed, w8a8
 from kernels.moe_gemm.quantized_dispatch import pair_tiles
-from kernels.moe_gemm.quantized_ring import quantized_ring_moe
+from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, RingTile, quantized_ring_moe
 from kernels.moe_gemm.tiles import PairTile
 from kernels.routing import ExpertBiases
 from kernels.testing import seeded, workspace
@@ -60,6 +60,9 @@ EXPERTS = {
     "gpt-oss-20b": Shape("mxfp4", 2880, 2880, 32, 4),
     "qwen3-30b-a3b-fp8": Shape("fp8", 2048, 768, 128, 8),
     "kimi-k2-int4": Shape("int4", 7168, 2048, 48, 8),
+    "gpt-oss-120b": Shape("mxfp4", 2880, 2880, 128, 4),
+    "deepseek-v4-flash": Shape("mxfp4", 4096, 2048, 256, 6),
+    "deepseek-v4-flash/2": Shape("mxfp4", 4096, 1024, 256, 6),
 }
 # (outputs, inputs) of each product; gate and up together are one.
 DENSE = {"llama-3.1-8b": ((6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False))}
@@ -71,6 +74,7 @@ class Variant:
     up: PairTile
     down: PairTile
     varied: str
+    ring: RingTile | None = None
 
 
 # Of a few pairs a tile: outputs, inputs, stages, warps.
@@ -79,6 +83,9 @@ FEW = (
     *itertools.product((64,), (128, 256), (2, 3, 4), (4,)),
     *itertools.product((128,), (128,), (2, 3), (4, 8)),
 )
+# Tiles of the ring kernel: pairs, rows of a matrix, stages.
+RINGS = (*itertools.product((8, 16), (64, 128), (2, 3, 4, 6)), *itertools.product((32,), (64, 128), (2, 3)))
+RING_TOKENS = 512
 
 
 def weight(kind: str, shape: tuple[int, ...]) -> Expert:
@@ -92,14 +99,16 @@ def weight(kind: str, shape: tuple[int, ...]) -> Expert:
     return Fp8(data, scale, (128, 128), Inputs("fp8", 128))
 
 
-def variants(shape: Shape, tokens: int, cuts: bool) -> Iterator[Variant]:
+def variants(shape: Shape, tokens: int, cuts: Collection[str]) -> Iterator[Variant]:
     rows, up, down = pair_tiles(tokens * shape.k, shape.experts, torch.bfloat16)
     yield Variant(rows, up, down, "base")
-    if tokens <= 256:
+    if tokens <= RING_TOKENS:
         yield Variant(0, up, down, "ring")
-    if tokens > 256 and shape.kind != "fp8":
+    if tokens > 32 and shape.kind != "fp8":
         yield Variant(0, up, down, "written out")
-    if not cuts:
+    if "rings" in cuts and tokens <= RING_TOKENS:
+        yield from (Variant(0, up, down, "ring", tile) for tile in ring_tiles(shape, tokens))
+    if "tiles" not in cuts:
         return
     many = tokens * shape.k // shape.experts
     heights = (16,) if many < 8 else (16, 32) if many < 128 else (64, 128, 256)
@@ -115,6 +124,14 @@ def variants(shape: Shape, tokens: int, cuts: bool) -> Iterator[Variant]:
                 yield Variant(height, up, tile, "down")
             else:
                 yield Variant(height, tile, tile, "both")
+
+
+def ring_tiles(shape: Shape, tokens: int) -> Iterator[RingTile]:
+    """Those that such a load may take: pairs alone have the fewest columns, 8-bit floats tiles of 64 rows."""
+    for pairs, rows, stages in RINGS:
+        if (rows == 128 and shape.kind == "fp8") or (pairs > 8 and tokens * shape.k <= ALONE_PAIRS):
+            continue
+        yield RingTile(pairs, rows, stages)
 
 
 def experts_call(shape: Shape, tables: tuple[Expert, Expert], tokens: int, seed: int) -> Callable[[Variant], Any]:
@@ -135,7 +152,9 @@ def experts_call(shape: Shape, tables: tuple[Expert, Expert], tokens: int, seed:
 
     def call(variant: Variant) -> torch.Tensor:
         if variant.varied == "ring":
-            return quantized_ring_moe(workspace(), x, gate_up, down, weights, chosen, x, activation, None, biases)
+            return quantized_ring_moe(
+                workspace(), x, gate_up, down, weights, chosen, x, activation, None, biases, variant.ring
+            )
         if variant.varied == "written out":
             assert not isinstance(gate_up, Fp8)
             assert not isinstance(down, Fp8)
@@ -168,7 +187,7 @@ def _compile(work: tuple[str, int, list[Variant]]) -> None:
     torch.cuda.synchronize()
 
 
-def time_experts(name: str, tokens: int, layers: int, cuts: bool) -> list[dict[str, Any]]:
+def time_experts(name: str, tokens: int, layers: int, cuts: Collection[str]) -> list[dict[str, Any]]:
     shape = EXPERTS[name]
     held = [tables(shape) for _ in range(layers)]
     calls = [experts_call(shape, held[i % layers], tokens, i) for i in range(12 if tokens <= 64 else 3)]
@@ -193,6 +212,7 @@ def time_experts(name: str, tokens: int, layers: int, cuts: bool) -> list[dict[s
                 "shape": name, "tokens": tokens, "us": round(seconds * 1e6, 1), "error": round(error, 5),
                 "varied": variant.varied, "rows": variant.rows,
                 "tile": [tile.outputs, tile.inputs, tile.stages, tile.warps],
+                "ring": None if variant.ring is None else [variant.ring.pairs, variant.ring.rows, variant.ring.stages],
             }
         )  # fmt: skip
     return found
@@ -278,7 +298,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64, 8192])
     parser.add_argument("--dense", nargs="*", default=[], choices=DENSE)
     parser.add_argument("--rows", type=int, nargs="*", default=[64, 96, 128, 192, 256, 512])
-    parser.add_argument("--cuts", action="store_true", help="vary the tiles too")
+    parser.add_argument("--cuts", nargs="*", default=[], choices=("rings", "tiles"), help="vary these too")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--compile", type=int, default=12, help="processes")
     parser.add_argument("--shown", type=int, default=3)
@@ -300,7 +320,8 @@ def main() -> None:
         for varied in ("base", "ring", "written out", "both", "up", "down"):
             best = sorted((f for f in found if f["varied"] == varied), key=lambda f: f["us"])[: args.shown]
             for f in best:
-                print(f"{name} {tokens:5} {varied:5} {f['us']:8} us, error {f['error']}, rows {f['rows']} {f['tile']}")
+                cut = f["ring"] or f["tile"]
+                print(f"{name} {tokens:5} {varied:5} {f['us']:8} us, error {f['error']}, rows {f['rows']} {cut}")
         torch.cuda.empty_cache()
     for name, rows in itertools.product(args.dense, args.rows):
         for f in time_dense(name, rows):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.moe_gemm.quantized_ring import splits_of
+from kernels.moe_gemm.quantized_ring import RingTile, resident_stages, ring_tile, splits_of
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
@@ -19,8 +19,9 @@ import triton
 from kernels.workspace import Workspace
 from kernels.compilation.ahead import Compiler
 from kernels.moe_gemm.cases import fp4_case, packed_case, w8a8_case
-from kernels.moe_gemm.quantized_ring import quantized_ring_moe
+from kernels.moe_gemm.quantized_ring import RingTile, quantized_ring_moe
 from kernels.testing import seeded
+from kernels.weight import Fp8
 from kernels.weight.inputs import Inputs
 from tests.kernels.compilation.driver import Driver
 
@@ -28,11 +29,12 @@ triton.runtime.driver.set_active(Driver())
 cpu, bf16 = torch.device("cpu"), torch.bfloat16
 workspace, generator = Workspace(cpu), seeded(cpu)
 workspace.pdl = True
+tiles = ((2, (8, 64, 6, 3)), (20, (16, 64, 4)), (20, (8, 128, 2)), (20, (16, 128, 2)))
 names = ("x", "gate_up", "down", "weights", "experts", "residual", "activation", "limit", "biases")
 sizes = (320, 192, 6, 4)
 with Compiler(1, None) as compiler:
     with compiler.only(workspace):
-        for t, splits in ((2, 1), (2, 3), (20, 1)):
+        for t, tile in tiles:
             for case in (
                 fp4_case("", bf16, t, *sizes, biased=True, activation="swiglu_oai", limit=1.0),
                 fp4_case("", bf16, t, *sizes, 16, True),
@@ -42,7 +44,9 @@ with Compiler(1, None) as compiler:
                 w8a8_case("", bf16, t, *sizes, Inputs("fp8")),
             ):
                 given = {"activation": "silu", "limit": None, "biases": None, **case.make(cpu, generator)}
-                quantized_ring_moe(workspace, *(given[name] for name in names), splits)
+                if tile[1] == 128 and isinstance(given["gate_up"], Fp8):
+                    continue
+                quantized_ring_moe(workspace, *(given[name] for name in names), RingTile(*tile))
     kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
     kernels = [kernel for kernel in kernels if kernel.metadata.name == "quantized_list_kernel"]
     texts = [kernel.asm["ptx"] for kernel in kernels]
@@ -54,8 +58,35 @@ with Compiler(1, None) as compiler:
 @pytest.mark.slow
 def test_packed_experts_are_multiplied_from_registers_and_8_bit_floats_as_they_are(tmp_path: Path) -> None:
     launches, registers, floats, shared = run(COMPILE, tmp_path).split()
-    assert (launches, registers, floats) == ("36", "24", "12")
+    assert (launches, registers, floats) == ("40", "32", "8")
     assert int(shared) * 2 <= SHARED_BYTES, "two programs share a multiprocessor"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "experts", "tile"),
+    [
+        pytest.param(32, 256, RingTile(8, 64, 0), id="few pairs are a tile each"),
+        pytest.param(33, 256, RingTile(8, 128, 2), id="eight pairs of an expert"),
+        pytest.param(1024, 256, RingTile(8, 128, 2), id="four pairs an expert on average are rarely more than eight"),
+        pytest.param(1025, 256, RingTile(16, 128, 2), id="sixteen pairs of an expert"),
+        pytest.param(3072, 256, RingTile(16, 128, 2), id="twelve an expert on average are rarely more than sixteen"),
+        pytest.param(3073, 256, RingTile(32, 128, 2), id="thirty-two pairs of an expert"),
+    ],
+)
+def test_a_tile_has_as_many_pairs_as_an_expert_is_likely_to_have(pairs: int, experts: int, tile: RingTile) -> None:
+    assert ring_tile(pairs, experts, 4096, 2048, packed=True) == tile
+    assert ring_tile(pairs, experts, 4096, 2048, packed=False).rows == 64, "8-bit floats have tiles of 64 rows"
+
+
+def test_tiles_of_128_rows_leave_nothing_over() -> None:
+    assert ring_tile(64, 32, 2880, 2880, packed=True) == RingTile(8, 64, 4)
+
+
+@pytest.mark.parametrize(
+    ("programs", "stages"), [pytest.param(396, 6, id="three a multiprocessor"), (528, 4), (529, 3), (4096, 3)]
+)
+def test_stages_let_all_programs_be_resident(programs: int, stages: int) -> None:
+    assert resident_stages(programs, multiprocessors=132) == stages
 
 
 @pytest.mark.parametrize(
