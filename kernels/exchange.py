@@ -16,6 +16,17 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def begin_call(p_calls, PLACES: tl.constexpr, PDL: tl.constexpr):
+    """The number of the call that begins, and the first place of its half of the memory."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    call = tl.load(p_calls) + 1
+    return call, call % 2 * PLACES
 
 
 @triton.jit
@@ -48,6 +59,14 @@ def push(p_sent, at, x, held):
 
 
 @triton.jit
+def push_all(p_bases, place, slot, at, x, held, RANK: tl.constexpr, SIZE: tl.constexpr):
+    """Send x to every other rank."""
+    for to in tl.static_range(SIZE):
+        if to != RANK:
+            push(slot_of(p_bases, to, place, RANK, slot, SIZE, x), at, x, held)
+
+
+@triton.jit
 def arrived(p_sent, at, held, kind: tl.constexpr):
     """What was sent, once all of it is there; its place is empty then."""
     bits = tl.load(p_sent + at, mask=held, other=1, volatile=True)
@@ -55,3 +74,9 @@ def arrived(p_sent, at, held, kind: tl.constexpr):
         bits = tl.load(p_sent + at, mask=held, other=1, volatile=True)
     tl.store(p_sent + at, tl.zeros_like(bits), mask=held)
     return bits.to(kind, bitcast=True)
+
+
+@triton.jit
+def plain_zeros(x):
+    """x, whose zeros have no sign."""
+    return tl.where(x == 0.0, tl.zeros_like(x), x)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.exchange import arrived, count_call, push, slot_of
+from kernels.exchange import arrived, begin_call, count_call, plain_zeros, push_all, slot_of
 from kernels.peers import PLACES, Peers
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
@@ -32,11 +31,7 @@ def _gather(
     RUN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    call = tl.load(p_calls) + 1
-    place = call % 2 * PLACES
+    call, place = begin_call(p_calls, PLACES, PDL)
     of_run = tl.arange(0, RUN)
     own = tl.load(p_firsts + RANK)
     width = tl.load(p_firsts + RANK + 1) - own
@@ -46,10 +41,8 @@ def _gather(
     for begin in tl.range(first, count, step):
         at = begin + of_run
         x = tl.load(p_x + at, mask=at < count, other=0.0)
-        for to in tl.static_range(SIZE):
-            if to != RANK:
-                push(slot_of(p_bases, to, place, RANK, slot, SIZE, x), at, x, at < count)
-        x = tl.where(x == 0.0, tl.zeros_like(x), x)
+        push_all(p_bases, place, slot, at, x, at < count, RANK, SIZE)
+        x = plain_zeros(x)
         tl.store(p_out + at // width * columns + own + at % width, x, mask=at < count)
     count_call(p_calls, call)
     for rank in tl.static_range(SIZE):
@@ -61,7 +54,7 @@ def _gather(
                 at = begin + of_run
                 x = tl.zeros([RUN], p_x.dtype.element_ty)
                 x = arrived(slot_of(p_bases, RANK, place, rank, slot, SIZE, x), at, at < count, x.dtype)
-                x = tl.where(x == 0.0, tl.zeros_like(x), x)
+                x = plain_zeros(x)
                 tl.store(p_out + at // width * columns + its + at % width, x, mask=at < count)
 
 

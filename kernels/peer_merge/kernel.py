@@ -6,9 +6,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.exchange import arrived, count_call, push, slot_of
+from kernels.exchange import arrived, begin_call, count_call, push, slot_of
 from kernels.peers import PLACES, Peers
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -37,11 +36,7 @@ def _merge(
     BLOCK_L: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    call = tl.load(p_calls) + 1
-    place = call % 2 * PLACES
+    call, place = begin_call(p_calls, PLACES, PDL)
     of_l, copies = tl.arange(0, BLOCK_L), tl.arange(0, COPIES)
     own = tl.load(p_firsts + RANK)
     rows = tokens * H

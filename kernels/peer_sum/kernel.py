@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.exchange import arrived, count_call, push, slot_of
+from kernels.exchange import arrived, begin_call, count_call, plain_zeros, push, push_all, slot_of
 from kernels.peers import PLACES, Peers
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -27,8 +26,7 @@ def _added(p_bases, x, place, slot, at, held, RANK: tl.constexpr, SIZE: tl.const
         else:
             p_sent = slot_of(p_bases, RANK, place, rank, slot, SIZE, x)
             total += arrived(p_sent, at, held, x.dtype).to(tl.float32)
-    summed = total.to(x.dtype)
-    return tl.where(summed == 0.0, tl.zeros_like(summed), summed)
+    return plain_zeros(total.to(x.dtype))
 
 
 @triton.jit
@@ -78,20 +76,14 @@ def _one_shot(
     HAS_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    call = tl.load(p_calls) + 1
-    place = call % 2 * PLACES
+    call, place = begin_call(p_calls, PLACES, PDL)
     column = tl.arange(0, BLOCK_E)
     first = tl.program_id(0).to(tl.int64)
     for row in tl.range(first, rows, tl.num_programs(0)):
         at = row * E + column
         held = (column < E) & (at < count)
         x = tl.load(p_x + at, mask=held, other=0.0)
-        for to in tl.static_range(SIZE):
-            if to != RANK:
-                push(slot_of(p_bases, to, place, RANK, slot, SIZE, x), at, x, held)
+        push_all(p_bases, place, slot, at, x, held, RANK, SIZE)
     count_call(p_calls, call)
     for row in tl.range(first, rows, tl.num_programs(0)):
         at = row * E + column
@@ -125,11 +117,7 @@ def _two_shot(
     HAS_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    call = tl.load(p_calls) + 1
-    place = call % 2 * PLACES
+    call, place = begin_call(p_calls, PLACES, PDL)
     column = tl.arange(0, BLOCK_E)
     first = tl.program_id(0).to(tl.int64)
     split = (rows + SIZE - 1) // SIZE
@@ -147,9 +135,7 @@ def _two_shot(
         x = tl.load(p_x + at, mask=held, other=0.0)
         residual, weight = _beside(p_residual, p_weight, x, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
         summed = _added(p_bases, x, place, slot, i * E + column, held, RANK, SIZE)
-        for to in tl.static_range(SIZE):
-            if to != RANK:
-                push(slot_of(p_bases, to, place + 1, RANK, slot, SIZE, x), i * E + column, summed, held)
+        push_all(p_bases, place + 1, slot, i * E + column, summed, held, RANK, SIZE)
         _finish(summed, residual, weight, p_y, p_h, at, held, E, eps, offset, HAS_RESIDUAL, HAS_NORM)
     for of in tl.static_range(SIZE):
         if of != RANK:
@@ -159,8 +145,7 @@ def _two_shot(
                 x = tl.load(p_x + at, mask=held, other=0.0)
                 p_sent = slot_of(p_bases, RANK, place + 1, of, slot, SIZE, x)
                 residual, weight = _beside(p_residual, p_weight, x, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
-                summed = arrived(p_sent, i * E + column, held, x.dtype)
-                summed = tl.where(summed == 0.0, tl.zeros_like(summed), summed)
+                summed = plain_zeros(arrived(p_sent, i * E + column, held, x.dtype))
                 _finish(summed, residual, weight, p_y, p_h, at, held, E, eps, offset, HAS_RESIDUAL, HAS_NORM)
 
 
