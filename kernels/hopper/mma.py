@@ -42,6 +42,24 @@ def ring_product(
 
 
 @gluon.jit
+def team_product(acc, x_ring, w_ring, ring, at, slices, live, TEAM: gl.constexpr, TEAMS: gl.constexpr,
+                 STAGES: gl.constexpr):  # fmt: skip
+    """As `ring_product`, box TEAM of x, of TEAMS a stage, by all rows of w: one product begins before the last one is
+    done. live: whether there are any slices."""
+    for slice_ in range(slices):
+        ring.wait(at)
+        x = x_ring.index(at.stage * TEAMS + TEAM)
+        token = warpgroup_mma(x, w_ring.index(at.stage).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=[token])
+        # the product before this one is done: its stage is free
+        ring.release(at.before(STAGES), live=slice_ > 0)
+        at = at.next(STAGES)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    ring.release(at.before(STAGES), live=live)
+    return acc, at
+
+
+@gluon.jit
 def weight_product(acc, acc_up, w_ring, stage, x, WIDE: gl.constexpr):
     """acc, and with WIDE of 2 acc_up, with the product of a stage's weights [outputs, inputs] and x [inputs, rows]:
     where rows are few, outputs are the matrix unit's long side."""

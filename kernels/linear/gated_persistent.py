@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
 from kernels.hopper.boxes import boxes
-from kernels.hopper.compat import load_box
 from kernels.hopper.epilogue import activate, emit, halves
-from kernels.hopper.ring import cursor, filling_cursor, load_gate_up, ring_of
+from kernels.hopper.feed import feed_teams
+from kernels.hopper.mma import team_product
+from kernels.hopper.ring import cursor, ring_of
 from kernels.hopper.schedule import banded
 from kernels.linear.stream import streams
 from kernels.linear.waves import OUTPUTS, ROWS
@@ -36,23 +37,6 @@ REGISTERS = 168
 
 
 @gluon.jit
-def _feed(x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices, N, BN: gl.constexpr,
-          BK: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr):  # fmt: skip
-    """Fills the ring: a stage holds a box of 64 rows of x for each team, and BN rows of gate and BN of up."""
-    BYTES: gl.constexpr = (TEAMS * 64 + 2 * BN) * BK * 2
-    program = gl.program_id(0)
-    at = filling_cursor(program * 0)
-    for tile in range(program, row_tiles * column_tiles, gl.num_programs(0)):
-        row, column = banded(tile, row_tiles, column_tiles, BAND)
-        for slice_ in range(slices):
-            bar = ring.acquire(at, BYTES)
-            for team in gl.static_range(TEAMS):
-                load_box(x_desc, [(row * TEAMS + team) * 64, slice_ * BK], bar, x_ring.index(at.stage * TEAMS + team))
-            load_gate_up(w_desc, column * BN, N, slice_ * BK, bar, w_ring.index(at.stage), True, 2)
-            at = at.next(STAGES)
-
-
-@gluon.jit
 def _multiply(y_desc, x_ring, w_ring, out, ring, row_tiles, column_tiles, slices,
               ACT: gl.constexpr, BN: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr,
               TEAM: gl.constexpr):  # fmt: skip
@@ -62,16 +46,7 @@ def _multiply(y_desc, x_ring, w_ring, out, ring, row_tiles, column_tiles, slices
     at = cursor(program * 0)
     for tile in range(program, row_tiles * column_tiles, gl.num_programs(0)):
         acc = gl.zeros((64, 2 * BN), gl.float32, mma)
-        for slice_ in range(slices):
-            ring.wait(at)
-            x = x_ring.index(at.stage * TEAMS + TEAM)
-            token = warpgroup_mma(x, w_ring.index(at.stage).permute((1, 0)), acc, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=[token])
-            # the product before this one is done: its stage is free
-            ring.release(at.before(STAGES), live=slice_ > 0)
-            at = at.next(STAGES)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        ring.release(at.before(STAGES))
+        acc, at = team_product(acc, x_ring, w_ring, ring, at, slices, True, TEAM, TEAMS, STAGES)
 
         gate, up = halves(acc, BN)
         y = (activate(gate, ACT) * up).to(y_desc.dtype)
@@ -102,8 +77,8 @@ def gated_persistent_kernel(
                          ACT, BN, TEAMS, STAGES, BAND, 0)),
             (_multiply, (y_desc, x_ring, w_ring, out, ring, row_tiles, column_tiles, slices,
                          ACT, BN, TEAMS, STAGES, BAND, 1)),
-            (_feed, (x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices, N,
-                     BN, BK, TEAMS, STAGES, BAND)),
+            (feed_teams, (x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices, N,
+                          BN, BK, 2, TEAMS, STAGES, BAND)),
         ],
         [4, 1],
         [240, 24],

@@ -13,20 +13,16 @@ from dataclasses import dataclass
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import multiprocessors
 from kernels.hopper.boxes import boxes
 from kernels.hopper.compat import load_box, sync
 from kernels.hopper.epilogue import emit
-from kernels.hopper.ring import barriers, cursor, filling_cursor, ring_of
+from kernels.hopper.feed import feed_teams
+from kernels.hopper.mma import team_product
+from kernels.hopper.ring import barriers, cursor, ring_of
 from kernels.hopper.schedule import banded, first_unit
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
@@ -37,42 +33,6 @@ INPUTS, UNIT = 64, 128
 # group of the warp that asks.
 REGISTERS = {2: (168, 240), 3: (128, 160)}
 FEEDER_REGISTERS = 24
-
-
-@gluon.jit
-def _feed(x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices,
-          BN: gl.constexpr, BK: gl.constexpr, TEAMS: gl.constexpr, STAGES: gl.constexpr,
-          BAND: gl.constexpr):  # fmt: skip
-    """Fills the ring: a stage holds a box of 64 rows of x for each team, and BN rows of the weight."""
-    BYTES: gl.constexpr = (TEAMS * 64 + BN) * BK * 2
-    program = gl.program_id(0)
-    at = filling_cursor(program * 0)
-    for tile in range(program, row_tiles * column_tiles, gl.num_programs(0)):
-        row, column = banded(tile, row_tiles, column_tiles, BAND)
-        for slice_ in range(slices):
-            bar = ring.acquire(at, BYTES)
-            for team in gl.static_range(TEAMS):
-                load_box(x_desc, [(row * TEAMS + team) * 64, slice_ * BK], bar, x_ring.index(at.stage * TEAMS + team))
-            load_box(w_desc, [column * BN, slice_ * BK], bar, w_ring.index(at.stage))
-            at = at.next(STAGES)
-
-
-@gluon.jit
-def _partial(x_ring, w_ring, ring, at, slices, mma: gl.constexpr, BN: gl.constexpr, TEAMS: gl.constexpr,
-          STAGES: gl.constexpr, TEAM: gl.constexpr):  # fmt: skip
-    """The sum [64, BN] of the ring's next slices, and where the ring stands then."""
-    acc = gl.zeros((64, BN), gl.float32, mma)
-    for slice_ in range(slices):
-        ring.wait(at)
-        x = x_ring.index(at.stage * TEAMS + TEAM)
-        token = warpgroup_mma(x, w_ring.index(at.stage).permute((1, 0)), acc, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=[token])
-        # the product before this one is done: its stage is free
-        ring.release(at.before(STAGES), live=slice_ > 0)
-        at = at.next(STAGES)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    ring.release(at.before(STAGES), live=slices > 0)
-    return acc, at
 
 
 @gluon.jit
@@ -94,14 +54,16 @@ def _multiply(residual_desc, y_desc, bias_ptr, x_ring, w_ring, out, ring, arrive
             sync()
             mbarrier.expect(arrived.index(TEAM), 64 * BN * 2)
             load_box(residual_desc, [(row * TEAMS + TEAM) * 64, column * BN], arrived.index(TEAM), out.index(TEAM))
+        y = gl.zeros((64, BN), gl.float32, mma)
         if SPLITS == 1:
-            y, at = _partial(x_ring, w_ring, ring, at, slices, mma, BN, TEAMS, STAGES, TEAM)
+            y, at = team_product(y, x_ring, w_ring, ring, at, slices, slices > 0, TEAM, TEAMS, STAGES)
         else:
-            y = gl.zeros((64, BN), gl.float32, mma)
             for split in range(SPLITS):
                 begin = first_unit(split, units, SPLITS) * UNIT_SLICES
                 end = gl.minimum(first_unit(split + 1, units, SPLITS) * UNIT_SLICES, slices)
-                acc, at = _partial(x_ring, w_ring, ring, at, end - begin, mma, BN, TEAMS, STAGES, TEAM)
+                count = end - begin
+                acc = gl.zeros((64, BN), gl.float32, mma)
+                acc, at = team_product(acc, x_ring, w_ring, ring, at, count, count > 0, TEAM, TEAMS, STAGES)
                 y += acc
 
         if BIAS:
@@ -140,8 +102,8 @@ def persistent_kernel(
                              column_tiles, slices, N, SPLITS, BN, UNIT_SLICES, TEAMS, STAGES, BAND, BIAS, RESIDUAL, 0)),
                 (_multiply, (residual_desc, y_desc, bias_ptr, x_ring, w_ring, out, ring, arrived, row_tiles,
                              column_tiles, slices, N, SPLITS, BN, UNIT_SLICES, TEAMS, STAGES, BAND, BIAS, RESIDUAL, 1)),
-                (_feed, (x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices,
-                         BN, BK, TEAMS, STAGES, BAND)),
+                (feed_teams, (x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices, 0,
+                              BN, BK, 1, TEAMS, STAGES, BAND)),
             ],
             [4, 1],
             [REGISTERS, FEEDER_REGISTERS],
@@ -155,8 +117,8 @@ def persistent_kernel(
                              column_tiles, slices, N, SPLITS, BN, UNIT_SLICES, TEAMS, STAGES, BAND, BIAS, RESIDUAL, 1)),
                 (_multiply, (residual_desc, y_desc, bias_ptr, x_ring, w_ring, out, ring, arrived, row_tiles,
                              column_tiles, slices, N, SPLITS, BN, UNIT_SLICES, TEAMS, STAGES, BAND, BIAS, RESIDUAL, 2)),
-                (_feed, (x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices,
-                         BN, BK, TEAMS, STAGES, BAND)),
+                (feed_teams, (x_desc, w_desc, x_ring, w_ring, ring, row_tiles, column_tiles, slices, 0,
+                              BN, BK, 1, TEAMS, STAGES, BAND)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, FEEDER_REGISTERS],
