@@ -43,11 +43,11 @@ def as_bits(x):
 
 
 @triton.jit
-def slot_of(p_bases, at_rank, place, sender, slot, SIZE: tl.constexpr, x):
-    """Where what `sender` sends to `at_rank` is, as pointers to the bits of numbers like x."""
+def slot_of(p_bases, at_rank, place, sender, slot, SIZE: tl.constexpr, kind: tl.constexpr):
+    """Where what `sender` sends to `at_rank` is, as pointers to the bits of numbers of that kind."""
     base = tl.load(p_bases + at_rank) + (place * SIZE + (sender - at_rank + SIZE) % SIZE) * slot
-    kind = tl.int16 if x.dtype.primitive_bitwidth == 16 else tl.int32
-    return tl.multiple_of(base.to(tl.pointer_type(kind)), 16)
+    bits = tl.int16 if kind.primitive_bitwidth == 16 else tl.int32
+    return tl.multiple_of(base.to(tl.pointer_type(bits)), 16)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def push_all(p_bases, place, slot, at, x, held, RANK: tl.constexpr, SIZE: tl.con
     """Send x to every other rank."""
     for to in tl.static_range(SIZE):
         if to != RANK:
-            push(slot_of(p_bases, to, place, RANK, slot, SIZE, x), at, x, held)
+            push(slot_of(p_bases, to, place, RANK, slot, SIZE, x.dtype), at, x, held)
 
 
 @triton.jit

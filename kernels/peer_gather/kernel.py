@@ -32,6 +32,7 @@ def _gather(
     PDL: tl.constexpr,
 ):
     call, place = begin_call(p_calls, PLACES, PDL)
+    kind = p_x.dtype.element_ty
     of_run = tl.arange(0, RUN)
     own = tl.load(p_firsts + RANK)
     width = tl.load(p_firsts + RANK + 1) - own
@@ -52,8 +53,7 @@ def _gather(
             count = tokens * width
             for begin in tl.range(first, count, step):
                 at = begin + of_run
-                x = tl.zeros([RUN], p_x.dtype.element_ty)
-                x = arrived(slot_of(p_bases, RANK, place, rank, slot, SIZE, x), at, at < count, x.dtype)
+                x = arrived(slot_of(p_bases, RANK, place, rank, slot, SIZE, kind), at, at < count, kind)
                 x = plain_zeros(x)
                 tl.store(p_out + at // width * columns + its + at % width, x, mask=at < count)
 

@@ -50,7 +50,7 @@ def _merge(
                 begin, end = tl.load(p_firsts + to), tl.load(p_firsts + to + 1)
                 its = (head >= begin) & (head < end)
                 held = tl.where(its, of_l, L) < L
-                p_sent = slot_of(p_bases, to, place, RANK, slot, SIZE, o)
+                p_sent = slot_of(p_bases, to, place, RANK, slot, SIZE, o.dtype)
                 at = (token * (end - begin) + head - begin) * (L + COPIES)
                 push(p_sent, at + of_l, o, held)
                 push(p_sent, at + L + copies, lse, tl.where(its, copies, COPIES) < COPIES)
@@ -67,7 +67,7 @@ def _merge(
                     o = tl.load(p_o + row * L + of_l, mask=of_l < L, other=0.0)
                     lse = tl.load(p_lse + row)
                 else:
-                    p_sent = slot_of(p_bases, RANK, place, rank, slot, SIZE, merged)
+                    p_sent = slot_of(p_bases, RANK, place, rank, slot, SIZE, tl.float32)
                     at = place_out * (L + COPIES)
                     o = arrived(p_sent, at + of_l, of_l < L, tl.float32)
                     lse = tl.max(arrived(p_sent, at + L + copies, copies >= 0, tl.float32), axis=0)

@@ -17,6 +17,13 @@ _RUN = 2048
 
 
 @triton.jit
+def _row_of(row, column, E, count):
+    """Where a row's elements are, and which of them there are."""
+    at = row * E + column
+    return at, (column < E) & (at < count)
+
+
+@triton.jit
 def _added(p_bases, x, place, slot, at, held, RANK: tl.constexpr, SIZE: tl.constexpr):
     """The sum of x and what the others sent, in the order of ranks, rounded as it was sent. Zero has no sign."""
     total = tl.zeros_like(x).to(tl.float32)
@@ -24,16 +31,16 @@ def _added(p_bases, x, place, slot, at, held, RANK: tl.constexpr, SIZE: tl.const
         if rank == RANK:
             total += x.to(tl.float32)
         else:
-            p_sent = slot_of(p_bases, RANK, place, rank, slot, SIZE, x)
+            p_sent = slot_of(p_bases, RANK, place, rank, slot, SIZE, x.dtype)
             total += arrived(p_sent, at, held, x.dtype).to(tl.float32)
     return plain_zeros(total.to(x.dtype))
 
 
 @triton.jit
-def _beside(p_residual, p_weight, x, at, column, held, E, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr):
-    """What a row's sum is added to and scaled by, loaded while the sum is waited for."""
-    residual = tl.load(p_residual + at, mask=held, other=0.0) if HAS_RESIDUAL else x
-    weight = tl.load(p_weight + column, mask=column < E, other=0.0) if HAS_NORM else x
+def _beside(p_residual, p_weight, at, column, held, E, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr):
+    """What a row's sum is added to and scaled by, loaded while the sum is waited for; `at` where there is none."""
+    residual = tl.load(p_residual + at, mask=held, other=0.0) if HAS_RESIDUAL else at
+    weight = tl.load(p_weight + column, mask=column < E, other=0.0) if HAS_NORM else at
     return residual, weight
 
 
@@ -80,16 +87,14 @@ def _one_shot(
     column = tl.arange(0, BLOCK_E)
     first = tl.program_id(0).to(tl.int64)
     for row in tl.range(first, rows, tl.num_programs(0)):
-        at = row * E + column
-        held = (column < E) & (at < count)
+        at, held = _row_of(row, column, E, count)
         x = tl.load(p_x + at, mask=held, other=0.0)
         push_all(p_bases, place, slot, at, x, held, RANK, SIZE)
     count_call(p_calls, call)
     for row in tl.range(first, rows, tl.num_programs(0)):
-        at = row * E + column
-        held = (column < E) & (at < count)
+        at, held = _row_of(row, column, E, count)
         x = tl.load(p_x + at, mask=held, other=0.0)
-        residual, weight = _beside(p_residual, p_weight, x, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
+        residual, weight = _beside(p_residual, p_weight, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
         summed = _added(p_bases, x, place, slot, at, held, RANK, SIZE)
         _finish(summed, residual, weight, p_y, p_h, at, held, E, eps, offset, HAS_RESIDUAL, HAS_NORM)
 
@@ -118,34 +123,31 @@ def _two_shot(
     PDL: tl.constexpr,
 ):
     call, place = begin_call(p_calls, PLACES, PDL)
+    kind = p_x.dtype.element_ty
     column = tl.arange(0, BLOCK_E)
     first = tl.program_id(0).to(tl.int64)
     split = (rows + SIZE - 1) // SIZE
     for to in tl.static_range(SIZE):
         if to != RANK:
             for i in tl.range(first, split, tl.num_programs(0)):
-                at = (to * split + i) * E + column
-                held = (column < E) & (at < count)
+                at, held = _row_of(to * split + i, column, E, count)
                 x = tl.load(p_x + at, mask=held, other=0.0)
-                push(slot_of(p_bases, to, place, RANK, slot, SIZE, x), i * E + column, x, held)
+                push(slot_of(p_bases, to, place, RANK, slot, SIZE, kind), i * E + column, x, held)
     count_call(p_calls, call)
     for i in tl.range(first, split, tl.num_programs(0)):
-        at = (RANK * split + i) * E + column
-        held = (column < E) & (at < count)
+        at, held = _row_of(RANK * split + i, column, E, count)
         x = tl.load(p_x + at, mask=held, other=0.0)
-        residual, weight = _beside(p_residual, p_weight, x, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
+        residual, weight = _beside(p_residual, p_weight, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
         summed = _added(p_bases, x, place, slot, i * E + column, held, RANK, SIZE)
         push_all(p_bases, place + 1, slot, i * E + column, summed, held, RANK, SIZE)
         _finish(summed, residual, weight, p_y, p_h, at, held, E, eps, offset, HAS_RESIDUAL, HAS_NORM)
     for of in tl.static_range(SIZE):
         if of != RANK:
             for i in tl.range(first, split, tl.num_programs(0)):
-                at = (of * split + i) * E + column
-                held = (column < E) & (at < count)
-                x = tl.load(p_x + at, mask=held, other=0.0)
-                p_sent = slot_of(p_bases, RANK, place + 1, of, slot, SIZE, x)
-                residual, weight = _beside(p_residual, p_weight, x, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
-                summed = plain_zeros(arrived(p_sent, i * E + column, held, x.dtype))
+                at, held = _row_of(of * split + i, column, E, count)
+                p_sent = slot_of(p_bases, RANK, place + 1, of, slot, SIZE, kind)
+                residual, weight = _beside(p_residual, p_weight, at, column, held, E, HAS_RESIDUAL, HAS_NORM)
+                summed = plain_zeros(arrived(p_sent, i * E + column, held, kind))
                 _finish(summed, residual, weight, p_y, p_h, at, held, E, eps, offset, HAS_RESIDUAL, HAS_NORM)
 
 

@@ -84,7 +84,7 @@ def own_part_first(p_bases: Any, x: Any, place: Any, slot: Any, at: Any, held: A
 
     total = x.to(tl.float32)
     for i in range(1, int(size)):
-        p_sent = kernel.slot_of(p_bases, rank, place, (int(rank) + i) % int(size), slot, size, x)
+        p_sent = kernel.slot_of(p_bases, rank, place, (int(rank) + i) % int(size), slot, size, x.dtype)
         total += kernel.arrived(p_sent, at, held, x.dtype).to(tl.float32)
     return total.to(x.dtype)
 
