@@ -18,6 +18,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Programs of a launch, and elements that one of them takes at a time where rows do not matter.
+MAX_PROGRAMS, RUN_LENGTH = 264, 2048
+
 
 @triton.jit
 def begin_call(p_calls, PLACES: tl.constexpr, PDL: tl.constexpr):

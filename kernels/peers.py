@@ -15,6 +15,8 @@ PLACES = 2
 _ALIGNED = 256
 # A rank's part of the rows is rounded up to whole ones, which are no longer than this.
 ROW_BYTES = 64 << 10
+# A head's logarithm travels behind its outputs, as often as 16 and 32 bytes are written at once.
+LSE_COPIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Peers:
         for piece in self.pieces:
             piece.zero_()
         self.calls[0] += 1
+
+
+def partials_bytes(tokens: int, heads: int, latent: int) -> int:
+    """What `peer_merge` sends a rank for tokens of its heads: `latent` outputs in float32, and their logarithm."""
+    return tokens * heads * (latent + LSE_COPIES) * 4
 
 
 def piece_bytes(size: int, capacity: int) -> int:

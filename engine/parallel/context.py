@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from engine.cache.spec import PoolSpec
 from engine.parallel.communicator import Communicator
 from engine.runner.batch import OwnTokens
+from kernels.peers import partials_bytes
 
 
 def own_tokens(slots: Sequence[torch.Tensor], positions: torch.Tensor, pool: PoolSpec) -> OwnTokens | None:
@@ -60,8 +61,7 @@ class SharedContext:
     def own_heads(self, o: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """o [T, sum of H, L] and lse [T, sum of H] float32 over this rank's tokens, as `latent_partials` gives them →
         [T, H, L] in `dtype` over all tokens, of this rank's heads."""
-        # A head's logarithm goes with its outputs.
-        if self._communicator.exchanges(len(o) * max(self._heads) * (o.shape[2] + 8) * o.element_size()):
+        if self._communicator.exchanges(partials_bytes(len(o), max(self._heads), o.shape[2])):
             return self._communicator.merge_partials(o, lse, self._firsts, self._own, dtype)
         told = self._communicator.all_gather(lse)
         top = told.amax(0)

@@ -6,13 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.exchange import arrived, begin_call, count_call, plain_zeros, push_all, slot_of
+from kernels.exchange import MAX_PROGRAMS, RUN_LENGTH, arrived, begin_call, count_call, plain_zeros, push_all, slot_of
 from kernels.peers import PLACES, Peers
 from kernels.sizes import cdiv
 from kernels.workspace import Workspace
-
-MOST = 264
-_RUN = 2048
 
 
 @triton.jit(do_not_specialize=["tokens", "slot"])
@@ -72,8 +69,8 @@ def peer_gather(
         return out
     pdl = workspace.pdl
     # As many on all ranks, whose columns may be fewer.
-    runs = cdiv(len(x) * cdiv(columns, peers.size), _RUN)
-    workspace.launch(_gather, (min(max(1, runs), MOST),))(
+    runs = cdiv(len(x) * cdiv(columns, peers.size), RUN_LENGTH)
+    workspace.launch(_gather, (min(max(1, runs), MAX_PROGRAMS),))(
         x,
         out,
         firsts,
@@ -85,7 +82,7 @@ def peer_gather(
         RANK=peers.rank,
         SIZE=peers.size,
         PLACES=PLACES,
-        RUN=_RUN,
+        RUN=RUN_LENGTH,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=8,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.peers import Peers, piece_bytes
+from kernels.peers import Peers, partials_bytes, piece_bytes
 from kernels.registry import Case
 from kernels.testing import TOLERANCES, randn
 
@@ -21,7 +21,7 @@ def case(
     rank: int,
     small: bool = True,
 ) -> Case:
-    size = tokens * heads * (latent + 8) * 4
+    size = partials_bytes(tokens, heads, latent)
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
         o = randn(generator, device, torch.float32, tokens, ranks * heads, latent)

@@ -8,13 +8,12 @@ import triton
 import triton.language as tl
 
 from kernels.exchange import arrived, begin_call, count_call, push, slot_of
-from kernels.peers import PLACES, Peers
+from kernels.peers import LSE_COPIES, PLACES, Peers, partials_bytes
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
-MOST = 1056
-# A head's logarithm travels behind its outputs, as often as 16 and 32 bytes are written at once.
-COPIES = tl.constexpr(8)
+MAX_PROGRAMS = 1056
+COPIES = tl.constexpr(LSE_COPIES)
 
 
 @triton.jit(do_not_specialize=["tokens", "slot"])
@@ -95,14 +94,14 @@ def peer_merge(
     As in the reference. Raises ValueError for more bytes than a slot of `peers` has place for; it looks at this rank's.
     """
     tokens, all_heads, latent = o.shape
-    size = tokens * heads * (latent + COPIES.value) * 4
+    size = partials_bytes(tokens, heads, latent)
     if size > peers.slot:
         raise ValueError(f"a rank would be sent {size} bytes, and peers have place for {peers.slot}: take another way")
     out = o.new_empty(tokens, heads, latent, dtype=dtype)
     if not tokens:
         return out
     pdl, block = workspace.pdl, next_power_of_2(latent)
-    workspace.launch(_merge, (min(tokens * all_heads, MOST),))(
+    workspace.launch(_merge, (min(tokens * all_heads, MAX_PROGRAMS),))(
         o,
         lse,
         out,

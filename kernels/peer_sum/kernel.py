@@ -6,14 +6,20 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.exchange import arrived, begin_call, count_call, plain_zeros, push, push_all, slot_of
+from kernels.exchange import (
+    MAX_PROGRAMS,
+    RUN_LENGTH,
+    arrived,
+    begin_call,
+    count_call,
+    plain_zeros,
+    push,
+    push_all,
+    slot_of,
+)
 from kernels.peers import PLACES, Peers
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
-
-# Programs of a launch, and elements that one of them takes at a time where rows do not matter.
-MOST = 264
-_RUN = 2048
 
 
 @triton.jit
@@ -173,14 +179,15 @@ def peer_sum(
     y = h if norm_weight is None else torch.empty_like(x)
     if not count:
         return y, h
-    rows, run = (tokens, width) if two_shot or norm_weight is not None else (cdiv(count, _RUN), _RUN)
+    by_rows = two_shot or norm_weight is not None
+    rows, run = (tokens, width) if by_rows else (cdiv(count, RUN_LENGTH), RUN_LENGTH)
     split = cdiv(rows, peers.size) if two_shot else rows
     size = min(split * run, count) * x.element_size()
     if size > peers.slot:
         raise ValueError(f"ranks would send {size} bytes each, and peers have place for {peers.slot}: take another way")
     pdl = workspace.pdl
     block = next_power_of_2(run)
-    workspace.launch(_two_shot if two_shot else _one_shot, (min(split, MOST),))(
+    workspace.launch(_two_shot if two_shot else _one_shot, (min(split, MAX_PROGRAMS),))(
         x,
         residual,
         norm_weight,

@@ -175,7 +175,7 @@ def main() -> None:
 
     with pytest.MonkeyPatch.context() as patch, interpreter.language_bound_once():
         interpreter.complete_casts(patch)
-        patch.setattr(kernel, "MOST", PROGRAMS)
+        patch.setattr(kernel, "MAX_PROGRAMS", PROGRAMS)
         given = {"": play(peers, rank, range(len(CALLS)))}
         # One too large for peers goes by the library.
         given[""].append((peers.all_reduce(torch.full((2, CAPACITY), float(rank + 1))),))
