@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,25 @@ def for_hopper(
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = GluonASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
     return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **options})
+
+
+@contextmanager
+def launching() -> Iterator[tuple[Any, list[Any]]]:
+    """A workspace on the CPU whose launches, which may depend on the one before, are compiled for Hopper and not run;
+    behind it, all kernels that were compiled. Sets the driver of this process."""
+    import torch
+    import triton
+
+    from kernels.compilation.ahead import Compiler
+    from kernels.workspace import Workspace
+    from tests.kernels.compilation.driver import Driver
+
+    triton.runtime.driver.set_active(Driver())
+    workspace = Workspace(torch.device("cpu"))
+    workspace.pdl = True
+    kernels: list[Any] = []
+    with Compiler(1, None) as compiler:
+        with compiler.only(workspace):
+            yield workspace, kernels
+        made = compiler._made.values()
+        kernels += [kernel.result() if hasattr(kernel, "result") else kernel for kernel in made]

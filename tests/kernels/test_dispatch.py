@@ -31,6 +31,16 @@ def problem(rows: int, outputs: int, inputs: int, **other: Any) -> Any:
     return Problem(rows, outputs, inputs, **{**plain, **other})
 
 
+def packed_problem(rows: int, outputs: int = 4096, inputs: int = 4096, **other: Any) -> Any:
+    """On an H200, of weights that stream."""
+    from kernels.linear.packed_dispatch import PackedProblem
+
+    plain = PackedProblem(
+        rows, outputs, inputs, gated=False, deterministic=False, vector=False, streams=True, multiprocessors=132
+    )
+    return plain._replace(**other)
+
+
 @pytest.mark.parametrize(
     ("rows", "activation", "copies", "expected"),
     [
@@ -85,10 +95,11 @@ def test_every_problem_has_a_winner_and_tiles_where_it_needs_them() -> None:
 def test_packed_weights_are_written_out_for_more_rows_than_a_kernel_has(
     rows: int, streams: bool, deterministic: bool, expected: str
 ) -> None:
-    from kernels.linear.packed_dispatch import DISPATCH, PackedProblem
+    from kernels.linear.packed_dispatch import DISPATCH
 
     for (n, k), gated in itertools.product(SIZES, (False, True)):
-        chosen = DISPATCH.choose(PackedProblem(rows, n, k, gated, deterministic, False, streams, 132))
+        asked = packed_problem(rows, n, k, gated=gated, deterministic=deterministic, streams=streams)
+        chosen = DISPATCH.choose(asked)
         assert chosen.name == expected
         assert (chosen.config is None) == (expected == "written_out")
 
@@ -115,10 +126,9 @@ def test_hundreds_of_rows_take_large_packed_weights_that_stream(
     rows: int, other: dict[str, Any], expected: str
 ) -> None:
     """Scales are in the rows' dtype (`mixed`), which a GPU before Hopper never says."""
-    from kernels.linear.packed_dispatch import DISPATCH, PackedProblem
+    from kernels.linear.packed_dispatch import DISPATCH
 
-    problem = PackedProblem(rows, 4096, 4096, False, False, False, True, 132, mixed=True)
-    assert DISPATCH.choose(problem._replace(**other)).name == expected
+    assert DISPATCH.choose(packed_problem(rows, **{"mixed": True, **other})).name == expected
 
 
 @pytest.mark.parametrize(
@@ -176,11 +186,11 @@ def test_one_row_of_a_narrow_quantized_weight_takes_a_kernel_of_its_own(
 ) -> None:
     from kernels.linear import fp8_dispatch, packed_dispatch
     from kernels.linear.fp8_dispatch import Fp8Problem
-    from kernels.linear.packed_dispatch import PackedProblem
 
-    assert packed_dispatch.DISPATCH.choose(PackedProblem(1, n, k, gated, False, True, True, 132)).name == packed
+    asked = packed_problem(1, n, k, gated=gated, vector=True)
+    assert packed_dispatch.DISPATCH.choose(asked).name == packed
+    assert packed_dispatch.DISPATCH.choose(asked._replace(vector=False)).name == "stream"
     assert fp8_dispatch.DISPATCH.choose(Fp8Problem(1, n, k, gated, False, True, False, False)).name == fp8
-    assert packed_dispatch.DISPATCH.choose(PackedProblem(1, n, k, gated, False, False, True, 132)).name == "stream"
 
 
 @pytest.mark.parametrize(

@@ -15,34 +15,26 @@ from tests.compiled import SHARED_BYTES, run
 COMPILE = """
 import re
 import torch
-import triton
 import kernels.linear.mixed_input as mixed
-from kernels.workspace import Workspace
-from kernels.compilation.ahead import Compiler
 from kernels.linear.cases import packed_case
 from kernels.testing import seeded
-from tests.kernels.compilation.driver import Driver
+from tests.compiled import launching
 
 mixed.multiprocessors = lambda device: 132
-triton.runtime.driver.set_active(Driver())
 cpu, bf16 = torch.device("cpu"), torch.bfloat16
-workspace, generator = Workspace(cpu), seeded(cpu)
-workspace.pdl = True
 counts = torch.zeros(512, dtype=torch.int32)
 case = packed_case("", bf16, 100, 256, 640, 4, 128, zeros=True, bias=True, residual=True)
-made = case.make(cpu, generator)
-with Compiler(1, None) as compiler:
-    with compiler.only(workspace):
-        for rows, outputs, stages, warps, split in ((128, 128, 5, 8, 0), (256, 128, 3, 8, 1), (64, 128, 8, 8, 2)):
-            tile = mixed.MixedInputTile(rows, outputs, stages, warps, split)
-            given = (made["x"], made["weight"], made["bias"], made["residual"])
-            mixed.mixed_input_linear(workspace, *given, tile, counts)
-    for kernel in compiler._made.values():
-        kernel = kernel.result() if hasattr(kernel, "result") else kernel
-        text = kernel.asm["ptx"]
-        assert text.index("cp.async.bulk.tensor") < text.rindex("griddepcontrol.wait")
-        products = re.findall(r"wgmma.mma_async[.a-z0-9]*(m64n[0-9]+k16)[^;]*, *\\{(?:%r[0-9]+,? *){4}\\}, *%rd", text)
-        print(text.count("wgmma.mma_async"), len(products), products[0], kernel.metadata.shared)
+made = case.make(cpu, seeded(cpu))
+with launching() as (workspace, kernels):
+    for rows, outputs, stages, warps, split in ((128, 128, 5, 8, 0), (256, 128, 3, 8, 1), (64, 128, 8, 8, 2)):
+        tile = mixed.MixedInputTile(rows, outputs, stages, warps, split)
+        given = (made["x"], made["weight"], made["bias"], made["residual"])
+        mixed.mixed_input_linear(workspace, *given, tile, counts)
+for kernel in kernels:
+    text = kernel.asm["ptx"]
+    assert text.index("cp.async.bulk.tensor") < text.rindex("griddepcontrol.wait")
+    products = re.findall(r"wgmma.mma_async[.a-z0-9]*(m64n[0-9]+k16)[^;]*, *\\{(?:%r[0-9]+,? *){4}\\}, *%rd", text)
+    print(text.count("wgmma.mma_async"), len(products), products[0], kernel.metadata.shared)
 """
 
 

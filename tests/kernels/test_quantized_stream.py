@@ -16,46 +16,39 @@ from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
 import torch
-import triton
 import kernels.linear.quantized_stream as stream
-from kernels.workspace import Workspace
-from kernels.compilation.ahead import Compiler
 from kernels.linear import fp8_dispatch as fp8, packed_dispatch as packed
 from kernels.linear.cases import fp8_case, packed_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
-from tests.kernels.compilation.driver import Driver
+from tests.compiled import launching
 
 stream.multiprocessors = lambda device: 132
-triton.runtime.driver.set_active(Driver())
 cpu, bf16 = torch.device("cpu"), torch.bfloat16
-workspace, generator = Workspace(cpu), seeded(cpu)
-workspace.pdl = True
+generator = seeded(cpu)
 counts = torch.zeros(512, dtype=torch.int32)
-with Compiler(1, None) as compiler:
-    with compiler.only(workspace):
-        for rows in (8, 32, 64):
-            for act in (None, "silu"):
-                case = packed_case("", bf16, rows, 256, 640, 4, 128, zeros=True, residual=act is None, activation=act)
-                made = case.make(cpu, generator)
-                tile = packed.stream_tile(rows, 512 if act else 256, act is not None, 132)
-                stream.packed_stream(workspace, made["x"], made["weight"], None, made["residual"], act, tile, counts)
-                case = fp8_case("", bf16, rows, 256, 640, (128, 128), Inputs("fp8", 128), activation=act)
-                weight = case.make(cpu, generator)["weight"]
-                x, scales = torch.zeros(rows, 640).to(torch.float8_e4m3fn), torch.ones(rows, 5)
-                tile = fp8.stream_tile(rows, act is not None)
-                stream.fp8_stream(workspace, x, scales, weight, None, None, act, tile, counts, bf16)
-        for n in (256, 1 << 15):
-            case = packed_case("", bf16, 100, n, 640, 4, 128, bias=True)
-            made, tile = case.make(cpu, generator), packed.stream_tile(100, n, False, 132)
-            stream.packed_stream(workspace, made["x"], made["weight"], made["bias"], None, None, tile, counts)
-    kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
-    texts = [kernel.asm["ptx"] for kernel in kernels if kernel.metadata.name == "quantized_stream_kernel"]
-    assert len(texts) == 12
-    assert all(text.index("cp.async.bulk.tensor") < text.index("griddepcontrol.wait") for text in texts)
-    print(sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
-    print(*(sum(f"m64n{n}k16.f32.bf16" in text for text in texts) for n in (64, 128)))
-    print(sum("k32.f32.e4m3.e4m3" in text for text in texts))
+with launching() as (workspace, kernels):
+    for rows in (8, 32, 64):
+        for act in (None, "silu"):
+            case = packed_case("", bf16, rows, 256, 640, 4, 128, zeros=True, residual=act is None, activation=act)
+            made = case.make(cpu, generator)
+            tile = packed.stream_tile(rows, 512 if act else 256, act is not None, 132)
+            stream.packed_stream(workspace, made["x"], made["weight"], None, made["residual"], act, tile, counts)
+            case = fp8_case("", bf16, rows, 256, 640, (128, 128), Inputs("fp8", 128), activation=act)
+            weight = case.make(cpu, generator)["weight"]
+            x, scales = torch.zeros(rows, 640).to(torch.float8_e4m3fn), torch.ones(rows, 5)
+            tile = fp8.stream_tile(rows, act is not None)
+            stream.fp8_stream(workspace, x, scales, weight, None, None, act, tile, counts, bf16)
+    for n in (256, 1 << 15):
+        case = packed_case("", bf16, 100, n, 640, 4, 128, bias=True)
+        made, tile = case.make(cpu, generator), packed.stream_tile(100, n, False, 132)
+        stream.packed_stream(workspace, made["x"], made["weight"], made["bias"], None, None, tile, counts)
+texts = [kernel.asm["ptx"] for kernel in kernels if kernel.metadata.name == "quantized_stream_kernel"]
+assert len(texts) == 12
+assert all(text.index("cp.async.bulk.tensor") < text.index("griddepcontrol.wait") for text in texts)
+print(sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
+print(*(sum(f"m64n{n}k16.f32.bf16" in text for text in texts) for n in (64, 128)))
+print(sum("k32.f32.e4m3.e4m3" in text for text in texts))
 """
 
 

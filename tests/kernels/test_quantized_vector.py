@@ -13,40 +13,33 @@ from tests.compiled import run
 
 COMPILE = """
 import torch
-import triton
 import kernels.linear.quantized_vector as vector
-from kernels.workspace import Workspace
-from kernels.compilation.ahead import Compiler
 from kernels.linear.cases import fp8_case, packed_case
 from kernels.testing import seeded
 from kernels.weight.inputs import Inputs
-from tests.kernels.compilation.driver import Driver
+from tests.compiled import launching
 
-triton.runtime.driver.set_active(Driver())
 cpu, bf16, square = torch.device("cpu"), torch.bfloat16, (128, 128)
-workspace, generator = Workspace(cpu), seeded(cpu)
-workspace.pdl = True
+generator = seeded(cpu)
 tile = vector.QuantizedVectorTile(4, 4)
-with Compiler(1, None) as compiler:
-    with compiler.only(workspace):
-        for fused in ({"norm": True}, {"residual": True}):
-            for made in (
-                packed_case("", bf16, 1, 72, 1152, 4, 128, zeros=True, **fused).make(cpu, generator),
-                fp8_case("", bf16, 1, 72, 1152, square, Inputs("fp8", 128), **fused).make(cpu, generator),
-            ):
-                launch = vector.packed_vector if hasattr(made["weight"], "bits") else vector.fp8_vector
-                beside = None, made["norm_weight"], 1e-6, 0.0, made["residual"]
-                launch(workspace, made["x"], made["weight"], *beside, tile)
-    kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
-    texts = [kernel.asm["ptx"] for kernel in kernels if kernel.metadata.name == "quantized_vector_kernel"]
-    assert len(texts) == 4
-    # rounds of nine blocks and four warps: eight instructions a block, and eight for the sum of its inputs
-    for kind, each in (("bf16.bf16", 16), ("f16.f16", 8)):
-        print(*sorted(text.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.f32") == 3 * each for text in texts))
-    # all blocks of weights are asked for before the kernel before has finished, and nothing loops
-    before = [text[: text.index("griddepcontrol.wait")] for text in texts]
-    print(*sorted(text.count("ld.global.v4.b32") for text in before))
-    print(sum("bra.uni" in text for text in texts))
+with launching() as (workspace, kernels):
+    for fused in ({"norm": True}, {"residual": True}):
+        for made in (
+            packed_case("", bf16, 1, 72, 1152, 4, 128, zeros=True, **fused).make(cpu, generator),
+            fp8_case("", bf16, 1, 72, 1152, square, Inputs("fp8", 128), **fused).make(cpu, generator),
+        ):
+            launch = vector.packed_vector if hasattr(made["weight"], "bits") else vector.fp8_vector
+            beside = None, made["norm_weight"], 1e-6, 0.0, made["residual"]
+            launch(workspace, made["x"], made["weight"], *beside, tile)
+texts = [kernel.asm["ptx"] for kernel in kernels if kernel.metadata.name == "quantized_vector_kernel"]
+assert len(texts) == 4
+# rounds of nine blocks and four warps: eight instructions a block, and eight for the sum of its inputs
+for kind, each in (("bf16.bf16", 16), ("f16.f16", 8)):
+    print(*sorted(text.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.f32") == 3 * each for text in texts))
+# all blocks of weights are asked for before the kernel before has finished, and nothing loops
+before = [text[: text.index("griddepcontrol.wait")] for text in texts]
+print(*sorted(text.count("ld.global.v4.b32") for text in before))
+print(sum("bra.uni" in text for text in texts))
 """
 
 
