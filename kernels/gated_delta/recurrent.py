@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.gated_delta.step import softplus
+from kernels.gated_delta.step import one_token, softplus
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -89,13 +89,7 @@ def _recurrent(
         v_x = tl.load(p_v + following * x_stride, mask=m_v, other=0.0)
         a_x = tl.load(a + (lo + following) * a_stride + head)
         b_x = tl.load(b + (lo + following) * b_stride + head)
-        q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * DK**-0.5
-        k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-        # S ← eᵍ S + k ⊗ u, and qᵀS of the new S from the old one, so that both sums over keys run at once.
-        s = s * tl.exp(g)
-        u = beta * (v - tl.sum(s * k[:, None], 0))
-        o = tl.sum(s * q[:, None], 0) + tl.sum(q * k, 0) * u
-        s += k[:, None] * u[None]
+        s, o = one_token(s, q, k, v, g, beta, DK)
         tl.store(out + ((lo + i) * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
         if KEPT:
             live = tl.where(i + 1 == stop, DK, 0)

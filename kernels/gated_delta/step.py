@@ -26,6 +26,18 @@ def softplus(x):
 
 
 @triton.jit
+def one_token(s, q, k, v, g, beta, DK: tl.constexpr):
+    """The state behind a token, and what it gives: with q and k of length 1, S ← eᵍ S + k ⊗ u and qᵀS."""
+    q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * DK**-0.5
+    k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+    s = s * tl.exp(g)
+    u = beta * (v - tl.sum(s * k[:, None], 0))
+    # From the old state, so that both sums over keys run at once.
+    o = tl.sum(s * q[:, None], 0) + tl.sum(q * k, 0) * u
+    return s + k[:, None] * u[None], o
+
+
+@triton.jit
 def _kept(inputs, conv, c, live, p, channels, WIDTH: tl.constexpr):
     """What the inputs before position p add to its convolution, a channel at a time."""
     y = tl.zeros(c.shape, tl.float32)
@@ -122,13 +134,8 @@ def _step(
         q = q / (1.0 + tl.exp(-q))
         k = k / (1.0 + tl.exp(-k))
         v = v / (1.0 + tl.exp(-v))
-    q = q * tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * DK**-0.5
-    k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-    # S ← eᵍ S + k ⊗ u, and qᵀS of the new S from the old one, so that both sums over keys run at once.
-    s = s * tl.exp(g)
-    u = beta * (v - tl.sum(s * k[:, None], 0))
-    o = tl.sum(s * q[:, None], 0) + tl.sum(q * k, 0) * u
-    tl.store(p_state, s + k[:, None] * u[None], mask=inside)
+    s, o = one_token(s, q, k, v, g, beta, DK)
+    tl.store(p_state, s, mask=inside)
     tl.store(out + (token * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
 
 
