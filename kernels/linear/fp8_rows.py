@@ -9,6 +9,7 @@ are split over the inputs (split-K), so that there are programs for every multip
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -34,6 +35,38 @@ class RowTile:
     split: int
     stages: int
     warps: int = 4
+
+    def grid(self, y: torch.Tensor) -> tuple[int, int, int]:
+        """Of a product y [T, N]."""
+        return cdiv(y.shape[1], self.outputs), cdiv(y.shape[0], self.rows), self.split
+
+
+def shared_tiles(
+    workspace: Workspace, y: torch.Tensor, tile: RowTile
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Where programs that share tiles of y [T, N] put their sums, and count themselves; None where none do."""
+    if tile.split == 1:
+        return None, None
+    return torch.empty(tile.split, *y.shape, dtype=torch.float32, device=y.device), counters(workspace)
+
+
+def options(
+    workspace: Workspace, dtype: torch.dtype, bias: torch.Tensor | None, residual: torch.Tensor | None,
+    activation: str | None, tile: RowTile,
+) -> dict[str, Any]:  # fmt: skip
+    """What kernels of such tiles are launched with, whatever the weight. dtype: of x."""
+    return {
+        "BM": tile.rows,
+        "BN": tile.outputs,
+        "SPLIT": tile.split,
+        "ACT": activation,
+        "BIAS": bias is not None,
+        "RESIDUAL": residual is not None,
+        "PDL": workspace.pdl,
+        "DOT": "ieee" if INTERPRETED or dtype == torch.float32 else "tf32",
+        "launch_pdl": workspace.pdl,
+        "num_warps": tile.warps,
+    }
 
 
 @triton.jit
@@ -138,17 +171,13 @@ def fp8_linear(
     """y [T, N] of x [T, K]. scales [T, groups] are those of x's numbers; None takes x as it is. residual may be y."""
     (rows, n), k = y.shape, x.shape[1]
     exact = x.dtype == torch.float32
-    grid = (cdiv(n, tile.outputs), cdiv(rows, tile.rows), tile.split)
-    partials = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
-    counts = counters(workspace) if tile.split > 1 else None
-    workspace.launch(fp8_kernel, grid)(
+    partials, counts = shared_tiles(workspace, y, tile)
+    workspace.launch(fp8_kernel, tile.grid(y))(
         x, scales, weight.data, weight.scale, bias, residual, y, partials, counts,
         rows, n, k, x.stride(0), 0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1),
         y.stride(0), 0 if residual is None else residual.stride(0), weight.scale.shape[1],
-        BM=tile.rows, BN=tile.outputs, BK=GROUP, SPLIT=tile.split, ROWS=weight.block[0],
+        BK=GROUP, ROWS=weight.block[0],
         BLOCKED=weight.scale.shape[1] > 1 or weight.block[0] > 1, GROUPED=scales is not None and scales.shape[1] > 1,
         WIDE=scales is None, EVEN=n % tile.outputs == 0 and k % GROUP == 0,
-        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
-        launch_pdl=workspace.pdl, num_warps=tile.warps,
+        STAGES=2 if exact else tile.stages, **options(workspace, x.dtype, bias, residual, activation, tile),
     )  # fmt: skip

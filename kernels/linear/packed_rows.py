@@ -16,10 +16,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.fp8_rows import RowTile
-from kernels.linear.skinny import INTERPRETED, counters
+from kernels.linear.fp8_rows import RowTile, options, shared_tiles
+from kernels.linear.skinny import INTERPRETED
 from kernels.linear.slices import store_tile
-from kernels.sizes import cdiv
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
 
@@ -210,18 +209,13 @@ def packed_linear(
     """y [T, N] of x [T, K]; residual may be y."""
     (rows, n), k = y.shape, x.shape[1]
     exact = x.dtype == torch.float32
-    grid = (cdiv(n, tile.outputs), cdiv(rows, tile.rows), tile.split)
-    partials = torch.empty(tile.split, rows, n, dtype=torch.float32, device=x.device) if tile.split > 1 else None
-    counts = counters(workspace) if tile.split > 1 else None
-    workspace.launch(packed_kernel, grid)(
+    partials, counts = shared_tiles(workspace, y, tile)
+    workspace.launch(packed_kernel, tile.grid(y))(
         x, *held(weight), bias, residual, y, partials, counts,
         rows, n, k, weight.data.shape[-1], weight.scale.shape[-1],
         x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
         **constants(weight), **shortcuts(x, weight),
-        BM=tile.rows, BN=tile.outputs, BK=WIDTH, SPLIT=tile.split,
-        ACT=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        STAGES=2 if exact else tile.stages, PDL=workspace.pdl, DOT="ieee" if INTERPRETED or exact else "tf32",
-        launch_pdl=workspace.pdl, num_warps=tile.warps,
+        BK=WIDTH, STAGES=2 if exact else tile.stages, **options(workspace, x.dtype, bias, residual, activation, tile),
     )  # fmt: skip
 
 
