@@ -142,7 +142,7 @@ def plan(
     if unfilled:
         raise WeightsError(f"no rule fills the parameters {listed(unfilled)}")
     if lacking:
-        wrong.append(f"missing: {listed(lacking)}")
+        wrong.append(f"missing: {listed(list(dict.fromkeys(lacking)))}")
     extra = sorted(
         name for name in set(entries) - sources if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     )

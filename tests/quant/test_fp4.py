@@ -113,6 +113,13 @@ NONE = torch.empty(0)
     [
         (1, {"weight_global_scale": NONE}, r"nvfp4-pack-quantized FP4, and m\.layers\.0\.q\.weight_global_scale"),
         (1, {"weight_global_scale": torch.zeros(1)}, "zero or no finite number"),
+        (
+            1,
+            {"weight_global_scale": torch.full((1,), torch.inf)},
+            r"q\.weight_scale: the scale of the whole tensor, which",
+        ),
+        (2, {"weight_scale_2": torch.ones(1, dtype=torch.int32)}, r"q\.weight_scale_2 is stored as int32"),
+        (3, {"input_global_scale": torch.ones(1, dtype=torch.uint8)}, r"q\.input_global_scale is stored as uint8"),
         (0, {"weight_scale": torch.ones(40, 3)}, r"q\.weight_scale is float32 \[40, 3\]"),
         (0, {"weight_scale": torch.ones(40, 2, dtype=torch.uint8)}, r"misshapen: m\.layers\.0\.q\.weight_scale"),
         (3, {"input_global_scale": NONE}, r"missing: .*q\.input_global_scale"),

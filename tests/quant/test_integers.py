@@ -163,8 +163,14 @@ NONE = torch.empty(0)
         (0, {"q__weight_zero_point": torch.zeros(5, 3, dtype=torch.int32)}, r"not part of this model: .*zero_point"),
         (1, {"q__weight_g_idx": torch.zeros(96, dtype=torch.int32)}, "inputs are not in groups of 32"),
         (1, {"q__weight_g_idx": torch.arange(96).int() // 32}, "parts form one product .* different orders"),
-        (1, {"q__weight_g_idx": NONE}, r"missing: m\.layers\.0\.q\.weight_g_idx"),
+        (1, {"q__weight_g_idx": NONE}, r"missing: m\.layers\.0\.q\.weight_g_idx$"),
         (3, {"q__qzeros": NONE}, r"stored as awq, and m\.layers\.0\.q\.qzeros is missing"),
+        (
+            3,
+            {"q__qzeros": torch.zeros(3, 5, dtype=torch.int64)},
+            r"q\.qzeros is int64 \[3, 5\], which awq",
+        ),
+        (1, {"q__weight_zero_point": torch.zeros(5, 3)}, r"q\.weight_zero_point is float32 \[5, 3\]"),
         (3, {"q__scales": torch.zeros(3, 39).half()}, r"misshapen: m\.layers\.0\.q\.scales"),
         (5, {"q__g_idx": 5 - torch.arange(96).int() // 16}, r"q\.qweight: it gives its inputs an order"),
         (5, {"q__qweight": NONE, "q__weight": torch.ones(40, 96)}, "stored in different ways"),
@@ -207,6 +213,12 @@ def test_integers_of_a_byte_and_how_their_inputs_are_rounded(tmp_path: Path, sai
         ({"q__weight_scale": NONE}, r"q\.weight is stored as int8 with no weight_scale"),
         ({"q__weight_scale": torch.ones(40, 3)}, r"q\.weight_scale has the shape \[40, 3\]"),
         ({"q__weight": torch.zeros(40, 96, dtype=torch.uint8)}, r"q\.weight is stored as uint8 with a weight_scale"),
+        (
+            {"q__weight": torch.zeros(40 * 96, dtype=torch.int8)},
+            r"q\.weight has the shape \[3840\], which is",
+        ),
+        ({"q__weight_scale": torch.ones(40, dtype=torch.int32)}, r"q\.weight_scale is stored as int32"),
+        ({"q__weight_scale": torch.full((40, 1), torch.inf)}, "layer: a scale of them is no finite number"),
     ],
 )
 def test_integers_of_a_byte_that_make_no_sense(tmp_path: Path, tensors: Tensors, sentence: str) -> None:

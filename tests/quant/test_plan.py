@@ -31,6 +31,7 @@ def loaded(folder: Path, tensors: dict[str, torch.Tensor], said: dict, k: int = 
     rules = plan({"qk": weight}, RULES, checkpoint, config.read(said))
     weight.to_empty(device="cpu")
     loader.load({f"qk.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    weight.check("qk")
     return weight
 
 
@@ -55,9 +56,10 @@ def test_scales_that_are_powers_of_two_may_be_stored_as_such(tmp_path: Path) -> 
     assert value.scale.tolist() == [[2.0**-127, 1.0], [8.0, 2.0**-7], [2.0**-127, 1.0]]
 
 
-def test_one_scale_a_source_becomes_one_a_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", [[0.25], [[0.25]]], ids=["a vector", "a matrix"])
+def test_one_scale_a_source_becomes_one_a_row(tmp_path: Path, scale: list) -> None:
     tensors = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
-    tensors |= {"q.weight_scale": torch.tensor(0.5), "k.weight_scale": torch.tensor([0.25])}
+    tensors |= {"q.weight_scale": torch.tensor(0.5), "k.weight_scale": torch.tensor(scale)}
     value = loaded(tmp_path, tensors, ROWS).value
     assert isinstance(value, Fp8)
     assert value.scale[:, 0].tolist() == [0.5] * 256 + [0.25] * 64
@@ -70,6 +72,11 @@ def test_what_is_stored_as_it_is_stays_so_though_the_config_does_not_say_that_it
 
 HALF = {"q.weight": fp8(256, 160), "q.weight_scale": torch.ones(1), "k.weight": torch.ones(64, 160)}
 BOTH = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
+ONES = {**BOTH, "q.weight_scale": torch.ones(1), "k.weight_scale": torch.ones(1)}
+STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+# The border between q and k is within a block.
+INSIDE = {"q.weight": fp8(200, 160), "k.weight": fp8(120, 160), "k.weight_scale_inv": torch.ones(1, 2)}
+EXPONENTS = torch.full((2, 2), 127, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +87,19 @@ BOTH = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
         (BOTH, {}, "does not say that it is quantized"),
         ({**BOTH, "q.scale": torch.ones(3, 3), "k.scale": torch.ones(1)}, BLOCKS, r"q\.scale has the shape \[3, 3\]"),
         ({**BOTH, "q.scale": torch.ones(2, 2), "k.scale": torch.ones(1)}, BLOCKS, "of different kinds"),
+        ({**ONES, "k.weight": fp8(64 * 160)}, ROWS, r"k\.weight has the shape \[10240\], which is no matrix"),
+        (
+            {**INSIDE, "q.weight_scale_inv": EXPONENTS},
+            BLOCKS,
+            r"q\.weight_scale_inv is stored as uint8, and scales",
+        ),
+        ({**ONES, "k.weight_scale": torch.ones(1).int()}, ROWS, r"k\.weight_scale is stored as int32"),
+        ({**ONES, "k.weight_scale": torch.tensor(float("nan"))}, ROWS, "qk: a scale of them is no finite number"),
+        (
+            {**ONES, "q.input_scale": torch.zeros(1), "k.input_scale": torch.zeros(1)},
+            STATIC,
+            "qk: the scale of their inputs is no finite number above zero",
+        ),
     ],
 )
 def test_tensors_that_make_no_sense(

@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from engine.quant.format import Declared, Format
-from engine.quant.formats.matrices import unlike
+from engine.quant.formats.matrices import no_scale, unlike
 from engine.quant.scheme import Fp4Layout, Fp4Scheme
 from engine.weights.checkpoint import Entry, WeightsError
 from engine.weights.rules import Concat, Rule, Shape
@@ -68,6 +68,8 @@ class Factor:
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
         factor = tensors[1].float().reshape(1)
+        if self.divides and not bool(torch.isfinite(factor)):
+            raise WeightsError("the scale of the whole tensor, which divides it, is no finite number")
         return (1 / factor if self.divides else factor).expand(view)
 
 
@@ -182,7 +184,11 @@ def lacking(scheme: Fp4Scheme, module: str, entries: Mapping[str, Entry]) -> str
     names = NAMES[scheme.layout]
     scales = EXPONENTS if names.factor is None else (torch.float8_e4m3fn,)
     factors = () if names.factor is None else (names.factor,)
-    return unlike(f"{scheme.layout} FP4", module, entries, {names.data: BYTES, names.scale: scales}, factors)
+    kinds = {names.data: BYTES, names.scale: scales}
+    given = () if names.inputs is None else (names.inputs,)
+    return unlike(f"{scheme.layout} FP4", module, entries, kinds, factors) or no_scale(
+        module, (*factors, *given), entries
+    )
 
 
 def make(

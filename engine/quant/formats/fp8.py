@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.quant.format import Declared, Format
+from engine.quant.formats.matrices import SCALES as NUMBERS
+from engine.quant.formats.matrices import check_scales, no_scale
 from engine.quant.scheme import Fp8Scheme
 from engine.weights.checkpoint import Entry, WeightsError
 from engine.weights.rules import Block, Concat, Rule, Shape
@@ -73,6 +75,9 @@ class Fp8(Format):
         if "input_scale" in parameters:
             parameters["input_scale"].fill_(8 / FP8_MAX)
 
+    def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        check_scales(parameters, self.exact_inputs)
+
     def _inputs(self, parameters: Mapping[str, torch.Tensor]) -> Inputs:
         kind = self.scheme.activations
         if self.exact_inputs or kind == "as they are":
@@ -92,9 +97,13 @@ def stored(module: str, entries: Mapping[str, Entry]) -> str | None:
 
 
 def lacking(scheme: Fp8Scheme, module: str, entries: Mapping[str, Entry]) -> str | None:
-    if stored(module, entries) is not None:
-        return None
     weight = entries.get(f"{module}.weight")
+    if stored(module, entries) is not None:
+        assert weight is not None
+        if len(weight.shape) != 2:
+            return f"{weight.name} has the shape {list(weight.shape)}, which is no matrix"
+        powers = (*NUMBERS, torch.float8_e8m0fnu)
+        return no_scale(module, SCALES, entries, powers) or no_scale(module, (INPUT_SCALE,), entries)
     kind = "no tensor" if weight is None else str(weight.dtype).removeprefix("torch.")
     return f"{module}.weight is stored as {kind}, and no scales of 8-bit floats stand beside it"
 
@@ -147,7 +156,7 @@ def _published(module: str, scheme: Fp8Scheme, entries: Mapping[str, Entry]) -> 
         return rows, columns
     if scale == (1, 1) and scheme.block is not None:
         return rows, columns
-    if scale in ((), (1,), (weight[0],), (weight[0], 1)):
+    if scale in ((), (1,), (1, 1), (weight[0],), (weight[0], 1)):
         return None
     raise WeightsError(
         f"{module}.{name} has the shape {list(scale)}, which is neither a scale a row, one in all, nor one a block of "

@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from engine.quant.format import Declared, Format
+from engine.quant.formats.matrices import check_scales, no_scale
 from engine.quant.scheme import Int8Scheme
 from engine.weights.checkpoint import Entry
 from engine.weights.rules import Concat, Rule, Shape
@@ -59,6 +60,9 @@ class Int8(Format):
         if "input_scale" in parameters:
             parameters["input_scale"].fill_(8 / SPAN)
 
+    def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        check_scales(parameters, self.exact_inputs)
+
 
 def lacking(scheme: Int8Scheme, module: str, entries: Mapping[str, Entry]) -> str | None:
     weight, scale = entries[f"{module}.weight"], entries.get(f"{module}.{SCALE}")
@@ -66,9 +70,11 @@ def lacking(scheme: Int8Scheme, module: str, entries: Mapping[str, Entry]) -> st
         kind = str(weight.dtype).removeprefix("torch.")
         beside = "no weight_scale" if scale is None else "a weight_scale"
         return f"{weight.name} is stored as {kind} with {beside} beside it, which int-quantized does not store there"
+    if len(weight.shape) != 2:
+        return f"{weight.name} has the shape {list(weight.shape)}, which is no matrix"
     if prod(scale.shape) not in (1, weight.shape[0]):
         return f"{scale.name} has the shape {list(scale.shape)}, which is neither a scale a row nor one in all"
-    return None
+    return no_scale(module, (SCALE, INPUT_SCALE), entries)
 
 
 def make(

@@ -133,8 +133,10 @@ class PackedInt(Format):
 
 def lacking(scheme: PackedScheme, module: str, entries: Mapping[str, Entry]) -> str | None:
     names = NAMES[scheme.layout]
-    zeros = (names.zero,) if scheme.zeros else ()
-    return unlike(scheme.layout, module, entries, {names.data: (torch.int32,), names.scale: SCALES}, zeros)
+    kinds: dict[str, tuple[torch.dtype, ...]] = {names.data: (torch.int32,), names.scale: SCALES}
+    if scheme.zeros:
+        kinds[names.zero] = (torch.int32,)
+    return unlike(scheme.layout, module, entries, kinds)
 
 
 def make(
