@@ -37,8 +37,9 @@ class FoundScales:
         return tuple(self.layers.get(layer, UNSCALED) for layer in range(count))
 
 
-def found(checkpoint: Checkpoint | None, prefix: str, used: bool = True) -> FoundScales:
-    """The scales of attention under `prefix`, in any of the spellings of `SPELLINGS`. Not `used`: their names alone.
+def found(checkpoint: Checkpoint | None, prefix: str, count: int, used: bool = True) -> FoundScales:
+    """The scales of attention of `count` layers under `prefix`, in any of the spellings of `SPELLINGS`. Not `used`:
+    their names alone.
 
     Raises WeightsError for scales that are not one number above 0 a layer, for two that contradict each other, and for
     one of keys without one of values.
@@ -50,7 +51,7 @@ def found(checkpoint: Checkpoint | None, prefix: str, used: bool = True) -> Foun
     with Files() as files:
         for name in sorted(entries):
             match = pattern.fullmatch(name)
-            if match is None:
+            if match is None or int(match[1]) >= count:
                 continue
             names.append(name)
             if not used:
@@ -76,7 +77,7 @@ def _number(files: Files, entry: Entry) -> float:
     files.open(entry.file)
     files.read_into(entry.file, entry.start, raw.numpy().data)
     values = raw.view(entry.dtype).double()
-    if not len(values) or not bool((values == values[0]).all()):
+    if len(values.unique()) != 1:
         raise WeightsError(
             f"{entry.name} holds {len(values)} scales, a cache here has one for all heads of a layer: {WAY_OUT}"
         )

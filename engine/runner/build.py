@@ -104,7 +104,7 @@ def build_runner(
     narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {dtype}
     routers = dtype if narrow else torch.float32
     fp8 = _holds_fp8(config, model, device)
-    scales = cache_scales.found(checkpoint, model.prefix, fp8)
+    scales = cache_scales.found(checkpoint, model.prefix, len(model.layers), fp8)
     switches = (runtime.deterministic, runtime.fused_attention)
     own_scales = scales.of(len(model.layers)) if fp8 else ()
     build = BuildContext(

@@ -83,7 +83,7 @@ def _model(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeigh
     if config.load_format != "dummy":
         checkpoint = registry.as_ruled(family, open_folder(folder))
     rules = family.rules(model)
-    scales = cache_scales.found(checkpoint, model.prefix, bool(build.cache_scales))
+    scales = cache_scales.found(checkpoint, model.prefix, len(model.layers), bool(build.cache_scales))
     decoder = Decoder(_own_build(build, model, checkpoint, rules, scales.of(len(model.layers))))
     if any(isinstance(spec, Recurrent | CompressedKV) for specs in decoder.specs for spec in specs):
         raise ConfigError(
@@ -164,11 +164,12 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
         checkpoint = shard_checkpoint(checkpoint, [*said.rules, *outer], model, target.shard, vocabulary, {})
     said = registry.ahead(target.family, shard_config(whole, target.shard)) or said
     rules = [*said.rules, *outer]
-    scales = cache_scales.found(target.checkpoint, model.prefix, bool(build.cache_scales))
+    count = len(target.model.layers) + 1
+    scales = cache_scales.found(target.checkpoint, model.prefix, count, bool(build.cache_scales))
     own_build = replace(
         build,
         config=shard_config(model, target.shard),
-        cache_scales=scales.of(len(target.model.layers) + 1)[-1:] if build.cache_scales else (),
+        cache_scales=scales.of(count)[-1:] if build.cache_scales else (),
     )
     head = ahead_head(own_build)(said, own_build, decoder, "embed" in apart, "head" in apart)
     unused = (*scales.names, *said.outer.values())

@@ -111,7 +111,7 @@ def stored(folder: Path, **scales: float | list[float]) -> Checkpoint:
     ids=["modelopt", "compressed-tensors", "equal heads", "compressed-tensors before", "one for both"],
 )
 def test_scales_are_read_in_every_spelling(scales: dict[str, Any], k: float, v: float, tmp_path: Path) -> None:
-    made = found(stored(tmp_path, **scales), "model")
+    made = found(stored(tmp_path, **scales), "model", 3)
     assert made.of(3) == (UNSCALED, CacheScales(k, v), UNSCALED)
     assert sorted(made.names) == sorted(f"model.layers.1.self_attn.{name.replace('__', '.')}" for name in scales)
 
@@ -124,11 +124,16 @@ def test_scales_are_read_in_every_spelling(scales: dict[str, Any], k: float, v: 
         ({"v_proj__v_scale": 0.5}, "no counterpart for keys"),
         ({"k_scale": 0.5, "kv_scale": 0.25}, "differ: keep one"),
         ({"k_scale": 0.0, "v_scale": 1.0}, "is 0.0, and a scale is above 0"),
-        ({"k_scale": float("nan"), "v_scale": 1.0}, "holds 1 scales|is nan"),
+        ({"k_scale": float("nan"), "v_scale": 1.0}, "k_scale is nan, and a scale is above 0"),
     ],
 )
 def test_scales_that_cannot_be_honoured_are_named(scales: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     checkpoint = stored(tmp_path, **scales)
     with pytest.raises(WeightsError, match=sentence):
-        found(checkpoint, "model")
-    assert found(checkpoint, "model", used=False).names, "an unquantized cache has no use for them"
+        found(checkpoint, "model", 2)
+    assert found(checkpoint, "model", 2, used=False).names, "an unquantized cache has no use for them"
+
+
+def test_scales_of_a_layer_that_is_not_there_are_left_to_the_loader(tmp_path: Path) -> None:
+    checkpoint = stored(tmp_path, k_scale=0.5, v_scale=0.25)
+    assert found(checkpoint, "model", 1).names == ()

@@ -59,6 +59,23 @@ def test_targets_by_name_go_before_patterns_and_those_before_classes() -> None:
     assert made.scheme("other.model.layers.1.mlp") == BY_TOKEN
 
 
+def test_an_embedding_is_meant_by_its_class_or_by_its_name() -> None:
+    group = ROWS["config_groups"]["group_0"]
+    for targets in (["Linear", "Embedding"], ["Linear", "re:.*embed_tokens"]):
+        made = read({**ROWS, "config_groups": {"group_0": {**group, "targets": targets}}})
+        assert made.scheme("model.embed_tokens") == made.scheme("model.layers.0.mlp.up_proj") == BY_TOKEN
+    assert read(ROWS).scheme("model.embed_tokens") is None
+    one = {**group, "targets": ["Embedding"]}
+    assert read({**ROWS, "config_groups": {"group_0": one}}).scheme("model.layers.0.mlp.up_proj") is None
+
+
+def test_sparse_weights_are_read_where_their_zeros_are_stored() -> None:
+    """As the first releases of llm-compressor wrote it of every checkpoint."""
+    said = {"format": "dense", "global_sparsity": 0.14, "sparsity_structure": "unstructured", "targets": []}
+    made = read({**ROWS, "sparsity_config": {**said, "registry_requires_subclass": False, "ignore": []}})
+    assert made.scheme("model.layers.0.mlp.up_proj") == BY_TOKEN
+
+
 def changed(**changes: Any) -> dict[str, Any]:
     return {**ROWS, **changes}
 
@@ -80,6 +97,8 @@ def weights(**changes: Any) -> dict[str, Any]:
         (changed(format="marlin-24"), "group_0: format = 'marlin-24' is not implemented"),
         (changed(kv_cache_scheme=8), "kv_cache_scheme = 8"),
         (changed(transform_config={"R1": {}}), "transform_config"),
+        (changed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: format = 'sparse-24-bitmask'"),
+        (changed(sparsity_config={"format": "dense", "surprise": 1}), "surprise = 1"),
         (changed(ignore=["re:("]), "no regular expression"),
         (changed(config_groups={"group_0": 3}), "group_0 must be an object"),
         (weights(num_bits=4), "weights: num_bits = 4"),

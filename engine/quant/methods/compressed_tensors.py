@@ -11,8 +11,8 @@ from engine.quant.methods.groups import group_size
 from engine.quant.module_names import ModuleNames, listed
 from engine.quant.scheme import Activations, Fp4Layout, Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 
-# What a module of a projection is called by its class, and the end of the name of one of another class.
-PROJECTION, EMBEDDING = "Linear", "embed_tokens"
+# What a module is called by its class, and the end of the name of one that is no projection.
+PROJECTION, EMBEDDING, EMBEDDED = "Linear", "Embedding", "embed_tokens"
 # What stays the same whatever it says: how scales were found, and the dtypes that they were stored from.
 SILENT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
 # Orders of inputs that a checkpoint says by a tensor, and those that it does not need to say.
@@ -21,10 +21,11 @@ ORDERED, IN_PLACE = ("group", "dynamic"), (None, "weight", "static")
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Modules by their names, by patterns that these begin with, or all projections."""
+    """Modules by their names, by patterns that these begin with, or by class: all projections, the embedding."""
 
     modules: ModuleNames
     projections: bool
+    embedding: bool = False
 
     def rank(self, module: str) -> int:
         """3: by its name; 2: by a pattern; 1: by its class; 0: not at all."""
@@ -32,7 +33,7 @@ class Targets:
             return 3
         if self.modules.hold(module):
             return 2
-        return int(self.projections and not module.endswith(EMBEDDING))
+        return int(self.embedding if module.endswith(EMBEDDED) else self.projections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def _targets(where: str, words: Collection[str]) -> Targets:
     """Names, classes, and patterns behind `re:`."""
     expressions = [word[3:] for word in words if word.startswith("re:")]
     names = (word for word in words if not word.startswith("re:"))
-    return Targets(listed(where, names, expressions), PROJECTION in words)
+    return Targets(listed(where, names, expressions), PROJECTION in words, EMBEDDING in words)
 
 
 def read(reader: Reader) -> CompressedTensors | None:
@@ -76,7 +77,7 @@ def read(reader: Reader) -> CompressedTensors | None:
     """
     reader.require("quantization_status", "compressed", "frozen", default="compressed")
     reader.skip("global_compression_ratio", "version")
-    reader.require("sparsity_config", {}, default={})
+    _dense(reader)
     reader.refuse("transform_config", "weights behind a rotation are not read", {})
     cache = reader.optional(dict, "kv_cache_scheme")  # engine.quant.cache reads it
     whole = reader.optional(str, "format")
@@ -84,6 +85,17 @@ def read(reader: Reader) -> CompressedTensors | None:
     made = tuple(_group(f"{reader.where}: config_groups: {name}", held, whole) for name, held in groups.items())
     ignored = _targets(reader.where, reader.items(str, "ignore") or [])
     return CompressedTensors(made, ignored) if made or not cache else None
+
+
+def _dense(reader: Reader) -> None:
+    """Refuse a sparsity_config of weights that are stored without their zeros."""
+    values = reader.optional(dict, "sparsity_config")
+    if not values:
+        return
+    sparsity = Reader(values, f"{reader.where}: sparsity_config")
+    sparsity.require("format", "dense")
+    sparsity.skip("global_sparsity", "ignore", "registry_requires_subclass", "sparsity_structure", "targets")
+    sparsity.finish()
 
 
 def _group(where: str, values: Any, whole: str | None) -> Group:
