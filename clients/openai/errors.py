@@ -63,6 +63,7 @@ _REQUEST_FIELDS = frozenset(
         "bad_words",
         "stop",
         "seed",
+        "structured_outputs",
         "tools",
     }
 )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from llguidance import regex_to_lark
 
+from engine.types import shown
+
 MAX_GRAMMAR_BYTES = 4 << 20
 ANY_TEXT = "/(?s:.*)/"
 
@@ -130,8 +132,15 @@ def escaped(text: str) -> str:
     return re.sub(r"[^\w\s]|\n", lambda found: "\\n" if found[0] == "\n" else f"\\x{{{ord(found[0]):x}}}", text)
 
 
+def check_regex(pattern: str) -> None:
+    """Raises ValueError for an expression that ends within an escape, whose end llguidance leaves out."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise ValueError(f"{shown(repr(pattern))} ends with half of an escape: write \\\\ for a backslash")
+
+
 def regex(pattern: str) -> str:
-    """A regular expression as Lark's notation has it."""
+    """A regular expression as Lark's notation has it. Raises ValueError as `check_regex` does."""
+    check_regex(pattern)
     return f"/{regex_to_lark(pattern, '')}/"
 
 

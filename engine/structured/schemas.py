@@ -22,22 +22,25 @@ MAX_STEP = 10_000
 EXACT = 1 << 53
 MIN_INTEGER, MAX_INTEGER = -(1 << 63) + 1024, (1 << 63) - 1  # of integers; no grammar is made for a bound below
 
+# Keywords whose values are no schemas, and those whose values are schemas by names of the client's.
+_DATA = ("const", "enum", "default", "examples")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 def held(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema, with bounds that grammars hold as it says: beyond 2^53 the next one within. Raises ValueError."""
-    for count, (depth, key, value) in enumerate(_values(schema)):
+    for count, (depth, key, value, data) in enumerate(_values(schema)):
         if depth > MAX_DEPTH:
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         if count >= MAX_VALUES:
             raise ValueError(f"it holds more than {MAX_VALUES} values")
+        if data in ("const", "enum") and isinstance(value, int) and abs(value) > EXACT:
+            raise ValueError(f"{data} {shown(str(value))}: integers beyond 2^53 cannot be held to: make it a string")
+        if data:
+            continue
         if key == "multipleOf" and _number(value):
             _check_step(value)
-        if key in ("const", "enum"):
-            large = (each for _, _, each in _values(value) if isinstance(each, int) and abs(each) > EXACT)
-            if (found := next(large, None)) is not None:
-                raise ValueError(f"{key} {shown(str(found))}: integers beyond 2^53 cannot be held to: make it a string")
         if isinstance(value, dict):
             _check_properties(value)
     meets.check(schema)
@@ -65,14 +68,17 @@ def _check_properties(schema: dict[str, Any]) -> None:
         )
 
 
-def _bounded(value: Any) -> Any:
+def _bounded(value: Any, keyword: str = "") -> Any:
+    """keyword: that the value belongs to."""
     if isinstance(value, list):
         return [_bounded(each) for each in value]
     if not isinstance(value, dict):
         return value
-    made = {
-        key: each if key in ("const", "enum", "default", "examples") else _bounded(each) for key, each in value.items()
-    }
+    if keyword in _NAMED:
+        return {name: _bounded(each) for name, each in value.items()}
+    made = {key: each if key in _DATA else _bounded(each, key) for key, each in value.items()}
+    if made.get("uniqueItems") is False:
+        del made["uniqueItems"]
     if not any(_number(made.get(key)) for key in (*_LOW, *_HIGH)):
         return made
     if made.get("type") == "integer":
@@ -132,13 +138,16 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _values(schema: Any) -> Iterator[tuple[int, str, Any]]:
-    """(depth, key, value) of everything within."""
-    left: list[tuple[int, str, Any]] = [(1, "", schema)]
+def _values(schema: Any) -> Iterator[tuple[int, str, Any, str]]:
+    """(depth, keyword, value, data) of everything within. data: the keyword, if any, within whose value this is, which
+    is no schema. A name of the client's is no keyword."""
+    left: list[tuple[int, str, Any, str]] = [(1, "", schema, "")]
     while left:
-        depth, key, value = left.pop()
-        yield depth, key, value
+        depth, key, value, data = left.pop()
+        yield depth, key, value, data
         if isinstance(value, dict):
-            left.extend((depth + 1, name, inner) for name, inner in value.items())
+            for name, inner in value.items():
+                keyword = "" if data or key in _NAMED else name
+                left.append((depth + 1, keyword, inner, data or (keyword if keyword in _DATA else "")))
         elif isinstance(value, list):
-            left.extend((depth + 1, "", inner) for inner in value)
+            left.extend((depth + 1, "", inner, data) for inner in value)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from llguidance import LLMatcher
 
 from engine.structured import lark, schemas, tags
-from engine.structured.rules import SpecialTokens
+from engine.structured.rules import SpecialTokens, check_regex
 from engine.types import Constraint, RequestError, shown
 
 MAX_CHOICES = 4096
@@ -86,6 +86,7 @@ def _choice(constraint: Constraint) -> str:
 
 
 def _regex(constraint: Constraint) -> str:
+    check_regex(constraint.text)
     return LLMatcher.grammar_from_regex(constraint.text)
 
 

@@ -22,6 +22,8 @@ from engine.types import Constraint, ErrorCode, RequestError
 Masks = npt.NDArray[np.int32]
 
 _ALL = -1
+# What llguidance says of a grammar that has no first token.
+_NO_TOKEN = "NoExtensionBias"
 # 50,000 states take 65 MB, and so many grammars are kept. A mask's time grows faster than its items: 20,000 take 50 ms,
 # 50,000 half a second, and no published schema needs 5,000 (docs/experiments/2026-11-24-hostile-grammars-and-texts.md).
 _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000, step_max_items=20_000, max_items_in_row=1_000)
@@ -84,6 +86,8 @@ class Vocabulary:
             inner.compute_bitmask()  # the first takes longest: not on the engine's thread
         if inner.is_error():
             told = " ".join(inner.get_error().split())
+            if told.startswith(_NO_TOKEN):
+                told = "no text satisfies it"
             raise RequestError(f"structured_outputs: this {constraint.kind} cannot be used: {told}")
         return inner
 

@@ -217,6 +217,7 @@ for _ in range(70):
         ({"format": calls(trigger=1)}, "unknown field `trigger` - at `$.format`"),
         ({"format": {"type": "tag", "begin": "a", "content": TEXT}}, "missing required field `end`"),
         ({"format": {**TEXT, "max_tokens": 5}}, "any_text.max_tokens cannot be held to"),
+        ({"format": {"type": "regex", "pattern": "a\\"}}, "ends with half of an escape"),
         ({"format": {**SCHEMA, "any_order": True}}, "json_schema.any_order"),
         ({"format": {**SCHEMA, "style": "yaml"}}, "json_schema.style 'yaml' is unknown; styles are json, qwen_xml"),
         ({"format": calls(triggers=["<tool"])}, "tags[0].begin '<function=f>' begins with no trigger"),

@@ -14,7 +14,7 @@ from engine.types import Constraint, ErrorCode, RequestError, shown
 
 _ANY_OBJECT = '{"type": "object"}'
 _GUIDES = "json, json_schema, regex, ebnf_grammar or structural_tag"
-_ON_SPACES = ("disable_any_whitespace", "whitespace_pattern", "disable_additional_properties")
+_SWITCHES = ("disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 _OURS = ("prefix", "think", "tags", "think_tokens")
 
 
@@ -128,7 +128,10 @@ def _structured(name: str, value: Any) -> Constraint | None:
         return _constraint(given)
     given = {key: inner for key, inner in given.items() if inner is not None}
     _backend(given.pop("backend", None))
-    more = {key: given.pop(key) for key in (*_ON_SPACES, *_OURS) if key in given}
+    more = {key: given.pop(key) for key in (*_SWITCHES, "whitespace_pattern", *_OURS) if key in given}
+    for key in _SWITCHES:
+        if not isinstance(more.get(key, False), bool):
+            raise RequestError(f"{name}.{key} must be true or false")
     kinds = sorted(given)
     unknown = [key for key in kinds if key not in _KINDS]
     if unknown:

@@ -113,6 +113,7 @@ def test_a_schema_that_cannot_be_honoured_is_a_400(sdk: openai.OpenAI, schema: A
     with pytest.raises(openai.BadRequestError) as caught:
         ask(sdk, response_format=format_of(schema))
     assert word in caught.value.message
+    assert caught.value.param == "structured_outputs"
 
 
 def test_an_element_of_a_tag_that_cannot_be_honoured_is_a_400(sdk: openai.OpenAI) -> None:

@@ -59,6 +59,10 @@ def made(**fields: Any) -> Constraint | None:
         ({"response_format": {"type": "text"}}, None),
         ({"structured_outputs": {"json_object": False}}, None),
         ({"guided_json": None, "guided_choice": [], "guided_regex": ""}, None),
+        (
+            {"structured_outputs": {"regex": "a+", "disable_any_whitespace": False, "disable_fallback": True}},
+            Constraint(kind="regex", text="a+"),
+        ),
         ({"guided_regex": "a+"}, Constraint(kind="regex", text="a+")),
         ({"regex": "a+"}, Constraint(kind="regex", text="a+")),
         ({"guided_choice": ["a", "é"]}, Constraint(kind="choice", text='["a", "é"]')),
@@ -100,6 +104,11 @@ def test_everyones_names(fields: dict[str, Any], expected: Constraint | None) ->
             "response_format must be a JSON object with",
         ),
         ({"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}}, "not implemented"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": "false"}},
+            "structured_outputs.disable_any_whitespace must be true or false",
+        ),
+        ({"structured_outputs": {"json": SCHEMA, "disable_fallback": 0}}, "disable_fallback must be true or false"),
         ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "it goes with a schema"),
         ({"structured_outputs": {"kind": "xml", "text": ""}}, "structured_outputs: Invalid enum value"),
         ({"guided_whitespace_pattern": " "}, "it goes with a schema"),
