@@ -49,20 +49,18 @@ class RingTile:
     splits: int = 0
 
 
-def ring_tile(pairs: int, experts: int, outputs: int, inter: int, packed: bool) -> RingTile:
-    """The tile of so many pairs of so many experts, whose matrices have `outputs` and `inter` outputs. Pairs of a tile
-    are as many as its expert is likely to have; tiles of 128 rows unpack twice as many numbers for the same inputs,
-    where they leave nothing over.
+def ring_tile(pairs: int, experts: int, packed: bool) -> RingTile:
+    """The tile of so many pairs of so many experts: as many as its expert is likely to have. Tiles of 128 rows unpack
+    twice as many numbers for the same inputs, where there are enough of them to fill the GPU.
 
-    Measured on an H100: docs/experiments/2026-11-25-unpacking-4-bit-experts.md.
+    Measured on an H200: docs/experiments/2026-11-25-unpacking-4-bit-experts.md.
     """
     if not packed:
         return RingTile(8 if pairs <= ALONE_PAIRS else 16, 64, 4)
     if pairs <= ALONE_PAIRS:
         return RingTile(8, 64, 0)
-    if pairs > EIGHT_PAIRS * experts:
-        return RingTile(16 if pairs <= SIXTEEN_PAIRS * experts else 32, 128, 2)
-    return RingTile(8, 128, 2) if outputs % 128 == 0 and inter % 64 == 0 else RingTile(8, 64, 4)
+    each = 8 if pairs <= EIGHT_PAIRS * experts else 16 if pairs <= SIXTEEN_PAIRS * experts else 32
+    return RingTile(each, 128, 2)
 
 
 def resident_stages(programs: int, multiprocessors: int) -> int:
@@ -121,7 +119,7 @@ def quantized_ring_moe(
     pairs, inter = t * k, down.shape[2]
     alone = pairs <= ALONE_PAIRS
     packed = not any(isinstance(weight, Fp8) for weight in (gate_up, down))
-    tile = tile or ring_tile(pairs, count, hidden, inter, packed)
+    tile = tile or ring_tile(pairs, count, packed)
     where: tuple[torch.Tensor | None, ...] = (experts, None, None)
     tiles = pairs
     if not alone:

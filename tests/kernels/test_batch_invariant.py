@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.batch import AttentionBatch
+from kernels.paged_attention.cases import case as attention_case
 from kernels.registry import Case, Op, registry
 from kernels.testing import bound, seeded
 from tests.kernels.interpreter import sum_in_turn
@@ -113,3 +115,27 @@ def test_a_row_by_a_quantized_weight_has_the_same_bits_wherever_it_stands(
             differ.append(count)
     assert not differ
     assert torch.equal(rows([*reversed(range(counts[-1]))]), together.flip(0))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (14, 2), (2, 2)])
+def test_a_query_attends_with_the_same_bits_wherever_it_stands(heads: int, kv_heads: int, device: torch.device) -> None:
+    """Alone, among sequences that fill a GPU twice over, whose tiles have one warp, and at the end of a prompt."""
+    op = Op("paged_attention")
+    run: Callable[..., Any] = bound(op) if device.type == "cuda" else op.reference
+    lengths = [1 + 37 * i % 700 for i in range(150)]
+    inputs = attention_case("", torch.bfloat16, [(1, length) for length in lengths], heads, kv_heads, 128).make(
+        device, seeded(device)
+    )
+    together = run(**inputs, deterministic=True)
+    before = torch.randn(7, heads, 128, generator=seeded(device, 1), device=device).bfloat16()
+    for i in (0, 1, 75, 149):
+        for queries in (1, 8):
+            if queries > lengths[i]:
+                continue
+            q = torch.cat([before, inputs["q"][i : i + 1]])[-queries:]
+            starts = torch.tensor([0, queries], dtype=torch.int32, device=device)
+            batch = AttentionBatch(
+                starts, inputs["batch"].context_len[i : i + 1], int(queries == 1), queries, lengths[i], lengths[i]
+            )
+            own = {**inputs, "q": q, "block_table": inputs["block_table"][i : i + 1], "batch": batch}
+            assert torch.equal(run(**own, deterministic=True)[-1], together[i]), (lengths[i], queries)

@@ -227,3 +227,27 @@ def test_a_variant_is_changed_for_a_while_and_what_was_decided_is_kept() -> None
     assert dispatch.choose(7).name == "plain"
     with pytest.raises(KeyError), dispatch.changed("other"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("seqs", "queries", "differs", "rows"),
+    [
+        pytest.param(64, 1, {}, 16, id="sequences that fill the GPU twice over"),
+        pytest.param(32, 1, {}, 64, id="fewer"),
+        pytest.param(64, 5, {}, 64, id="more rows of a sequence than a warp has"),
+        pytest.param(64, 1, {"channels": 64}, 64, id="heads for which bits were not compared"),
+        pytest.param(64, 1, {"dtype": torch.float32}, 64, id="a type for which they were not"),
+    ],
+)
+def test_deterministic_decode_takes_tiles_of_one_warp(
+    seqs: int, queries: int, differs: dict[str, Any], rows: int
+) -> None:
+    from kernels.paged_attention import dispatch as attention
+
+    asked = attention.LongerProblem(
+        dtype=torch.bfloat16, group=4, kv_heads=8, channels=128, seqs=seqs, tokens=seqs * queries, queries=queries,
+        max_context=512, windowed=False, prompts=False, upcasts=False, deterministic=True, multiprocessors=132,
+    )  # fmt: skip
+    chosen = attention.LONGER.choose(asked._replace(**differs))
+    assert chosen.name == "invariant"
+    assert chosen.config.tile.rows == rows
