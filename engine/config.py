@@ -54,6 +54,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
 
 
+# Tables of blocks hold numbers of 32 bits.
+MAX_BLOCKS = 2**31 - 1
 # What cache.dtype may say, and what it is called then.
 CACHE_DTYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "16bit": "16bit"}
 
@@ -71,7 +73,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     dtype: str = "auto"
     block_size: Literal[16, 32, 64, 128] = 16
-    num_blocks: Positive | None = None
+    num_blocks: Annotated[int, Meta(ge=1, le=MAX_BLOCKS)] | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.9
     cpu_bytes: Positive = 256 << 20
     prefix_cache: bool = True

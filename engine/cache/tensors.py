@@ -52,14 +52,26 @@ LayerCache = PagedCache | LatentCache | StateCache
 
 
 class CacheTensors:
-    """Allocates the pools of `spec` on `device`, zeroed. layers[i] holds layer i's caches in the order of its specs."""
+    """Allocates the pools of `spec` on `device`, zeroed. layers[i] holds layer i's caches in the order of its specs.
+
+    Raises ValueError where the device's memory does not hold them.
+    """
 
     def __init__(self, spec: PoolSpec, num_layers: int, dtype: torch.dtype, device: torch.device) -> None:
         self.spec = spec
         self.pools: list[tuple[torch.Tensor, ...]] = []
         views: list[list[LayerCache]] = [[] for _ in range(num_layers)]
         for index, group in enumerate(spec.groups):
-            pools, caches = _allocate(index, group, spec, dtype, device)
+            try:
+                pools, caches = _allocate(index, group, spec, dtype, device)
+            except RuntimeError as error:
+                if not isinstance(error, torch.OutOfMemoryError) and device.type != "cpu":
+                    raise
+                blocks = spec.num_blocks[index]
+                raise ValueError(
+                    f"the memory of {device} does not hold a cache of {blocks} blocks of {spec.block_share} tokens in "
+                    f"{len(group.layers)} layers: lower cache.num_blocks or scheduler.max_rows, or leave them out"
+                ) from error
             self.pools.append(pools)
             for layer, cache in zip(group.layers, caches, strict=True):
                 views[layer].append(cache)

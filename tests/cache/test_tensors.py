@@ -57,3 +57,10 @@ def test_latents_of_8_bits_have_rotated_keys_beside_them() -> None:
     assert not first.keys.any()
     assert last.entries.float().sum() == 2 * 16 * 24
     assert last.keys.float().sum() == 3 * 5 * 16 * 8
+
+
+@pytest.mark.parametrize("blocks", [1 << 28, (1 << 31) - 1])
+def test_pools_that_no_memory_holds_are_a_sentence(blocks: int) -> None:
+    wide = Group(PagedKV(64, 512, 512, 2), tuple(range(512)))
+    with pytest.raises(ValueError, match=rf"does not hold a cache of {blocks} blocks .*: lower cache\.num_blocks"):
+        CacheTensors(PoolSpec((wide,), (blocks,), 128), 512, torch.bfloat16, CPU)

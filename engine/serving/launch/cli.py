@@ -23,12 +23,13 @@ from engine.serving.frontend import renderer
 from engine.serving.launch import doctor as checks
 from engine.serving.launch import gguf_folder, gpus, hub, launcher, repository, serve_loop
 from engine.terminal import Console
-from engine.types import RequestError
+from engine.types import RequestError, shown
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Serve language models on Triton Inference Server.")
 console = Console(stderr=True)
 
 REPOSITORY = Path("model_repository")
+MAX_PORT = 65535
 
 Checkpoint = Annotated[
     str,
@@ -47,6 +48,7 @@ ServedNames = Annotated[
     typer.Option("--served-name", help="Another name of the model in the OpenAI API; may be repeated."),
 ]
 Template = Annotated[Path | None, typer.Option("--chat-template", help="A Jinja file in place of its own template.")]
+Port = Annotated[int, typer.Option(min=1, max=MAX_PORT)]
 RepositoryOption = Annotated[Path, typer.Option("--model-repository", help="Folder of the models.")]
 
 
@@ -70,17 +72,17 @@ def serve(
     served_name: ServedNames = None,
     chat_template: Template = None,
     set_: Settings = None,
-    http_port: int = 8000,
-    grpc_port: int = 8001,
-    metrics_port: Annotated[int, typer.Option(help="0 serves no metrics.")] = 8002,
+    http_port: Port = 8000,
+    grpc_port: Port = 8001,
+    metrics_port: Annotated[int, typer.Option(min=0, max=MAX_PORT, help="0 serves no metrics.")] = 8002,
     host: Annotated[
         str,
         typer.Option(
             help="The address to listen on: 127.0.0.1 keeps other machines out, 0.0.0.0 is all of this one's."
         ),
     ] = launcher.EVERY_ADDRESS,
-    exit_timeout_secs: Annotated[int, typer.Option(help="How long SIGTERM waits for streams to end.")] = 30,
-    log_verbose: Annotated[int, typer.Option(help="Triton's verbosity.")] = 0,
+    exit_timeout_secs: Annotated[int, typer.Option(min=0, help="How long SIGTERM waits for streams to end.")] = 30,
+    log_verbose: Annotated[int, typer.Option(min=0, help="Triton's verbosity.")] = 0,
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="An OpenTelemetry collector (http://HOST:4318) that spans of requests go to.")
     ] = None,
@@ -166,14 +168,19 @@ def add(
 ) -> None:
     """Write a model-repository entry for CHECKPOINT: config.pbtxt, model.py, and a tokenizer and an ensemble for it."""
     settings = _settings(set_ or [], served_name, chat_template)
+    if not tokenizer and (ensemble or tensorrt_llm_names):
+        raise _failure(
+            "--no-tokenizer goes with --no-ensemble and without --tensorrt-llm-names, which need the tokenizer: give "
+            "--no-ensemble too, or leave --no-tokenizer out"
+        )
     folder = _folder(checkpoint, revision)
     try:
         written = repository.add(
             folder,
-            name or _last_part(checkpoint),
+            _last_part(checkpoint) if name is None else name,
             model_repository,
             settings=settings,
-            tokenizer=tokenizer or ensemble or tensorrt_llm_names,
+            tokenizer=tokenizer,
             ensemble=ensemble,
             frontends=frontends or launcher.default_frontends(),
             tensorrt_llm_names=tensorrt_llm_names,
@@ -253,7 +260,7 @@ def _own_repository(
         own = Path(tempfile.mkdtemp(prefix="nereid-models-", dir=env.temporary_folder()))
         repository.add(
             source,
-            name or _last_part(checkpoint),
+            _last_part(checkpoint) if name is None else name,
             own,
             settings=settings,
             tokenizer=True,
@@ -279,6 +286,8 @@ def _settings(
         key, equals, value = pair.partition("=")
         if not equals:
             raise _failure(f"--set {pair}: write KEY=VALUE")
+        if settings.get(key, value) != value:
+            raise _failure(f"{key} is given twice, as {shown(settings[key])} and as {shown(value)}: give it once")
         settings[key] = value
     return settings
 

@@ -71,9 +71,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """What the server listens on. Raises LaunchError for a name that stands for no IPv4 address."""
+        if not self.host:
+            raise LaunchError(f"--host is empty: give an address, or leave it out for {EVERY_ADDRESS}")
         try:
             return socket.gethostbyname(self.host)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # of a name that is none; of one that cannot be written as one
             raise LaunchError(
                 f"--host {shown(self.host)}: it is no IPv4 address and no name of one ({error})"
             ) from None
@@ -278,11 +280,14 @@ def check_settings(options: Options) -> None:
 
 
 def check_ports(options: Options) -> None:
-    """Raise LaunchError when another program listens on one of the ports."""
+    """Raise LaunchError when another program listens on one of the ports, or two are the same."""
     ports = [("http", options.http_port), ("grpc", options.grpc_port)]
     if options.metrics_port:
         ports.append(("metrics", options.metrics_port))
+    first: dict[int, str] = {}
     for name, port in ports:
+        if port and first.setdefault(port, name) != name:
+            raise LaunchError(f"--{first[port]}-port and --{name}-port are both {port}: give each its own")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server: a port of the past is free
             try:

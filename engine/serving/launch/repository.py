@@ -192,6 +192,8 @@ def add(
             chosen = {**_needed(model), **settings}
             parse({"model": str(read), **chosen}, repository / name)
             parameters = {"model": str(folder), **chosen}
+            if chosen.get("load_format") != "dummy":
+                _check_weights(read)
             Tokenizer.from_folder(read)
             template = chosen.get("chat_template")
             if template is not None:
@@ -215,6 +217,15 @@ def add(
                 shutil.rmtree(repository / entry, ignore_errors=True)
             raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
     return [repository / entry for entry in names]
+
+
+def _check_weights(folder: Path) -> None:
+    """Raises AddError for a folder without a file of weights; what is in one is read when the model loads."""
+    if any(file.is_file() for end in ("safetensors", "gguf") for file in folder.glob(f"*.{end}")):
+        return
+    others = sorted({file.suffix for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth")})
+    held = f" (it has {', '.join(others)})" if others else ""
+    raise AddError(f"{folder} holds no *.safetensors file{held}, the one format that weights are read from")
 
 
 def held(checkpoint: Path, entry: Path) -> Path:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from engine.serving.launch import catalog, launcher, repository, serve_loop
+from engine.serving.launch.cli import app
 from engine.serving.link.messages import Progress
 
 
@@ -138,8 +140,32 @@ def test_port_in_use_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words", [["--http-port", "70000"], ["--grpc-port", "0"], ["--metrics-port", "-1"], ["--exit-timeout-secs", "-5"]]
+)
+def test_numbers_out_of_range_are_a_sentence(words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["serve", *words])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[0]}'" in result.output
+
+
+def test_two_ports_that_are_the_same_are_a_sentence(tmp_path: Path) -> None:
+    options = launcher.Options(repository=tmp_path, http_port=1, grpc_port=2, metrics_port=2)
+    with pytest.raises(launcher.LaunchError, match="--grpc-port and --metrics-port are both 2: give each its own"):
+        launcher.check_ports(options)
+
+
+def test_an_empty_address_is_not_every_address(tmp_path: Path) -> None:
+    with pytest.raises(launcher.LaunchError, match=r"--host is empty: .* leave it out for 0\.0\.0\.0"):
+        launcher.check_ports(launcher.Options(repository=tmp_path, host=""))
+
+
+@pytest.mark.parametrize(
     ("host", "says"),
-    [("192.0.2.1", "this machine has no such address"), ("no such name", "no IPv4 address and no name of one")],
+    [
+        ("192.0.2.1", "this machine has no such address"),
+        ("no such name", "no IPv4 address and no name of one"),
+        ("a..b", "no IPv4 address and no name of one"),
+    ],
 )
 def test_an_address_that_is_not_this_machines_is_a_sentence(tmp_path: Path, host: str, says: str) -> None:
     (tmp_path / "demo").mkdir()

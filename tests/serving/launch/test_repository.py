@@ -69,6 +69,12 @@ def test_add_writes_tensorrt_llms_names_over_the_one_llm(checkpoint: Path, tmp_p
         (["--name", "m", "--set", "cache.num_block=3"], "did you mean 'cache.num_blocks'?"),
         (["--name", "m", "--set", "nonsense"], "write KEY=VALUE"),
         (["--name", "m" * 300], "use up to 128 letters"),
+        (["--name", ""], "the name '' cannot be a model's"),
+        (["--set", "max_model_len=64", "--set", "max_model_len=32"], "max_model_len is given twice, as 64 and as 32"),
+        (["--served-name", "a", "--set", 'served_names=["b"]'], "served_names is given twice"),
+        (["--no-tokenizer"], "give --no-ensemble too"),
+        (["--no-tokenizer", "--no-ensemble", "--tensorrt-llm-names"], "leave --no-tokenizer out"),
+        (["--set", "cache.num_blocks=99999999999999999999"], "Expected `int` <= 2147483647"),
     ],
 )
 def test_add_refuses_with_a_sentence_and_writes_nothing(
@@ -79,6 +85,22 @@ def test_add_refuses_with_a_sentence_and_writes_nothing(
     assert sentence in " ".join(result.output.split())
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("weights", [None, "folder", "pytorch_model.bin"])
+def test_add_writes_nothing_for_a_folder_without_weights(checkpoint: Path, tmp_path: Path, weights: str | None) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c", ignore=shutil.ignore_patterns("*.safetensors"))
+    if weights == "folder":
+        (tmp_path / "c" / "model.safetensors").mkdir()
+    elif weights is not None:
+        (tmp_path / "c" / weights).touch()
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    held = " (it has .bin)" if weights == "pytorch_model.bin" else ""
+    assert f"c holds no *.safetensors file{held}, the one" in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+    assert CliRunner().invoke(app, [*words, "--set", "load_format=dummy"]).exit_code == 0
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
