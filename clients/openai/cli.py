@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -140,7 +140,7 @@ def _serve_with(flags: Flags) -> None:
             health_interval_s=flags.health_interval,
             web=flags.web,
             strict_fields=flags.strict_fields,
-            aliases=dict(_alias(text) for text in flags.alias or ()),
+            aliases=_aliases(flags.alias or ()),
             stored_responses=flags.stored_responses,
         )
         if flags.log_level not in ("debug", "info", "warning", "error"):
@@ -195,11 +195,15 @@ def _keys_in(path: Path | None) -> list[str]:
     return keys
 
 
-def _alias(text: str) -> tuple[str, str]:
-    name, _, model = text.partition("=")
-    if not name or not model:
-        raise ValueError(f"--alias {text!r} is not NAME=MODEL")
-    return name, model
+def _aliases(texts: Iterable[str]) -> dict[str, str]:
+    aliases: dict[str, str] = {}
+    for text in texts:
+        name, _, model = text.partition("=")
+        if not name or not model:
+            raise ValueError(f"--alias {text!r} is not NAME=MODEL")
+        if aliases.setdefault(name, model) != model:
+            raise ValueError(f"--alias {name!r} is given twice, for {aliases[name]!r} and for {model!r}: give it once")
+    return aliases
 
 
 def _file(path: Path | None) -> str | None:

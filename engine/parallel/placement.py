@@ -60,6 +60,12 @@ def placed(launched: Launched | None) -> Placement:
             f"WORLD_SIZE is {hosts} and MASTER_ADDR is not set: give every process the address of the host with RANK 0 "
             "(torchrun and LeaderWorkerSet set it), or unset WORLD_SIZE to have all ranks on this host"
         )
+    try:
+        launched.master_addr.encode("idna")
+    except UnicodeError:
+        raise PlacementError(
+            f"MASTER_ADDR is {shown(launched.master_addr)!r}: it is no address and no name of a host"
+        ) from None
     if launched.rank is None:
         raise PlacementError(
             f"WORLD_SIZE is {hosts} and RANK is not set: give each process its number, 0 to {hosts - 1}"

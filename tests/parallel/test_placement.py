@@ -53,6 +53,7 @@ def test_one_process_is_alone(variables: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"MASTER_ADDR": "a..b"}, "MASTER_ADDR is 'a..b': it is no address and no name of a host"),
         ({"MASTER_ADDR": ""}, "WORLD_SIZE is 8 and MASTER_ADDR is not set"),
         ({"RANK": ""}, "RANK is not set: give each process its number, 0 to 7"),
         ({"RANK": "8"}, "RANK is '8': it must be a number from 0 to 7"),

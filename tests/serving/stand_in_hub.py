@@ -20,6 +20,7 @@ class Repository:
     token: who asks for a file without it is refused, as a gated repository does.
     cut: by name of a large file the bytes after which the connection ends, once for each item; 0 at once.
     wrong: names of files whose bytes are not those of the hash.
+    answers: what is said of it in place of what a hub says, a value of JSON; it comes alone in a list.
     """
 
     files: dict[str, bytes]
@@ -27,6 +28,7 @@ class Repository:
     token: str | None = None
     cut: dict[str, list[int]] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
+    answers: list[object] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
     def etag(self, name: str) -> str:
@@ -94,6 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.repositories.get(name)
         if repository is None:
             self._answer(401, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+        elif repository.answers:
+            self._json(repository.answers[0])
         elif rest and rest[1] not in ("main", COMMIT):
             self._answer(404, {"X-Error-Code": "RevisionNotFound", "X-Error-Message": f"Invalid rev id: {rest[1]}"})
         elif rest and rest[0] == "tree":

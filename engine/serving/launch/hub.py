@@ -101,6 +101,11 @@ def fetch(name: str, revision: str | None = None) -> Path:
         raise HubError(f"{name}{at} cannot be fetched: {_first_line(error)}") from None
     except ValueError as error:
         raise HubError(f"{name}{at} cannot be fetched: {_first_line(error)}") from None
+    except (AttributeError, KeyError, TypeError):  # huggingface_hub takes what came for what a hub says
+        raise HubError(
+            f"{name}{at} cannot be fetched: {hub} answers otherwise than a hub does: is a proxy in between, or "
+            "HF_ENDPOINT the address of something else?"
+        ) from None
     return folder
 
 

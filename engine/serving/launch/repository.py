@@ -17,7 +17,7 @@ from engine.models.reader import ConfigError
 from engine.serving.frontend import tensorrt_llm
 from engine.serving.frontend.renderer import Renderer
 from engine.serving.frontend.settings import SettingsError, parse, template_file
-from engine.serving.launch import catalog, gguf_folder
+from engine.serving.launch import catalog, gguf_folder, weight_files
 from engine.serving.link import protocol
 from engine.serving.link.protocol import Tensor
 from engine.text import Tokenizer
@@ -193,7 +193,7 @@ def add(
             parse({"model": str(read), **chosen}, repository / name)
             parameters = {"model": str(folder), **chosen}
             if chosen.get("load_format") != "dummy":
-                _check_weights(read)
+                weight_files.check(read)
             Tokenizer.from_folder(read)
             template = chosen.get("chat_template")
             if template is not None:
@@ -217,15 +217,6 @@ def add(
                 shutil.rmtree(repository / entry, ignore_errors=True)
             raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
     return [repository / entry for entry in names]
-
-
-def _check_weights(folder: Path) -> None:
-    """Raises AddError for a folder without a file of weights; what is in one is read when the model loads."""
-    if any(file.is_file() for end in ("safetensors", "gguf") for file in folder.glob(f"*.{end}")):
-        return
-    others = sorted({file.suffix for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth")})
-    held = f" (it has {', '.join(others)})" if others else ""
-    raise AddError(f"{folder} holds no *.safetensors file{held}, the one format that weights are read from")
 
 
 def held(checkpoint: Path, entry: Path) -> Path:

@@ -71,3 +71,5 @@ def test_ping_and_load(named: Shim) -> None:
 def test_an_alias_is_a_name_and_a_model(tmp_path: Any) -> None:
     with pytest.raises(AssertionError, match="--alias 'gpt-4o' is not NAME=MODEL"):
         Shim(tmp_path, "--alias", "gpt-4o")
+    with pytest.raises(AssertionError, match="--alias 'a' is given twice, for 'demo' and for 'scripted'"):
+        Shim(tmp_path, "--alias", "a=demo", "--alias", "a=scripted")

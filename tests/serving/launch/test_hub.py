@@ -168,6 +168,12 @@ def test_no_network_and_offline_mode_are_sentences(add: Add, held: Repository) -
     assert "offline mode is on" in add.refused(HF_HUB_OFFLINE="1")
 
 
+@pytest.mark.parametrize("answer", [None, [], {}, "welcome"])
+def test_what_is_no_hub_is_a_sentence(add: Add, held: Repository, answer: object) -> None:
+    held.answers = [answer]
+    assert "answers otherwise than a hub does: is a proxy in between, or HF_ENDPOINT" in add.refused()
+
+
 def test_a_repository_of_other_weights_is_refused_before_anything_is_fetched(add: Add, held: Repository) -> None:
     held.files = {"config.json": held.files["config.json"], "pytorch_model.bin": b"x", "q4.gguf": b"x"}
     assert "holds no *.safetensors (it has .bin, .gguf)" in add.refused()

@@ -87,6 +87,20 @@ def test_add_refuses_with_a_sentence_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_add_writes_nothing_for_a_checkpoint_that_is_not_whole(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    shards = {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}
+    index = tmp_path / "c" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert "c lacks 1 of the 2 files that its index names, model-2.safetensors" in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+    index.write_text("[]")  # which is refused when the model loads
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
 @pytest.mark.parametrize("weights", [None, "folder", "pytorch_model.bin"])
 def test_add_writes_nothing_for_a_folder_without_weights(checkpoint: Path, tmp_path: Path, weights: str | None) -> None:
     shutil.copytree(checkpoint, tmp_path / "c", ignore=shutil.ignore_patterns("*.safetensors"))
