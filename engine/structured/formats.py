@@ -167,6 +167,12 @@ class _Structures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["structural_tag"] = "structural_tag"
 
 
+# msgspec looks through a type when it first meets it: two threads that do so at once, with types that hold each other,
+# end the process. Grammars are compiled on several threads.
+for _kind in (_Whole, _Structures):
+    msgspec.json.Decoder(_kind)
+
+
 def parsed(given: Any) -> Format:
     """The format that a structural tag asks for. Raises ValueError with the place of what is unknown or missing."""
     if not isinstance(given, dict):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -246,3 +248,29 @@ def test_what_cannot_be_honoured_is_refused_by_the_elements_name(given: Any, sen
         MARKED.matcher(made(given))
     assert caught.value.message.startswith("structured_outputs: this structural_tag cannot be read: ")
     assert sentence in caught.value.message
+
+
+FIRST_TAGS = """
+import threading
+from engine.structured import formats
+
+together = threading.Barrier(4)
+
+def read() -> None:
+    together.wait()
+    content = {"type": "or", "elements": [{"type": "any_text"}, {"type": "json_schema", "json_schema": {}}]}
+    tag = {"type": "tag", "begin": "<a>", "content": {"type": "optional", "content": content}, "end": "</a>"}
+    formats.parsed({"format": {"type": "triggered_tags", "triggers": ["<"], "tags": [tag]}})
+
+threads = [threading.Thread(target=read) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_tags_of_a_process_may_come_at_once() -> None:
+    """msgspec 0.22 ends two processes of three by a signal where threads are the first to meet types such as these."""
+    ended = [subprocess.run([sys.executable, "-c", FIRST_TAGS], check=False).returncode for _ in range(6)]
+    assert ended == [0] * 6
