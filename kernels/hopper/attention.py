@@ -94,6 +94,19 @@ def _fold(
 
 
 @gluon.jit
+def weigh_last(
+    qs, rings, bars, turn, m, l, first, position, scale, softcap, layout: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+):  # fmt: skip
+    """What queries begin with: the weights of their last tile of keys, from `first` on, and new m and l."""
+    s = begin_scores(qs, rings, bars, turn, layout, BLOCK_N, STAGES)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(bars.done.index(turn % STAGES), count=1)
+    weight, m, l, _shrink = row_weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, True)
+    return weight, m, l
+
+
+@gluon.jit
 def attend_keys(
     turn, acc, m, l, weight, qs, rings, v_ring, bars, tiles, plain, position, scale, softcap, layout: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HAS_SOFTCAP: gl.constexpr,

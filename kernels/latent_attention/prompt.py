@@ -10,15 +10,14 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper.attention import GROUPS, ROWS, attend_keys, begin_scores, end_values, key_barriers
+from kernels.hopper.attention import GROUPS, ROWS, attend_keys, end_values, key_barriers, weigh_last
 from kernels.hopper.boxes import boxes
 from kernels.hopper.compat import load_box, sync, view
 from kernels.hopper.schedule import query_tile, turn_place
-from kernels.hopper.softmax import row_weights
 from kernels.latent_attention.up import SEQS
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
@@ -126,10 +125,9 @@ def _multiply(
             mbarrier.arrive(q_empty, count=1)
             first = (tiles - 1) * BLOCK_N
             qs, rings = (turned, q), (r_ring, k_ring)
-            s = begin_scores(qs, rings, bars, turn, s_layout, BLOCK_N, STAGES)
-            s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(bars.done.index(turn % STAGES), count=1)
-            weight, m, l, _shrink = row_weights(s, m, l, first, position, scale, 0.0, BLOCK_N, False, True)
+            weight, m, l = weigh_last(
+                qs, rings, bars, turn, m, l, first, position, scale, 0.0, s_layout, BLOCK_N, STAGES, False
+            )
             turn += 1
             acc, l, weight, turn = attend_keys(
                 turn, acc, m, l, weight, qs, rings, v_ring, bars, tiles, plain, position, scale, 0.0, s_layout,

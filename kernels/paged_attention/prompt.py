@@ -13,16 +13,16 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.hardware import group_products, multiprocessors
-from kernels.hopper.attention import GROUPS, ROWS, attend_keys, begin_scores, end_values, key_barriers
+from kernels.hopper.attention import GROUPS, ROWS, attend_keys, end_values, key_barriers, weigh_last
 from kernels.hopper.boxes import boxes, rows_of, whole_rows
 from kernels.hopper.compat import load_box, sync, view
 from kernels.hopper.schedule import query_tile, turn_place
-from kernels.hopper.softmax import LOG2E, row_weights
+from kernels.hopper.softmax import LOG2E
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -148,10 +148,10 @@ def _multiply(
             q = q_ring.index(PART).load(q_layout)
             mbarrier.arrive(q_empty, count=1)
             first = (tiles - 1) * BLOCK_N
-            s = begin_scores((q,), (k_ring,), bars, turn, s_layout, BLOCK_N, STAGES)
-            s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(bars.done.index(turn % STAGES), count=1)
-            weight, m, l, _shrink = row_weights(s, m, l, first, position, scale, softcap, BLOCK_N, HAS_SOFTCAP, True)
+            weight, m, l = weigh_last(
+                (q,), (k_ring,), bars, turn, m, l, first, position, scale, softcap, s_layout, BLOCK_N, STAGES,
+                HAS_SOFTCAP,
+            )  # fmt: skip
             if first + BLOCK_N > length:
                 # What stands past the context may be anything, and a weight of zero does not clear all of it.
                 stage = turn % STAGES
