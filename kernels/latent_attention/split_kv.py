@@ -134,6 +134,14 @@ def _split_kernel(
     tl.store(partials + place[:, None] * LATENT + l[None, :], acc / total[:, None], mask=live & (l < LATENT)[None, :])
 
 
+@triton.jit
+def _head_up(p_head, v, l, LATENT: tl.constexpr, VALUE: tl.constexpr):
+    """Rows v and columns l of a head's [VALUE, LATENT] that turns latents into values."""
+    return tl.load(
+        p_head + v[:, None] * LATENT + l[None, :], mask=(v < VALUE)[:, None] & (l < LATENT)[None, :], other=0.0
+    )
+
+
 @triton.jit(do_not_specialize=["seqs", "splits", "programs"], do_not_specialize_on_alignment=["context_len"])
 def _combine(
     partials,
@@ -165,11 +173,7 @@ def _combine(
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     seq = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     l = tl.arange(0, BLOCK_L)
-    w = tl.load(
-        v_up + head * up_stride + v[:, None] * LATENT + l[None, :],
-        mask=(v < VALUE)[:, None] & (l < LATENT)[None, :],
-        other=0.0,
-    )
+    w = _head_up(v_up + head * up_stride, v, l, LATENT, VALUE)
     length = tl.load(context_len + seq, mask=seq < seqs, other=0)
     active = tl.cdiv(length, _split_size(length, context_len, seqs, splits, programs, BLOCK_N, BLOCK_B))
     if PDL:
@@ -226,11 +230,7 @@ def _combine_one(
     seq = tl.program_id(2).to(tl.int64)
     l = tl.arange(0, BLOCK_L)
     s = tl.arange(0, BLOCK_S)
-    w = tl.load(
-        v_up + head * up_stride + v[:, None] * LATENT + l[None, :],
-        mask=(v < VALUE)[:, None] & (l < LATENT)[None, :],
-        other=0.0,
-    )
+    w = _head_up(v_up + head * up_stride, v, l, LATENT, VALUE)
     length = tl.load(context_len + seq)
     active = tl.cdiv(length, _split_size(length, context_len, seqs, splits, programs, BLOCK_N, BLOCK_B))
     if PDL:
