@@ -227,10 +227,32 @@ def combine(p_partials, p_sums, p_rows, first, num_splits, G: gl.constexpr, GROU
 
 
 @gluon.jit
-def store_split(p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole, rest, row, head, held, seq, i_group,
+def no_sums(mma: gl.constexpr):
+    """What a split begins with: the best scores [heads], sums of weights [keys, heads], and outputs [channels, heads]
+    by slabs."""
+    best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
+    total = gl.zeros([KEYS, HELD], gl.float32, mma)
+    lower = gl.zeros([SLAB, HELD], gl.float32, mma)
+    upper = gl.zeros([SLAB, HELD], gl.float32, mma)
+    return best, total, lower, upper
+
+
+@gluon.jit
+def key_weights(s, tile, row, length, factor, best, total):
+    """As `column_weights`, of a tile's products [keys, heads] with the queries; a sequence has `length` keys."""
+    key = tile * KEYS + row
+    s = gl.where((key < length)[:, None], s * factor, float("-inf"))
+    return column_weights(s, best, total, False)
+
+
+@gluon.jit
+def store_split(p_out, p_partials, p_sums, p_arrived, lower, upper, best, total, v_scale, row, head, held, seq, i_group,
                 i_split, num_splits, base, H: gl.constexpr, G: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
-    """Stores what a split gave: outputs [channels, heads], of which `lower` and `upper` are slabs to be multiplied by
-    `rest`, where it is the only one of its sequence's kv head, else partials. The last of several adds them all up."""
+    """Stores what a split gave: outputs [channels, heads], of which `lower` and `upper` are slabs with weights that sum
+    up to `total`, where it is the only one of its sequence's kv head, else partials. The last of several adds them all
+    up."""
+    whole = gl.sum(total, axis=0)
+    rest = v_scale / gl.where(whole > 0.0, whole, 1.0)
     p_rows = p_out + (seq * H + i_group * GROUP).to(gl.int64) * (2 * SLAB)
     if num_splits == 1:
         spot = p_rows + head[None, :] * (2 * SLAB) + row[:, None]
@@ -276,10 +298,7 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, ring_
     asked = turn
     seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)
     while seq >= 0:
-        best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
-        total = gl.zeros([KEYS, HELD], gl.float32, mma)
-        lower = gl.zeros([SLAB, HELD], gl.float32, mma)
-        upper = gl.zeros([SLAB, HELD], gl.float32, mma)
+        best, total, lower, upper = no_sums(mma)
         place = asked % 2
         q_bars.wait_turn(asked, 2)
         for tile in range(begin, end):
@@ -290,9 +309,7 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, ring_
                 q = q_ring.index(place * 2 + slab).permute((1, 0))
                 s = warpgroup_mma(ring.index(stage * 4 + slab), q, s, use_acc=slab > 0, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
-            key = tile * KEYS + row
-            s = gl.where((key < length)[:, None], s * factor, float("-inf"))
-            w, best, total, fade = column_weights(s, best, total, False)
+            w, best, total, fade = key_weights(s, tile, row, length, factor, best, total)
             weights.permute((1, 0)).store(w.to(weights.dtype))
             if (tile + 1) * KEYS > length:
                 seen = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, flat)) < length
@@ -310,10 +327,8 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, weights, ring_
             turn += 1
         q_bars.release(place)
         asked += 1
-        whole = gl.sum(total, axis=0)
-        rest = 1.0 / gl.where(whole > 0.0, whole, 1.0)
         store_split(
-            p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole, rest, row, head, held, seq, i_group,
+            p_out, p_partials, p_sums, p_arrived, lower, upper, best, total, 1.0, row, head, held, seq, i_group,
             i_split, num_splits, base, H, G, GROUP,
         )  # fmt: skip
         seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)

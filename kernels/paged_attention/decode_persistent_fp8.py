@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from kernels.cache_scales import FP8, CacheScales
 from kernels.hopper.compat import sync, view
-from kernels.hopper.softmax import LOG2E, clear, column_weights
+from kernels.hopper.softmax import LOG2E, clear
 from kernels.paged_attention.decode_persistent import (
     FACTS,
     HELD,
@@ -29,8 +29,10 @@ from kernels.paged_attention.decode_persistent import (
     SLAB,
     SLOTS,
     feed,
+    key_weights,
     known,
     launch,
+    no_sums,
     readable,
     split_barriers,
     store_split,
@@ -66,10 +68,7 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values
     asked = turn
     seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)
     while seq >= 0:
-        best = gl.full([HELD], float("-inf"), gl.float32, gl.SliceLayout(0, mma))
-        total = gl.zeros([KEYS, HELD], gl.float32, mma)
-        lower = gl.zeros([SLAB, HELD], gl.float32, mma)
-        upper = gl.zeros([SLAB, HELD], gl.float32, mma)
+        best, total, lower, upper = no_sums(mma)
         place = asked % 2
         q_bars.wait_turn(asked, 2)
         q = q_ring.index(place).load(narrow).to(gl.float32)
@@ -88,9 +87,7 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values
             s = warpgroup_mma(k, halves.permute((1, 0)), s, use_acc=False, is_async=True)
             v = ring.index(stage * 2 + 1).load(flat).to(gl.float16)
             s = warpgroup_mma_wait(0, deps=[s])
-            key = tile * KEYS + row
-            s = gl.where((key < length)[:, None], s * factor, float("-inf"))
-            w, best, total, fade = column_weights(s, best, total, False)
+            w, best, total, fade = key_weights(s, tile, row, length, factor, best, total)
             # The sum over keys has met all warps behind their products, which read weights and values.
             weights.permute((1, 0)).store(w.to(gl.float16))
             values.store(v)
@@ -106,10 +103,8 @@ def _multiply(p_out, p_partials, p_sums, p_arrived, ring, q_ring, halves, values
             lower, upper = warpgroup_mma_wait(0, deps=(low, high))
             turn += 1
         asked += 1
-        whole = gl.sum(total, axis=0)
-        rest = v_scale / gl.where(whole > 0.0, whole, 1.0)
         store_split(
-            p_out, p_partials, p_sums, p_arrived, lower, upper, best, whole, rest, row, head, held, seq, i_group,
+            p_out, p_partials, p_sums, p_arrived, lower, upper, best, total, v_scale, row, head, held, seq, i_group,
             i_split, num_splits, base, H, G, GROUP,
         )  # fmt: skip
         seq, i_group, begin, end, length, i_split, num_splits, base = known(tasks, task_bars, asked, 4)
