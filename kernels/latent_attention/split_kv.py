@@ -135,6 +135,18 @@ def _split_kernel(
 
 
 @triton.jit
+def add_partial(best, total, acc, logsum, partial):
+    """The largest logsum [T], weights [T] and their sum acc [T, L] with one more partial, −∞ where there is none."""
+    top = tl.maximum(best, logsum)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    weight = tl.exp2(logsum - shift)
+    fade = tl.exp2(best - shift)
+    acc = acc * fade[:, None] + partial * weight[:, None]
+    total = total * fade + weight
+    return top, total, acc
+
+
+@triton.jit
 def _head_up(p_head, v, l, LATENT: tl.constexpr, VALUE: tl.constexpr):
     """Rows v and columns l of a head's [VALUE, LATENT] that turns latents into values."""
     return tl.load(
@@ -188,13 +200,7 @@ def _combine(
         partial = tl.load(
             partials + place[:, None] * LATENT + l[None, :], mask=there[:, None] & (l < LATENT)[None, :], other=0.0
         )
-        top = tl.maximum(best, logsum)
-        shift = tl.where(top == float("-inf"), 0.0, top)
-        weight = tl.exp2(logsum - shift)
-        fade = tl.exp2(best - shift)
-        acc = acc * fade[:, None] + partial * weight[:, None]
-        total = total * fade + weight
-        best = top
+        best, total, acc = add_partial(best, total, acc, logsum, partial)
     o = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out.dtype.element_ty)
     y = tl.dot(o, tl.trans(w), input_precision=PRECISION)
     place = (seq.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]

@@ -25,6 +25,7 @@ from kernels.hopper.compat import load_box, sync, view
 from kernels.hopper.ring import ring_of
 from kernels.hopper.schedule import plus
 from kernels.hopper.softmax import LOG2E, clear, column_weights
+from kernels.latent_attention.split_kv import add_partial
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -263,13 +264,7 @@ def _combine_stream_k(
             place = (seq + first + some + one).to(tl.int64) * HEADS + head
             logsum = tl.load(sums + place, mask=there, other=float("-inf"))
             partial = tl.load(partials + place[:, None] * LATENT + l[None, :], mask=there[:, None], other=0.0)
-            top = tl.maximum(best, logsum)
-            shift = tl.where(top == float("-inf"), 0.0, top)
-            weight = tl.exp2(logsum - shift)
-            fade = tl.exp2(best - shift)
-            acc = acc * fade[:, None] + partial * weight[:, None]
-            whole = whole * fade + weight
-            best = top
+            best, whole, acc = add_partial(best, whole, acc, logsum, partial)
     o = (acc / tl.where(whole == 0.0, 1.0, whole)[:, None]).to(out.dtype.element_ty)
     y = tl.dot(o, tl.trans(w), input_precision="ieee")
     place = (seq.to(tl.int64) * HEADS + head)[:, None] * VALUE + v[None, :]
