@@ -3,7 +3,7 @@
     python -m perf.shapes FOLDER qwen3-4b [qwen3-8b …] [PATH/llama-3.1-8b …] [--layers 8] [--positions 163840]
         [--quantization fp8]
 
-A name of the list below, or a folder that holds a published config.json, quantized ones as they are published or by
+A name of the list below, or a folder or file with a published config.json, quantized ones as they are published or by
 --quantization. Serve one with load_format "dummy": the weights are seeded random numbers.
 """
 
@@ -88,10 +88,24 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+GPTQ: dict[str, Any] = {
+    "quant_method": "gptq",
+    "checkpoint_format": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "sym": True,
+    "desc_act": False,
+    "lm_head": False,
+}
 # How published checkpoints say that their weights are quantized.
 QUANTIZATIONS: dict[str, dict[str, Any]] = {
     # Qwen/Qwen3-8B-FP8
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "fp8-rows": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "ignored_layers": ["lm_head"]},
+    # Qwen/Qwen3-8B-AWQ
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "gptq": GPTQ,
+    "gptq-order": {**GPTQ, "desc_act": True},
     # compressed-tensors' preset W4A16
     "w4a16": {
         "quant_method": "compressed-tensors",
@@ -117,23 +131,39 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def config_of(name: str) -> dict[str, Any]:
+    """The config of a name of SHAPES, of a folder with a config.json, or in a file."""
+    path = Path(name)
+    found = (
+        SHAPES[name] if name in SHAPES else json.loads((path if path.is_file() else path / "config.json").read_text())
+    )
+    return dict(found)
+
+
 def write(
-    folder: Path, name: str, layers: int | None = None, positions: int | None = None, quantization: str | None = None
+    folder: Path,
+    name: str,
+    layers: int | None = None,
+    positions: int | None = None,
+    quantization: str | None = None,
+    vocab: int | None = None,
 ) -> Path:
     """Writes FOLDER/NAME with config.json and tokenizer.json; returns it.
 
-    `name` is of SHAPES, or a folder with a config.json; `layers` keeps the first so many, for a model too large for
-    one GPU; `positions` lets contexts grow past what the model was trained for, whose cost is all that is asked;
-    `quantization` is of QUANTIZATIONS, and ends the folder's name.
+    `name` is as `config_of` has it; `layers` keeps the first so many, for a model too large for one GPU; `positions`
+    lets contexts grow past what the model was trained for, whose cost is all that is asked; `quantization` is of
+    QUANTIZATIONS, and ends the folder's name; `vocab` keeps the first so many tokens, none of which ends a text.
 
     Raises ValueError for a quantization of what is quantized already.
     """
-    config = SHAPES[name] if name in SHAPES else json.loads((Path(name) / "config.json").read_text())
+    config = config_of(name)
     if layers is not None:
         config = _first_layers(config, layers)
     if positions is not None:
         config = {**config, "max_position_embeddings": positions}
-    target = folder / Path(name).name
+    if vocab is not None:
+        config = {**config, "vocab_size": vocab, **{f"{kind}_token_id": None for kind in ("bos", "eos", "pad")}}
+    target = folder / Path(name).name.removesuffix(".json")
     if quantization is not None:
         if "quantization_config" in config:
             raise ValueError(f"{name} is quantized as its config.json says: leave --quantization out")
@@ -178,7 +208,7 @@ def _write_tokenizer(file: Path, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="+", help=f"of {', '.join(SHAPES)}, or a folder with a config.json")
+    parser.add_argument("names", nargs="+", help=f"of {', '.join(SHAPES)}, or a folder or file with a config")
     parser.add_argument("--layers", type=int, help="keep the first so many layers")
     parser.add_argument("--positions", type=int, help="allow contexts of so many tokens")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, help="quantize the weights of a 16-bit shape")
