@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from engine.models.reader import ConfigError
 from engine.quant import config
+from engine.quant.formats import layouts
 from engine.quant.method import Method
 from engine.quant.plan import plan, spare_biases
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
@@ -19,6 +20,7 @@ from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Concat, Rule, Stack, StackConcat
 from kernels.weight import Int8, PackedInt
+from kernels.weight.packed import packed
 from tests.gate.integers import (
     KIMI_IGNORES,
     Pack,
@@ -115,6 +117,22 @@ def test_what_is_read_dense_is_dequantized_while_it_is_loaded(tmp_path: Path, sa
     tensors, numbers = stored(pack, {"m.layers.0.q": drawn(40, 96)})
     weight = loaded(tmp_path, tensors, said, Rule("one", ("m.layers.0.q.weight",)), 40, 96, dense=True)
     torch.testing.assert_close(weight.value.dense(torch.float32), numbers["m.layers.0.q"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("inputs", [96, 100])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_words_are_those_of_numbers_turned_one_by_one(inputs: int, bits: int) -> None:
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (inputs, 5), dtype=torch.int32)
+    if bits == 4:
+        wanted = packed(layouts.unpacked(words, 4, awq=True)[:, :37].t().contiguous(), 4).view(torch.int32)
+        assert torch.equal(layouts.Words("awq", 4, inputs, 32)([words], (37, len(wanted[0]))), wanted)
+    groups = torch.arange(inputs) // 4
+    groups = groups[torch.randperm(inputs, generator=torch.Generator().manual_seed(0))]
+    gptq = words[: -(-inputs * bits // 32)]
+    numbers = layouts.unpacked(gptq.t(), bits)[:, layouts.order_of(groups, 4)]
+    wanted = packed(numbers, bits).view(torch.int32)
+    made = layouts.Words("gptq", bits, inputs, 4, ordered=True)([gptq, groups], (5, len(wanted[0])))
+    assert torch.equal(made, wanted)
 
 
 def test_the_first_version_of_gptq_stores_zero_points_less_one_and_may_mean_one_more_than_fits(tmp_path: Path) -> None:

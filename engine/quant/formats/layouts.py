@@ -24,6 +24,8 @@ from kernels.weight.packed import integers, packed
 
 # Outputs 0 to 7 of AWQ's words, by the place of four bits that each has.
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+# Of words that are repacked at once: what they are in between stays in a CPU's caches, and is little on a GPU.
+BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +62,31 @@ class Words:
         data = {"pack-quantized": (n, words), "gptq": (words, n), "awq": (self.inputs, cdiv(n * self.bits, 32))}
         return shapes[0] == data[self.layout] and all(shape == (self.inputs,) for shape in shapes[1:])
 
+    @property
+    def cut(self) -> str | None:
+        """As a transform may have it: an order moves numbers along a row."""
+        if self.layout == "pack-quantized":
+            return "rows"
+        return None if self.ordered else "columns"
+
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        words = tensors[0].t().contiguous() if self.layout == "gptq" else tensors[0]
+        data, *groups = tensors
+        places = None
+        if groups:
+            places = order_of(groups[0], self.group)
+            if not self.ordered:
+                if not torch.equal(places, torch.arange(self.inputs, device=places.device)):
+                    raise WeightsError(
+                        "it gives its inputs an order, and config.json does not say so (desc_act, actorder)"
+                    )
+                places = None
         if self.layout == "awq":
-            numbers = unpacked(tensors[0], self.bits, awq=True)[:, : view[0]].t().contiguous()
-            words = packed(numbers, self.bits).view(torch.int32)
-        if len(tensors) == 1:
-            return words
-        places = order_of(tensors[1], self.group)
-        if not self.ordered:
-            if not torch.equal(places, torch.arange(self.inputs)):
-                raise WeightsError("it gives its inputs an order, and config.json does not say so (desc_act, actorder)")
-            return words
-        return packed(unpacked(words, self.bits)[:, places], self.bits).view(torch.int32)
+            return torch.cat([_by_outputs(part) for part in _blocks(data)])[: view[0]]
+        if places is None:
+            return data.t().contiguous() if self.layout == "gptq" else data
+        if self.layout == "gptq":
+            return torch.cat([_reordered(part, self.bits, places) for part in _blocks(data)])
+        return packed(unpacked(data, self.bits)[:, places], self.bits).view(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +162,12 @@ class Unpacked:
         n, size = self._outputs(view), self.words.group or inputs
         data, scale, *rest = tensors
         grid = (n, cdiv(inputs, size))
-        zero = Grid(layout, bits, self.shift)([rest.pop(0)], grid) if self.zeros else torch.tensor(1 << (bits - 1))
-        group = rest.pop(0).long() if self.groups else torch.arange(inputs) // size
+        zero = (
+            Grid(layout, bits, self.shift)([rest.pop(0)], grid)
+            if self.zeros
+            else torch.tensor(1 << (bits - 1), device=data.device)
+        )
+        group = rest.pop(0).long() if self.groups else torch.arange(inputs, device=data.device) // size
         plain = Words(layout, bits, inputs, size)
         words = plain([data], (n, cdiv(inputs * bits, 32)))
         if self.sizes:
@@ -171,11 +189,46 @@ def unpacked(words: torch.Tensor, bits: int, awq: bool = False) -> torch.Tensor:
     return numbers.unflatten(-1, (-1, 8))[..., AWQ_PLACES].flatten(-2) if awq else numbers
 
 
+def _blocks(words: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Columns of words [R, C] int32."""
+    size = BLOCK_BYTES.get(words.device.type, words.nbytes)
+    return words.split(max(1, size // max(4 * len(words), 1)), dim=1)
+
+
+def _by_outputs(words: torch.Tensor) -> torch.Tensor:
+    """AWQ's words [K, W] int32 → [8 · W, ceil(K / 8)] int32, along inputs.
+
+    Eight words of eight inputs are a square of 4-bit numbers, which is transposed in three rounds: halves, quarters and
+    single numbers change places (Hacker's Delight, section 7-3).
+    """
+    square = list(torch.nn.functional.pad(words, (0, 0, 0, -len(words) % 8)).unflatten(0, (-1, 8)).unbind(1))
+    for apart, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+        for low in (i for i in range(8) if not i & apart):
+            first, second = square[low], square[low + apart]
+            swapped = (first >> 4 * apart).bitwise_xor_(second).bitwise_and_(mask)
+            square[low + apart] = second ^ swapped
+            square[low] = first ^ (swapped << 4 * apart)
+    return torch.stack([square[place].t().contiguous() for place in AWQ_PLACES], dim=1).flatten(0, 1)
+
+
+def _reordered(words: torch.Tensor, bits: int, places: torch.Tensor) -> torch.Tensor:
+    """GPTQ's words [W, N] int32 → [N, words] int32, along inputs [K], which stand as `places` says."""
+    rows = words.contiguous().view(torch.uint8).unflatten(1, (-1, 4)).transpose(1, 2).flatten(0, 1)
+    if bits == 4:
+        rows = torch.stack((rows & 15, rows >> 4), dim=1).flatten(0, 1)
+    rows = torch.nn.functional.pad(rows.index_select(0, places), (0, 0, 0, -len(places) % (32 // bits)))
+    if bits == 4:
+        rows = (rows[1::2] << 4).bitwise_or_(rows[0::2])
+    # Whole words are turned several times as fast as bytes.
+    turned = rows.unflatten(0, (-1, 4)).transpose(1, 2).contiguous().view(torch.int32).squeeze(2)
+    return turned.t().contiguous()
+
+
 def order_of(groups: torch.Tensor, size: int) -> torch.Tensor:
     """groups [K], each input's → the inputs of group after group [K] int64. Raises WeightsError unless each group but
     the last has `size` inputs; 0 says that there is one group."""
     places = torch.argsort(groups.long(), stable=True)
-    runs = torch.arange(len(groups)) // (size or max(len(groups), 1))
+    runs = torch.arange(len(groups), device=groups.device) // (size or max(len(groups), 1))
     if not torch.equal(groups.long()[places], runs):
         raise WeightsError(f"its inputs are not in groups of {size or len(groups)}")
     return places
