@@ -108,14 +108,38 @@ class Entry:
         at = self.start + start * self.dtype.itemsize
         return replace(self, start=at, shape=(rows, stop - start), pitch=self.pitch or self.row_bytes)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its bytes stand in the file as they stand in the tensor."""
+        return self.pitch is None and not (self.paired or self.offset or self.joined)
+
+    def as_bytes(self) -> Entry:
+        """The same bytes as numbers of 8 bits."""
+        *rows, last = self.shape or (1,)
+        shape, joined = (*rows, last * self.dtype.itemsize), tuple(part.as_bytes() for part in self.joined)
+        # `replace` takes several times as long, which tells with 100,000 tensors of experts.
+        about = (self.pitch, self.blocks, self.paired, self.offset, joined)
+        return Entry(self.name, self.file, self.start, torch.uint8, shape, *about)
+
     def tensor(self, raw: torch.Tensor) -> torch.Tensor:
         """The tensor in `raw`, its `span` bytes."""
-        if self.pitch is not None:
-            raw = raw.as_strided((self.shape[0], self.row_bytes), (self.pitch, 1)).contiguous()
-        held = raw.view(self.dtype).view(self.shape)
+        held = self._rows(raw).contiguous()
         if self.paired:
             held = held.unflatten(0, (-1, self.paired // 2, 2)).transpose(1, 2).flatten(0, 2)
         return held - self.offset if self.offset else held
+
+    def copy(self, raw: torch.Tensor, view: torch.Tensor) -> None:
+        """Copy the tensor in `raw`, its `span` bytes, into `view` of its shape: once, where numbers stay."""
+        held = self._rows(raw)
+        if self.paired:
+            held = held.unflatten(0, (-1, self.paired // 2, 2)).transpose(1, 2)
+            view = view.unflatten(0, (-1, 2, self.paired // 2))
+        view.copy_(held - self.offset if self.offset else held)
+
+    def _rows(self, raw: torch.Tensor) -> torch.Tensor:
+        if self.pitch is not None:
+            raw = raw.as_strided((self.shape[0], self.row_bytes), (self.pitch, 1))
+        return raw.view(self.dtype).view(self.shape)
 
 
 class Checkpoint:

@@ -153,14 +153,19 @@ class Flat:
 
 
 class Transform(Protocol):
-    """Makes what a view needs of a source's tensors: unpacked, repacked, spread or dequantized."""
+    """Makes what a view needs of a source's tensors: unpacked, repacked, spread or dequantized.
+
+    One may have `cut`: "rows" where each row of its first tensor makes one of the view, "columns" where rows of the
+    tensor make columns of the view, as many to one everywhere, and what is made of some does not depend on others.
+    """
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         """Whether tensors of these shapes make a view of that one."""
         ...
 
-    def __call__(self, tensors: Sequence[Tensor], view: Shape) -> Tensor:
-        """The view's numbers, in a dtype that it can take."""
+    def __call__(self, tensors: Sequence[Tensor], view: Shape) -> Tensor | tuple[Tensor, ...]:
+        """The view's numbers, in a dtype that it can take, on the tensors' device. Where the rule fills another
+        parameter as well, (these, those of the other)."""
         ...
 
 
@@ -171,6 +176,8 @@ class Rule:
     Names may hold `{layer}`, filled in by `at`. `combine` places the sources in the target. With a transform a view
     holds what it makes of the source and of the tensors that `beside` names: one tuple a source, or none at all.
     splits says how ranks share the sources, one a source or one for all; None, or none at all, leaves them whole.
+    as_bytes: sources are taken as bytes, whatever dtypes they have. also: another parameter, whose views of the same
+    sources the transform fills too.
     """
 
     target: str
@@ -179,6 +186,13 @@ class Rule:
     transform: Transform | None = None
     beside: tuple[tuple[str, ...], ...] = ()
     splits: tuple[Split | Sections | None, ...] = ()
+    as_bytes: bool = False
+    also: str | None = None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every parameter that it fills."""
+        return (self.target,) if self.also is None else (self.target, self.also)
 
     def at(self, layer: int) -> Rule:
         """The same rule for one layer."""

@@ -36,7 +36,7 @@ from engine.models.gguf.names import open_folder
 from engine.models.loaded import Loaded
 from engine.parallel.communicator import Communicator
 from engine.runner.build import build_runner, device_of
-from engine.weights import loader
+from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, Files
 from perf.bench.engine import config_from
 from perf.provenance import provenance
@@ -154,7 +154,7 @@ def plain(folder: Path, device: torch.device, rank: int, size: int) -> dict[str,
             spans[part.file] = [min(start, part.start), max(end, part.start + part.span)]
     for file, (start, end) in sorted(spans.items()):
         files.open(file)
-        pieces += [(file, at, min(loader.BUFFER_BYTES, end - at)) for at in range(start, end, loader.BUFFER_BYTES)]
+        pieces += [(file, at, min(staging.BUFFER_BYTES, end - at)) for at in range(start, end, staging.BUFFER_BYTES)]
     pieces = pieces[rank * len(pieces) // size : (rank + 1) * len(pieces) // size]
     cuda = device.type == "cuda"
     if cuda:
@@ -166,7 +166,7 @@ def plain(folder: Path, device: torch.device, rank: int, size: int) -> dict[str,
         work.put((file, start, view))
 
     def drain() -> None:
-        buffers = [torch.empty(loader.BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2 * cuda)]
+        buffers = [torch.empty(staging.BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2 * cuda)]
         stream = torch.cuda.Stream(device) if cuda else None
         sent = [torch.cuda.Event() for _ in buffers]
         turn = 0
@@ -188,7 +188,7 @@ def plain(folder: Path, device: torch.device, rank: int, size: int) -> dict[str,
         if stream is not None:
             stream.synchronize()
 
-    threads = loader.THREADS[device.type]
+    threads = staging.THREADS[device.type]
     with files, ThreadPoolExecutor(threads) as pool:
         for future in [pool.submit(drain) for _ in range(threads)]:
             future.result()

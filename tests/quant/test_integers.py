@@ -16,7 +16,7 @@ from engine.quant.method import Method
 from engine.quant.plan import plan, spare_biases
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
 from engine.quant.weight import Weight
-from engine.weights import loader
+from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Concat, Rule, Stack, StackConcat
 from kernels.weight import Int8, PackedInt
@@ -117,6 +117,19 @@ def test_what_is_read_dense_is_dequantized_while_it_is_loaded(tmp_path: Path, sa
     tensors, numbers = stored(pack, {"m.layers.0.q": drawn(40, 96)})
     weight = loaded(tmp_path, tensors, said, Rule("one", ("m.layers.0.q.weight",)), 40, 96, dense=True)
     torch.testing.assert_close(weight.value.dense(torch.float32), numbers["m.layers.0.q"], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("said", "pack"), FORMS)
+def test_a_matrix_that_is_repacked_in_parts_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict, pack: Pack
+) -> None:
+    tensors, _ = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
+    whole = loaded(tmp_path, tensors, said, QKV, 64, 96)
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 100)
+    monkeypatch.setattr(layouts, "BLOCK_BYTES", {"cpu": 100})
+    parts = dict(loaded(tmp_path, tensors, said, QKV, 64, 96).named_parameters())
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(parts[name], parameter), name
 
 
 @pytest.mark.parametrize("inputs", [96, 100])

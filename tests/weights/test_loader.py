@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.weights import loader
+from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, Stack, StackConcat, concat
 
@@ -103,7 +103,7 @@ def test_shards_by_their_index(tmp_path: Path) -> None:
 def test_tensors_larger_than_a_buffer_are_cut_and_all_of_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "BUFFER_BYTES", 40)  # less than two rows of most tensors
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 40)  # less than two rows of most tensors
     values = tensors()
     save_file(values, tmp_path / "model.safetensors")
     params, reports = parameters(), []

@@ -47,17 +47,6 @@ NAMES: dict[Fp4Layout, Names] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
-    """A source's bytes as they are, whatever dtype it gives them: exponents are no numbers to convert."""
-
-    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
-        return shapes[0] == view
-
-    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        return tensors[0].view(torch.uint8)
-
-
-@dataclass(frozen=True, slots=True)
 class Factor:
     """A tensor's factor for each row of a view [N]. The last tensor is the factor; those before it have its rows."""
 
@@ -139,8 +128,9 @@ class Fp4(Format):
 
         scale = filled("scale", names.scale)
         made = [
-            replace(filled("data", names.data), transform=Bytes()),
-            replace(scale, transform=Bytes()) if names.factor is None else scale,
+            replace(filled("data", names.data), as_bytes=True),
+            # Exponents are no numbers to convert.
+            replace(scale, as_bytes=names.factor is None),
         ]
         if names.factor is not None:
             ends = _named(rule.sources, names.factor)

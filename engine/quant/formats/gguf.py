@@ -51,7 +51,7 @@ class Blocks(Format):
                 else:
                     combine = Stack()
             sources = tuple(rule.sources[place] for place in run.sources)
-            made.append(Rule(f"{rule.target}.part{i}", sources, combine, Bytes() if run.plain else None))
+            made.append(Rule(f"{rule.target}.part{i}", sources, combine, as_bytes=run.plain))
         return made
 
     def value(self, parameters: Mapping[str, torch.Tensor]) -> Value:
@@ -62,18 +62,6 @@ class Blocks(Format):
 
     def draw(self, parameters: Mapping[str, torch.Tensor], std: float, generator: torch.Generator) -> None:
         raise NotImplementedError("blocks are found in a GGUF file alone, and are never drawn")
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """Numbers as the bytes that they are stored in."""
-
-    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
-        (n, k), (rows, width) = shapes[0], view
-        return n == rows and width in (2 * k, 4 * k)
-
-    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        return tensors[0].contiguous().view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
