@@ -80,5 +80,6 @@ def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     numbers = torch.nn.functional.pad(numbers, (0, -numbers.shape[-1] % (32 // bits)))
     if bits == 8:
         return numbers.contiguous()
-    low, high = numbers.unflatten(-1, (-1, 2)).unbind(-1)
-    return low | high << 4
+    # Two numbers are one of 16 bits, the first in the low byte: the upper four bits of that are free for the second.
+    pairs = numbers.contiguous().view(torch.int16)
+    return (pairs >> 4).bitwise_or_(pairs).to(torch.uint8)

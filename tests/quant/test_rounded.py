@@ -14,7 +14,7 @@ from engine.quant.formats.rounded import Kind
 from engine.quant.plan import plan, shared_apart
 from engine.quant.weight import Weight
 from engine.runner.build import build_runner
-from engine.weights import loader
+from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat, concat
 from kernels.weight import Dense, Fp8, Int8, PackedInt
@@ -28,13 +28,20 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def loaded(
-    folder: Path, tensors: dict[str, torch.Tensor], rule: Rule, shape: tuple[int, ...], kind: Kind, dense: bool = False
+    folder: Path,
+    tensors: dict[str, torch.Tensor],
+    rule: Rule,
+    shape: tuple[int, ...],
+    kind: Kind,
+    dense: bool = False,
+    progress: staging.Progress | None = None,
 ) -> Weight:
     save_file(tensors, folder / "model.safetensors")
     weight, checkpoint = Weight(shape, torch.bfloat16, dense), Checkpoint.open(folder)
     rules = plan({rule.target: weight}, [rule], checkpoint, None, quantize=kind)
     weight.to_empty(device="cpu")
-    loader.load({f"{rule.target}.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    parameters = {f"{rule.target}.{name}": p for name, p in weight.named_parameters()}
+    loader.load(parameters, checkpoint, rules, progress=progress)
     return weight
 
 
@@ -47,6 +54,40 @@ def test_parts_of_a_product_are_rounded_each_by_itself(tmp_path: Path, kind: Kin
     assert isinstance(value, KINDS[kind])
     wanted = torch.cat([rounded_to(kind)(w)[1] for w in (q, k)]).nan_to_num()
     torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+
+
+def by_definition(kind: Kind, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers and scales of a matrix [N, K], in float32 step by step."""
+    wide = source.float()
+    if kind == "int4":
+        parts = torch.nn.functional.pad(wide, (0, -wide.shape[1] % 32)).unflatten(1, (-1, 32))
+        scale = (parts.abs().amax(dim=2) / 7.5).clamp(min=1e-10).bfloat16()
+        numbers = ((parts / scale.float()[..., None]).round().clamp(-8, 7) + 8).to(torch.uint8).flatten(1)
+        low, high = numbers[:, : wide.shape[1]].unflatten(1, (-1, 2)).unbind(2)
+        return (low | high << 4).view(torch.int32), scale
+    scale = (wide.abs().amax(dim=1, keepdim=True) / (448 if kind == "fp8" else 127.5)).clamp(min=1e-10)
+    if kind == "fp8":
+        return (wide / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+    return (wide / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_matrix_is_read_once_in_parts_and_rounded_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 1000)
+    source = (drawn(40, 80) * 3).to(dtype)
+    source[3], source[:, :32] = 0, source[:, :32] * 1e-4
+    reports: list[tuple[int, int]] = []
+    weight = loaded(
+        tmp_path, {"q.weight": source}, Rule("q", ("q.weight",)), (40, 80), kind, progress=lambda *r: reports.append(r)
+    )
+    for held, wanted in zip((weight.data, weight.scale), by_definition(kind, source), strict=True):
+        assert held.dtype == wanted.dtype
+        assert torch.equal(held.view(torch.uint8), wanted.view(torch.uint8))
+    assert reports[-1] == (source.nbytes, source.nbytes)
+    assert len(reports) > 1
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -38,10 +38,8 @@ class Rounded(Format):
         return self.held.declare(shape, dtype)
 
     def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
-        return [
-            replace(rule, target=f"{rule.target}.{part}", transform=Rounds(self.kind, shape[-1], part == "scale"))
-            for part in ("data", "scale")
-        ]
+        rounds = Rounds(self.kind, shape[-1])
+        return [replace(rule, target=f"{rule.target}.data", transform=rounds, also=f"{rule.target}.scale")]
 
     def value(self, parameters: Mapping[str, torch.Tensor]) -> Value:
         return self.held.value(parameters)
@@ -52,35 +50,43 @@ class Rounded(Format):
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Numbers of a source [N, K], or their scales. A view [N, S, ..] is of S matrices of `inputs` inputs that stand
+    """Numbers of a source [N, K] and their scales. A view [N, S, ..] is of S matrices of `inputs` inputs that stand
     side by side in the source, whose rows have one scale."""
 
     kind: Kind
     inputs: int
-    scales: bool
+    cut: ClassVar[str] = "rows"
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         wanted = (view[0], self.inputs * (view[1] if len(view) == 3 else 1))
         return shapes[0] == wanted and (self.kind != "int4" or len(view) == 2)
 
-    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        wide = tensors[0].float()
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> tuple[torch.Tensor, torch.Tensor]:
         if self.kind == "int4":
-            parts = torch.nn.functional.pad(wide, (0, -wide.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
-            # Half of what the 15 steps span, rounded before numbers are found, so that these are the nearest.
-            scale = (parts.abs().amax(dim=2) / 7.5).clamp(min=SMALLEST).bfloat16()
-            if self.scales:
-                return scale
-            numbers = (parts / scale.float()[..., None]).round().clamp(-8, 7) + 8
-            return packed(numbers.to(torch.uint8).flatten(1)[:, : self.inputs], 4).view(torch.int32)
+            return self._groups(tensors[0])
         ends = RANGES[self.kind]
-        scale = (wide.abs().amax(dim=1, keepdim=True) / ends.span).clamp(min=SMALLEST)
-        if self.scales:
-            return scale.reshape(-1, *(1,) * (len(view) - 1)).expand(view)
-        ratio = wide / scale
+        # Magnitudes are exact in any float, and there are fewer bytes of the source's.
+        most = tensors[0].abs().amax(dim=1, keepdim=True).float()
+        scale = _divided(most, ends.span).clamp_(min=SMALLEST)
+        ratio = tensors[0].float().div_(scale) if tensors[0].dtype != torch.float32 else tensors[0] / scale
         if self.kind == "int8":
-            return ratio.round().clamp(ends.low, ends.high).to(torch.int8).reshape(view)
-        return ratio.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).reshape(view)
+            numbers = ratio.round_().clamp_(ends.low, ends.high).to(torch.int8)
+        else:
+            numbers = ratio.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        return numbers.reshape(view), scale.reshape(-1, *(1,) * (len(view) - 1)).expand(*view[:-1], 1)
+
+    def _groups(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = torch.nn.functional.pad(source.float(), (0, -source.shape[1] % GROUP))
+        parts = wide.unflatten(1, (-1, GROUP))
+        # Half of what the 15 steps span, rounded before numbers are found, so that these are the nearest.
+        scale = _divided(parts.abs().amax(dim=2), 7.5).clamp_(min=SMALLEST).bfloat16()
+        numbers = (parts / scale.float()[..., None]).round_().clamp_(-8, 7).to(torch.int8).add_(8)
+        return packed(numbers.view(torch.uint8).flatten(1)[:, : self.inputs], 4).view(torch.int32), scale
+
+
+def _divided(numbers: torch.Tensor, by: float) -> torch.Tensor:
+    """Quotients of the same bits on every device: on a GPU torch multiplies by the inverse of a number."""
+    return numbers / torch.full_like(numbers, by)
 
 
 def make(kind: Kind, sources: int, shape: Shape, exact_inputs: bool) -> Rounded:
