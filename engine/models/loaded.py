@@ -13,14 +13,16 @@ class Loaded(nn.Module):
     """A module that is built without memory: `materialize` gives it some, then the loader fills it."""
 
     def materialize(self, device: torch.device) -> None:
-        """Give every parameter memory on `device`, uninitialised but for integers, which are zeros: some are places of
-        inputs, and steps that compile kernels run before the weights are read."""
+        """Give every parameter memory on `device`, uninitialised but for integers on a GPU, which are zeros: some are
+        places of inputs, and steps that compile kernels run there before the weights are read."""
+        read_before = device.type != "cpu"
+
         # Not to_empty(), whose empty_like() of a tensor without memory imports sympy: 0.4 s and 40 MB.
-        self._apply(
-            lambda held: (torch.empty if held.is_floating_point() else torch.zeros)(
-                held.shape, dtype=held.dtype, device=device
-            )
-        )
+        def made(held: torch.Tensor) -> torch.Tensor:
+            how = torch.zeros if read_before and not held.is_floating_point() else torch.empty
+            return how(held.shape, dtype=held.dtype, device=device)
+
+        self._apply(made)
 
     @property
     def weights(self) -> dict[str, Weight]:
