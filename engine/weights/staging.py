@@ -3,7 +3,7 @@
 On a CPU what stands in a file as it stands in the parameter is read straight into it; everything else is read into a
 buffer of the thread's and copied from there. On a GPU a thread has two pinned buffers: one is filled from disk while
 the other is on its way to the device, on the thread's own stream, so that the disk, the bus and the other threads all
-stay busy. What is made of tensors is made there too. Large sources are read and made part by part where that is the
+stay busy. What is made of tensors is made on the host. Large sources are read and made part by part where that is the
 same; others of more than one buffer take turns, so that threads together hold few of them.
 """
 
@@ -28,8 +28,8 @@ from engine.weights.rules import Shape, Transform
 Progress = Callable[[int, int], None]
 
 BUFFER_BYTES = 16 << 20
-# What is made at once on a CPU of rows or columns: the numbers in between stay in its caches.
-CPU_BYTES = {"rows": 1 << 20, "columns": 4 << 20}
+# What is made at once of rows or columns: the numbers in between stay in a CPU's caches.
+MADE_BYTES = {"rows": 1 << 20, "columns": 4 << 20}
 THREADS = {"cuda": 8, "cpu": 2}
 # Of tensors that are in a buffer together.
 ALIGNMENT = 64
@@ -78,7 +78,7 @@ def copy(pieces: Sequence[Piece | Made], progress: Progress | None = None) -> No
         return
     first = pieces[0]
     device = (first.views[0][0] if isinstance(first, Made) else first.view).device
-    chunks = list(_together(sorted(chain.from_iterable(_chunks(piece, device) for piece in pieces), key=_place)))
+    chunks = list(_together(sorted(chain.from_iterable(map(_chunks, pieces)), key=_place)))
     total, done, lock, large = sum(chunk.num_bytes for chunk in chunks), 0, Lock(), Lock()
     parts = [part for chunk in chunks for entry in chunk.entries for part in entry.parts]
     largest = min(BUFFER_BYTES, max(part.span for part in parts))
@@ -118,16 +118,16 @@ def _place(piece: Piece | Made) -> tuple[Path, int]:
     return entry.file, entry.start
 
 
-def _chunks(piece: Piece | Made, device: torch.device) -> Iterator[Piece | Made]:
+def _chunks(piece: Piece | Made) -> Iterator[Piece | Made]:
     """Cut a piece along its first dimension into parts of about BUFFER_BYTES."""
     if isinstance(piece, Made):
-        yield from _made_chunks(piece, device)
+        yield from _made_chunks(piece)
         return
     entry, view = piece.entry, piece.view
     if entry.joined:
         sizes = [part.shape[0] for part in entry.joined]
         for part, rows_of in zip(entry.joined, view.split(sizes), strict=True):
-            yield from _chunks(Piece(part, rows_of), device)
+            yield from _chunks(Piece(part, rows_of))
         return
     if entry.span <= BUFFER_BYTES or view.dim() == 0:
         yield piece
@@ -139,12 +139,10 @@ def _chunks(piece: Piece | Made, device: torch.device) -> Iterator[Piece | Made]
         yield Piece(entry.rows(at, end), view[at:end])
 
 
-def _made_chunks(piece: Made, device: torch.device) -> Iterator[Made]:
+def _made_chunks(piece: Made) -> Iterator[Made]:
     """Cut what is made as its transform allows it."""
     cut: str | None = getattr(piece.transform, "cut", None)
-    entry, size = piece.entries[0], BUFFER_BYTES
-    if device.type == "cpu" and cut is not None:
-        size = min(size, CPU_BYTES[cut])
+    entry, size = piece.entries[0], BUFFER_BYTES if cut is None else min(BUFFER_BYTES, MADE_BYTES[cut])
     alone = all(len(views) == 1 for views in piece.views)
     if cut is None or entry.joined or entry.paired or not alone or entry.span <= size:
         yield piece
@@ -216,14 +214,14 @@ class _Staging:
             else:
                 start = chunk.entry.start
                 end = max(entry.start + entry.span for entry in chunk.entries)
-                (raw,) = self._raw([(chunk.entry.file, start, end - start)])
+                (raw,) = self._raw([(chunk.entry.file, start, end - start)], self._device)
                 for piece in (chunk, *chunk.beside):
                     at = piece.entry.start - start
                     piece.entry.copy(raw[at : at + piece.entry.span], piece.view)
 
     def _make(self, chunk: Made) -> None:
         parts = [part for entry in chunk.entries for part in entry.parts]
-        raw = iter(self._raw([(part.file, part.start, part.span) for part in parts]))
+        raw = iter(self._raw([(part.file, part.start, part.span) for part in parts], torch.device("cpu")))
         tensors = []
         for entry in chunk.entries:
             held = [part.tensor(next(raw)) for part in entry.parts]
@@ -236,24 +234,23 @@ class _Staging:
             for view, part in zip(views, whole.split([len(view) for view in views]), strict=True):
                 view.copy_(part)
 
-    def _raw(self, spans: Sequence[tuple[Path, int, int]]) -> list[torch.Tensor]:
-        """The bytes [start, start + count) of each (file, start, count), on the device until the next call."""
+    def _raw(self, spans: Sequence[tuple[Path, int, int]], device: torch.device) -> list[torch.Tensor]:
+        """The bytes [start, start + count) of each (file, start, count), on `device` until the next call."""
         places, size = [], 0
         for *_, count in spans:
             places.append(size)
             size += count + -count % ALIGNMENT
-        if self._cuda:
-            self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
-        elif len(self._buffer) < size:
-            self._buffer = torch.empty(size, dtype=torch.uint8)
+        # On a GPU the one before may still be read: its memory goes to what comes behind that in the stream.
+        if device.type == "cuda" or self._buffer.device != device or len(self._buffer) < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
         made = [self._buffer[at : at + count] for at, (*_, count) in zip(places, spans, strict=True)]
         for (file, start, _), raw in zip(spans, made, strict=True):
             self._read(file, start, raw)
         return made
 
     def _read(self, file: Path, start: int, target: torch.Tensor) -> None:
-        """Fill `target`, bytes on the device, from there on."""
-        if not self._cuda:
+        """Fill `target`, bytes, with those of the file from `start` on."""
+        if target.device.type == "cpu":
             self._files.read_into(file, start, target.numpy().data)
             return
         for at in range(0, len(target), len(self._pinned[0])):

@@ -126,7 +126,7 @@ def test_what_may_be_cut_is_made_part_by_part(
 def test_columns_that_rows_do_not_fill_evenly_are_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "BUFFER_BYTES", 8)
     entry = stored(tmp_path, numbers(12, 6, torch.float32))
-    pieces = staging._chunks(staging.Made((entry,), ((torch.zeros(6, 5),),), Doubled("columns")), torch.device("cpu"))
+    pieces = staging._chunks(staging.Made((entry,), ((torch.zeros(6, 5),),), Doubled("columns")))
     assert len(list(pieces)) == 1
 
 
