@@ -36,8 +36,8 @@ STEPS_UNTIMED = 8
 class Vocabulary:
     """One tokenizer's tokens. Safe to share between threads.
 
-    folder: the checkpoint's. vocab_size: logits of the model, which may be more than tokens. An answer may end by any
-    of eos_ids. Raises RequestError when there is no tokenizer, or tokens have no bytes of their own.
+    folder: the checkpoint's. vocab_size: logits of the model, more than tokens or fewer. An answer may end by any of
+    eos_ids. Raises RequestError when there is no tokenizer, or tokens have no bytes of their own.
     """
 
     def __init__(self, folder: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -51,7 +51,9 @@ class Vocabulary:
         # A model without an end of sequence gets one that no logit is for.
         self._eos = frozenset(eos_ids) or frozenset((vocab_size,))
         self._size = vocab_size + (not eos_ids)
-        self._special = SpecialTokens({tokenizer.token_text(i): i for i in tokenizer.special_ids}, self._eos)
+        # A tokenizer may have tokens that the model has no logit for, as Gemma 3's for a picture.
+        special = (i for i in tokenizer.special_ids if i < self._size)
+        self._special = SpecialTokens({tokenizer.token_text(i): i for i in special}, self._eos)
         tokens = cast(TokenizerWrapper, _Tokens(tokenizer, self._size, min(self._eos)))
         self._tokens = LLTokenizer(tokens, self._size, sorted(self._eos))
         self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))

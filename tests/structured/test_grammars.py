@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,21 @@ def test_a_grammar_whose_states_are_used_up_is_compiled_afresh(grammars: Grammar
             matcher.advance(chance.choice(letters))
             grammars.masks([matcher])
         assert "lexer error" in matcher.error
+
+
+def test_tokens_that_the_model_has_no_logit_for_are_text(checkpoint: Path, tmp_path: Path) -> None:
+    """Gemma 3's tokenizer has one token more than a model of text alone has logits."""
+    shutil.copytree(checkpoint, tmp_path / "c")
+    file = tmp_path / "c" / "tokenizer.json"
+    said = json.loads(file.read_text())
+    said["added_tokens"].append({**said["added_tokens"][0], "id": 640, "content": "<picture>"})
+    file.write_text(json.dumps(said))
+    made = Grammars(str(tmp_path / "c"), 640, (0,))
+    call = {"begin": "<f>", "content": {"type": "json_schema", "json_schema": {}}, "end": "<picture>"}
+    tags = {"format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [call]}}
+    matcher: Any = asked(made, Constraint(kind="structural_tag", text=json.dumps(tags))).get(timeout=60)
+    made.close()
+    assert not isinstance(matcher, RequestError), matcher.message
 
 
 def test_a_folder_without_a_tokenizer_is_a_refusal(tmp_path: Path) -> None:
