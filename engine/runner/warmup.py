@@ -75,10 +75,12 @@ def warmup_steps(
     counts = sorted(n for i in range(1, 12) for n in (1 << i, (1 << i) + 1))
     made += [WarmupStep(0, 1, first, count) for count in counts for first in contexts]
     made += [WarmupStep(8, 1, 0, count) for count in counts]
-    # The last threshold lies behind 4,096 tokens. One entry may have room for fewer.
+    # All thresholds but those of many experts lie below 4,097 tokens. One entry may have room for fewer.
     for count in (*counts, 4097):
         longer = -(-count // max_model_len)
         made.append(WarmupStep(0, longer, 0, -(-count // longer)))
+    longer = max(2, -(-token_budget // max_model_len))
+    made.append(WarmupStep(0, longer, 0, token_budget // longer))
     # many entries of a few tokens: the rest of prompts whose beginning was cached
     made += [
         WarmupStep(0, entries, first, count) for entries in (4, 70, 130) for first in contexts for count in (3, 40)

@@ -40,8 +40,8 @@ Quantized = Fp4 | Fp8 | Int8 | PackedInt
 
 @dataclass(frozen=True, slots=True)
 class RingTile:
-    """pairs a tile, at most, and rows of a matrix (packed numbers: 64 or 128, 8-bit floats: 64); stages of the ring,
-    0: what `resident_stages` says; programs that share a tile of one pair, 0: what `splits_of` says."""
+    """pairs a tile, at most, and rows of a matrix (packed numbers: 64 or 128, 8-bit floats: 64); stages of the ring
+    and programs that share a tile of one pair, 0: what `alone_cut` says."""
 
     pairs: int
     rows: int
@@ -61,13 +61,6 @@ def ring_tile(pairs: int, experts: int, packed: bool) -> RingTile:
         return RingTile(8, 64, 0)
     each = 8 if pairs <= EIGHT_PAIRS * experts else 16 if pairs <= SIXTEEN_PAIRS * experts else 32
     return RingTile(each, 128, 2)
-
-
-def resident_stages(programs: int, multiprocessors: int) -> int:
-    """Stages of tiles of one pair: as many as let all programs be resident at once, else as few as keep bytes in
-    flight."""
-    fitting = (stages for stages, each in RESIDENT if programs <= each * multiprocessors)
-    return next(fitting, FEW_STAGES)
 
 
 def ring_fits(x: torch.Tensor, gate_up: Quantized, down: Quantized) -> bool:
@@ -95,9 +88,17 @@ def _streams(weight: Quantized) -> bool:
     return weight.bits == 4 and grouped and weight.order is None and scale.dtype == torch.bfloat16
 
 
-def splits_of(programs: int, units: int, multiprocessors: int) -> int:
-    """How many programs share each tile of a pair, where there would be so many programs of so many units else."""
-    return max(1, min(units // UNITS, MAX_SPLITS, PROGRAMS * multiprocessors // programs))
+def alone_cut(columns: int, tokens: int, k: int, units: int, multiprocessors: int) -> tuple[int, int]:
+    """Where each of k pairs a token is a tile, of which there are that many columns: how many programs share a tile's
+    units, and stages of their rings. As many stages as let all programs be resident at once, else as few as keep bytes
+    in flight.
+
+    Tokens count as the next power of two, so that the steps that compile kernels ahead meet every cut.
+    """
+    programs = columns * next_power_of_2(tokens) * k
+    shared = max(1, min(units // UNITS, MAX_SPLITS, PROGRAMS * multiprocessors // programs))
+    fitting = (stages for stages, each in RESIDENT if programs * shared <= each * multiprocessors)
+    return shared, min(next(fitting, FEW_STAGES), cdiv(units, shared))
 
 
 def quantized_ring_moe(
@@ -137,9 +138,10 @@ def quantized_ring_moe(
         columns, units, shared = cdiv(outputs, height), cdiv(inputs, UNIT), 1
         partials: torch.Tensor | None = None
         counts: torch.Tensor | None = None
+        stages = tile.stages
         if alone:
-            shared = tile.splits or splits_of(columns * tiles, units, multiprocessors(x.device))
-        stages = tile.stages or resident_stages(columns * tiles * shared, multiprocessors(x.device))
+            found = alone_cut(columns, t, k, units, multiprocessors(x.device))
+            shared, stages = tile.splits or found[0], tile.stages or found[1]
         if shared > 1:
             partials = torch.empty(columns * tiles * shared * tile.rows, dtype=torch.float32, device=x.device)
             counts = workspace.counters("splits of experts' products", _ARRIVALS)

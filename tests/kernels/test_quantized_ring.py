@@ -9,8 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kernels.moe_gemm.quantized_ring import RingTile, resident_stages, ring_tile, splits_of
+from engine.runner.warmup import warmup_steps
+from kernels.moe_gemm.quantized_ring import ALONE_PAIRS, RingTile, alone_cut, ring_tile
 from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
@@ -79,23 +82,33 @@ def test_a_tile_has_as_many_pairs_as_an_expert_is_likely_to_have(pairs: int, exp
 
 
 @pytest.mark.parametrize(
-    ("programs", "stages"), [pytest.param(396, 6, id="three a multiprocessor"), (528, 4), (529, 3), (4096, 3)]
-)
-def test_stages_let_all_programs_be_resident(programs: int, stages: int) -> None:
-    assert resident_stages(programs, multiprocessors=132) == stages
-
-
-@pytest.mark.parametrize(
-    ("programs", "units", "splits"),
+    ("columns", "k", "units", "splits", "stages"),
     [
-        pytest.param(192, 16, 2, id="up to four programs a multiprocessor"),
-        pytest.param(176, 16, 3, id="as many as fit whole times"),
-        pytest.param(24, 64, 4, id="four at most"),
-        pytest.param(24, 13, 3, id="four units a program at least"),
-        pytest.param(24, 7, 1, id="few units stay together"),
-        pytest.param(265, 16, 1, id="half of the GPU is filled"),
-        pytest.param(1024, 28, 1, id="more programs than the GPU has room for"),
+        pytest.param(32, 6, 16, 2, 6, id="up to four programs a multiprocessor"),
+        pytest.param(22, 8, 16, 3, 4, id="as many as fit whole times"),
+        pytest.param(6, 4, 64, 4, 6, id="four at most"),
+        pytest.param(6, 4, 13, 3, 5, id="four units a program at least, no more stages than units"),
+        pytest.param(6, 4, 7, 1, 6, id="few units stay together"),
+        pytest.param(66, 6, 16, 1, 6, id="three programs a multiprocessor have six stages"),
+        pytest.param(66, 8, 16, 1, 4, id="four have four"),
+        pytest.param(128, 8, 28, 1, 3, id="more programs than the GPU has room for"),
     ],
 )
-def test_programs_share_tiles_as_far_as_the_gpu_has_room(programs: int, units: int, splits: int) -> None:
-    assert splits_of(programs, units, multiprocessors=132) == splits
+def test_tiles_of_a_pair_fill_the_gpu_once(columns: int, k: int, units: int, splits: int, stages: int) -> None:
+    assert alone_cut(columns, 1, k, units, multiprocessors=132) == (splits, stages)
+
+
+@given(
+    columns=st.integers(1, 128),
+    k=st.integers(1, 16),
+    units=st.integers(1, 64),
+    data=st.data(),
+)
+def test_any_number_of_tokens_has_a_cut_of_a_warmup_step(columns: int, k: int, units: int, data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, max(1, ALONE_PAIRS // k)))
+    met = {
+        alone_cut(columns, step.tokens, k, units, 132)
+        for step in warmup_steps(256, 8192, 8192)
+        if step.tokens * k <= ALONE_PAIRS or step.tokens == 1
+    }
+    assert alone_cut(columns, tokens, k, units, 132) in met

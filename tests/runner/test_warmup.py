@@ -50,6 +50,13 @@ LATENT_EXPERTS = {
     "num_experts_per_tok": 6,
     "norm_topk_prob": False,
 }
+# Tiles of their products depend on pairs of an expert, and those of few pairs on how many programs there are.
+PACKED_EXPERTS = {
+    **LATENT_EXPERTS,
+    "hidden_size": 2048,
+    "moe_intermediate_size": 512,
+    "quantization_config": QUANTIZATIONS["w4a16"],
+}
 
 
 @pytest.mark.parametrize(
@@ -59,10 +66,19 @@ LATENT_EXPERTS = {
         (LATENT_EXPERTS, 100, ()),
         (DENSE, 30, ("deterministic",)),
         ({**DENSE, "quantization_config": QUANTIZATIONS["fp8"]}, 20, ("deterministic",)),
+        (PACKED_EXPERTS, 40, ()),
         (DENSE, 60, ("drafts",)),
         (DENSE, 60, ("ranks",)),
     ],
-    ids=["dense", "latents and experts", "dense, deterministic", "fp8, deterministic", "dense, drafts", "dense, ranks"],
+    ids=[
+        "dense",
+        "latents and experts",
+        "dense, deterministic",
+        "fp8, deterministic",
+        "packed experts",
+        "dense, drafts",
+        "dense, ranks",
+    ],
 )
 def test_random_steps_need_no_kernel_that_the_warmup_did_not(
     tmp_path: Path, config: dict[str, Any], steps: int, mode: tuple[str, ...]
@@ -87,6 +103,12 @@ def test_warmup_steps_stay_within_the_limits_of_the_engine() -> None:
             assert 1 <= step.singles + step.longer <= rows + MULTI_TOKEN_ENTRIES
             assert step.tokens <= budget
             assert step.first + max(step.count, 1) <= context
+
+
+def test_a_warmup_step_has_as_many_tokens_as_a_step_may_have() -> None:
+    """Of 384 experts, 8 a token, products take other kernels from 6,145 tokens on."""
+    for budget, context in ((8192, 20480), (8192, 4096), (64, 33)):
+        assert max(step.tokens for step in warmup_steps(256, budget, context)) > budget - 4
 
 
 @given(
