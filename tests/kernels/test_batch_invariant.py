@@ -122,13 +122,13 @@ def test_a_query_attends_with_the_same_bits_wherever_it_stands(heads: int, kv_he
     """Alone, among sequences that fill a GPU twice over, whose tiles have one warp, and at the end of a prompt."""
     op = Op("paged_attention")
     run: Callable[..., Any] = bound(op) if device.type == "cuda" else op.reference
-    lengths = [1 + 37 * i % 700 for i in range(150)]
+    lengths = [1 + 37 * i % 700 for i in range(150 if device.type == "cuda" else 12)]
     inputs = attention_case("", torch.bfloat16, [(1, length) for length in lengths], heads, kv_heads, 128).make(
         device, seeded(device)
     )
     together = run(**inputs, deterministic=True)
     before = torch.randn(7, heads, 128, generator=seeded(device, 1), device=device).bfloat16()
-    for i in (0, 1, 75, 149):
+    for i in (0, 1, len(lengths) // 2, len(lengths) - 1):
         for queries in (1, 8):
             if queries > lengths[i]:
                 continue
