@@ -51,7 +51,7 @@ class Vocabulary:
         # A model without an end of sequence gets one that no logit is for.
         self._eos = frozenset(eos_ids) or frozenset((vocab_size,))
         self._size = vocab_size + (not eos_ids)
-        # A tokenizer may have tokens that the model has no logit for, as Gemma 3's for a picture.
+        # A tokenizer may have tokens that the model has no logit for, as for a picture.
         special = (i for i in tokenizer.special_ids if i < self._size)
         self._special = SpecialTokens({tokenizer.token_text(i): i for i in special}, self._eos)
         tokens = cast(TokenizerWrapper, _Tokens(tokenizer, self._size, min(self._eos)))

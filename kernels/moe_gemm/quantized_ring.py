@@ -28,7 +28,7 @@ ALONE_PAIRS = 32
 PROGRAMS, MAX_SPLITS, UNITS = 4, 4, 4
 # Tiles of eight and of sixteen pairs take so many pairs an expert, on average; of a Poisson distribution 2 % of experts
 # have more than eight then, and 10 % more than sixteen.
-EIGHT_PAIRS, SIXTEEN_PAIRS = 4, 12
+SMALL_TILE_PAIRS, MIDDLE_TILE_PAIRS = 4, 12
 # Stages with which so many programs of a tile of one pair share a multiprocessor, by shared memory.
 RESIDENT, FEW_STAGES = ((6, 3), (4, 4)), 3
 # Counters of arrivals: more than there are tiles of so few pairs.
@@ -59,7 +59,7 @@ def ring_tile(pairs: int, experts: int, packed: bool) -> RingTile:
         return RingTile(8 if pairs <= ALONE_PAIRS else 16, 64, 4)
     if pairs <= ALONE_PAIRS:
         return RingTile(8, 64, 0)
-    each = 8 if pairs <= EIGHT_PAIRS * experts else 16 if pairs <= SIXTEEN_PAIRS * experts else 32
+    each = 8 if pairs <= SMALL_TILE_PAIRS * experts else 16 if pairs <= MIDDLE_TILE_PAIRS * experts else 32
     return RingTile(each, 128, 2)
 
 

@@ -124,9 +124,9 @@ class Renderer:
                 return None
             raise RequestError(_SLOW.format(most_s=self._most_s) if late else _ENDED) from None
         finally:
-            self._give_back(process)
+            self._put_back(process)
 
-    def _give_back(self, process: _Process) -> None:
+    def _put_back(self, process: _Process) -> None:
         """What was taken last is taken first, so that spare ones come to stand at the front."""
         process.used = time.monotonic()
         spare: _Process | None = None
