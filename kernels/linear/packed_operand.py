@@ -66,17 +66,18 @@ LOWERED = gl.constexpr(2.0**64)
 
 
 @gluon.constexpr_function
-def bytes_layout(height):
+def bytes_layout(height, warps):
     """The first operand's 16 bytes a thread, of its rows' share of a block [height, 64]."""
-    again = [[64, 0]] if height == 128 else []
+    again = [[16 * warps, 0]] if height > 16 * warps else []
     registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0], *again]
     lanes = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [height, 64])
+    own = [[16 << bit, 0] for bit in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, own, [], [height, 64])
 
 
 @gluon.constexpr_function
 def scales_layout(height, scales):
-    """That layout of [height, scales, 64 / scales] bytes."""
+    """That layout of four warps, of [height, scales, 64 / scales] bytes."""
     each = 64 // scales
 
     def base(byte: int) -> list[int]:
@@ -89,12 +90,13 @@ def scales_layout(height, scales):
 
 
 @gluon.constexpr_function
-def inputs_layout(rows):
-    """The other operand's 32 inputs a thread, of rows of x [rows, 128]."""
+def inputs_layout(rows, warps):
+    """The other operand's 32 inputs a thread, of rows of x [rows, 128], which every warp reads."""
     more = [[1 << bit, 0] for bit in range(3, rows.bit_length() - 1)]
     registers = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], *more]
     lanes = [[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[0, 0], [0, 0]], [], [rows, 128])
+    every = [[0, 0]] * (warps.bit_length() - 1)
+    return gl.DistributedLinearLayout(registers, lanes, every, [], [rows, 128])
 
 
 @gluon.constexpr_function

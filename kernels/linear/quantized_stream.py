@@ -32,6 +32,7 @@ from kernels.hopper.compat import load_box, sync
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor, load_weights
 from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
+from kernels.linear.packed_operand import bytes_layout, inputs_layout
 from kernels.linear.stream import StreamTile, streams
 from kernels.sizes import cdiv
 from kernels.weight import Fp8, PackedInt
@@ -157,22 +158,8 @@ def quantized_stream_kernel(
     )
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    again: gl.constexpr = [[16 * WARPS, 0]] if BN > 16 * WARPS else []
-    bytes_: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]] + again,  # noqa: RUF005
-        [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]] if WARPS == 4 else [[16, 0], [32, 0], [64, 0]],
-        [],
-        [BN, 64],
-    )
-    sixteen: gl.constexpr = [[8, 0]] if BM == 16 else []
-    inputs: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + sixteen,  # noqa: RUF005
-        [[0, 32], [0, 64], [1, 0], [2, 0], [4, 0]],
-        [[0, 0], [0, 0]] if WARPS == 4 else [[0, 0], [0, 0], [0, 0]],
-        [],
-        [BM if REGISTERS else 8, 128],
-    )
+    bytes_: gl.constexpr = bytes_layout(BN, WARPS)
+    inputs: gl.constexpr = inputs_layout(BM if REGISTERS else 8, WARPS)
 
     program = gl.program_id(0)
     programs = gl.num_programs(0)

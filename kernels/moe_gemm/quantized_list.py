@@ -163,9 +163,9 @@ def quantized_list_kernel(
     )
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
-    bytes_: gl.constexpr = bytes_layout(HEIGHT)
+    bytes_: gl.constexpr = bytes_layout(HEIGHT, WARPS)
     by_scales: gl.constexpr = scales_layout(HEIGHT, SCALES)
-    taken: gl.constexpr = inputs_layout(ROWS)
+    taken: gl.constexpr = inputs_layout(ROWS, WARPS)
     across: gl.constexpr = (
         gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
         if PACKED
@@ -200,7 +200,7 @@ def quantized_list_kernel(
         i = gl.arange(0, ROWS, gl.SliceLayout(1, across))
         j = gl.arange(0, ROWS, gl.SliceLayout(0, flat))
         m = gl.arange(0, ROWS, gl.SliceLayout(0, mma))
-        # Rows past the expert's last pair repeat it and are not stored.
+        # Rows past the expert's last pair stand where it does, and are neither read nor stored.
         if ALONE:
             there = there * 0 + 1
             source, pair, held = i * 0 + tile, j * 0 + tile, m * 0 + tile
