@@ -18,43 +18,36 @@ from tests.compiled import SHARED_BYTES, run
 
 COMPILE = """
 import torch
-import triton
-from kernels.workspace import Workspace
-from kernels.compilation.ahead import Compiler
 from kernels.moe_gemm.cases import fp4_case, packed_case, w8a8_case
 from kernels.moe_gemm.quantized_ring import RingTile, quantized_ring_moe
 from kernels.testing import seeded
 from kernels.weight import Fp8
 from kernels.weight.inputs import Inputs
-from tests.kernels.compilation.driver import Driver
+from tests.compiled import launching
 
-triton.runtime.driver.set_active(Driver())
 cpu, bf16 = torch.device("cpu"), torch.bfloat16
-workspace, generator = Workspace(cpu), seeded(cpu)
-workspace.pdl = True
+generator = seeded(cpu)
 tiles = ((2, (8, 64, 6, 3)), (20, (16, 64, 4)), (20, (8, 128, 2)), (20, (16, 128, 2)))
 names = ("x", "gate_up", "down", "weights", "experts", "residual", "activation", "limit", "biases")
 sizes = (320, 192, 6, 4)
-with Compiler(1, None) as compiler:
-    with compiler.only(workspace):
-        for t, tile in tiles:
-            for case in (
-                fp4_case("", bf16, t, *sizes, biased=True, activation="swiglu_oai", limit=1.0),
-                fp4_case("", bf16, t, *sizes, 16, True),
-                packed_case("", bf16, t, *sizes, zeros=True),
-                packed_case("", bf16, t, *sizes, group=128),
-                w8a8_case("", bf16, t, *sizes, Inputs("fp8", 128), (128, 128)),
-                w8a8_case("", bf16, t, *sizes, Inputs("fp8")),
-            ):
-                given = {"activation": "silu", "limit": None, "biases": None, **case.make(cpu, generator)}
-                if tile[1] == 128 and isinstance(given["gate_up"], Fp8):
-                    continue
-                quantized_ring_moe(workspace, *(given[name] for name in names), RingTile(*tile))
-    kernels = [kernel.result() if hasattr(kernel, "result") else kernel for kernel in compiler._made.values()]
-    kernels = [kernel for kernel in kernels if kernel.metadata.name == "quantized_list_kernel"]
-    texts = [kernel.asm["ptx"] for kernel in kernels]
-    print(len(texts), sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
-    print(sum("k32.f32.e4m3.e4m3" in text for text in texts), max(kernel.metadata.shared for kernel in kernels))
+with launching() as (workspace, kernels):
+    for t, tile in tiles:
+        for case in (
+            fp4_case("", bf16, t, *sizes, biased=True, activation="swiglu_oai", limit=1.0),
+            fp4_case("", bf16, t, *sizes, 16, True),
+            packed_case("", bf16, t, *sizes, zeros=True),
+            packed_case("", bf16, t, *sizes, group=128),
+            w8a8_case("", bf16, t, *sizes, Inputs("fp8", 128), (128, 128)),
+            w8a8_case("", bf16, t, *sizes, Inputs("fp8")),
+        ):
+            given = {"activation": "silu", "limit": None, "biases": None, **case.make(cpu, generator)}
+            if tile[1] == 128 and isinstance(given["gate_up"], Fp8):
+                continue
+            quantized_ring_moe(workspace, *(given[name] for name in names), RingTile(*tile))
+kernels = [kernel for kernel in kernels if kernel.metadata.name == "quantized_list_kernel"]
+texts = [kernel.asm["ptx"] for kernel in kernels]
+print(len(texts), sum("mma.sync.aligned.m16n8k16.row.col.f32.bf16" in text for text in texts))
+print(sum("k32.f32.e4m3.e4m3" in text for text in texts), max(kernel.metadata.shared for kernel in kernels))
 """
 
 

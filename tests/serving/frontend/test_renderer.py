@@ -6,7 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def outcome(made: Renderer, messages: bytes, parameters: bytes | None = None) ->
         return error
 
 
+@contextmanager
+def rendering_in_a_stopped_process(patient: Renderer) -> Iterator[tuple[Any, Future[Any]]]:
+    """The one process that stands by, stopped, and what it was asked for meanwhile: the text "y"."""
+    assert outcome(patient, chat("x")) == "x"
+    (process,) = patient._idle
+    os.kill(process._child.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        rendering = threads.submit(outcome, patient, chat("y"))
+        wait_until(lambda: not patient._idle, "it is being asked")
+        yield process, rendering
+
+
 @pytest.mark.parametrize("messages", [chat("loop"), chat("power", n=9)])
 def test_what_takes_too_long_is_ended_with_a_sentence(hasty: Renderer, messages: bytes) -> None:
     """The power is one call into C, which no thread of the same process could end."""
@@ -89,12 +102,7 @@ def test_a_process_that_was_killed_is_replaced(patient: Renderer) -> None:
 
 def test_a_process_that_is_killed_meanwhile_costs_nothing(patient: Renderer) -> None:
     """The memory killer and operators do that; it was a 400, as if the messages had been wrong."""
-    assert outcome(patient, chat("x")) == "x"
-    (process,) = patient._idle
-    os.kill(process._child.pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as threads:
-        rendering = threads.submit(outcome, patient, chat("y"))
-        wait_until(lambda: not patient._idle, "it is being asked")
+    with rendering_in_a_stopped_process(patient) as (process, rendering):
         process._child.kill()
         assert rendering.result() == "y"
 
@@ -102,12 +110,7 @@ def test_a_process_that_is_killed_meanwhile_costs_nothing(patient: Renderer) -> 
 def test_a_process_that_has_had_nothing_to_do_ends(patient: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else those that a burst of chats started would stay for good, with 32 MB each."""
     monkeypatch.setattr(renderer, "_SPARE_S", 0.0)
-    assert outcome(patient, chat("x")) == "x"
-    (first,) = patient._idle
-    os.kill(first._child.pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as threads:
-        rendering = threads.submit(outcome, patient, chat("y"))
-        wait_until(lambda: not patient._idle, "it is being asked")
+    with rendering_in_a_stopped_process(patient) as (first, rendering):
         assert outcome(patient, chat("z")) == "z"
         (spare,) = patient._idle
         os.kill(first._child.pid, signal.SIGCONT)
