@@ -8,6 +8,9 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+# Of an index that names the files of a checkpoint's weights.
+MAX_INDEX_BYTES = 32 << 20
+
 
 def open_regular(file: Path) -> BinaryIO:
     """`file` to be read. Raises OSError, also of a pipe, a device or a folder: reading those might never end."""

@@ -40,7 +40,6 @@ DTYPES: dict[str, torch.dtype] = {
 RUN_IN = (torch.float32, torch.bfloat16, torch.float16)
 # Of one file, and of the index: bounds that no release comes near and that are read within a second.
 MAX_HEADER_BYTES = 16 << 20
-MAX_INDEX_BYTES = 32 << 20
 MAX_FILES = 10_000
 MAX_TENSORS = 100_000
 MAX_DIMS = 8
@@ -226,7 +225,7 @@ class Files:
 def _placed(index: Path) -> dict[str, str]:
     """Each tensor's file, as the index says."""
     try:
-        placed = _parse(files.read(index, MAX_INDEX_BYTES), index).get("weight_map")
+        placed = _parse(files.read(index, files.MAX_INDEX_BYTES), index).get("weight_map")
     except OSError as error:
         raise WeightsError(f"{index} cannot be read: {error.strerror}") from None
     if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):

@@ -240,10 +240,14 @@ class _Staging:
         for *_, count in spans:
             places.append(size)
             size += count + -count % ALIGNMENT
-        # On a GPU the one before may still be read: its memory goes to what comes behind that in the stream.
-        if device.type == "cuda" or self._buffer.device != device or len(self._buffer) < size:
-            self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
-        made = [self._buffer[at : at + count] for at, (*_, count) in zip(places, spans, strict=True)]
+        if device.type == "cuda":
+            # The one before may still be read: its memory goes to what comes behind that in the stream.
+            buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        else:
+            if len(self._buffer) < size:
+                self._buffer = torch.empty(size, dtype=torch.uint8)
+            buffer = self._buffer
+        made = [buffer[at : at + count] for at, (*_, count) in zip(places, spans, strict=True)]
         for (file, start, _), raw in zip(spans, made, strict=True):
             self._read(file, start, raw)
         return made

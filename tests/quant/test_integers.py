@@ -126,7 +126,7 @@ def test_a_matrix_that_is_repacked_in_parts_has_the_same_bits(
     tensors, _ = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
     whole = loaded(tmp_path, tensors, said, QKV, 64, 96)
     monkeypatch.setattr(staging, "BUFFER_BYTES", 100)
-    monkeypatch.setattr(layouts, "BLOCK_BYTES", {"cpu": 100})
+    monkeypatch.setattr(layouts, "BLOCK_BYTES", 100)
     parts = dict(loaded(tmp_path, tensors, said, QKV, 64, 96).named_parameters())
     for name, parameter in whole.named_parameters():
         assert torch.equal(parts[name], parameter), name

@@ -24,8 +24,8 @@ from kernels.weight.packed import integers, packed
 
 # Outputs 0 to 7 of AWQ's words, by the place of four bits that each has.
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-# Of words that are repacked at once: what they are in between stays in a CPU's caches, and is little on a GPU.
-BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
+# Of words that are repacked at once: what they are in between stays in a CPU's caches.
+BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,7 @@ def unpacked(words: torch.Tensor, bits: int, awq: bool = False) -> torch.Tensor:
 
 def _blocks(words: torch.Tensor) -> Sequence[torch.Tensor]:
     """Columns of words [R, C] int32."""
-    size = BLOCK_BYTES.get(words.device.type, words.nbytes)
-    return words.split(max(1, size // max(4 * len(words), 1)), dim=1)
+    return words.split(max(1, BLOCK_BYTES // max(4 * len(words), 1)), dim=1)
 
 
 def _by_outputs(words: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ class Rounds:
         ends = RANGES[self.kind]
         # Magnitudes are exact in any float, and there are fewer bytes of the source's.
         most = tensors[0].abs().amax(dim=1, keepdim=True).float()
-        scale = _divided(most, ends.span).clamp_(min=SMALLEST)
+        scale = (most / ends.span).clamp_(min=SMALLEST)
         ratio = tensors[0].float().div_(scale) if tensors[0].dtype != torch.float32 else tensors[0] / scale
         if self.kind == "int8":
             numbers = ratio.round_().clamp_(ends.low, ends.high).to(torch.int8)
@@ -79,14 +79,9 @@ class Rounds:
         wide = torch.nn.functional.pad(source.float(), (0, -source.shape[1] % GROUP))
         parts = wide.unflatten(1, (-1, GROUP))
         # Half of what the 15 steps span, rounded before numbers are found, so that these are the nearest.
-        scale = _divided(parts.abs().amax(dim=2), 7.5).clamp_(min=SMALLEST).bfloat16()
+        scale = (parts.abs().amax(dim=2) / 7.5).clamp_(min=SMALLEST).bfloat16()
         numbers = (parts / scale.float()[..., None]).round_().clamp_(-8, 7).to(torch.int8).add_(8)
         return packed(numbers.view(torch.uint8).flatten(1)[:, : self.inputs], 4).view(torch.int32), scale
-
-
-def _divided(numbers: torch.Tensor, by: float) -> torch.Tensor:
-    """Quotients of the same bits on every device: on a GPU torch multiplies by the inverse of a number."""
-    return numbers / torch.full_like(numbers, by)
 
 
 def make(kind: Kind, sources: int, shape: Shape, exact_inputs: bool) -> Rounded:

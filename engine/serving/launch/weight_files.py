@@ -9,7 +9,6 @@ from engine import files
 from engine.models.reader import ConfigError
 from engine.types import shown
 
-MAX_INDEX_BYTES = 32 << 20
 _OTHERS = (".bin", ".pt", ".pth")
 
 
@@ -32,7 +31,7 @@ def check(folder: Path) -> None:
 def _indexed(index: Path) -> list[str]:
     """The files that an index of weights names; none where it is not there, or is not of its form."""
     try:
-        said = json.loads(files.read(index, MAX_INDEX_BYTES))
+        said = json.loads(files.read(index, files.MAX_INDEX_BYTES))
         return sorted({str(name) for name in said["weight_map"].values()})
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return []
