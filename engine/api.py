@@ -26,7 +26,7 @@ from engine.beam.search import BeamSearch
 from engine.cache.manager import GroupUse, KVManager
 from engine.config import HOST_METHODS, EngineConfig
 from engine.core import stopping
-from engine.core.depth import Depth
+from engine.core.draft_depth import DraftDepth
 from engine.core.loop import EngineLoop
 from engine.core.plan import Runner, RunnerInfo
 from engine.core.prefill_policy import choose_prefill_policy
@@ -162,7 +162,7 @@ class Engine:
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,
-            depth=Depth(draft_tokens) if config.speculation.tokens == "auto" else None,
+            depth=DraftDepth(draft_tokens) if config.speculation.tokens == "auto" else None,
             clock=clock,
         )
         self.loop = EngineLoop(
@@ -244,7 +244,7 @@ class Engine:
             if not self.loop.enter(request):
                 raise RequestError(self._refusal(), ErrorCode.UNAVAILABLE)
         if constraint is not None and self._grammars is not None:
-            self._grammars.make(input, lambda matcher: self.loop.open(request, matcher))
+            self._grammars.make(input, lambda matcher: self.loop.set_matcher(request, matcher))
 
     def _check_admission(self, request_id: str) -> None:
         """Raises RequestError where no further request is taken now. Called under the lock."""
@@ -261,7 +261,7 @@ class Engine:
 
     def _request(self, input: RequestInput, sink: Sink, arrival: int, deadline: float | None) -> Request:
         params = input.params
-        gated = params.structured_outputs is not None
+        constrained = params.structured_outputs is not None
         request = Request(
             input,
             sink,
@@ -269,12 +269,12 @@ class Engine:
             arrival=arrival,
             limit=stopping.length_limit(len(input.prompt_ids), params, self.context),
             stop_ids=stopping.stop_ids(params, self.info.eos_ids),
-            eos_ids=() if params.ignore_eos and not gated else self.info.eos_ids,
+            eos_ids=() if params.ignore_eos and not constrained else self.info.eos_ids,
             deadline=deadline,
             entered=self._clock(),
             drafter=self._drafter_of(input),
         )
-        request.gated = gated
+        request.awaits_matcher = constrained
         return request
 
     def _drafter_of(self, input: RequestInput) -> Drafter | None:
@@ -282,11 +282,11 @@ class Engine:
         asked = input.params.speculation
         if self._drafter is None or (asked is not None and asked.method == "none"):
             return None
-        gated = input.params.structured_outputs is not None
-        if gated and not self._drafts_on_host:
+        constrained = input.params.structured_outputs is not None
+        if constrained and not self._drafts_on_host:
             return None  # what a device drafts nobody knows in time to say what may stand behind it
         own = self._drafter()
-        if asked is None and (own is not None or not gated):
+        if asked is None and (own is not None or not constrained):
             return own
         return predicted(() if asked is None else asked.token_ids, len(input.prompt_ids), own)
 

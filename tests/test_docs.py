@@ -40,6 +40,13 @@ def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), name
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if p not in HISTORY], ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_are_short_enough_to_review(page: Path) -> None:
+    """Rows of tables are as long as they are."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > 160] == []
+
+
 def test_the_index_of_experiments_names_each_page_once() -> None:
     index = ROOT / "docs" / "experiments" / "README.md"
     named = re.findall(r"\]\(([\w.-]+\.md)\)", index.read_text())

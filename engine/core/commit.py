@@ -38,7 +38,7 @@ class Committer:
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
-        self.accepted_at = [0] * MAX_DRAFTS  # of the drafts at each place of an entry, how many stood
+        self.accepted_at = [0] * MAX_DRAFTS  # accepted drafts by their place in an entry
         self._scheduler = scheduler
         self._kv = kv
         self._emit = emit
@@ -69,8 +69,8 @@ class Committer:
             if request.want_prompt_logprobs and i in prompt_logprobs:
                 found = prompt_logprobs[i]
                 request.prompt_logprobs[first + 1 : first + 1 + len(found)] = found
-            # A plan that counted on drafts which did not stand says too much of `first`; an entry that draws ends what
-            # is known.
+            # A plan that counted on drafts which were rejected has too large a `first`; an entry that draws ends at the
+            # last known token.
             end = request.num_tokens if samples else first + count
             if samples:
                 token = drawn[i]
@@ -94,7 +94,7 @@ class Committer:
             self._report(request, [token], logprobs.get(i), ended)
 
     def _commit_drafted(self, request: Request, i: int, draft: Draft, result: StepResult) -> None:
-        """How many tokens an entry with drafts gave is known now. What follows one that ends the request is dropped."""
+        """Take an entry's own token and its accepted drafts. What follows a token that ends the request is dropped."""
         request.num_inflight -= 1 + draft.count
         request.num_drafted -= draft.count
         if i in result.errors:

@@ -14,9 +14,11 @@ from engine.core.plan import StepPlan
 # How long before a step's end the next one is prepared, besides what its launch takes of the host.
 LAUNCH_MARGIN_S = 0.0015
 MAX_LAUNCH_MARGIN_S = 0.02
-# Steps count as of one kind within so many rows and so many prompt tokens; of the last ones the shortest counts, less a
-# part for what a clock at its power limit makes of a step. One alone may have made a graph or waited for the host.
-ROWS, TOKENS, LAST, ENOUGH, PART = 8, 128, 4, 2, 0.98
+# Steps are of one kind within so many rows and so many prompt tokens.
+ROWS_OF_A_KIND, TOKENS_OF_A_KIND = 8, 128
+# A step is expected to take as long as the shortest of the last ones of its kind, less a part for what a clock at its
+# power limit makes of a step; fewer are not enough, since one alone may have made a graph or waited for the host.
+KEPT_STEPS, MIN_STEPS, EXPECTED_PART = 4, 2, 0.98
 
 Kind = tuple[int, int]
 
@@ -41,7 +43,7 @@ class LaunchTimer:
     def launched(self, plan: StepPlan, began: float) -> None:
         """A step was launched, from `began` till now."""
         rows = plan.count.count(1)
-        kind = -(-rows // ROWS), -(-(plan.num_tokens - rows) // TOKENS)
+        kind = -(-rows // ROWS_OF_A_KIND), -(-(plan.num_tokens - rows) // TOKENS_OF_A_KIND)
         self._under_way.append((kind, began))
         self._launch_s = self._clock() - began
 
@@ -55,8 +57,8 @@ class LaunchTimer:
         now = self._clock()
         took = now - began if seen and exact else None
         if took is not None:
-            self._took.setdefault(kind, deque(maxlen=LAST)).append(took)
-        self._free_at = now if seen else min(now, began + self._least(kind))
+            self._took.setdefault(kind, deque(maxlen=KEPT_STEPS)).append(took)
+        self._free_at = now if seen else min(now, began + self._expected_s(kind))
         self._exact = seen
         return took
 
@@ -64,7 +66,7 @@ class LaunchTimer:
         """Seconds until the launch behind the one step under way should begin; 0 or less when it should at once, as it
         should behind a step of a kind that is hardly known. The launch is taken to last as long as the one before."""
         kind, launch = self._under_way[0]
-        end = max(launch, self._free_at) + self._least(kind)
+        end = max(launch, self._free_at) + self._expected_s(kind)
         return end - self.launch_margin_s - self._launch_s - self._clock()
 
     def delayed(self, ran_dry: bool) -> None:
@@ -78,6 +80,7 @@ class LaunchTimer:
             else max(0.98 * self.launch_margin_s, LAUNCH_MARGIN_S)
         )
 
-    def _least(self, kind: Kind) -> float:
+    def _expected_s(self, kind: Kind) -> float:
+        """Seconds that a step of this kind takes at least; 0 where too few are known."""
         took = self._took.get(kind, ())
-        return PART * min(took) if len(took) >= ENOUGH else 0.0
+        return EXPECTED_PART * min(took) if len(took) >= MIN_STEPS else 0.0

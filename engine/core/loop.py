@@ -34,10 +34,10 @@ from engine.types import ErrorCode, FinishReason, RequestError, TokenEvent
 if TYPE_CHECKING:
     from engine.core.plan import Masks
 
-# How long nothing must be asked for before the runner does work that it put off.
-QUIET_S = 0.1
-# While a launch is delayed, how often to look whether the step under way has ended after all.
-LOOK_S = 0.001
+# Seconds without work before the runner does work that it put off.
+IDLE_S = 0.1
+# While a launch is delayed: seconds between looks whether the step in flight has ended after all.
+POLL_S = 0.001
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ class EngineLoop:
         self._on_failure = on_failure
         self._submitted: deque[Request] = deque()
         self._aborted: deque[Request] = deque()
-        self._opened: deque[tuple[Request, Matcher | RequestError]] = deque()
+        self._matched: deque[tuple[Request, Matcher | RequestError]] = deque()
         self._called: deque[Callable[[], None]] = deque()
-        self._gated: list[Request] = []
+        self._awaiting_matcher: list[Request] = []
         self._masks = masks
         self._num_matched = 0  # requests with a matcher that have not ended
         self._wake = threading.Condition()
@@ -89,7 +89,7 @@ class EngineLoop:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._submitted) + len(self._gated) + len(self.scheduler.waiting)
+        return len(self._submitted) + len(self._awaiting_matcher) + len(self.scheduler.waiting)
 
     def enter(self, request: Request) -> bool:
         """Queue a request, from any thread. False when the loop has ended or is about to: then it takes nothing."""
@@ -101,10 +101,10 @@ class EngineLoop:
             self._wake.notify_all()
         return True
 
-    def open(self, request: Request, matcher: Matcher | RequestError) -> None:
-        """A gated request has its matcher, or cannot have one. From any thread."""
+    def set_matcher(self, request: Request, matcher: Matcher | RequestError) -> None:
+        """A request that waits for its matcher has it, or cannot have one. From any thread."""
         with self._wake:
-            self._opened.append((request, matcher))
+            self._matched.append((request, matcher))
             self._wake.notify_all()
 
     def abort(self, request_id: str) -> None:
@@ -140,7 +140,7 @@ class EngineLoop:
             while not self._stopping:
                 inflight = self.iterate(inflight)
                 if inflight is None and not self.scheduler.has_work:
-                    self._rest()
+                    self._wait_for_work()
             if inflight is not None:
                 inflight.pending.wait()
             self._drain()
@@ -151,17 +151,17 @@ class EngineLoop:
             log.exception("the engine's loop failed")
             self.fail(failure)
 
-    def _rest(self) -> None:
+    def _wait_for_work(self) -> None:
         """Wait for something to do. Work that the runner put off is done in pieces, each after a quiet while."""
-        put_off = True
+        more_idle_work = True
         while True:
             with self._wake:
-                if self._wake.wait_for(self._has_news, QUIET_S if put_off else None):
+                if self._wake.wait_for(self._has_commands, IDLE_S if more_idle_work else None):
                     return
-            put_off = self._runner.idle()
+            more_idle_work = self._runner.idle()
 
-    def _has_news(self) -> bool:
-        return bool(self._submitted or self._opened or self._aborted or self._called or self._stopping)
+    def _has_commands(self) -> bool:
+        return bool(self._submitted or self._matched or self._aborted or self._called or self._stopping)
 
     def fail(self, failure: BaseException) -> None:
         """Mark the engine dead and give every request an error. Blocks are not accounted for any more: what failed may
@@ -192,16 +192,16 @@ class EngineLoop:
         else:
             done, inflight = launched, None
             if done is not None and done.plan.masked:
-                self._draw(done)
+                self._draw_masked(done)
         if done is not None:
             awaited = not done.pending.done
             result = done.pending.wait()
             took = self._launch_timer.ended(seen=awaited)
             if took is not None:
-                self.scheduler.took(done.plan, took)
+                self.scheduler.observe_step(done.plan, took)
             self.committer.commit(done, result)
         if inflight is not None and inflight.plan.masked:
-            self._draw(inflight)
+            self._draw_masked(inflight)
         self.deliver()
         self.committer.insert_prefix_blocks()
         return inflight
@@ -210,7 +210,7 @@ class EngineLoop:
         """Wait until the step in flight is about to end."""
         left, delayed, done = self._launch_timer.seconds_left(), False, inflight.pending.done
         while left > 0 and not done:
-            self._sleep(min(left, LOOK_S))
+            self._sleep(min(left, POLL_S))
             left, delayed, done = self._launch_timer.seconds_left(), True, inflight.pending.done
         if delayed:
             self._launch_timer.delayed(ran_dry=done)
@@ -227,10 +227,10 @@ class EngineLoop:
         pending = self._runner.launch(plan)
         self._launch_timer.launched(plan, began)
         if pending.done:
-            self.scheduler.took(plan, self._clock() - began)  # by a device that is the host
+            self.scheduler.observe_step(plan, self._clock() - began)  # by a device that is the host
         return InFlight(plan, requests, pending)
 
-    def _draw(self, step: InFlight) -> None:
+    def _draw_masked(self, step: InFlight) -> None:
         """Let a step's masked entries draw, now that all tokens before theirs are known. A matcher that cannot go on
         ends its request alone."""
         assert self._masks is not None
@@ -248,8 +248,8 @@ class EngineLoop:
     def _drain(self) -> None:
         while self._submitted:
             self._enter(self._submitted.popleft())
-        while self._opened:
-            self._let_in(*self._opened.popleft())
+        while self._matched:
+            self._queue_matched(*self._matched.popleft())
         while self._aborted:
             request = self._aborted.popleft()
             if request.status is not Status.FINISHED:
@@ -271,12 +271,12 @@ class EngineLoop:
     def _enter(self, request: Request) -> None:
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.arrival, id(request), request))
-        if request.gated:
-            self._gated.append(request)
+        if request.awaits_matcher:
+            self._awaiting_matcher.append(request)
         else:
             self._queue(request)
 
-    def _let_in(self, request: Request, matcher: Matcher | RequestError) -> None:
+    def _queue_matched(self, request: Request, matcher: Matcher | RequestError) -> None:
         if request.status is Status.FINISHED:
             return
         if isinstance(matcher, RequestError):
@@ -286,7 +286,7 @@ class EngineLoop:
         if request.drafter is not None:
             request.drafter = matcher.drafting(request.drafter)
         self._num_matched += 1
-        self._gated.remove(request)
+        self._awaiting_matcher.remove(request)
         self._queue(request)
 
     def _queue(self, request: Request) -> None:
@@ -297,8 +297,8 @@ class EngineLoop:
             self.committer.end(request, ended[0], stop=ended[1])
 
     def _end(self, request: Request, reason: FinishReason, error: str | None, code: ErrorCode) -> None:
-        if request in self._gated:
-            self._gated.remove(request)
+        if request in self._awaiting_matcher:
+            self._awaiting_matcher.remove(request)
             self.scheduler.add(request)  # which it leaves as every other
         self.committer.end(request, reason, error=error, code=code)
 

@@ -8,8 +8,8 @@ changed (`starts`, `block_writes`) and what to compute (`rows`, `first`, `count`
 few integers a row. Sampled token ids stay on the device: a plan for step N+1 can be made before step N's tokens
 are known.
 
-An entry that samples gives one token, or with k drafted ones up to 1 + k. How many stood is known on the device first:
-until the result is committed, a later plan counts on all of them, and the runner goes by the row's true length.
+An entry that samples gives one token, or with k drafted ones up to 1 + k. How many are accepted is known on the device
+first: until the result is committed, a later plan counts on all of them, and the runner goes by the row's true length.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class StepPlan:
     samples[i] says that entry i reaches the end of what is known and draws the next token, which is put at position
     first[i] + count[i] of the row's tokens. Entries with count 1 come first.
     drafts[i] says that entry i, which samples, may give 1 + drafts[i].count tokens; it computes one token of its own
-    and the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the tokens that stood.
-    A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts did not stand. The
+    and the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the accepted tokens.
+    A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts are rejected. The
     entry is then as long as planned and begins that much earlier: at the row's true last token.
     masked are entries whose draw waits until it is known which tokens they may draw (`MaskedPending.draw`).
     Order of side effects: starts, block_writes, state_copies, compute, sample.
@@ -107,8 +107,8 @@ class StepResult:
     """What one step gave, aligned with the plan's entries: tokens[i] is the drawn token, or -1 where samples[i] is
     false.
 
-    accepted[i] holds the tokens that entry i gave behind tokens[i]: each draft that equals the token drawn in its place
-    lets one more stand. Entries that gave one token are not in it.
+    accepted[i] holds the tokens that entry i gave behind tokens[i]: one more for each draft that equals the token drawn
+    in its place. Entries that gave one token are not in it.
     errors maps an entry to a sentence when that entry alone failed (its logits were not finite).
     logprobs holds, for the entries whose request asked for them, one for each token given. prompt_logprobs: item i
     of an entry is for the prompt token at position first + i + 1, as predicted by the computed token at first + i; the
@@ -128,7 +128,7 @@ class MixedShapes:
     """What a runner pads steps of rows and up to `chunks` chunks of prompts to: rows to the next of `rows`, missing
     chunks by one token each, all tokens to the next of `tokens`. Empty when it pads none.
 
-    even: of `tokens`, what to fill beside decoding rows, since a token is cheapest there.
+    wave_aligned_tokens: of `tokens`, what to fill beside decoding rows, since a token is cheapest there.
     """
 
     rows: tuple[int, ...] = ()
@@ -136,9 +136,9 @@ class MixedShapes:
     chunks: int = 0
     wave_aligned_tokens: int = 0
 
-    def room(self, rows: int, most: int) -> int:
-        """Prompt tokens that fill the largest shape of at most `most` tokens beside `rows` rows; 0 without one."""
-        padded, tokens = bisect_left(self.rows, rows), bisect_right(self.tokens, most)
+    def room(self, rows: int, max_tokens: int) -> int:
+        """Prompt tokens that fill the largest shape of up to `max_tokens` tokens beside `rows` rows; 0 without one."""
+        padded, tokens = bisect_left(self.rows, rows), bisect_right(self.tokens, max_tokens)
         if padded == len(self.rows) or not tokens:
             return 0
         return max(0, self.tokens[tokens - 1] - self.rows[padded] - (self.chunks - 1))
@@ -166,7 +166,7 @@ class RunnerInfo:
     """What deciding needs to know of the model and of the memory that executing set aside.
 
     max_model_len: positions a request may occupy. eos_ids: tokens that end a request. active: the part of the weights
-    that a token is multiplied by. mixed: shapes of mixed steps. weight_bits: of a weight, on average.
+    that a token is multiplied by, 0 to 1. mixed: shapes of mixed steps. weight_bits: of a weight, on average.
     """
 
     pool: PoolSpec

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from engine.cache.table import KVTable
-from engine.core.depth import Acceptance
+from engine.core.draft_depth import Acceptance
 from engine.types import RequestInput, TokenEvent, TokenLogprobs
 
 
@@ -81,16 +81,16 @@ class Request:
     num_tokens     len(tokens)
     num_computed   tokens launched: their keys and values are in the cache once the launched steps have run
     num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row holds
-    num_drafted    of these, drafts that may turn out not to stand: the row holds that many less at least
+    num_drafted    of these, drafts that may yet be rejected: the row holds that many less at least
     drafter        proposes tokens for it; None when each of its steps gives one
-    acceptance     what its drafts came to; num_draft_tokens, num_accepted_tokens: how many were tried, and stood
+    acceptance     how likely its drafts are accepted; num_draft_tokens, num_accepted_tokens: proposed, and accepted
     want_reports   its events say more than their tokens
     matcher        says what its answer may be; None when that is free, or not known yet
-    gated          it waits for its matcher
+    awaits_matcher it waits for its matcher
     num_cached     prompt tokens that the first admission took from the prefix cache
     limit          num_tokens at which it ends for length: max_tokens, or the context is full
     row, kv        its row of the tables (-1 while waiting) and what it holds of the cache
-    awaits         key of the last block that it waits for a running request to compute, if any
+    awaited_prefix key of the last block that it waits for a running request to compute, if any
     started        it was admitted once
     first_event_pending  no event has been given yet
     entered        when the engine took it; scheduled: when it was first admitted. Seconds of the engine's clock
@@ -100,14 +100,14 @@ class Request:
     __slots__ = (
         "acceptance",
         "arrival",
-        "awaits",
+        "awaited_prefix",
+        "awaits_matcher",
         "cumulative_logprob",
         "deadline",
         "drafter",
         "entered",
         "eos_ids",
         "first_event_pending",
-        "gated",
         "id",
         "input",
         "kv",
@@ -168,7 +168,7 @@ class Request:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.matcher: Matcher | None = None
-        self.gated = False
+        self.awaits_matcher = False
         self.num_cached = 0
         self.limit = limit
         self.min_length = self.num_prompt + params.min_tokens
@@ -181,7 +181,7 @@ class Request:
         self.status = Status.WAITING
         self.started = False
         self.first_event_pending = True
-        self.awaits: bytes | None = None
+        self.awaited_prefix: bytes | None = None
         self.cumulative_logprob = 0.0
         self.want_reports = params.logprobs is not None or input.want_usage
         self.want_prompt_logprobs = params.prompt_logprobs is not None and not input.output_ids

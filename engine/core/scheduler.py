@@ -7,8 +7,8 @@ A request has tokens that are known and tokens that are computed; a step closes 
     3. waiting requests, in order, as rows and blocks allow
     4. tokens drafted for those of 1, as far as budget and blocks go; where steps are padded, not beside 2 and 3
 
-Of drafted tokens it is known later how many stood. Until then counters take all of them, and what is done at a certain
-position (a copy of recurrent state, a request's last token) waits.
+How many drafts are accepted is known later. Until then counters take all of them, and what needs a certain position (a
+copy of recurrent state, a request's last token) waits.
 
 When blocks run out the youngest running request gives way: it loses its blocks and later starts again from all its
 tokens, most of which it will find in the prefix tree. Requests that a step already holds never give way in it.
@@ -25,7 +25,7 @@ from itertools import chain
 
 from engine.cache.manager import NO_MATCH, KVManager
 from engine.config import SchedulerConfig
-from engine.core.depth import Depth
+from engine.core.draft_depth import DraftDepth
 from engine.core.plan import NO_SHAPES, STEP_TOKENS_BUCKETS, Draft, MixedShapes, RowStart, StepPlan
 from engine.core.prefill_policy import PrefillPolicy
 from engine.core.request import Request, Status
@@ -60,7 +60,7 @@ class Scheduler:
         checkpoint_interval: int = 256,
         shapes: MixedShapes = NO_SHAPES,
         draft_tokens: int = 0,
-        depth: Depth | None = None,
+        depth: DraftDepth | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """draft_tokens: most tokens drafted in a step for a request that has a drafter; depth says how many of them,
@@ -81,10 +81,10 @@ class Scheduler:
         self._max_rows = config.max_rows
         self._free_rows = list(range(config.max_rows))
         self._step = 0
-        self._stale = False
+        self._running_changed = False
         self._preempted = False
         self._blocked: tuple[int, int, int] | None = None
-        self._begin()
+        self._clear_plan()
 
     @property
     def num_running(self) -> int:
@@ -107,8 +107,8 @@ class Scheduler:
         if request.status is Status.WAITING:
             self.waiting.remove(request)
         else:
-            self._leave(request)
-            self._stale = True
+            self._release(request)
+            self._running_changed = True
         request.move(Status.FINISHED)
         if request.drafter is not None:
             request.drafter.close(request.tokens[request.num_prompt :])
@@ -116,49 +116,49 @@ class Scheduler:
     def schedule(self) -> tuple[StepPlan, list[Request]] | None:
         """The next step and the request of each of its entries, or None when nothing can be computed now. Counters of
         the planned requests advance: the caller must launch the plan."""
-        if self._stale:
+        if self._running_changed:
             self.running = [request for request in self.running if request.status is Status.RUNNING]
-            self._stale = False
-        self._begin()
-        behind = self._decode()
-        decoding = len(self._rows) + sum(self._more_count)
+            self._running_changed = False
+        self._clear_plan()
+        behind = self._plan_decodes()
+        decoding = len(self._rows) + sum(self._long_count)
         prefill_budget = self._budget - decoding
         if decoding:
             prefill_budget = min(
                 prefill_budget, self.mixed_budget or self._prefill_tokens(decoding, behind) or prefill_budget
             )
-        prefill_budget = self._catch_up(behind, prefill_budget)
+        prefill_budget = self._plan_chunks(behind, prefill_budget)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
         if self.waiting and prefill_budget > 0 and not (self._preempted and self._planned):
             self._admit(prefill_budget)
         if self._drafting:
-            self._draft()
+            self._plan_drafts()
         if not self._planned:
             return None
         self._step += 1
         kv = self._kv
         plan = StepPlan(
             step=self._step,
-            rows=self._rows + self._more_rows,
-            first=self._first + self._more_first,
-            count=[1] * len(self._rows) + self._more_count,
-            samples=self._samples + self._more_samples,
+            rows=self._rows + self._long_rows,
+            first=self._first + self._long_first,
+            count=[1] * len(self._rows) + self._long_count,
+            samples=self._samples + self._long_samples,
             starts=self._starts,
             block_writes=kv.writes,
             state_copies=kv.copies,
             drafts={len(self._rows) + i: draft for i, draft in self._drafts.items()},
         )
         kv.writes, kv.copies = [], []
-        tokens = len(self._rows) + sum(self._more_count)
+        tokens = len(self._rows) + sum(self._long_count)
         bucket = bisect_left(STEP_TOKENS_BUCKETS, tokens)
         self.stats.step_counts[bucket] += 1
         self.stats.step_tokens[bucket] += tokens
-        return plan, self._requests + self._more_requests
+        return plan, self._requests + self._long_requests
 
-    def took(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long on the device."""
+    def observe_step(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so many seconds on the device."""
         if self._depth is not None:
-            self._depth.took(plan, seconds)
+            self._depth.observe_step(plan, seconds)
 
     def _prefill_tokens(self, rows: int, behind: list[Request]) -> int | None:
         """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as reaches the
@@ -171,18 +171,18 @@ class Scheduler:
             backlog += request.num_tokens - request.num_computed
         return self.prefill_policy.prefill_tokens(rows, backlog, self._shapes)
 
-    # Entries of one token come first in a plan, so they are kept apart from longer ones while it is made.
+    # Entries of one token come first in a plan, so they are kept apart from longer ones (`_long_…`) while it is made.
 
-    def _begin(self) -> None:
+    def _clear_plan(self) -> None:
         self._rows: list[int] = []
         self._first: list[int] = []
         self._samples: list[bool] = []
         self._requests: list[Request] = []
-        self._more_rows: list[int] = []
-        self._more_first: list[int] = []
-        self._more_count: list[int] = []
-        self._more_samples: list[bool] = []
-        self._more_requests: list[Request] = []
+        self._long_rows: list[int] = []
+        self._long_first: list[int] = []
+        self._long_count: list[int] = []
+        self._long_samples: list[bool] = []
+        self._long_requests: list[Request] = []
         self._starts: list[RowStart] = []
         self._drafting: list[tuple[int, Request]] = []  # with places among the entries of one token
         self._drafts: dict[int, Draft] = {}  # by place among the longer entries
@@ -190,9 +190,9 @@ class Scheduler:
 
     @property
     def _planned(self) -> bool:
-        return bool(self._rows or self._more_rows)
+        return bool(self._rows or self._long_rows)
 
-    def _put(self, request: Request, count: int) -> None:
+    def _plan_tokens(self, request: Request, count: int) -> None:
         first = request.num_computed
         request.num_computed = end = first + count
         samples = end == request.num_tokens + request.num_inflight
@@ -207,13 +207,13 @@ class Scheduler:
             self._samples.append(samples)
             self._requests.append(request)
         else:
-            self._more_rows.append(request.row)
-            self._more_first.append(first)
-            self._more_count.append(count)
-            self._more_samples.append(samples)
-            self._more_requests.append(request)
+            self._long_rows.append(request.row)
+            self._long_first.append(first)
+            self._long_count.append(count)
+            self._long_samples.append(samples)
+            self._long_requests.append(request)
 
-    def _decode(self) -> list[Request]:
+    def _plan_decodes(self) -> list[Request]:
         """Plan one token for each running request that is one short; return those further behind."""
         behind: list[Request] = []
         drafting = self._drafting
@@ -232,11 +232,11 @@ class Scheduler:
             if known >= request.limit:
                 continue
             if request.num_drafted and interval and first % interval == 0:
-                continue  # until it is known whether the state stands there
+                continue  # until it is known whether the state is of that position
             if first >= request.kv.covered_tokens:
                 least = first - request.num_drafted
                 while request.status is Status.RUNNING and kv.extend(request.kv, least, known) < known:
-                    if not self._take_back(request):
+                    if not self._reclaim_draft_blocks(request):
                         self._preempt(running[-1])
                 if request.status is not Status.RUNNING:
                     break
@@ -252,16 +252,16 @@ class Scheduler:
             requests.append(request)
         return [request for request in behind if request.status is Status.RUNNING] if self._preempted else behind
 
-    def _draft(self) -> None:
+    def _plan_drafts(self) -> None:
         """Give entries whose next token is planned as many drafted ones as their drafters have, and budget and free
         blocks allow."""
-        if self._more_rows and self._shapes.rows:
+        if self._long_rows and self._shapes.rows:
             return  # padded steps hold drafts or prompts
         kv, drafted = self._kv, set()
-        spare = self._budget - len(self._rows) - sum(self._more_count)
+        spare = self._budget - len(self._rows) - sum(self._long_count)
         counts = [self._draft_tokens] * len(self._drafting)
         if self._depth is not None:
-            counts = self._depth.counts(len(self._rows), [request.acceptance for _, request in self._drafting])
+            counts = self._depth.draft_counts(len(self._rows), [request.acceptance for _, request in self._drafting])
         for (place, request), most in zip(self._drafting, counts, strict=True):
             known, unsure, held = request.num_computed, request.num_drafted, request.num_inflight - 1
             count = min(most, spare, request.limit - 1 - known)
@@ -277,7 +277,7 @@ class Scheduler:
             if count <= 0:
                 continue
             start = known - unsure
-            self._drafts[len(self._more_rows)] = Draft(count, start, tokens[start - request.num_tokens : held + count])
+            self._drafts[len(self._long_rows)] = Draft(count, start, tokens[start - request.num_tokens : held + count])
             self._add_entry(request, known - 1, 1 + count, True)
             request.num_computed += count
             request.num_inflight += count
@@ -289,14 +289,14 @@ class Scheduler:
             self._rows, self._first = [self._rows[i] for i in kept], [self._first[i] for i in kept]
             self._samples, self._requests = [self._samples[i] for i in kept], [self._requests[i] for i in kept]
 
-    def _take_back(self, needy: Request) -> bool:
-        """Whether blocks came free that others than `needy` were given for drafts which did not stand."""
+    def _reclaim_draft_blocks(self, needy: Request) -> bool:
+        """Whether blocks came free that other requests than `needy` hold for rejected drafts."""
         if not self._draft_tokens:
             return False
         drafted = [other for other in self.running if other.drafter is not None and other is not needy]
         return sum(self._kv.truncate(r.kv, max(r.num_tokens, r.num_computed)) for r in drafted) > 0
 
-    def _catch_up(self, behind: list[Request], prefill_budget: int) -> int:
+    def _plan_chunks(self, behind: list[Request], prefill_budget: int) -> int:
         """Plan chunks of running requests that are far behind. Returns what is left of `prefill_budget`."""
         kv = self._kv
         while behind and prefill_budget > 0:
@@ -305,7 +305,7 @@ class Scheduler:
             end = self._chunk_end(request, first, prefill_budget)
             covered_tokens = kv.extend(request.kv, first, end)
             while covered_tokens == first and (behind or self._draft_tokens):
-                if not self._take_back(request):
+                if not self._reclaim_draft_blocks(request):
                     if not behind:
                         break
                     self._preempt(behind.pop())
@@ -313,7 +313,7 @@ class Scheduler:
             if covered_tokens > first:
                 if kv.keeps_state:
                     kv.save_state(request.kv, first)
-                self._put(request, covered_tokens - first)
+                self._plan_tokens(request, covered_tokens - first)
                 prefill_budget -= covered_tokens - first
             elif not self._planned:
                 # Nobody else holds blocks that could come free: start again, sharing what the tree holds.
@@ -339,7 +339,7 @@ class Scheduler:
                 break
             if request.num_inflight:
                 continue
-            if request.awaits is not None and kv.is_computing(request.awaits):
+            if request.awaited_prefix is not None and kv.is_computing(request.awaited_prefix):
                 continue
             if self._blocked == (request.arrival, kv.num_releases, len(self.running)):
                 break
@@ -350,9 +350,9 @@ class Scheduler:
                 match = kv.match(request.kv, tokens)
                 gain, key = kv.awaited(request.kv, tokens, match)
                 if gain and gain >= WAIT_SHARE * (len(tokens) - match.num_tokens):
-                    request.awaits = key
+                    request.awaited_prefix = key
                     continue
-            request.awaits = None
+            request.awaited_prefix = None
             first = match.num_tokens
             end = self._chunk_end(request, first, prefill_budget)
             covered_tokens = kv.admit(request.kv, self._free_rows[0], tokens, match, end, len(self.running))
@@ -361,7 +361,7 @@ class Scheduler:
                 break
             prefill_budget -= covered_tokens - first
             self._start(request, first)
-            self._put(request, covered_tokens - first)
+            self._plan_tokens(request, covered_tokens - first)
             admitted.append(request)
         if admitted:
             self.waiting.take(admitted)
@@ -395,14 +395,14 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Back to the queue, in its old place. A token that is still in flight is kept when it arrives."""
         self.running.remove(request)
-        self._leave(request)
+        self._release(request)
         request.move(Status.WAITING)
         request.num_computed = 0
         self.waiting.add(request)
         self.stats.preemptions += 1
         self._preempted = True
 
-    def _leave(self, request: Request) -> None:
+    def _release(self, request: Request) -> None:
         self._kv.release(request.kv)
         heapq.heappush(self._free_rows, request.row)
         request.row = -1

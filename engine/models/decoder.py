@@ -159,7 +159,7 @@ class Decoder(Loaded):
         return 8 * sum(w.value.nbytes for w in weights) / sum(w.count for w in weights)
 
     @property
-    def widest(self) -> int:
+    def widest_product(self) -> int:
         """Gated outputs of the largest product that all tokens take; 0 with experts. The widest of all ranks, which
         are asked: steps are padded to the same shapes everywhere."""
         dense = [layer.ffn for layer in self.layers if isinstance(layer.ffn, Mlp)]
@@ -167,7 +167,7 @@ class Decoder(Loaded):
         return max(told for (told,) in self._communicator.all_gather_numbers([own]))
 
     @property
-    def kinds(self) -> list[int]:
+    def warmup_layers(self) -> list[int]:
         """The first layer of each kind and, as the end of a step, the last: together they run all code of the model."""
         layers = self.config.layers
         return [*(i for i, layer in enumerate(layers) if layer not in layers[:i]), len(layers) - 1]

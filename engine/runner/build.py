@@ -1,4 +1,4 @@
-"""From an EngineConfig to a runner: read its config, build the decoder, load weights, allocate the pools."""
+"""From an EngineConfig to a runner: build the decoder, load weights, allocate the pools."""
 
 from __future__ import annotations
 
@@ -16,32 +16,26 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core.plan import Draft, RowStart, RunnerInfo, StepPlan
 from engine.layers.build_context import BuildContext
 from engine.models import registry
-from engine.models.config import AttentionConfig, LatentAttentionConfig, ModelConfig
+from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.draft_heads import DraftHead
-from engine.models.gguf.names import open_folder
-from engine.models.parts import with_shared_apart
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import Communicator
 from engine.parallel.peers import reached
-from engine.parallel.shard import Shard, shard_config
-from engine.parallel.slices import agreed, check_parallel, shard_checkpoint
-from engine.parallel.vocabulary import Vocabulary
-from engine.quant import cache as cached
-from engine.quant import cache_scales
+from engine.parallel.slices import agreed, check_parallel
 from engine.quant import device as quant_device
 from engine.quant import plan as quant
-from engine.runner import draft_build
+from engine.runner import draft_build, model_source
 from engine.runner.graphs import Capture, CudaCapture
 from engine.runner.memory import MIN_BLOCKS, free_bytes, size_pools
+from engine.runner.model_source import ModelSource
 from engine.runner.runner import DeviceRunner
 from engine.runner.warmup import warmup_steps
 from engine.types import MAX_LOGPROBS, SamplingParams
 from engine.weights import dummy, loader
-from engine.weights.checkpoint import Checkpoint
 from kernels.compilation.ahead import Compiler, Elsewhere
 from kernels.compilation.watch import CompileWatch
-from kernels.select import select
+from kernels.select import Ops, select
 from kernels.workspace import Workspace
 
 # Weights up to which one thread of a CPU is as fast as four or faster, and does not wait for others where other work
@@ -68,82 +62,28 @@ def build_runner(
     if progress is not None:
         progress("model", 0, 0)
     model, family = registry.load(config.model)
-    method = registry.quantization(config.model)
     device = device_of(config)
     communicator = communicator or Communicator()
     check_parallel(config, model, communicator)
-    quantize = config.weights.quantize
     watch = CompileWatch().install() if device.type == "cuda" else None
     runtime = config.runtime
     workspace = Workspace(device, runtime.dependent_launch, runtime.tuned_gemms, config.weights.fast_accumulation)
     ops = select(workspace, runtime.kernels, runtime.direct_copies)
     if config.parallel.all_reduce != "library":
         communicator = reached(communicator, ops, device, config.parallel.all_reduce == "peer")
-    length = _max_model_len(config, model)
-    checkpoint = None
-    if config.load_format != "dummy":
-        checkpoint = registry.as_ruled(family, open_folder(config.model))
-    _check_quantized(config, method is not None, checkpoint, communicator)
-    dtype = _dtype(config, model, checkpoint)
-    rules, unused, copies = family.rules(model), registry.unused(family, model), registry.copies(model)
-    if quant.shared_apart(rules, checkpoint, method, quantize):
-        model = with_shared_apart(model)
-        rules = family.rules(model)
-    whole_experts = config.parallel.expert == "whole"
-    alignment = quant.shard_alignment(rules, method, quantize, whole_experts)
-    shard = Shard(communicator.rank, communicator.size, alignment, whole_experts)
-    vocabulary = Vocabulary(model.vocab_size, communicator)
-    target = draft_build.Target(model, family, shard, checkpoint, method)
-    if checkpoint is not None:
-        checkpoint = shard_checkpoint(checkpoint, rules, model, shard, vocabulary, copies)
-    if shard.size > 1:
-        model = shard_config(model, shard)
-        rules = family.rules(model)
-    # Routers keep all their bits, which is float32 unless the checkpoint has them in the model's dtype, as published
-    # ones do.
-    narrow = checkpoint is None or loader.dtypes(checkpoint, rules, ".router") <= {dtype}
-    routers = dtype if narrow else torch.float32
-    fp8 = _holds_fp8(config, model, device)
-    scales = cache_scales.found(checkpoint, model.prefix, len(model.layers), fp8)
-    switches = (runtime.deterministic, runtime.fused_attention)
-    own_scales = scales.of(len(model.layers)) if fp8 else ()
-    build = BuildContext(
-        ops,
-        model,
-        dtype,
-        device,
-        length,
-        *switches,
-        routers,
-        own_scales,
-        communicator=communicator,
-        drafts=config.speculation.most,
-        sliced_context=config.parallel.block_shares > 1,
-        merge_candidates=config.parallel.merge_candidates,
-    )
+    max_model_len = _max_model_len(config, model)
+    source = model_source.read(config, model, family, communicator, device)
+    build = _build_context(config, source, ops, device, max_model_len, communicator)
     decoder = Decoder(build)
-    spare = quant.spare_biases(rules, checkpoint)
-    unused = (*unused, *scales.names)
-    rules = quant.plan(decoder.weights, rules, checkpoint, method, config.weights.activations, quantize)
-    quant_device.check_weights(decoder.weights, device)
-    if checkpoint is not None:
-        # What does not fit is named before memory is asked for.
-        loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
+    load = _planned_load(config, source, decoder, device, progress)
     decoder.materialize(device)
-    draft = draft_build.prepare(config, build, decoder, target)
+    draft = draft_build.prepare(config, build, decoder, source.target)
     drafter = None if draft is None else draft.module
 
     def fill() -> None:
         if draft is not None:
             draft.fill()
-        if checkpoint is None:
-            dummy.fill(decoder.others, decoder.weights, decoder.bounds, model.hidden, model.norm.offset)
-            return
-        report = None if progress is None else lambda done, total: progress("weights", done, total)
-        parameters = dict(decoder.named_parameters())
-        loader.load(parameters, checkpoint, rules, unused, copies, report, decoder.bounds, spare)
-        for name, weight in decoder.weights.items():
-            weight.check(name)
+        load()
 
     if device.type == "cuda":
         runner = _on_gpu(config, build, workspace, decoder, drafter, fill, watch, progress, elsewhere)
@@ -163,20 +103,54 @@ def build_runner(
     return runner
 
 
-def _check_quantized(
-    config: EngineConfig, said: bool, checkpoint: Checkpoint | None, communicator: Communicator
-) -> None:
-    """Raises ConfigError for settings that do not go with a quantized checkpoint. said: by its config.json."""
-    blocks = checkpoint is not None and any(entry.blocks for entry in checkpoint.entries.values())
-    quantize = config.weights.quantize
-    if quantize is not None and (said or blocks):
-        raise ConfigError(
-            f"weights.quantize = {quantize!r} is for 16-bit checkpoints, and this one is quantized: leave it out, or "
-            "serve the checkpoint that it was made of"
-        )
-    gguf = checkpoint is not None and any(entry.file.suffix == ".gguf" for entry in checkpoint.entries.values())
-    if gguf and communicator.size > 1:
-        raise ConfigError(f"a GGUF file is served by one rank, and parallel.tensor is {communicator.size}: set it to 1")
+def _build_context(
+    config: EngineConfig,
+    source: ModelSource,
+    ops: Ops,
+    device: torch.device,
+    max_model_len: int,
+    communicator: Communicator,
+) -> BuildContext:
+    runtime, parallel = config.runtime, config.parallel
+    return BuildContext(
+        ops,
+        source.config,
+        source.dtype,
+        device,
+        max_model_len,
+        deterministic=runtime.deterministic,
+        fused_attention=runtime.fused_attention,
+        router_dtype=source.router_dtype,
+        cache_scales=source.scales,
+        communicator=communicator,
+        drafts=config.speculation.most,
+        sliced_context=parallel.block_shares > 1,
+        merge_candidates=parallel.merge_candidates,
+    )
+
+
+def _planned_load(
+    config: EngineConfig, source: ModelSource, decoder: Decoder, device: torch.device, progress: Progress | None
+) -> Callable[[], None]:
+    """Give the decoder's weights the formats of their sources; returns what fills them once they have memory. What
+    does not fit is named before memory is asked for."""
+    checkpoint, model, unused, copies = source.checkpoint, source.config, source.unused, source.copies
+    spare = quant.spare_biases(source.rules, checkpoint)
+    asked = (config.weights.activations, config.weights.quantize)
+    rules = quant.plan(decoder.weights, source.rules, checkpoint, source.method, *asked)
+    quant_device.check_weights(decoder.weights, device)
+    if checkpoint is None:
+        return lambda: dummy.fill(decoder.others, decoder.weights, decoder.bounds, model.hidden, model.norm.offset)
+    loader.plan(dict(decoder.named_parameters()), checkpoint, rules, unused, (*copies, *spare))
+
+    def load() -> None:
+        report = None if progress is None else lambda done, total: progress("weights", done, total)
+        parameters = dict(decoder.named_parameters())
+        loader.load(parameters, checkpoint, rules, unused, copies, report, decoder.bounds, spare)
+        for name, weight in decoder.weights.items():
+            weight.check(name)
+
+    return load
 
 
 def _on_gpu(
@@ -225,9 +199,9 @@ def _on_gpu(
 
 def _capture_first(runner: DeviceRunner, progress: Progress | None) -> None:
     """Make the graphs that the first requests need. This also compiles the kernels of decode steps."""
-    shapes = [] if runner.graphs is None else runner.graphs.first
+    shapes = [] if runner.graphs is None else runner.graphs.first_shapes
     for done, shape in enumerate(shapes):
-        runner.warm(shape)
+        runner.make_graph(shape)
         if progress is not None:
             progress("graphs", done + 1, len(shapes))
 
@@ -303,34 +277,11 @@ def largest_step(scheduler: SchedulerConfig, longest: int, drafted: int = 0) -> 
     return StepPlan(0, list(range(rows)), [0] * rows, count, [True] * rows, starts, drafts=drafts)
 
 
-def _holds_fp8(config: EngineConfig, model: ModelConfig, device: torch.device) -> bool:
-    """Whether caches hold 8-bit floats. Raises ConfigError where they cannot."""
-    asked = config.cache.storage_dtype
-    fp8 = asked != "16bit" and cached.holds_fp8(asked, registry.cache_is_fp8(config.model))
-    if not fp8:
-        return False
-    quant_device.check_cache(device)
-    if not any(isinstance(layer.mixer, AttentionConfig | LatentAttentionConfig) for layer in model.layers):
-        raise ConfigError(
-            "cache.dtype fp8 is for layers of grouped-query and latent attention, and this model has none: set it to "
-            "16bit"
-        )
-    return True
-
-
 def device_of(config: EngineConfig) -> torch.device:
     wanted = config.runtime.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("runtime.device is cuda and this machine has no usable CUDA device: use auto or cpu")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _dtype(config: EngineConfig, model: ModelConfig, checkpoint: Checkpoint | None) -> torch.dtype:
-    named = model.dtype if config.runtime.dtype == "auto" else config.runtime.dtype
-    if named is None:
-        return torch.bfloat16 if checkpoint is None else checkpoint.dtype
-    dtype: torch.dtype = getattr(torch, named)
-    return dtype
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -1,8 +1,8 @@
 """A head that drafts from the model's hidden states, in the same steps and graphs. Its keys and values lie in the same
 pool, in blocks that are given, shared and taken back with the model's.
 
-At the end of a step it computes the step's tokens once more, each with the one drawn or known behind it. What it made
-of a row's last is select_last on the device, and the next step's drafts begin with it.
+At the end of a step it computes the step's tokens once more, each with the one drawn or known behind it. What it
+computed for a row's last token stays on the device, and the next step's drafts begin with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.cache.tensors import LayerCache
 from engine.layers.embedding import Embedding
 from engine.models.draft_heads import DraftHead
 from engine.runner.batch import DeviceBatch, LastTokens
-from engine.runner.drafting import Seen, Verify
+from engine.runner.drafting import HeadInput, Verify
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import PLAIN, Drawn, Sampler
@@ -50,15 +50,15 @@ class HeadDrafter:
     def taps(self) -> tuple[int, ...]:
         return self._head.taps
 
-    def follow(self, seen: Seen, shape: StepShape, verify: Verify | None, drawn: Drawn, trims: bool) -> None:
+    def follow(self, head_input: HeadInput, shape: StepShape, verify: Verify | None, drawn: Drawn, trims: bool) -> None:
         """Compute the tokens of a step whose draws are in the token table. trims: let the last layer give each
         entry's last token alone."""
         inputs, entries = self._inputs, self._inputs.entries(shape)
         last_tokens = inputs.last_tokens(shape)
-        hidden = self._head.combine(seen.hidden)
+        hidden = self._head.combine(head_input.hidden)
         tokens = inputs.tokens(shape)
         within = last_tokens if trims and verify is None else None
-        x = self._compute(tokens.rows, tokens.lengths, hidden, seen.batch, within)
+        x = self._compute(tokens.rows, tokens.lengths, hidden, head_input.batch, within)
         if verify is not None:
             assert drawn.given is not None
             x = x.index_select(0, verify.last - verify.count + drawn.given - 1)

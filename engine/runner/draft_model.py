@@ -30,7 +30,7 @@ class DraftModel:
 
     def follow(self, batch: DeviceBatch, last_tokens: LastTokens | None, briefly: bool) -> None:
         """Compute the tokens of a step of the large model. briefly: one layer of each kind, for a warm-up."""
-        self._decoder(batch, self._caches, self._decoder.kinds if briefly else None, last_tokens)
+        self._decoder(batch, self._caches, self._decoder.warmup_layers if briefly else None, last_tokens)
 
     def propose(self, shape: StepShape, briefly: bool) -> None:
         """Put drafts for the staged step into the token table, whose entries begin at their true ends. An entry that
@@ -38,7 +38,7 @@ class DraftModel:
         tables, first, end = self._tables, shape.num_single, shape.num_single + shape.drafting
         count, entries = self._inputs.proposals(shape).count[first:end], self._inputs.entries(shape)
         last, own = entries.lengths[first:end] - count - 1, entries.rows[first:end]
-        only = self._decoder.kinds if briefly else None
+        only = self._decoder.warmup_layers if briefly else None
         for drafted in range(shape.drafts):
             wanted = count > drafted
             rows = torch.where(wanted, own, tables.dummy)

@@ -37,7 +37,7 @@ def put_proposals(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HeadInput:
     """Of a computed step what a head that drafts goes on with: its tokens, and what `Decoder.tapped` saw of them."""
 
     batch: DeviceBatch

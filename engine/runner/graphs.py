@@ -31,7 +31,7 @@ import torch
 
 from engine.config import MAX_DRAFTS
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
-from engine.runner.drafting import Seen, Verify
+from engine.runner.drafting import HeadInput, Verify
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
 from engine.sampling.sampler import Drawn
 from kernels.linear.waves import filled
@@ -43,47 +43,66 @@ log = logging.getLogger(__name__)
 DECODE_ENTRIES = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32))
 # Tokens of a lone prompt. Its launches one by one take the host 20 to 25 ms: as long as the GPU takes for 1,500 tokens.
 # Tokens that fill a shape up cost as much as others.
-TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
+PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048)
 # Decode entries that share a step with chunks of prompts, and all tokens of such a step.
 MIXED_ENTRIES = (8, 16, 32, 64, 128, 256, 512)
 MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 1024, 1088, 1152, 1280, 1536, 1792, 2176)
 # What longer entries may have in the cache before a step whose graph has a bound on it, and the tokens from which on a
 # prompt needs none.
-PAST, SHORT = 2048, 256
+BOUNDED_PAST, SHORT_PROMPT = 2048, 256
 # What a prompt of 1,024 tokens takes beside rows: made before others, behind what the prefill policy fills
 # (`core.prefill_policy`).
 COMMON_TOKENS = (1152, 1088)
 # Of MIXED_TOKENS, what the prefill policy may fill: the one that it takes with experts, and how far from the best a
 # smaller one may be, in parts of the time. With 8 billion weights, beside 64 rows: 19.6 µs a token in 1,024, 20.9 in
 # 1,536.
-FILLED_TOKENS, WITH_EXPERTS, NEARLY = (1024, 1152, 1280, 1536, 1792), 1536, 0.025
+WAVE_CANDIDATES, WAVE_ALIGNED_WITH_EXPERTS, WAVE_TOLERANCE = (1024, 1152, 1280, 1536, 1792), 1536, 0.025
 # Entries with drafts, and drafts an entry. Beside them stand MIXED_ENTRIES.
 DRAFTED_ENTRIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-DEPTHS = (1, 2, 4, 8, MAX_DRAFTS)
+DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
 # Made before the engine is ready.
 FIRST_ENTRIES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A computed step: the residual stream of what draws [E, hidden], what was drawn, what drafts were verified by, and
-    what a head that drafts goes on with. settle: what is done once it is drawn for good, None where nothing is."""
+class DecodedStep:
+    """A step behind the decoder, before its draws, of T tokens and E draws.
+
+    x           [T, hidden]  the residual stream, or [E, hidden] where only `drawing` was kept of it
+    drawing     [E, hidden]  of it what draws: each entry's last token, with drafts each of its draws
+    verify      what drafts are verified by, in a step with drafts
+    head_input  what a head that drafts goes on with
+    advance_states  brings running states up to the accepted drafts, once the step is drawn for good
+    """
 
     x: torch.Tensor
-    drawn: Drawn
+    drawing: torch.Tensor
     verify: Verify | None = None
-    seen: Seen | None = None
-    settle: Callable[[], None] | None = None
+    head_input: HeadInput | None = None
+    advance_states: Callable[[], None] | None = None
+
+    def finish(self) -> None:
+        """The step is drawn for good."""
+        if self.advance_states is not None:
+            self.advance_states()
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A decoded step and what a plain draw gave."""
+
+    decoded: DecodedStep
+    drawn: Drawn
 
 
 T = TypeVar("T")
-Compute = Callable[[StepShape], Outcome]
-Replay = Callable[[], Outcome]
+Compute = Callable[[StepShape], ComputedStep]
+Replay = Callable[[], ComputedStep]
 Capture = Callable[[Compute, StepShape], Replay]
 
 
-def mixed_shapes(max_rows: int, max_tokens: int, wave_aligned_tokens: int = WITH_EXPERTS) -> MixedShapes:
+def mixed_shapes(max_rows: int, max_tokens: int, wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS) -> MixedShapes:
     """What steps with chunks of prompts are padded to, in an engine of these limits."""
     if max_rows == 1:
         return NO_SHAPES
@@ -92,12 +111,13 @@ def mixed_shapes(max_rows: int, max_tokens: int, wave_aligned_tokens: int = WITH
 
 
 def find_wave_aligned_tokens(widest: int, programs: int) -> int:
-    """All tokens of the mixed step to fill, where the tiles of a product with `widest` gated outputs come out even on
-    `programs` multiprocessors: the fewest that leave nearly as little of them idle as any. 0 outputs: WITH_EXPERTS."""
+    """Tokens of the mixed step to fill, where the tiles of a product with `widest` gated outputs fill whole waves of
+    `programs` multiprocessors: the fewest that leave nearly as little of them idle as any. With 0 outputs, as with
+    experts, WAVE_ALIGNED_WITH_EXPERTS."""
     if not widest:
-        return WITH_EXPERTS
-    part = {tokens: filled(tokens, widest, programs) for tokens in FILLED_TOKENS}
-    return next(tokens for tokens in FILLED_TOKENS if part[tokens] >= (1 - NEARLY) * max(part.values()))
+        return WAVE_ALIGNED_WITH_EXPERTS
+    part = {tokens: filled(tokens, widest, programs) for tokens in WAVE_CANDIDATES}
+    return next(tokens for tokens in WAVE_CANDIDATES if part[tokens] >= (1 - WAVE_TOLERANCE) * max(part.values()))
 
 
 def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -115,11 +135,12 @@ class CudaCapture:
 
     def __call__(self, compute: Compute, shape: StepShape) -> Replay:
         graph, outcome = self._captured(lambda: compute(shape))
-        if outcome.settle is not None:
-            after, _ = self._captured(outcome.settle)
-            outcome = replace(outcome, settle=after.replay)
+        decoded = outcome.decoded
+        if decoded.advance_states is not None:
+            after, _ = self._captured(decoded.advance_states)
+            outcome = replace(outcome, decoded=replace(decoded, advance_states=after.replay))
 
-        def replay() -> Outcome:
+        def replay() -> ComputedStep:
             graph.replay()
             return outcome
 
@@ -158,10 +179,10 @@ class StepGraphs:
         max_tokens: int,
         max_context: int,
         bounded: bool = False,
-        wave_aligned_tokens: int = WITH_EXPERTS,
+        wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS,
         max_drafts: int = 0,
     ) -> None:
-        self._depths = _up_to(max_drafts, DEPTHS) if max_drafts else ()
+        self._depths = _up_to(max_drafts, DRAFT_COUNTS) if max_drafts else ()
         self._drafted = _up_to(max_rows, DRAFTED_ENTRIES)
         self._beside = (0, *_up_to(max_rows, MIXED_ENTRIES)) if max_rows > 1 else (0,)
         # A shape holds no more tokens than are staged.
@@ -171,18 +192,18 @@ class StepGraphs:
         self._capture = capture
         self._max_context = max_context
         self._entries = _up_to(max_rows, DECODE_ENTRIES)
-        self._tokens = [n for n in TOKENS if n <= min(max_tokens, max_context)] if max_rows > 1 else []
+        self._tokens = [n for n in PROMPT_TOKENS if n <= min(max_tokens, max_context)] if max_rows > 1 else []
         self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens)
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False
-        self._gathered = False  # whether there was a step that draws from whole logits
+        self._saw_whole_logits = False  # whether there was a step that draws from whole logits
 
     def fit(self, plan: StepPlan, whole_logits: bool = False) -> StepShape | None:
         """The shape to pad the plan to, or None when no graph is made for its kind of step."""
         shape = self._fit(plan)
         if shape is None or not whole_logits:
             return shape
-        self._gathered = True
+        self._saw_whole_logits = True
         return replace(shape, whole_logits=True)
 
     def _fit(self, plan: StepPlan) -> StepShape | None:
@@ -210,8 +231,8 @@ class StepGraphs:
 
     def prompt(self, tokens: int, past: int = 0) -> StepShape:
         """past: what the entries of several tokens have in the cache before the step."""
-        near = tokens < SHORT and past <= PAST
-        longest = min(self._max_context, PAST + tokens) if near else self._max_context
+        near = tokens < SHORT_PROMPT and past <= BOUNDED_PAST
+        longest = min(self._max_context, BOUNDED_PAST + tokens) if near else self._max_context
         return self._with_total_context(StepShape(2, tokens, num_single=0, max_query=tokens, max_context=longest), past)
 
     def mixed(self, entries: int, tokens: int, past: int = 0) -> StepShape:
@@ -249,11 +270,11 @@ class StepGraphs:
     def _with_total_context(self, shape: StepShape, past: int) -> StepShape:
         """Entries past num_single take all tokens that are left, dummy entries among them, and have `past` before
         those."""
-        if not self._bounded or past > PAST:
+        if not self._bounded or past > BOUNDED_PAST:
             return shape
-        return replace(shape, max_total_context=shape.tokens - shape.num_single + PAST)
+        return replace(shape, max_total_context=shape.tokens - shape.num_single + BOUNDED_PAST)
 
-    def run(self, shape: StepShape) -> Outcome:
+    def run(self, shape: StepShape) -> ComputedStep:
         """Run the staged step of that shape: its outputs stay valid until the next step runs."""
         replay = self._replays.get(shape)
         if replay is not None:
@@ -273,7 +294,7 @@ class StepGraphs:
         return list(dict.fromkeys((self.decode(1, 1), *(self.decode(n) for n in self._entries))))
 
     @property
-    def first(self) -> list[StepShape]:
+    def first_shapes(self) -> list[StepShape]:
         """Shapes to make before the first request."""
         shapes = [shape for shape in self._decodes if shape.entries in FIRST_ENTRIES]
         shapes += [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
@@ -282,7 +303,7 @@ class StepGraphs:
         return shapes
 
     @property
-    def missing(self) -> StepShape | None:
+    def next_shape(self) -> StepShape | None:
         """The next shape that is worth making ahead of its use."""
         if self._failed:
             return None
@@ -293,10 +314,10 @@ class StepGraphs:
         common = (held.wave_aligned_tokens, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]
-        shapes += [self.prompt(n, PAST + 1) for n in self._tokens]
+        shapes += [self.prompt(n, BOUNDED_PAST + 1) for n in self._tokens]
         if self._bounded:
-            shapes += [self.mixed(n, tokens, PAST + 1) for n, tokens in mixed]
+            shapes += [self.mixed(n, tokens, BOUNDED_PAST + 1) for n, tokens in mixed]
         shapes += drafting
-        if self._gathered:
+        if self._saw_whole_logits:
             shapes += [replace(shape, whole_logits=True) for shape in shapes]
         return next((shape for shape in shapes if shape not in self._replays), None)

@@ -71,7 +71,7 @@ class Proposals:
 class Inputs:
     """Staging for steps of at most `max_rows` entries and `max_tokens` tokens; `drafts`: they may hold drafts.
 
-    most: entries, with those that pad a step.
+    max_entries: of a step, with those that pad it.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Inputs:
         self._tables = tables
         self._pool = pool
         self._cuda = device.type == "cuda"
-        # the dummy entries that pad a prompt or a mixed step are beyond max_rows, and so are those beside drafts
-        self.most = most = (4 * max_rows if drafts else max_rows) + MULTI_TOKEN_ENTRIES
-        largest = StepShape(most, max_tokens, 0, 0, 0, drafts=MAX_DRAFTS if drafts else 0)
+        # Dummy entries that pad a prompt, a mixed step or one with drafts come on top of max_rows.
+        self.max_entries = max_entries = (4 * max_rows if drafts else max_rows) + MULTI_TOKEN_ENTRIES
+        largest = StepShape(max_entries, max_tokens, 0, 0, 0, drafts=MAX_DRAFTS if drafts else 0)
         size = _layout(largest)[-1].stop
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [self._host(size + CHANGE_WORDS) for _ in range(1 + self._cuda)]
@@ -98,7 +98,7 @@ class Inputs:
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
         self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
-        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._starts = torch.arange(max_entries + 1, dtype=torch.int32, device=device)
 
     def stage(self, plan: StepPlan, padded: StepShape | None = None) -> StepShape:
         """Send a plan's numbers and its changes of the tables to the device.
@@ -142,9 +142,9 @@ class Inputs:
             table[:, at] = real
             if padded.drafts:
                 # Dummy entries behind the real ones take what these leave, and no more than a real one can have.
-                end, most = at[-1] + 1, 1 + padded.drafts
+                end, longest = at[-1] + 1, 1 + padded.drafts
                 left = padded.tokens - table[3, :end].sum()
-                table[3, end:] = np.clip(left - most * np.arange(padded.entries - end), 0, most)
+                table[3, end:] = np.clip(left - longest * np.arange(padded.entries - end), 0, longest)
             else:
                 # Every dummy entry but the last has one token; the last takes what is left.
                 table[3, -1] += padded.tokens - table[3].sum()
@@ -170,7 +170,7 @@ class Inputs:
     def batch(self, shape: StepShape) -> DeviceBatch:
         """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
         query_start, context_len, rows, _, _, positions, entries = self._parts(shape)[:7]
-        batch = self._gathered(shape, query_start, context_len, rows, positions, entries)
+        batch = self._gather_batch(shape, query_start, context_len, rows, positions, entries)
         return replace(batch, deferred=[]) if shape.drafts and self._pool.num_state_slots else batch
 
     def single_tokens(self, rows: torch.Tensor, positions: torch.Tensor, max_context: int) -> DeviceBatch:
@@ -178,9 +178,9 @@ class Inputs:
         count = len(rows)
         shape = StepShape(count, count, count, 1, max_context)
         entries = self._starts[:count]
-        return self._gathered(shape, self._starts[: count + 1], positions + 1, rows, positions, entries)
+        return self._gather_batch(shape, self._starts[: count + 1], positions + 1, rows, positions, entries)
 
-    def _gathered(
+    def _gather_batch(
         self,
         shape: StepShape,
         query_start: torch.Tensor,

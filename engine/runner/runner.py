@@ -22,8 +22,8 @@ from engine.models.draft_heads import DraftHead
 from engine.runner.batch import DeviceBatch, select_last
 from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
-from engine.runner.drafting import Seen, Verify, draw_places, first_draws, put_proposals
-from engine.runner.graphs import Capture, Outcome, StepGraphs, find_wave_aligned_tokens
+from engine.runner.drafting import HeadInput, Verify, draw_places, first_draws, put_proposals
+from engine.runner.graphs import Capture, ComputedStep, DecodedStep, StepGraphs, find_wave_aligned_tokens
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import Download, MaskedStep, PendingStep, PromptLogprobs
 from engine.runner.tables import RowTables
@@ -92,7 +92,7 @@ class DeviceRunner:
         self._rows_with_prompt_logprobs: set[int] = set()  # rows that asked for log-probabilities of their prompt
         self._rows_of_whole_logits: set[int] = set()  # rows that candidates of ranks do not say enough for
         # How many tokens the entries of a step with drafts gave, for what is done behind the draw.
-        self._given = torch.zeros(self._inputs.most if drafts else 0, dtype=torch.int32, device=device)
+        self._given = torch.zeros(self._inputs.max_entries if drafts else 0, dtype=torch.int32, device=device)
         self._limits = (max_rows, token_budget, info.max_model_len)
         self._graphs: StepGraphs | None = None
         if capture is not None:
@@ -117,30 +117,30 @@ class DeviceRunner:
         """Enqueue a step. The plan's entries must fit the engine's max_rows and token_budget."""
         for start in plan.starts:
             self._start(start)
-        whole = not self._rows_with_prompt_logprobs.isdisjoint(plan.rows) and any(
-            map(self._owes, plan.rows, plan.first)
+        keep_all = not self._rows_with_prompt_logprobs.isdisjoint(plan.rows) and any(
+            map(self._owes_prompt_logprobs, plan.rows, plan.first)
         )
-        gathers = not self._rows_of_whole_logits.isdisjoint(plan.rows) and any(
+        whole_logits = not self._rows_of_whole_logits.isdisjoint(plan.rows) and any(
             sampled and row in self._rows_of_whole_logits for row, sampled in zip(plan.rows, plan.samples, strict=True)
         )
-        padded = self._graphs.fit(plan, gathers) if self._graphs is not None else None
-        if padded is not None and padded.entries != padded.num_single and whole:
+        padded = self._graphs.fit(plan, whole_logits) if self._graphs is not None else None
+        if padded is not None and padded.entries != padded.num_single and keep_all:
             padded = None
         entries = at = None if padded is None else places(plan, padded)
-        drawn_places = None
+        at_draws = None
         if plan.drafts and padded is not None and at is not None:
             at = first_draws(padded, plan, at)
         elif plan.drafts:
-            at, drawn_places = draw_places(plan)
+            at, found = draw_places(plan)
+            at_draws = sent(found, self._device)
         extras, wanted = self._sampling_extras(plan, at)
-        shape = replace(self._inputs.stage(plan, padded), whole_logits=gathers)
+        shape = replace(self._inputs.stage(plan, padded), whole_logits=whole_logits)
         self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
             x, draw = self._replay(self._graphs, padded)
         else:
-            behind = None if drawn_places is None else sent(drawn_places, self._device)
-            x, draw = self._eager(shape, whole, behind)
-        parts, prompts = self._prompt_logprobs(plan, x) if whole else ([], [])
+            x, draw = self._eager(shape, keep_all, at_draws)
+        parts, prompts = self._prompt_logprobs(plan, x) if keep_all else ([], [])
 
         def drawn(extras: SamplingExtras) -> PendingStep:
             found = draw(extras)
@@ -163,22 +163,24 @@ class DeviceRunner:
         shape: StepShape,
         extras: SamplingExtras = PLAIN,
         only: Sequence[int] | None = None,
-    ) -> Outcome:
+    ) -> ComputedStep:
         """The staged step from token ids to new token ids, on the device alone when `extras` is plain. `only`: the
         layers to run.
 
-        Of x there are the entries' last tokens, or all of them in a step with drafts; drawn tokens are in the token
-        table already.
+        Drawn tokens are in the token table already.
         """
-        _, last, verify, seen, settle = self._decode(shape, only, False)
-        return Outcome(last, self._draw(last, shape, verify, seen, extras), verify, seen, settle)
+        decoded = self._decode(shape, only)
+        return ComputedStep(decoded, self._draw(decoded, shape, extras))
 
     def _decode(
-        self, shape: StepShape, only: Sequence[int] | None, whole: bool, behind: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, Verify | None, Seen | None, Callable[[], None] | None]:
-        """The residual stream of the staged step, `whole` or of the entries' last tokens, and of those that draw:
-        behind the entries' last tokens, or in a step with drafts behind the tokens at the places `behind`, all when
-        None."""
+        self,
+        shape: StepShape,
+        only: Sequence[int] | None = None,
+        keep_all: bool = False,
+        draw_places: torch.Tensor | None = None,
+    ) -> DecodedStep:
+        """The staged step up to its residual stream: all of it (`keep_all`), or of the tokens that draw. In a step with
+        drafts these are at `draw_places`, all when None."""
         model, head = self._draft_model, self._draft_head
         if self._drafts:
             self._inputs.begin_at_true_ends(shape)
@@ -191,59 +193,61 @@ class DeviceRunner:
         batch = self._inputs.batch(shape)
         taps = () if head is None else head.taps
         last_tokens = None if shape.drafts else self._inputs.last_tokens(shape)
-        trimmed = self._trims and not whole and not shape.drafts and len(self._decoder.layers) not in taps
+        trimmed = self._trims and not keep_all and not shape.drafts and len(self._decoder.layers) not in taps
         x, hidden = self._decoder.tapped(batch, self._caches.layers, taps, only, last_tokens if trimmed else None)
         if model is not None:
             model.follow(batch, last_tokens if self._trims else None, only is not None)
-        seen = None if head is None else Seen(batch, hidden)
+        head_input = None if head is None else HeadInput(batch, hidden)
         if shape.drafts:
-            verify = Verify.of(self._inputs, shape, batch.token_ids, behind)
-            settle = None if batch.deferred is None else partial(self._settle, batch, verify)
-            return x, verify.select_drawing(x), verify, seen, settle
-        last = x if trimmed else select_last(x, last_tokens)
-        return (x if whole else last), last, None, seen, None
+            verify = Verify.of(self._inputs, shape, batch.token_ids, draw_places)
+            advance_states = None if batch.deferred is None else partial(self._advance_states, batch, verify)
+            return DecodedStep(x, verify.select_drawing(x), verify, head_input, advance_states)
+        drawing = x if trimmed else select_last(x, last_tokens)
+        return DecodedStep(x if keep_all else drawing, drawing, head_input=head_input)
 
-    def _settle(self, batch: DeviceBatch, verify: Verify) -> None:
+    def _advance_states(self, batch: DeviceBatch, verify: Verify) -> None:
         """Bring running states up to the tokens that stand: drafts may be drawn twice, and states not."""
         num_kept = verify.num_kept(batch, self._given[: len(verify.count)])
         for advance in batch.deferred or ():
             advance(num_kept)
 
-    def _eager(self, shape: StepShape, whole: bool, behind: torch.Tensor | None) -> tuple[torch.Tensor, Draw]:
-        x, last, verify, seen, settle = self._decode(shape, None, whole, behind)
+    def _eager(self, shape: StepShape, keep_all: bool, draw_places: torch.Tensor | None) -> tuple[torch.Tensor, Draw]:
+        """Compute the staged step, kernel by kernel: the residual stream, and what draws its tokens."""
+        decoded = self._decode(shape, None, keep_all, draw_places)
 
         def draw(extras: SamplingExtras) -> Drawn:
-            drawn = self._draw(last, shape, verify, seen, extras)
-            if settle is not None:
-                settle()
+            drawn = self._draw(decoded, shape, extras)
+            decoded.finish()
             return drawn
 
-        return x, draw
+        return decoded.x, draw
 
     def _replay(self, graphs: StepGraphs, shape: StepShape) -> tuple[torch.Tensor, Draw]:
-        outcome = graphs.run(shape)
-        x, plain, verify = outcome.x, outcome.drawn, outcome.verify
+        """The same by a graph, which draws plainly: entries that ask for more are drawn once more."""
+        computed = graphs.run(shape)
+        decoded, plain = computed.decoded, computed.drawn
 
         def draw(extras: SamplingExtras) -> Drawn:
             drawn = plain
             # A graph that kept its logits would hold memory for every shape: the last product is done again.
             if not extras.plain:
-                if verify is not None:
-                    verify.put_back(self._tables)
-                drawn = self._draw(x, shape, verify, outcome.seen, extras)
+                if decoded.verify is not None:
+                    decoded.verify.put_back(self._tables)
+                drawn = self._draw(decoded, shape, extras)
             elif extras.num_logprobs is not None:
-                drawn = self._sampler.with_logprobs(self._decoder.whole_logits(x), plain, extras.num_logprobs)
-            if outcome.settle is not None:
-                outcome.settle()
+                drawn = self._sampler.with_logprobs(
+                    self._decoder.whole_logits(decoded.drawing), plain, extras.num_logprobs
+                )
+            decoded.finish()
             return drawn
 
-        return x, draw
+        return decoded.drawing, draw
 
     def use_graphs(self, capture: Capture) -> None:
         """Pad steps from now on, and replay what `capture` makes of them."""
         pool = self._info.pool
         bounded = pool.is_fp8 or any(isinstance(group.spec, LatentKV) for group in pool.groups)
-        wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest, multiprocessors(self._device))
+        wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest_product, multiprocessors(self._device))
         self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts)
 
     @property
@@ -253,10 +257,10 @@ class DeviceRunner:
 
     def idle(self) -> bool:
         """Make one more graph ahead of its use. False when there is none left."""
-        shape = None if self._graphs is None else self._graphs.missing
+        shape = None if self._graphs is None else self._graphs.next_shape
         if shape is None:
             return False
-        self.warm(shape)
+        self.make_graph(shape)
         return True
 
     @torch.inference_mode()
@@ -275,12 +279,10 @@ class DeviceRunner:
         if step.masked:
             bits = np.full((entries, -(-self._info.vocab_size // 32)), -1, np.int32)
             extras = replace(extras, masks=EntryMasks.sent(range(entries), bits, self._device))
-        outcome = self.compute(shape, extras, self._decoder.kinds)
-        if outcome.settle is not None:
-            outcome.settle()
+        self.compute(shape, extras, self._decoder.warmup_layers).decoded.finish()
 
     @torch.inference_mode()
-    def warm(self, shape: StepShape) -> None:
+    def make_graph(self, shape: StepShape) -> None:
         """Make the graph of a shape, by a step of dummy entries."""
         assert self._graphs is not None
         dummy, count = self._tables.dummy, 1 if shape.num_single else shape.max_query
@@ -318,11 +320,9 @@ class DeviceRunner:
         if params.prompt_logprobs is not None:
             self._rows_with_prompt_logprobs.add(row)
 
-    def _draw(
-        self, x: torch.Tensor, shape: StepShape, verify: Verify | None, seen: Seen | None, extras: SamplingExtras
-    ) -> Drawn:
-        """Tokens behind rows x [E, hidden] of the residual stream of a staged step, which go into the token table."""
-        logits, tables = self._decoder.logits(x), self._tables
+    def _draw(self, decoded: DecodedStep, shape: StepShape, extras: SamplingExtras) -> Drawn:
+        """Tokens behind those that draw, which go into the token table."""
+        logits, tables, verify = self._decoder.logits(decoded.drawing), self._tables, decoded.verify
         entries = self._inputs.entries(shape) if verify is None else verify.draws
         held = (tables.params, entries.rows, entries.lengths, tables.tokens)
         drawn = self._sampler.draw(logits, *held, extras, shape.whole_logits)
@@ -334,8 +334,8 @@ class DeviceRunner:
             self._given[: len(drawn.given)] = drawn.given
         elif self._drafts:
             tables.lengths[entries.out_rows] = entries.lengths + 1
-        if self._draft_head is not None and seen is not None:
-            self._draft_head.follow(seen, shape, verify, drawn, self._trims)
+        if self._draft_head is not None and decoded.head_input is not None:
+            self._draft_head.follow(decoded.head_input, shape, verify, drawn, self._trims)
         return drawn
 
     def _sampling_extras(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[SamplingExtras, dict[int, int]]:
@@ -360,7 +360,7 @@ class DeviceRunner:
         most = min(logprobs_bucket(max(wanted.values())), self._info.vocab_size) if wanted else None
         return SamplingExtras(edits, penalties, most), wanted
 
-    def _owes(self, row: int, first: int) -> bool:
+    def _owes_prompt_logprobs(self, row: int, first: int) -> bool:
         """Whether an entry that begins at `first` computes tokens in front of some whose log-probabilities it owes."""
         return row in self._rows_with_prompt_logprobs and first + 1 < self._num_prompt[row]
 
@@ -370,7 +370,7 @@ class DeviceRunner:
         start, total = 0, 0
         for entry, (row, first, count) in enumerate(zip(plan.rows, plan.first, plan.count, strict=True)):
             k = self._params[row].prompt_logprobs
-            if k is not None and self._owes(row, first):
+            if k is not None and self._owes_prompt_logprobs(row, first):
                 owed = min(count, self._num_prompt[row] - 1 - first)
                 asked.append(PromptLogprobs(entry, total, total + owed, min(k, self._info.vocab_size)))
                 places.append(x[start : start + owed])

@@ -102,6 +102,8 @@ def copy(pieces: Sequence[Piece | Made], progress: Progress | None = None) -> No
                     progress(done, total)
         staging.finish()
 
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # parameters are zeroed on another stream
     threads = min(THREADS.get(device.type, 1), len(chunks))
     with Files() as files, ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
         for file in {part.file for part in parts}:

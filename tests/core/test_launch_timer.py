@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.launch_timer import LAUNCH_MARGIN_S, MAX_LAUNCH_MARGIN_S, PART, LaunchTimer
-from engine.core.loop import LOOK_S
+from engine.core.launch_timer import EXPECTED_PART, LAUNCH_MARGIN_S, MAX_LAUNCH_MARGIN_S, LaunchTimer
+from engine.core.loop import POLL_S
 from engine.core.plan import StepPlan
 from tests.core.harness import Harness, make_config
 from tests.core.scripted_runner import ScriptedRunner, pool
@@ -40,7 +40,7 @@ def test_a_launch_begins_shortly_before_the_step_under_way_has_taken_what_its_ki
     run(timer, clock, plan(8), 0.01, 0.01)
     timer.launched(plan(7), clock.now)
     clock.now += 0.003
-    assert timer.seconds_left() == pytest.approx(PART * 0.01 - 0.003 - LAUNCH_MARGIN_S)
+    assert timer.seconds_left() == pytest.approx(EXPECTED_PART * 0.01 - 0.003 - LAUNCH_MARGIN_S)
     clock.now += 0.02
     assert timer.seconds_left() < 0
 
@@ -59,7 +59,7 @@ def test_of_the_last_steps_of_a_kind_the_shortest_counts() -> None:
     timer = LaunchTimer(clock)
     run(timer, clock, plan(8), 0.002, 0.02, 0.013, 0.012, 0.5)
     timer.launched(plan(8), clock.now)
-    assert timer.seconds_left() == pytest.approx(PART * 0.012 - LAUNCH_MARGIN_S)
+    assert timer.seconds_left() == pytest.approx(EXPECTED_PART * 0.012 - LAUNCH_MARGIN_S)
 
 
 def test_a_step_that_was_launched_behind_another_begins_when_that_one_ends() -> None:
@@ -71,7 +71,7 @@ def test_a_step_that_was_launched_behind_another_begins_when_that_one_ends() -> 
     timer.launched(plan(1), clock.now)
     clock.now += 0.001
     timer.ended(seen=True)
-    assert timer.seconds_left() == pytest.approx(PART * 0.01 - LAUNCH_MARGIN_S)
+    assert timer.seconds_left() == pytest.approx(EXPECTED_PART * 0.01 - LAUNCH_MARGIN_S)
 
 
 def test_a_launch_that_takes_long_begins_so_much_sooner() -> None:
@@ -81,7 +81,7 @@ def test_a_launch_that_takes_long_begins_so_much_sooner() -> None:
     began = clock.now
     clock.now += 0.03
     timer.launched(plan(0, 8192), began)
-    assert timer.seconds_left() == pytest.approx(PART * 0.1 - 0.03 - 0.03 - LAUNCH_MARGIN_S)
+    assert timer.seconds_left() == pytest.approx(EXPECTED_PART * 0.1 - 0.03 - 0.03 - LAUNCH_MARGIN_S)
 
 
 def test_an_end_that_nobody_saw_counts_as_the_earliest_possible_and_teaches_nothing() -> None:
@@ -92,11 +92,11 @@ def test_an_end_that_nobody_saw_counts_as_the_earliest_possible_and_teaches_noth
     timer.launched(plan(1), clock.now)
     clock.now += 0.018
     timer.ended(seen=False)  # it began 18 ms ago and took 10 or more
-    assert timer.seconds_left() == pytest.approx(2 * PART * 0.01 - 0.018 - LAUNCH_MARGIN_S)
+    assert timer.seconds_left() == pytest.approx(2 * EXPECTED_PART * 0.01 - 0.018 - LAUNCH_MARGIN_S)
     clock.now += 0.1
     timer.ended(seen=True)  # when this one began is not known, so not how long it took either
     timer.launched(plan(1), clock.now)
-    assert timer.seconds_left() == pytest.approx(PART * 0.01 - LAUNCH_MARGIN_S)
+    assert timer.seconds_left() == pytest.approx(EXPECTED_PART * 0.01 - LAUNCH_MARGIN_S)
 
 
 def test_one_step_that_took_long_holds_nothing_back() -> None:
@@ -109,7 +109,7 @@ def test_one_step_that_took_long_holds_nothing_back() -> None:
     clock.now += 0.01
     timer.ended(seen=True)
     timer.launched(plan(8), clock.now)
-    assert timer.seconds_left() == pytest.approx(PART * 0.01 - LAUNCH_MARGIN_S)
+    assert timer.seconds_left() == pytest.approx(EXPECTED_PART * 0.01 - LAUNCH_MARGIN_S)
 
 
 def test_what_was_known_of_steps_behind_which_the_device_ran_dry_is_forgotten() -> None:
@@ -171,11 +171,11 @@ def test_the_device_never_waits_for_a_launch_that_was_held_back() -> None:
 def test_a_step_that_ends_before_its_time_is_noticed_within_a_millisecond() -> None:
     harness = arrival(True)
     runner = harness.runner
-    runner.step_s = short = LOOK_S / 2
+    runner.step_s = short = POLL_S / 2
     harness.step()
     ends = runner.free_at
     harness.step()
-    assert 0 < runner.free_at - short - ends <= LOOK_S
+    assert 0 < runner.free_at - short - ends <= POLL_S
     harness.run()
     assert harness.tokens("a") == harness.expected(PROMPT, 20)
 
@@ -185,7 +185,7 @@ def test_first_steps_that_take_ten_times_as_long_leave_no_trace() -> None:
     harness = Harness(ScriptedRunner(pool(), step_s=10 * STEP_S))
     harness.submit("a", PROMPT, max_tokens=20)
     harness.step(2)
-    harness.runner.step_s = usual = 10.3 * LOOK_S
+    harness.runner.step_s = usual = 10.3 * POLL_S
     harness.run()
     assert harness.now == pytest.approx(2 * 10 * STEP_S + usual * (len(harness.runner.plans) - 2))
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.models import registry
 from tests.gate.conftest import as_param
 from tests.gate.families import FAMILIES, ON_AN_EDGE
 from tests.gate.oracle import FORCED, Sequence, golden
-from tests.gate.shapes import Shape
+from tests.gate.shapes import SHAPES, Shape
 
 # Relative change of the embeddings, and the limit of float32.
 ROUNDING, LIMIT = 3e-7, 1e-4
@@ -40,3 +41,9 @@ def test_sequences_that_are_left_out_stand_on_an_edge(shape: Shape, pytestconfig
     for place in ON_AN_EDGE[shape.name]:
         assert max(moves(truth.sequences[place]) for _ in range(TRIES)) > LIMIT
         assert max(moves(truth.sequences[place + 1]) for _ in range(TRIES)) < LIMIT
+
+
+def test_every_family_that_is_served_is_held_to_transformers() -> None:
+    """A `Shape` that stands in no list is not played."""
+    played = {registry.FAMILIES[f"{shape.kind.removesuffix('Text')}ForCausalLM"] for shape in (*SHAPES, *FAMILIES)}
+    assert played == set(registry.FAMILIES.values())

@@ -23,7 +23,7 @@ from engine.core.commit import InFlight
 from engine.core.plan import Draft, StepPlan
 from engine.core.request import Drafter
 from engine.runner.build import build_runner, largest_step
-from engine.runner.graphs import Capture, Outcome, StepGraphs
+from engine.runner.graphs import Capture, ComputedStep, DecodedStep, StepGraphs
 from engine.runner.inputs import StepShape
 from engine.sampling.sampler import Drawn
 from engine.serving.frontend.settings import SettingsError, parse
@@ -282,10 +282,12 @@ def test_a_plan_with_drafts_is_padded_by_dummy_entries() -> None:
 
 
 def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
-    outcome = Outcome(torch.zeros(1), Drawn(torch.zeros(1)))
+    outcome = ComputedStep(DecodedStep(torch.zeros(1), torch.zeros(1)), Drawn(torch.zeros(1)))
     made = StepGraphs(lambda shape: outcome, Recorder(), 4, 64, 256, max_drafts=3)
-    assert {shape for shape in made.first if shape.drafts} == {made.drafted(0, entries, 3) for entries in (1, 2, 4)}
-    while (shape := made.missing) is not None:
+    assert {shape for shape in made.first_shapes if shape.drafts} == {
+        made.drafted(0, entries, 3) for entries in (1, 2, 4)
+    }
+    while (shape := made.next_shape) is not None:
         made.run(shape)
     for singles in range(4):
         for entries in range(1, 5 - singles):

@@ -18,10 +18,10 @@ from engine.core.plan import RowStart, StepPlan
 from engine.runner import build
 from engine.runner import graphs as graphs_of
 from engine.runner.graphs import (
-    PAST,
+    BOUNDED_PAST,
     Capture,
     Compute,
-    Outcome,
+    ComputedStep,
     Replay,
     StepGraphs,
     find_wave_aligned_tokens,
@@ -63,7 +63,7 @@ class Recorder:
     def __call__(self, compute: Compute, shape: StepShape) -> Replay:
         self.captured.append(shape)
 
-        def replay() -> Outcome:
+        def replay() -> ComputedStep:
             self.replayed.append(shape)
             return compute(shape)
 
@@ -211,15 +211,15 @@ def test_one_entry_of_a_short_context_has_a_graph_of_its_own() -> None:
 
     assert bound(1, 0) == bound(1, SHORT_CONTEXT - 1) == SHORT_CONTEXT
     assert bound(1, SHORT_CONTEXT) == bound(1, 8191) == bound(2, 0) == 8192
-    assert {graphs.decode(1, 1), graphs.decode(1)} < set(graphs.first), "an entry does not wait for one as it grows"
+    assert {graphs.decode(1, 1), graphs.decode(1)} < set(graphs.first_shapes), "none is waited for as it grows"
     short = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, SHORT_CONTEXT - 1)
     assert short.decode(1, 1) == short.decode(1)
-    assert len(short.first) == len(set(short.first))
+    assert len(short.first_shapes) == len(set(short.first_shapes))
 
 
 def test_a_bound_on_the_total_context_holds_all_that_longer_entries_have() -> None:
     graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 8192, bounded=True)
-    for first, count, held in ((0, 100, 100), (PAST, 100, PAST + 100), (PAST + 1, 100, 0)):
+    for first, count, held in ((0, 100, 100), (BOUNDED_PAST, 100, BOUNDED_PAST + 100), (BOUNDED_PAST + 1, 100, 0)):
         alone = graphs.fit(StepPlan(0, [0], [first], [count], [True]))
         beside = graphs.fit(StepPlan(0, [0, 1, 2], [9, 500, first], [1, 1, count], [True] * 3))
         assert alone is not None
@@ -320,7 +320,7 @@ def test_idle_time_makes_every_shape_once(checkpoint: Path) -> None:
         pass
     assert runner.graphs is not None
     assert len(recorder.captured) == len(set(recorder.captured))
-    assert set(runner.graphs.first) <= set(recorder.captured)
+    assert set(runner.graphs.first_shapes) <= set(recorder.captured)
     assert {s.entries for s in recorder.captured if s.entries == s.num_single} == {1, 2, 4, 8, 16}
     assert {s.num_single for s in recorder.captured if 0 < s.num_single < s.entries} == {8, 16}
 
@@ -335,7 +335,7 @@ def test_steps_of_a_full_server_are_made_first() -> None:
     outcome: Any = None
     graphs = StepGraphs(lambda shape: outcome, capture, 64, 8192, 20480)
     made: list[StepShape] = []
-    while (shape := graphs.missing) is not None:
+    while (shape := graphs.next_shape) is not None:
         made.append(shape)
         graphs.run(shape)
     assert len(made) == len(set(made))

@@ -33,7 +33,9 @@ MAX_PORT = 65535
 
 Checkpoint = Annotated[
     str,
-    typer.Argument(help="A folder in Hugging Face layout, or ORG/NAME, which is fetched from the Hugging Face Hub."),
+    typer.Argument(
+        help="A folder in Hugging Face layout, a GGUF file, or ORG/NAME of the Hugging Face Hub, which is fetched."
+    ),
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the model; the last part of CHECKPOINT without it.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of ORG/NAME; its main branch without it.")]

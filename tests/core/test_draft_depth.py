@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from engine.config import SpeculationConfig
-from engine.core.depth import AWAITED, DRAFTED, REST, Acceptance, Depth
+from engine.core.draft_depth import MAX_PLAIN_TRIES, STEPS_BEFORE_PLAIN, STEPS_BEFORE_TRIAL, Acceptance, DraftDepth
 from engine.core.plan import Draft, Pending, StepPlan
 from tests.core.drafting import Seer
 from tests.core.harness import Harness, make_config
@@ -51,7 +51,7 @@ def test_a_drafter_that_is_always_wrong_is_asked_for_next_to_nothing(rows: int) 
     assert drafts / rows < 60, "of 3,200 that a fixed depth would take"
     assert 400 * 0.01 / seconds >= 0.93, "next to no drafts"
     later, _ = played(right=0.0, draft_s=0.0005 / rows, rows=rows, tokens=800)
-    assert (later - drafts) / rows < 400 / REST + 2
+    assert (later - drafts) / rows < 400 / STEPS_BEFORE_TRIAL + 2
 
 
 def test_a_drafter_that_is_always_right_goes_as_deep_as_it_may() -> None:
@@ -84,13 +84,13 @@ def test_what_a_draft_costs_decides_who_drafts() -> None:
     """Of two requests the one whose drafts stand more often drafts deeper; where a draft costs much, nobody does."""
     depths = []
     for extra in (0.0000001, 0.001, 0.005, 0.5):
-        depth, good, bad = Depth(8), Acceptance(), Acceptance()
+        depth, good, bad = DraftDepth(8), Acceptance(), Acceptance()
         for _ in range(30):
             good.drafted(4, 4)
             bad.drafted(4, 1)
-        depth.took(plan(2, 0), 0.01)
-        depth.took(plan(2, 4), 0.01 + 8 * extra)
-        depths.append(depth.counts(2, [good, bad]))
+        depth.observe_step(plan(2, 0), 0.01)
+        depth.observe_step(plan(2, 4), 0.01 + 8 * extra)
+        depths.append(depth.draft_counts(2, [good, bad]))
     assert depths[0] == [8, 8]
     assert depths[1][0] == 8
     assert depths[1][1] < 8
@@ -99,7 +99,7 @@ def test_what_a_draft_costs_decides_who_drafts() -> None:
 
 
 def test_plain_steps_are_measured_before_drafts_and_now_and_then() -> None:
-    depth, of = Depth(4), [Acceptance()]
-    found = [depth.counts(1, of) for _ in range(2 * DRAFTED)]
-    assert found[:AWAITED] == [[0]] * AWAITED, "no time came, so it goes by a guess from there on"
-    assert found.count([0]) == AWAITED + 2
+    depth, of = DraftDepth(4), [Acceptance()]
+    found = [depth.draft_counts(1, of) for _ in range(2 * STEPS_BEFORE_PLAIN)]
+    assert found[:MAX_PLAIN_TRIES] == [[0]] * MAX_PLAIN_TRIES, "no time came, so it goes by a guess from there on"
+    assert found.count([0]) == MAX_PLAIN_TRIES + 2
