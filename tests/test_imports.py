@@ -22,6 +22,7 @@ CONTRACTS = {
     "engine.gguf_file",
     "engine.heap",
     "engine.plain",
+    "engine.signals",
     "engine.terminal",
     "engine.core.plan",
     "engine.cache.spec",

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 << 20  # of a config.json, which has kilobytes
 
+# Files of libraries that quantize → the method of what they hold. Before 2023-09 GPTQ's and AWQ's stood nowhere else.
+QUANTIZERS = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+
 # architecture in config.json → module of engine.models
 FAMILIES: dict[str, str] = {
     "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -116,14 +119,17 @@ def parse(values: dict[str, Any]) -> ModelConfig:
 
 
 def quantization(folder: str | Path) -> Method | None:
-    """How config.json, or modelopt's own file where that is silent, says that weights are quantized. Raises ConfigError
-    as `load` does."""
+    """How config.json, or a library's own file where that is silent, says that weights are quantized. Raises
+    ConfigError as `load` does."""
     said = quant.read(values(folder))
-    modelopt = Path(folder) / "hf_quant_config.json"
-    inner = _json(modelopt).get("quantization") if said is None and modelopt.exists() else None
-    if not isinstance(inner, dict):
-        return said
-    return quant.read({"quantization": {**inner, "quant_method": "modelopt"}}, modelopt.name)
+    for name, method in QUANTIZERS.items():
+        file = Path(folder) / name
+        if said is None and file.exists():
+            own = _json(file)
+            inner = own.get("quantization") if method == "modelopt" else own
+            if isinstance(inner, dict):
+                said = quant.read({"quantization": {"quant_method": method, **inner}}, name)
+    return said
 
 
 def cache_is_fp8(folder: str | Path) -> bool:

@@ -86,16 +86,21 @@ def scaled(
 
 
 def _yarn_attention_factor(reader: Reader, factor: float) -> float:
-    """Factor on cos and sin (YaRN, arXiv:2309.00071, eq. 22; the two-scale form is DeepSeek-V2's)."""
+    """Factor on cos and sin (YaRN, arXiv:2309.00071, eq. 22; the two-scale form is DeepSeek-V2's). `attn_factor`, which
+    DeepSeek-R1-0528-Qwen3-8B has, multiplies it, as vLLM takes it; transformers overlooks it."""
 
     def scale(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
     given = reader.positive("attention_factor", None)
     mscale, mscale_all_dim = reader.read(float, "mscale", 0.0), reader.read(float, "mscale_all_dim", 0.0)
+    beside = reader.positive("attn_factor", 1.0)
     if given is not None:
+        reader.check(
+            beside == 1.0, "attention_factor and attn_factor both say what cos and sin are multiplied by; keep one"
+        )
         return given
-    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+    return beside * (scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0))
 
 
 def max_position(reader: Reader) -> int:

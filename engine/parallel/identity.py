@@ -11,7 +11,9 @@ from engine.files import open_regular
 
 PACKAGES = ("torch", "triton", "numpy", "msgspec")
 _SAMPLE_BYTES = 1 << 16
-_CONFIGS = ("config.json", "hf_quant_config.json", "model.safetensors.index.json")
+_CONFIGS = (
+    "config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json", "model.safetensors.index.json",
+)  # fmt: skip
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import signal
 import socket
 import subprocess
 import threading
@@ -14,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine import env
+from engine import env, signals
 from engine.config import EngineConfig
 from engine.parallel.meeting import UNUSABLE, Assignment, Meeting
 from engine.parallel.ring import RingWriter
@@ -124,7 +123,7 @@ class LocalRanks:
         # One that was told to end has ended with 0, and whoever told it is about to say so.
         if code:
             if code < 0:
-                return f"{name} was killed by {signal.Signals(-code).name}"
+                return f"{name} was killed by {signals.name(-code)}"
             return self._last_words(index) or f"{name} ended with exit status {code}"
         silent = self._ring.silent_s(index)
         if silent is not None and silent > self._timeout_s:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the rank that started it, which may have work left
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
     log_to_stderr(f"nereid rank {told.rank}: %(message)s")
     bell = socket.socket(fileno=told.bell)

@@ -8,11 +8,12 @@ from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.method import Method
-from engine.quant.methods import awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.quant.methods import auto_round, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from engine.quant.scheme import Fp4Scheme
 
 # quant_method → what reads the object around it
 METHODS: dict[str, Callable[[Reader], Method | None]] = {
+    "auto-round": auto_round.read,
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
@@ -43,7 +44,7 @@ def read(values: dict[str, Any], file: str = "config.json") -> Method | None:
     reader = Reader(said, f"{file}: {where}")
     made = METHODS[reader.require("quant_method", *METHODS)](reader)
     reader.finish()
-    if isinstance(made, fp8.Fp8Method) and values.get("expert_dtype") == "fp4":
+    if isinstance(made, fp8.Fp8Method) and "fp4" in (values.get("expert_dtype"), said.get("expert_dtype")):
         return replace(made, experts=Fp4Scheme("scale"))
     return made
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from engine.quant.format import Kind
-from engine.quant.formats import fp4, fp8, gguf, int8, packed, rounded
+from engine.quant.formats import fp4, fp8, gguf, int8, mixed, packed, rounded
 from engine.quant.formats.dense import Dense
 from engine.quant.method import Method
 from engine.quant.scheme import Fp4Scheme, Fp8Scheme, GgufScheme, Int8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
 from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
+
+log = logging.getLogger(__name__)
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # What speaks tokens keeps its numbers.
@@ -133,11 +137,20 @@ def _filled(
         # A file chooses a format for each tensor, and numbers as they are may be one of them.
         schemes = [GgufScheme() if other is None else other for other in schemes]
     scheme = schemes[0]
+    some = mixed.scheme_of(schemes, activations == "16bit")
+    if some is not None:
+        if entries is None:
+            return weight.held.rules(rule, weight.shape)
+        named = [(source, module) for source, module, own in zip(rule.sources, modules, schemes, strict=True) if own]
+        quantized = replace(rule, sources=tuple(source for source, _ in named))
+        made = KINDS[type(some)].dequantized(some, [module for _, module in named], quantized, entries)
+        log.info("%s: some of its parts are quantized, and it is held dense: %s", rule.target, listed(modules))
+        return [mixed.filled(rule, made, schemes)]
     if any(other != scheme for other in schemes[1:]):
         odd = [module for module, other in zip(modules, schemes, strict=True) if other != scheme]
         raise WeightsError(
             f"{listed(odd)} and {modules[0]} are stored in different ways, and they form one product here, which is "
-            "not implemented: use a checkpoint that quantizes all of them or none"
+            "not implemented: use a checkpoint that quantizes all of them or none alike"
         )
     if scheme is None:
         return weight.held.rules(rule, weight.shape)

@@ -31,7 +31,7 @@ def grammar(text: str) -> str:
             schema, at = _decode(lark, at)
             if not isinstance(schema, dict):
                 raise ValueError(f"%json takes a schema, which is a JSON object, not {shown(json.dumps(schema))}")
-            parts += [lark[done : found.start()], f"%json {json.dumps(schemas.held(schema))}"]
+            parts += [lark[done : found.start()], f"%json {schemas.written(schema)}"]
             done = at
     if meeting >= meets.MAX_MET:
         raise ValueError(f"it holds {meeting} `&`, and at most {meets.MAX_MET - 1} are allowed: expand them by hand")

@@ -14,7 +14,9 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from engine.structured import schemas as json_schemas
 from engine.structured.rules import ANY_TEXT, Rules, quoted, regex
+from engine.structured.string_formats import EXACT, IPV4
 from engine.structured.styles import KEY, PYTHON, STYLES, Pairs, Quoted
 from engine.types import shown
 
@@ -50,20 +52,12 @@ _REFUSED = frozenset(
         "$recursiveRef",
     }
 )
+_PYTHON_ESCAPES = 'nrbtf\\"'
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
-_DAY = "(0[1-9]|[12][0-9]|3[01])"
-_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_DATE = (
-    "[1-9][0-9]{3}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|"
-    "02-(0[1-9]|1[0-9]|2[0-8]))"
-)
-_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
+    **EXACT,
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "ipv4": f"{_BYTE}(\\.{_BYTE}){{3}}",
+    "ipv4": IPV4,
     "email": "[A-Za-z0-9_+-]+(\\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)+",
 }
 
@@ -212,7 +206,7 @@ class _PairValues:
 
     def _json(self, key: str | None, schema: Any) -> str:
         line = ' "\\n"?' if self._notation.newline else ""
-        made = json.dumps(self._schemas.alone(schema))
+        made = json_schemas.written(self._schemas.alone(schema))
         return f"{self._opening(key, False)}{line} {self._rules.rule(f'%json {made}')}{line} {self._closing()}"
 
     def _opening(self, key: str | None, text: bool) -> str:
@@ -271,7 +265,7 @@ class _QuotedValues:
 
     def _word(self, schema: Mapping[str, Any], kind: str) -> str:
         made = {"type": kind} | {key: schema[key] for key in _NUMBER & schema.keys() if kind in ("integer", "number")}
-        return self._rules.rule(f"%json {json.dumps(made)}")
+        return self._rules.rule(f"%json {json_schemas.written(made)}")
 
     def _choice(self, choice: Any) -> str:
         if isinstance(choice, str):
@@ -354,10 +348,7 @@ def _alternates(pattern: str) -> bool:
 
 def _json(schema: Any, schemas: _Schemas, style: str) -> str:
     """A value as JSON. Python reads its strings where none has an escape that it lacks."""
-    made = schemas.alone(schema)
-    if style == PYTHON:
-        made["x-guidance"] = {"json_allowed_escapes": 'nrbtf\\"'}
-    return f"%json {json.dumps(made)}"
+    return f"%json {json_schemas.written(schemas.alone(schema), _PYTHON_ESCAPES if style == PYTHON else '')}"
 
 
 def _python_name(key: str) -> str:

@@ -6,26 +6,93 @@ Grammars hold bounds of numbers as 64-bit floats and those of integers as 64-bit
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from engine.structured import meets
+from engine.structured import meets, string_formats
+from engine.structured.meets import MAX_STEP
 from engine.types import shown
 
 MAX_DEPTH = 64
 MAX_VALUES = 100_000  # of a schema: objects, arrays, strings and numbers together
-# A step of 99,999 takes 1.3 s to compile, one of 999,983 16 s.
-MAX_STEP = 10_000
 # Up to this, 64-bit floats hold integers, which grammars of JSON compare as such.
 EXACT = 1 << 53
 MIN_INTEGER, MAX_INTEGER = -(1 << 63) + 1024, (1 << 63) - 1  # of integers; no grammar is made for a bound below
+MAX_NUMBER = (1 << 63) - 2048  # of numbers, likewise
 
 # Keywords whose values are no schemas, and those whose values are schemas by names of the client's.
 _DATA = ("const", "enum", "default", "examples")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+# Values that ask for nothing, and keywords that do where none of those named beside them stands.
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "not": (False,),
+    "propertyNames": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+}
+_NEEDS = {
+    "if": ("then", "else"),
+    "then": ("if",),
+    "else": ("if",),
+    "minContains": ("contains",),
+    "maxContains": ("contains",),
+}
+# llguidance's options that a schema may bring along: none that lets it pass over a keyword.
+_OPTIONS = "x-guidance"
+_ANYTHING: tuple[Any, ...] = (None, True, {})
+_BESIDE = ("patternProperties", "minProperties", "maxProperties")  # beside which grammars take no further pattern
+_TAKEN = ("whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator")
+
+
+def written(schema: dict[str, Any], escapes: str = "") -> str:
+    """The text of `held(schema)` with how its strings may be escaped. escapes: the letters that may, where a notation
+    knows less than JSON."""
+    made = held(schema)
+    given = made.pop(_OPTIONS, {})
+    unknown = sorted(given.keys() - set(_TAKEN)) if isinstance(given, dict) else [""]
+    if unknown:
+        name = f"{_OPTIONS}.{unknown[0]}".rstrip(".")
+        raise ValueError(f"{shown(name)} is not taken: it may be an object with {', '.join(_TAKEN)}")
+    parts = _schemas(made)
+    alone = not any(part.get(key) for part in parts for key in _BESIDE)
+    for part in parts:
+        if alone:
+            _close(part)
+        _order(part)
+    options = {"json_allowed_escapes": escapes} if escapes else {"json_allow_general_unicode_escapes": True}
+    return json.dumps({**made, _OPTIONS: {**given, **options}})
+
+
+def _close(schema: dict[str, Any]) -> None:
+    """Other names than those listed are of a pattern then, in which grammars have no escape that one could write a
+    listed name with."""
+    if any(schema.get(key) for key in ("properties", "required")) and schema.get("additionalProperties") in _ANYTHING:
+        schema |= {"patternProperties": {"": True}, "additionalProperties": False}
+
+
+def _order(schema: dict[str, Any]) -> None:
+    """What other names are held to is read in two, where `allOf` and the like stand between its keywords."""
+    if "patternProperties" in schema and "additionalProperties" in schema:
+        others = {key: schema.pop(key) for key in ("patternProperties", "additionalProperties")}
+        rest = dict(schema)
+        schema.clear()
+        schema |= others | rest
+
+
+def _schemas(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every schema within."""
+    return [
+        value for _, key, value, data in _values(schema) if isinstance(value, dict) and not data and key not in _NAMED
+    ]
 
 
 def held(schema: dict[str, Any]) -> dict[str, Any]:
@@ -50,16 +117,14 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_step(value: Any) -> None:
-    _, digits, exponent = Decimal(str(value)).as_tuple()
-    step = int("".join(map(str, digits))) * 10 ** min(max(int(exponent), 0), 20)
-    if step > MAX_STEP:
+    if meets.digits(Decimal(str(value))) > MAX_STEP:
         raise ValueError(f"multipleOf {shown(str(value))}: its digits may be {MAX_STEP} at most")
 
 
 def _check_properties(schema: dict[str, Any]) -> None:
     """Names that the schema does not list may come twice."""
     least, required = schema.get("minProperties"), schema.get("required")
-    if not isinstance(least, int) or not isinstance(required, list | None):
+    if not isinstance(least, int | float) or not isinstance(required, list | None):
         return
     others = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
     if others and least > len(required or ()) + 1:
@@ -76,18 +141,37 @@ def _bounded(value: Any, keyword: str = "") -> Any:
         return value
     if keyword in _NAMED:
         return {name: _bounded(each) for name, each in value.items()}
-    made = {key: each if key in _DATA else _bounded(each, key) for key, each in value.items()}
-    if made.get("uniqueItems") is False:
-        del made["uniqueItems"]
+    made = {key: each if key in _DATA else _bounded(each, key) for key, each in value.items() if not _idle(value, key)}
+    for key in _COUNTS:
+        if isinstance(made.get(key), float) and made[key].is_integer():
+            made[key] = int(made[key])
+    if isinstance(made.get("format"), str) and made["format"] in string_formats.EXACT:
+        pattern = f"^{string_formats.EXACT[made.pop('format')]}$"
+        more = {"allOf": [*made.get("allOf", ()), {"pattern": pattern}]} if "pattern" in made else {"pattern": pattern}
+        made |= more
     if not any(_number(made.get(key)) for key in (*_LOW, *_HIGH)):
         return made
     if made.get("type") == "integer":
         return _integer_bounds(made)
     _check_exclusive(made)
     for key in (*_LOW, *_HIGH):
-        if isinstance(made.get(key), int) and abs(made[key]) > EXACT:
-            made[key] = _within(made[key], up=key in _LOW)
+        bound: Any = made.get(key)
+        if isinstance(bound, int) and abs(bound) > EXACT:
+            made[key] = bound = _within(bound, up=key in _LOW)
+        if not _number(bound):
+            continue
+        if (bound > MAX_NUMBER) if key in _LOW else (bound < -MAX_NUMBER):
+            raise ValueError(f"{key} {shown(str(bound))}: numbers beyond 2^63 cannot be compared")
+        made[key] = max(bound, -MAX_NUMBER) if key in _LOW else min(bound, MAX_NUMBER)
     return made
+
+
+def _idle(schema: dict[str, Any], key: str) -> bool:
+    """Whether a keyword asks for nothing."""
+    value = schema[key]
+    if any(type(value) is type(nothing) and value == nothing for nothing in _IDLE.get(key, ())):
+        return True
+    return key in _NEEDS and not any(other in schema for other in _NEEDS[key])
 
 
 def _integer_bounds(schema: dict[str, Any]) -> dict[str, Any]:

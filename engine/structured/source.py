@@ -67,13 +67,12 @@ def _schema(schema: Any, whitespace: str | None) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise ValueError(f"a schema is a JSON object, not {shown(json.dumps(schema))}")
-    schema = schemas.held(schema)
     options: dict[str, Any] = {}
     if whitespace is not None:
         options = {"whitespace_flexible": bool(whitespace)}
         if whitespace:
             options["whitespace_pattern"] = whitespace
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, options))
+    return LLMatcher.grammar_from_json_schema(schemas.written(schema), overrides=cast(Any, options))
 
 
 def _choice(constraint: Constraint) -> str:

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
 from clients.python.cli import app
-from engine.serving.launch import repository
+from engine.serving.launch import guard, repository
 from engine.serving.launch.replacement import Replacement, Repository
 from engine.serving.link.process_watch import start_time
 from tests.e2e.conftest import SETTINGS
@@ -285,11 +285,13 @@ def test_load_and_unload_leave_nothing_behind(server: Server, models: Path, chec
 
 
 def test_sigterm_drains_and_leaves_nothing_behind(models: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """To all processes at once, as systemd sends it."""
     running = Server(models, tmp_path / "log", models=("demo",)).wait_ready()
     calls = [Call(running, **long_request(seed, 200)) for seed in range(4)]
     firsts = [call.next() for call in calls]
     (engine,) = running.engine_pids("demo")
-    running.process.send_signal(signal.SIGTERM)
+    for pid in (running.process.pid, *guard.descendants(running.process.pid)):
+        os.kill(pid, signal.SIGTERM)
     for first, call in zip(firsts, calls, strict=True):
         assert len(tokens_of([first, *call.all()])) == 200
     assert running.process.wait(30) == 0

@@ -254,6 +254,13 @@ PACKINGS = (
         packs=lambda module: "down_proj" not in module and "layers.1.self_attn" not in module,
         quick=(),
     ),
+    Packing(
+        "awq-half",
+        awq_config(32, modules_to_not_convert=["kv_a_proj_with_mqa", "k_proj", "up_proj"]),
+        awq(32),
+        packs=lambda module: not module.endswith(("kv_a_proj_with_mqa", "k_proj", "up_proj")),
+        quick=(),
+    ),
     Packing("gptq-v1", gptq_config(4, 32, sym=True), gptq(4, 32, zeros=False), quick=()),
     Packing("gptq-v1-order", gptq_config(4, 32, True), gptq(4, 32, ordered=True), quick=("qwen3",)),
     Packing(

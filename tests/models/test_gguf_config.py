@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,33 @@ def test_deepseek_of_before_latent_caches_and_of_today_are_one_model() -> None:
     assert (mixer.nope_dim, mixer.rope_dim, mixer.value_dim, mixer.rope.attention_factor) == (128, 64, 128, 1.0)
 
 
+QWEN_CODER = {
+    "qwen3moe.block_count": 2,
+    "qwen3moe.context_length": 262144,
+    "qwen3moe.embedding_length": 2048,
+    "qwen3moe.feed_forward_length": 5472,
+    "qwen3moe.attention.head_count": 32,
+    "qwen3moe.attention.head_count_kv": 4,
+    "qwen3moe.attention.key_length": 128,
+    "qwen3moe.attention.value_length": 128,
+    "qwen3moe.rope.freq_base": 10000000.0,
+    "qwen3moe.attention.layer_norm_rms_epsilon": 9.999999974752427e-07,
+    "qwen3moe.expert_count": 128,
+    "qwen3moe.expert_used_count": 8,
+    "qwen3moe.expert_feed_forward_length": 768,
+    "qwen3moe.expert_shared_feed_forward_length": 0,
+}
+
+
+def test_qwen3_coder_says_that_it_has_no_shared_experts() -> None:
+    layer: Any = registry.parse(made(QWEN_CODER)).layers[0]
+    assert (layer.ffn.num_experts, layer.ffn.intermediate, layer.ffn.num_shared) == (128, 768, 0)
+
+
 @pytest.mark.parametrize(
     ("metadata", "own", "why"),
     [
+        (QWEN_CODER, {"expert_shared_feed_forward_length": 512}, "expert_shared_feed_forward_length = 512"),
         (LLAMA, {"expert_count": 8}, "expert_count = 8 is not implemented"),
         (LLAMA, {"rope__scaling__type": "longrope"}, "rope.scaling.type = 'longrope' is not implemented"),
         (LLAMA, {"attention__sliding_window": 4096}, "attention.sliding_window = 4096"),
@@ -122,6 +147,13 @@ def test_deepseek_of_before_latent_caches_and_of_today_are_one_model() -> None:
 def test_what_is_not_implemented_is_named(metadata: dict[str, Any], own: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(why)):
         made(metadata, **own)
+
+
+def test_sampling_that_a_file_recommends_is_that_of_a_generation_config() -> None:
+    temp = struct.unpack("<f", struct.pack("<f", 0.7))[0]
+    said = {"general.sampling.temp": temp, "general.sampling.top_k": 20, "general.sampling.mirostat": 0}
+    assert config.generation(GgufFile(said, {})) == {"temperature": 0.7, "top_k": 20}
+    assert config.generation(GgufFile({}, {})) == {}
 
 
 def test_other_frequencies_are_refused() -> None:

@@ -65,7 +65,7 @@ def test_words_are_those_of_transformers(name: str, text: str) -> None:
     assert pieces(CUTS[name], text) == pieces(split, text)
 
 
-@pytest.mark.parametrize("name", ["deepseek-llm", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["deepseek-coder", "deepseek-llm", "deepseek-v3"])
 @given(text=anything)
 @settings(max_examples=60, deadline=None)
 def test_patterns_cut_what_those_before_left(name: str, text: str) -> None:
@@ -83,7 +83,9 @@ def test_patterns_cut_what_those_before_left(name: str, text: str) -> None:
         ("deepseek-v3", "ab12345 你好x\n", ["ab", "123", "45", " ", "你好", "x", "\n"]),
         ("deepseek-v3", "f(_name) -> x", ["f", "(_", "name", ")", " ->", " x"]),
         ("deepseek-llm", "ab 12345 cd你好!\n", ["ab", " ", "12345", " cd", "你好", "!", "\n"]),
+        ("deepseek-coder", "ab 12 cd你好! +x\n", ["ab", " ", "1", "2", " cd", "你好", "!", " +", "x", "\n"]),
         ("llama-bpe", "ab12345 don't", ["ab", "123", "45", " don", "'t"]),
+        ("smaug-bpe", "ab12345 don't", ["ab", "123", "45", " don", "'t"]),
         ("qwen2", "ab12 x", ["ab", "1", "2", " x"]),
         ("smollm", "ab12 x", ["ab", "1", "2", " x"]),
         ("gpt-2", "ab12 don't  x", ["ab", "12", " don", "'t", " ", " x"]),
@@ -104,6 +106,8 @@ def test_special_tokens_stand_alone_and_end_a_turn() -> None:
     ids = WHOLE.encode("<|im_start|>user<|im_end|>").ids
     assert (ids[0], ids[-1]) == (VOCABULARY["<|im_start|>"], VOCABULARY["<|im_end|>"])
     assert ours.end_ids(bpe("qwen2")) == [VOCABULARY["<|im_end|>"], VOCABULARY["<|endoftext|>"]]
+    more = bpe("qwen2", eos_token_ids=(VOCABULARY["a"], VOCABULARY["<|im_end|>"]), add_padding_token=False)
+    assert ours.end_ids(more) == [VOCABULARY["<|im_end|>"], VOCABULARY["a"], VOCABULARY["<|endoftext|>"]]
     begun = made(bpe("llama-bpe"))
     assert begun.encode("a").ids[0] == VOCABULARY["<|im_start|>"], "texts of this kind begin so unless the file says"
     both = made(bpe("qwen2", add_bos_token=True, add_eos_token=True)).encode("a").ids
@@ -172,6 +176,7 @@ def test_texts_of_sentencepiece_begin_with_a_token() -> None:
         (bpe("qwen2", merges=("a zzzz",)), "names tokens that are not in"),
         (bpe("qwen2", token_type=(1,)), "as many items"),
         (bpe("qwen2", eos_token_id=100_000), "eos_token_id = 100000 is no token"),
+        (bpe("qwen2", add_padding_token=True), "add_padding_token = True is not implemented"),
         (bpe("qwen2", remove_extra_whitespaces=True), "remove_extra_whitespaces = True is not implemented"),
         (bpe("qwen2", tokens=("a", "a"), token_type=(1, 1)), "names a token twice"),
         (sentencepiece(scores=(0.0,)), "a score for each token"),

@@ -53,6 +53,11 @@ def test_what_nobody_read_is_refused_by_name_and_value() -> None:
     [
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not implemented"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "wavelength": 3}}, "rope_scaling.*wavelength = 3"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5, "attn_factor": 0.9}},
+            "attention_factor and attn_factor both say",
+        ),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "attn_factor": 0.9}}, "attn_factor = 0.9"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling lacks low_freq_factor"),
         ({"rope_scaling": {"rope_type": "yarn", "type": "linear", "factor": 2.0}}, "two rope types: 'linear', 'yarn'"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope type 'dynamic'"),
@@ -132,6 +137,8 @@ def test_yarn_attention_factor() -> None:
     assert factor(attention_factor=1.5) == 1.5
     assert factor(mscale=0.707, mscale_all_dim=0.707) == 1.0
     assert factor(mscale=1.0, mscale_all_dim=0.5) == pytest.approx(1.3688879 / 1.1844440)
+    assert factor(factor=4.0, attn_factor=0.8782488562869419) == pytest.approx(1.0, abs=1e-12)
+    assert factor(attention_factor=1.5, attn_factor=1.0) == 1.5
 
 
 def test_end_ids_come_from_both_files(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from engine.quant.weight import Weight
 from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Concat, Rule, Stack, StackConcat
-from kernels.weight import Int8, PackedInt
+from kernels.weight import Dense, Int8, PackedInt
 from kernels.weight.packed import packed
 from tests.gate.integers import (
     KIMI_IGNORES,
@@ -120,6 +120,23 @@ def test_what_is_read_dense_is_dequantized_while_it_is_loaded(tmp_path: Path, sa
 
 
 @pytest.mark.parametrize(("said", "pack"), FORMS)
+@pytest.mark.parametrize("packed_one", ["q", "k"])
+def test_a_product_of_which_a_part_is_stored_as_it_is_is_dense(
+    tmp_path: Path, said: dict, pack: Pack, packed_one: str
+) -> None:
+    """As AutoAWQ's DeepSeek-V3 is published: kv_a_proj_with_mqa is left out, and q_a_proj is not."""
+    plain = {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)}
+    name = f"m.layers.0.{packed_one}"
+    tensors, numbers = stored(pack, {name: plain.pop(name)})
+    tensors |= {f"{other}.weight": matrix.bfloat16() for other, matrix in plain.items()}
+    numbers |= {other: matrix.bfloat16().float() for other, matrix in plain.items()}
+    value = loaded(tmp_path, tensors, said, QKV, 64, 96).value
+    assert isinstance(value, Dense)
+    wanted = torch.cat([numbers["m.layers.0.q"], numbers["m.layers.0.k"]])
+    torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("said", "pack"), FORMS)
 def test_a_matrix_that_is_repacked_in_parts_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict, pack: Pack
 ) -> None:
@@ -204,7 +221,7 @@ NONE = torch.empty(0)
         (1, {"q__weight_zero_point": torch.zeros(5, 3)}, r"q\.weight_zero_point is float32 \[5, 3\]"),
         (3, {"q__scales": torch.zeros(3, 39).half()}, r"misshapen: m\.layers\.0\.q\.scales"),
         (5, {"q__g_idx": 5 - torch.arange(96).int() // 16}, r"q\.qweight: it gives its inputs an order"),
-        (5, {"q__qweight": NONE, "q__weight": torch.ones(40, 96)}, "stored in different ways"),
+        (5, {"q__qweight": NONE, "q__weight": torch.ones(40, 96)}, r"not part of this model: m\.layers\.0\.q\.g_idx"),
     ],
 )
 def test_tensors_that_make_no_sense(tmp_path: Path, form: int, tensors: Tensors, sentence: str) -> None:

@@ -123,16 +123,21 @@ class Checker:
             return
         separators = rng.choice(((",", ":"), (", ", ": ")))
         text = json.dumps(made, ensure_ascii=False, separators=separators)
-        matcher = first.copy(0)
         found.documents += 1
+        if (masked := self._masked(first.copy(0), text)) is not None:
+            found.masked.append(f"{name}: {text[:300]}: {masked}")
+
+    def masked(self, schema: Any, text: str) -> str | None:
+        """Where a text is held back, if it is."""
+        return self._masked(self._vocabulary.compiled(Constraint(kind="json", text=json.dumps(schema))), text)
+
+    def _masked(self, matcher: GrammarMatcher, text: str) -> str | None:
         for i, token in enumerate(self._tokenizer.encode(text, add_special_tokens=False)):
-            if not self._allowed(matcher)[token]:
-                stands = self._tokenizer.token_text(token)
-                found.masked.append(f"{name}: {text[:300]}: token {i}, {stands!r}")
-                return
+            if matcher.ended or not self._allowed(matcher)[token]:
+                return f"token {i}, {self._tokenizer.token_text(token)!r}"
             matcher.advance(token)
-        if not matcher.ended and not any(self._allowed(matcher)[token] for token in self._eos):
-            found.masked.append(f"{name}: {text[:300]}: its end")
+        ends = matcher.ended or any(self._allowed(matcher)[token] for token in self._eos)
+        return None if ends else "its end"
 
     def _allowed(self, matcher: GrammarMatcher) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         (words,) = self._vocabulary.masks([matcher])

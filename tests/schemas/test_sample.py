@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,35 @@ def test_bounds_hold_where_floats_end(checker: Checker, schema: object) -> None:
     found = Found()
     checker.check("bounds", schema, Random(1), found, answers=20, documents=10)
     assert (found.wrong, found.masked, found.refused, found.answers) == ([], [], {}, 20)
+
+
+OPEN: dict[str, Any] = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "allowed"),
+    [
+        ({"type": "string", "maxLength": 2}, '"\\u00e9\\ud83d\\ude00"', True),
+        ({"type": "string"}, '"\\ud83d"', False),
+        ({}, '{"\\u0061": ["\\u00e9"]}', True),
+        (OPEN, '{"a": 1, "b": "\\u001b\\u00e9"}', True),
+        (OPEN, '{"a": 1, "\\u0061": "x"}', False),
+        ({"properties": {"a": OPEN}}, '{"\\u0061": 2}', False),
+        ({"allOf": [OPEN, {"required": ["b"]}]}, '{"a": 1, "b": 2, "c": 3}', True),
+        ({"allOf": [OPEN, {"required": ["b"]}]}, '{"a": 1, "b": 2, "\\u0061": []}', False),
+        ({**OPEN, "additionalProperties": True, "allOf": [{"type": "object"}]}, '{"a": 1, "b": 2}', True),
+        (
+            {"additionalProperties": False, "allOf": [{"type": "object"}], "patternProperties": {"^x": {}}},
+            '{"xy": 1}',
+            True,
+        ),
+        ({**OPEN, "minProperties": 2, "additionalProperties": False}, '{"a": 1}', False),
+    ],
+)
+def test_escapes_are_allowed_where_they_make_no_listed_name(
+    checker: Checker, schema: object, text: str, allowed: bool
+) -> None:
+    assert (checker.masked(schema, text) is None) == allowed
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import queue
 import random
@@ -87,6 +88,13 @@ def explosive(i: int) -> str:
 
 
 MANY = [{"type": "string", "pattern": explosive(i)} for i in range(30)]
+NESTED = functools.reduce(lambda inner, each: {**each, "anyOf": [inner, {"const": "x"}]}, MANY)
+
+
+def chained(name: str, to: str) -> dict[str, Any]:
+    """Each of MANY refers to the next. name, to: how it is named, and referred to."""
+    parts = {str(i): {"$ref": to.format(i + 1), name: to.format(i).lstrip("#"), **each} for i, each in enumerate(MANY)}
+    return {"$defs": parts | {"30": {name: to.format(30).lstrip("#")}}, "$ref": to.format(0)}
 
 
 @pytest.mark.parametrize(
@@ -101,6 +109,23 @@ MANY = [{"type": "string", "pattern": explosive(i)} for i in range(30)]
             {
                 "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}", **each} for i, each in enumerate(MANY)} | {"30": {}},
                 "$ref": "#/$defs/0",
+            },
+        ),
+        ("json", NESTED),
+        ("json", chained("$id", "http://example.com/{}")),
+        ("json", chained("$anchor", "#p{}")),
+        ("json", {"allOf": [{"items": [each]} for each in MANY], "type": "array", "minItems": 1}),
+        ("json", {"type": "integer", "allOf": [{"multipleOf": 9999}, {"multipleOf": 9998}]}),
+        ("json", {"multipleOf": 9999, "anyOf": [{"multipleOf": 9998}, {"const": 1}]}),
+        ("json", {"allOf": [{"multipleOf": 9999}, {"multipleOf": 1e-20}]}),
+        (
+            "structural_tag",
+            {
+                "format": {
+                    "type": "json_schema",
+                    "style": "qwen_xml",
+                    "json_schema": {"properties": {"a": {"type": "array", "items": {"allOf": MANY}}}},
+                }
             },
         ),
         ("grammar", "start: A\nA: " + " & ".join(f"/(.*[ab].{{{i}}}[cd].*)*/" for i in range(30))),
@@ -122,6 +147,11 @@ def test_one_text_has_to_match_few_expressions(grammars: Grammars, kind: Any, te
     [
         ("json", {"allOf": [{"properties": {f"p{i}": each}} for i, each in enumerate(MANY)], "type": "object"}),
         ("json", {"anyOf": MANY}),
+        ("json", {"anyOf": [{"multipleOf": step} for step in (9999, 9998, 0.01)]}),
+        (
+            "json",
+            {"multipleOf": 0.01, "allOf": [{"multipleOf": 0.5}, {"anyOf": [{"multipleOf": 4}, {"multipleOf": 7}]}]},
+        ),
         ("json", {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}, {"maxLength": 9}]}),
         ("grammar", 'start: A "&&&&&&" // & & & & &\nA: /[&]*&&&&/ & /.{1,9}/'),
         ("grammar", 'start: "a" %json {"type": "integer"} %json {"type": "null"}'),

@@ -24,6 +24,15 @@ GEMMA_27B_LAYERS = 62
 # What experts' scores are made with, by its number in a file.
 SOFTMAX, SIGMOID = 1, 2
 
+# Sampling that a file recommends → what a generation_config.json calls it.
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
 Values = dict[str, Any]
 
 
@@ -68,6 +77,13 @@ def config(held: GgufFile, file: str, end_ids: Sequence[int], frequencies: Seque
         "bos_token_id": held.metadata.get("tokenizer.ggml.bos_token_id"),
     }
     return made
+
+
+def generation(held: GgufFile) -> Values:
+    """The content of generation_config.json: sampling that requests may choose otherwise; empty where the file says
+    nothing of it."""
+    said = {name: held.metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    return {name: _exact(value) for name, value in said.items() if value is not None}
 
 
 def _decoder(reader: Reader, architecture: str, model_type: str) -> Values:
@@ -167,6 +183,8 @@ def _qwen3moe(reader: Reader, held: GgufFile, frequencies: Sequence[float] | Non
     # Of layers without experts, which files of this architecture do not have.
     made["intermediate_size"] = reader.size("feed_forward_length", inner)
     reader.require("expert_weights_norm", True, default=True)
+    # Of Qwen3-Coder, which has none.
+    reader.require("expert_shared_feed_forward_length", 0, default=0)
     made |= {
         "num_experts": reader.size("expert_count"),
         "num_experts_per_tok": reader.size("expert_used_count"),

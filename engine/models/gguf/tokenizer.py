@@ -19,11 +19,14 @@ SPACE = "\u2581"
 # Control tokens that end a turn, whatever the file calls its end of text, as ggml takes them.
 ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 # Keys that are read here; whatever ends in `_token_id` names a token, which by itself changes no text.
-KNOWN = ("model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges")
+KNOWN = ("model", "pre", "tokens", "token_type", "token_type_count", "scores", "merges", "eos_token_ids")
 SWITCHES = ("add_bos_token", "add_eos_token", "add_space_prefix")
 # Keys with the one value that is implemented.
 ONLY = {
+    "add_mask_token": False,
+    "add_padding_token": False,
     "add_sep_token": False,
+    "add_unknown_token": False,
     "remove_extra_whitespaces": False,
     "escape_whitespaces": True,
     "treat_whitespace_as_suffix": False,
@@ -60,6 +63,7 @@ DEEPSEEK_LLM = (
     "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
     r"\p{N}+",
 )
+DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
 DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
     "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
@@ -87,10 +91,14 @@ PRE = {
     "llama-bpe": Pre((_LETTERS + r"\p{N}{1,3}" + _REST,), whole_words=True, begins=True),
     "qwen2": Pre((_LETTERS + r"\p{N}" + _REST,), normal="NFC"),
     "tekken": Pre((_CASED + _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1),), whole_words=True),
+    "deepseek-coder": Pre(DEEPSEEK_CODER),
     "deepseek-llm": Pre(DEEPSEEK_LLM),
     "deepseek-v3": Pre(DEEPSEEK_V3),
 }
 PRE["deepseek-r1-qwen"] = replace(PRE["qwen2"], normal=None)
+# Other names of files of 2024, and Llama 3's first release, whose words were merged.
+PRE |= dict.fromkeys(("llama3", "llama-v3"), PRE["llama-bpe"])
+PRE["smaug-bpe"] = Pre(PRE["llama-bpe"].patterns)
 
 
 def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
@@ -103,7 +111,7 @@ def tokenizer_files(metadata: Mapping[str, Value]) -> dict[str, dict[str, Any]]:
 def end_ids(metadata: Mapping[str, Value]) -> list[int]:
     """Tokens that end a text or a turn. Raises RequestError as `tokenizer_files` does."""
     reader = _Reader(metadata)
-    named = [reader.token_id(part) for part in ("eos", "eot", "eom")]
+    named = [*(reader.token_id(part) for part in ("eos", "eot", "eom")), *reader.ends]
     spoken = [i for i, token in enumerate(reader.tokens) if reader.types[i] == CONTROL and token in ENDS]
     return list(dict.fromkeys(i for i in (*named, *spoken) if i is not None))
 
@@ -175,6 +183,14 @@ class _Reader:
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
             raise _refused("tokenizer.chat_templates must be an array of strings")
         return tuple(name for name in names if f"tokenizer.chat_template.{name}" in self._metadata)  # type: ignore[misc]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """What ends a text beside the one token that other keys name."""
+        ends: tuple[int, ...] = self._array("eos_token_ids", int)
+        if not all(0 <= end < len(self.tokens) for end in ends):
+            raise _refused(f"tokenizer.ggml.eos_token_ids holds what is no token of {len(self.tokens)}")
+        return ends
 
     def token_id(self, part: str) -> int | None:
         """Of a special token. Raises RequestError for an id without a token."""

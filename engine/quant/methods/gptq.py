@@ -8,18 +8,10 @@ from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant import patterns
+from engine.quant.methods.calibration import SILENT
 from engine.quant.methods.groups import group_size
 from engine.quant.scheme import PackedScheme
 
-# How the numbers were found, and what runs them elsewhere.
-SILENT = (
-    "backend", "batch_size", "block_name_to_quantize", "cache_block_outputs", "cache_examples_on_gpu", "damp_percent",
-    "damp_auto_increment", "dataset", "disable_exllama", "exllama_config", "hessian_chunk_size", "hyb_act",
-    "act_group_aware", "max_input_length", "meta", "model_file_base_name", "model_name_or_path",
-    "model_seqlen", "module_name_preceding_first_block", "modules_in_block_to_quantize", "mse", "static_groups",
-    "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "v2", "pack_impl", "offload_to_disk",
-    "offload_to_disk_path",
-)  # fmt: skip
 # Zero points are stored less this.
 SHIFTS = {"gptq": 1, "gptq_v2": 0}
 
@@ -43,7 +35,11 @@ class Gptq:
 
 def read(reader: Reader) -> Gptq:
     """Raises ConfigError for a value that is not implemented."""
-    layout = reader.require("checkpoint_format", *SHIFTS, default="gptq")
+    named = reader.require("format", *SHIFTS, default="gptq")
+    layout = reader.require("checkpoint_format", *SHIFTS, default=named)
+    reader.require("format", layout, default=layout)
+    reader.require("method", "gptq", default="gptq")
+    reader.require("data_type", "int", default="int")
     reader.require("pack_dtype", "int32", default="int32")
     reader.require("is_marlin_format", False, default=False)
     reader.skip(*SILENT)

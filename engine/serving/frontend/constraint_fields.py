@@ -178,7 +178,7 @@ def _guide(kind: Any, guide: Any) -> Constraint:
             raise RequestError("guided_decoding_guide goes with a type that needs one: for a schema send json_schema")
         return _made("json", _ANY_OBJECT)
     kinds = {"json_schema": _json, "regex": _regex, "ebnf_grammar": _grammar, "structural_tag": _tag}
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise RequestError(f"guided_decoding_guide_type must be {_GUIDES}, not {shown(repr(kind))}")
     if not guide:
         raise RequestError(f"guided_decoding_guide is missing: {kind} needs it")

@@ -293,9 +293,20 @@ def _sampling_fields(tensors: Mapping[str, Array], parameters: Mapping[str, Any]
     if protocol.END_ID in tensors:
         end_id = int(tensors[protocol.END_ID].flat[0])
         fields["stop_token_ids"] = [*(fields.get("stop_token_ids") or ()), *([end_id] if end_id >= 0 else [])]
+    timeout_us = timeout_us or _timeout_us(parameters)
     if timeout_us > 0 and "timeout_s" not in fields:
         fields["timeout_s"] = timeout_us / 1e6
     return fields
+
+
+def _timeout_us(parameters: Mapping[str, Any]) -> int:
+    """Triton's timeout as HTTP's generate endpoint hands it on, which alone does not take it for its own; 0 for none.
+
+    Raises RequestError."""
+    given = parameters.get("timeout", 0)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise RequestError(f"timeout must be a number of microseconds, not {shown(repr(given))}")
+    return given
 
 
 def _biases(tensors: Mapping[str, Array]) -> tuple[tuple[str, float], ...]:

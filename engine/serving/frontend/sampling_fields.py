@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.serving.frontend import constraint_fields
+from engine.serving.link import messages
 from engine.serving.link.protocol import LORA_REFUSAL
 from engine.types import MAX_ANSWERS, MAX_BEAMS, MAX_STOP_STRINGS, ErrorCode, RequestError, SamplingParams, shown
 
@@ -61,7 +62,23 @@ def check_size(name: str, num_bytes: int) -> None:
 
 
 def build(fields: Mapping[str, Any]) -> SamplingParams:
-    """Validated parameters from named values; values may be strings. Raises RequestError with the field's name."""
+    """Validated parameters from named values; values may be strings. Raises RequestError with the field's name, and for
+    what no message to the engine holds: one that comes to an engine later, when it starts again, has no client to
+    tell."""
+    try:
+        params = _built(fields)
+        messages.encode(params)
+    except OverflowError:
+        sentence = "a number in the request is out of range: token ids are 32-bit, priority is 64-bit"
+        raise RequestError(sentence) from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        sentence = f"sampling_parameters: a text holds {half!r}, which is half of a character: send whole ones"
+        raise RequestError(sentence) from None
+    return params
+
+
+def _built(fields: Mapping[str, Any]) -> SamplingParams:
     known: dict[str, Any] = {}
     constraint, fields = constraint_fields.taken(fields)
     renamed = {_ALIASES[given] for given, value in fields.items() if given in _ALIASES and value is not None}
@@ -129,7 +146,7 @@ def _count(fields: Mapping[str, Any], name: str, most: int) -> int | None:
         return None
     try:
         return msgspec.convert(value, Annotated[int, Meta(ge=1, le=most)], strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         raise RequestError(f"{name} must be a whole number from 1 to {most}, not {shown(repr(value))}") from None
 
 

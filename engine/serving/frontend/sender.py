@@ -121,9 +121,17 @@ class Sender:
                 _mark_ended(members)
                 self._responses.send_error(stream.sender, sentence, ErrorCode.INTERNAL, wanted.error, wanted.text)
         if stream.ended:
+            _let_go(members)
             self._table.drop(members)
 
 
 def _mark_ended(streams: Iterable[Stream]) -> None:
     for stream in streams:
         stream.ended = True
+
+
+def _let_go(streams: Iterable[Stream]) -> None:
+    """Of the server's own things, which stand in its memory: those that the interpreter finds at its end, when that
+    memory has gone, end the stub by a segfault."""
+    for stream in streams:
+        stream.sender = None

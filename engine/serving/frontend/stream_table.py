@@ -54,8 +54,7 @@ class StreamTable:
             self._streams.update({stream.request_id: stream for stream in streams})
 
     def submit(self, streams: Iterable[Stream]) -> None:
-        """Send what is still open to the engine: now, or when there is one. Raises RequestError for a number that
-        cannot travel."""
+        """Send what is still open to the engine: now, or when there is one."""
         with self._lock:
             for stream in streams:
                 if stream.request_id not in self._streams:

@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from engine import env
+from engine import env, signals
 from engine.config import EngineConfig
 from engine.serving.link.engine_view import EngineView
 from engine.serving.link.process_watch import ProcessWatch, start_time
@@ -251,7 +251,7 @@ class Supervisor:
         if code is None:
             return "the engine process ended"
         if code < 0:
-            return f"the engine process was killed by {signal.Signals(-code).name}"
+            return f"the engine process was killed by {signals.name(-code)}"
         return f"the engine process ended with exit status {code}"
 
     def _reap(self) -> None:

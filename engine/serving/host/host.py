@@ -4,7 +4,8 @@
 
 with the EngineConfig as JSON on its standard input, which no full disk holds up.
 
-It ends when the server's process ends, whatever killed that, or on SIGTERM.
+It ends when the server's process ends, whatever killed that, or on SIGTERM: not before its frontends have left, for
+systemd and the like send that to all processes at once, and frontends stay until their streams have ended.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Host:
         self._failure: str | None = None
         self._loaded = threading.Event()
         self._announced = False  # every frontend hears `Ready` once, whenever it came
-        self._stopping = False
+        self._told = False  # to end
         self._server = ProcessWatch(folder.server_pid)
         self._quarantine = Quarantine[tuple[FrontendConnection, RequestInput]](self._run_request, self._tell_alone)
         self._passed: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -156,7 +157,7 @@ class Host:
             self._poller.register(self._server.fd, select.POLLIN)
         threading.Thread(target=self._load, name="nereid-load", daemon=True).start()
         try:
-            while not self._stopping:
+            while not self._over:
                 self._listen()
                 self._serve()
                 if self._loaded.is_set() and self._failure is None and not self._announced:
@@ -227,7 +228,7 @@ class Host:
     def _serve(self) -> None:
         """Handle messages for a while, then say how the engine is."""
         until = time.monotonic() + _STATS_S
-        while (left := until - time.monotonic()) > 0 and not self._stopping:
+        while (left := until - time.monotonic()) > 0 and not self._over:
             for descriptor, _ in self._poller.poll(int(left * 1000) + 1):
                 if self._listener is not None and descriptor == self._listener.fileno():
                     self._accept(self._listener)
@@ -416,8 +417,12 @@ class Host:
     def _engine_failed(self) -> bool:
         return self._engine is not None and self._engine.failure is not None
 
+    @property
+    def _over(self) -> bool:
+        return self._told and not self._frontends
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
+        self._told = True
 
 
 def watcher(address: str) -> socket.socket | None:

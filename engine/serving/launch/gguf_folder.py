@@ -38,6 +38,9 @@ def write(file: Path, folder: Path) -> None:
         "config.json": config.config(held, file.name, tokenizer.end_ids(held.metadata), _frequencies(held)),
         **tokenizer.tokenizer_files(held.metadata),
     }
+    sampling = config.generation(held)
+    if sampling:
+        written["generation_config.json"] = sampling
     for name, values in written.items():
         (folder / name).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     for part in sorted({file, *(tensor.file for tensor in held.tensors.values())}):

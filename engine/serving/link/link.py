@@ -29,7 +29,7 @@ from engine.serving.link.messages import (
 from engine.serving.link.pipe import Pipe
 from engine.serving.link.process_watch import ProcessWatch
 from engine.serving.link.run_folder import EngineState, RunFolder
-from engine.types import RequestError, RequestInput, TokenEvent
+from engine.types import RequestInput, TokenEvent
 
 _LOOK_S = 0.02  # between looks at the state file while there is no engine
 _AGAIN_S = 0.5  # before an engine that could not be watched is tried again
@@ -89,15 +89,8 @@ class Link:
         self._thread.start()
 
     def submit(self, request: RequestInput, suspect: bool = False) -> None:
-        """Raises RequestError when the request holds a number that is too large to travel.
-
-        suspect: engines have died while they ran it.
-        """
-        try:
-            self._send(Submit.of(self._name, request, suspect))
-        except OverflowError:
-            sentence = "a number in the request is out of range: token ids are 32-bit, priority is 64-bit"
-            raise RequestError(sentence) from None
+        """suspect: engines have died while they ran it."""
+        self._send(Submit.of(self._name, request, suspect))
 
     def abort(self, request_ids: list[str]) -> None:
         self._send(Abort(request_ids))

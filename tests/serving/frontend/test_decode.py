@@ -35,8 +35,16 @@ def test_what_comes_besides_a_json_counts_each_time() -> None:
     assert decoded(json, temperature=np.float32(0.5)).params.temperature == 0.5
     assert decoded(json, {"temperature": 0.25}).params.temperature == 0.25
     assert decoded(json, timeout_us=2_000_000).params.timeout_s == 2.0
+    assert decoded(json, {"timeout": 3_000_000}).params.timeout_s == 3.0, "as HTTP's generate endpoint hands it on"
+    assert decoded(json, {"timeout": 0}).params.timeout_s is None
     assert decoded(json, end_id=np.int32(7)).params.stop_token_ids == (7,)
     assert decoded(json).params == decoded(b'{"max_tokens":5}').params
+
+
+@pytest.mark.parametrize("given", ["5", -1, 0.5, True])
+def test_a_timeout_that_is_no_number_of_microseconds_is_refused(given: Any) -> None:
+    with pytest.raises(RequestError, match="timeout must be a number of microseconds, not"):
+        decoded(b"{}", {"timeout": given})
 
 
 def test_the_tensor_wins_over_request_parameters() -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.serving.frontend.sampling_fields import answers, build, parse_json
+from engine.serving.link import messages
 from engine.types import RequestError, RequestSpeculation, SamplingParams
 
 
@@ -68,6 +69,14 @@ def test_other_servers_spellings(fields: dict[str, Any], expected: SamplingParam
         ({"bad_words": [f"{i:02}" * 100 for i in range(11)]}, "bad_words: all together must hold at most 2048 bytes"),
         ({"logit_bias": {"5": 1e308}}, "logit_bias values must lie between -1e+06 and 1e+06"),
         ({"logit_bias": {"5": float("nan")}}, "logit_bias values must lie between"),
+        ({"priority": 10**30}, "a number in the request is out of range: token ids are 32-bit, priority is 64-bit"),
+        ({"logit_bias": {10**30: 1}}, "a number in the request is out of range"),
+        ({"stop": ["a\ud800"]}, "a text holds '\\ud800', which is half of a character: send whole ones"),
+        ({"cache_salt": "\udfff"}, "a text holds '\\udfff'"),
+        ({"temperature": "\ud800"}, "a text holds '\\ud800'"),
+        ({"n": "\ud800", "use_beam_search": True}, "n must be a whole number from 1 to 128, not '\\ud800'"),
+        ({"guided_decoding_guide_type": {}}, "guided_decoding_guide_type must be json"),
+        ({"structured_outputs": {"regex": "\ud800"}}, "a text holds '\\ud800'"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], sentence: str) -> None:
@@ -132,7 +141,8 @@ def test_any_bytes_are_an_object_or_a_refusal(raw: bytes) -> None:
 
 
 FIELDS = [field.name for field in msgspec.structs.fields(SamplingParams)]
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers()))
+TEXTS = st.text(st.characters(), max_size=5)  # halves of characters too, as JSON can write them
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS, st.lists(st.integers()))
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
@@ -140,4 +150,5 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 def test_any_values_are_parameters_or_a_refusal(fields: dict[str, Any]) -> None:
     result = outcome(build, fields)
     assert isinstance(result, SamplingParams | str)
-    assert result
+    sent = messages.encode(result)
+    assert msgspec.msgpack.decode(sent, type=type(result)) == result, "it reaches the engine, or the client"

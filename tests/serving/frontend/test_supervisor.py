@@ -123,6 +123,14 @@ def test_an_engine_process_that_cannot_be_started_is_tried_again(
     assert not failures
 
 
+def test_an_engine_that_a_signal_without_a_name_killed_is_replaced(rig: Callable[..., Rig]) -> None:
+    """Its supervisor looked for the name, again and again."""
+    running = rig()
+    request = running.submit()
+    os.kill(running.engine_pid(), signal.SIGRTMIN + 1)
+    assert len(tokens_of(request.all())) == 120
+
+
 def test_an_engine_that_nobody_was_told_of_is_adopted(
     rig: Callable[..., Rig], tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -6,12 +6,14 @@ The engine process runs the real host and engine over a scripted runner, so that
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -233,6 +235,24 @@ def test_a_cancellation_ends_all_answers_of_a_request(rig: Callable[..., Rig]) -
     assert request.finals == 1
     assert running.frontend.drain(5.0)
     assert tokens_of(running.submit().all())
+
+
+def test_of_a_request_that_has_ended_nothing_of_the_server_is_kept(rig: Callable[..., Rig]) -> None:
+    """What the interpreter finds at its end, behind the server's memory, ends the stub by a segfault."""
+    running = rig()
+    gc.disable()
+    try:
+        requests = [running.submit(), several(running, stream=True), several(running, stream=False)]
+        left = [weakref.ref(request) for request in requests]
+        while requests:
+            requests.pop().all()
+        assert running.frontend.drain(5.0)
+        deadline = time.monotonic() + 10
+        while any(request() for request in left) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [request() for request in left] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def timed(running: Rig, **tensors: object) -> Request:
