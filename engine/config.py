@@ -106,7 +106,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     the engine is ready, many at once, in other processes or in threads of this one; "off" leaves each to the first step
     that needs it.
     fused_attention: attention of decode rows norms, rotates and writes the new keys itself.
-    trim_last_layer: the last layer computes the last token of each line alone, where nobody asks for prompt_logprobs.
+    trim_last_layer: the last layer computes the last token of each entry alone, where nobody asks for prompt_logprobs.
     tuned_gemms: products of many rows take the library's algorithms that were measured to be fastest.
     direct_copies: a step's numbers come from pinned host memory, and its tokens go there, by kernels instead of by a
     copy engine, for which the device waits.

@@ -47,6 +47,11 @@ def test_lines_of_prose_are_short_enough_to_review(page: Path) -> None:
     assert [line for line in lines if len(line) > 160] == []
 
 
+@pytest.mark.parametrize(("page", "lines"), [("README.md", 120), ("docs/architecture.md", 100)])
+def test_the_first_pages_are_short(page: str, lines: int) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= lines
+
+
 def test_the_index_of_experiments_names_each_page_once() -> None:
     index = ROOT / "docs" / "experiments" / "README.md"
     named = re.findall(r"\]\(([\w.-]+\.md)\)", index.read_text())

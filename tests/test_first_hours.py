@@ -89,7 +89,3 @@ def test_python_of_the_pages_runs(page: str, addresses: dict[str, str]) -> None:
     for code in codes:
         if "localhost" in code:
             assert run([sys.executable, "-c"], code, addresses).strip()
-
-
-def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

@@ -198,7 +198,7 @@ def test_frontends_and_clients_run_without_torch() -> None:
     program = """
 import sys
 import clients.python.cli, clients.openai, engine.api, engine.core.scheduler, engine.cache.manager, engine.text
-from engine.serving.frontend import decode, frontend, responses, supervisor
+from engine.serving.frontend import request_tensors, frontend, responses, supervisor
 print([name for name in ("torch", "triton", "transformers") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

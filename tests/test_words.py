@@ -72,6 +72,10 @@ REPLACED = (
     Replaced("give_back", "trim_malloc", ("engine",), whole=True),
     Replaced("share narrowed sliced", "Shard", ("engine/parallel", "engine/runner"), whole=True),
     Replaced("most least", "MAX_", EVERYWHERE),
+    Replaced("stood", "accepted", ("engine/core", "engine/runner", "tests/core")),
+    Replaced("ahead", "MTP", ("engine/models",)),
+    Replaced("meeting", "Rendezvous", ("engine/parallel", "tests/parallel")),
+    Replaced("settle", "advance_states", ("engine/runner",), whole=True),
     # Several files had each of these, for things of their own.
     Replaced("tile_for rows_moe few_tokens many_tokens", "threshold", EVERYWHERE, whole=True),
 )

@@ -82,8 +82,11 @@ class SchemaFormat(Strict):
 
 
 class ResponseFormat(Strict):
+    model_config = ConfigDict(serialize_by_alias=True)
+
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema", description="With json_object.")
     format: dict[str, Any] | None = Field(None, description="Of a structural tag: xgrammar's formats.")
     structures: List[dict[str, Any]] | None = Field(None, description="Of a structural tag: its older form.")
     triggers: List[str] | None = None
@@ -92,6 +95,8 @@ class ResponseFormat(Strict):
     def _check(self) -> ResponseFormat:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise invalid("response_format.json_schema", "json_schema goes with type 'json_schema', which needs it.")
+        if self.schema_ is not None and self.type != "json_object":
+            raise invalid("response_format.schema", "schema goes with type 'json_object'; json_schema holds its own.")
         if self.type != "structural_tag":
             for name in ("format", "structures", "triggers"):
                 if getattr(self, name) is not None:

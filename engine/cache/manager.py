@@ -351,6 +351,7 @@ class KVManager:
             self._trim(table, g, upto)
 
     def _insert(self, table: KVTable, tokens: Sequence[int], count: int) -> None:
+        """Make nodes of the table's first `count` blocks, publish states that wait for them, and move its lock on."""
         old = table.node
         if old is None or old.depth >= count:
             return

@@ -89,6 +89,7 @@ class CacheTensors:
 def _allocate(
     index: int, group: Group, spec: PoolSpec, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[torch.Tensor, ...], list[LayerCache]]:
+    """The memory of group number `index`, and each of its layers' views of it: zeros, since padding reads block 0."""
     layers, blocks, size = len(group.layers), spec.num_blocks[index], spec.block_share
     kept = group.spec
     if isinstance(kept, PagedKV):

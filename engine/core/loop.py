@@ -313,6 +313,7 @@ class EngineLoop:
             batch.append(event)
 
     def deliver(self) -> None:
+        """Hand each sink its events, all of a step at once."""
         if not self._out:
             return
         for sink, events in self._out.items():

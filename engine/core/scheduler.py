@@ -332,6 +332,8 @@ class Scheduler:
         return end
 
     def _admit(self, prefill_budget: int) -> None:
+        """Plan first chunks of waiting requests, in order, as rows and blocks allow. Sets aside those that a running
+        request computes a prefix for; stops at the first that does not fit, so that nobody overtakes it."""
         kv = self._kv
         admitted: list[Request] = []
         for request in self.waiting:
@@ -367,6 +369,7 @@ class Scheduler:
             self.waiting.take(admitted)
 
     def _start(self, request: Request, first: int) -> None:
+        """Give an admitted request a row; its first `first` tokens are in the cache."""
         request.move(Status.RUNNING)
         request.row = row = heapq.heappop(self._free_rows)
         request.num_computed = first

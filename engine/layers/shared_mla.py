@@ -28,6 +28,9 @@ MAX_QUERIES = 1024
 
 
 class SharedLatentAttention(LatentAttention):
+    """`LatentAttention` over a cache of which each rank keeps some tokens. Entries of few queries send these to the
+    tokens; entries of many have the latents that they read gathered, while there is room."""
+
     def __init__(self, config: LatentAttentionConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         channels = config.kv_rank + config.rope_dim
@@ -41,18 +44,18 @@ class SharedLatentAttention(LatentAttention):
         assert own is not None
         gathers = self._gathers(batch)
         expands = gathers and self._expands(batch)
-        few = batch.num_single if gathers else len(q)
-        absorbed = self._write(q, kv, batch, cache, own.slots[cache.group], few if expands else len(q))
+        num_sent = batch.num_single if gathers else len(q)  # queries that go to the tokens
+        absorbed = self._write(q, kv, batch, cache, own.slots[cache.group], num_sent if expands else len(q))
         made = []
-        if few:
-            o = self._over_own_tokens(absorbed[:few], batch, own, cache)
+        if num_sent:
+            o = self._over_own_tokens(absorbed[:num_sent], batch, own, cache)
             values = self._ops.group_linear(o.flatten(1), kv_up[:, self.config.nope_dim :])
             made.append(values.unflatten(1, (q.shape[1], -1)))
         if gathers:
             entries, keys, table = self._gathered(batch, own, cache)
             longer = AttentionBatch(
-                batch.query_start[few:] - few,
-                batch.context_len[few:],
+                batch.query_start[num_sent:] - num_sent,
+                batch.context_len[num_sent:],
                 0,
                 batch.max_query,
                 batch.max_context,
@@ -60,8 +63,8 @@ class SharedLatentAttention(LatentAttention):
             )
             made.append(
                 self._ops.latent_attention(
-                    q[few:],
-                    absorbed[few:],
+                    q[num_sent:],
+                    absorbed[num_sent:],
                     kv_up,
                     entries,
                     table,

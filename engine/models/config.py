@@ -209,7 +209,7 @@ class LayerConfig:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder: embedding, layers, final norm, head. `prefix` is where the checkpoint keeps all but the head, and
-    `num_ahead` the layers behind the last that it may hold: they predict further tokens at once (`engine.models.mtp`).
+    `num_mtp_modules` the layers behind the last that it may hold, which predict further tokens (`engine.models.mtp`).
     `dtype` None is that of the checkpoint's tensors."""
 
     family: str
@@ -225,7 +225,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     eos_ids: tuple[int, ...] = ()
     prefix: str = "model"
-    num_ahead: int = 0
+    num_mtp_modules: int = 0
 
     @property
     def block_multiple(self) -> int:

@@ -42,17 +42,17 @@ def _text(reader: Reader) -> ModelConfig:
         num_shared=reader.size("n_shared_experts", 0, least=0),
     )
     config = parts.decoder(reader, "deepseek_v3", latent.layers(reader, mixer, experts), mixer.rope)
-    return replace(config, num_ahead=reader.size("num_nextn_predict_layers", 0, least=0))
+    return replace(config, num_mtp_modules=reader.size("num_nextn_predict_layers", 0, least=0))
 
 
 def rules(config: ModelConfig) -> list[Rule]:
     return latent.rules(config)
 
 
-def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
+def mtp_config(config: ModelConfig) -> mtp.MtpConfig | None:
     """The layer behind the last, as published: it has an embedding and a head of its own, which equal the model's."""
     layer, name = config.layers[-1], f"model.layers.{len(config.layers)}"
-    if not config.num_ahead or not isinstance(layer.ffn, MoeConfig):
+    if not config.num_mtp_modules or not isinstance(layer.ffn, MoeConfig):
         return None
     assert isinstance(layer.mixer, LatentAttentionConfig)
     own = [
@@ -66,13 +66,13 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
         "model.embed_tokens.weight": f"{name}.embed_tokens.weight",
         "lm_head.weight": f"{name}.shared_head.head.weight",
     }
-    return mtp.AheadConfig(layer, f"{name}.", False, mtp.rules(own, **named), outer)
+    return mtp.MtpConfig(layer, f"{name}.", False, mtp.rules(own, **named), outer)
 
 
 def unused(config: ModelConfig) -> tuple[str, ...]:
     """Layers behind the last one predict further tokens at once, a tower sees pictures: text does without them."""
-    ahead = tuple(f"model.layers.{len(config.layers) + i}.*" for i in range(config.num_ahead))
-    return (*ahead, "*vision_tower.*", "*mm_projector.*", "*multi_modal_projector.*")
+    modules = tuple(f"model.layers.{len(config.layers) + i}.*" for i in range(config.num_mtp_modules))
+    return (*modules, "*vision_tower.*", "*mm_projector.*", "*multi_modal_projector.*")
 
 
 def rename(name: str) -> str:

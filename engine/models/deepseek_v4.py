@@ -40,10 +40,12 @@ def parse(reader: Reader) -> ModelConfig:
     hyper = HyperConfig(
         reader.size("hc_mult", most=64), reader.size("hc_sinkhorn_iters", most=1000), reader.positive("hc_eps")
     )
-    return replace(parts.decoder(reader, "deepseek_v4", layers, stretched), hyper=hyper, num_ahead=_num_ahead(reader))
+    return replace(
+        parts.decoder(reader, "deepseek_v4", layers, stretched), hyper=hyper, num_mtp_modules=_num_mtp_modules(reader)
+    )
 
 
-def _num_ahead(reader: Reader) -> int:
+def _num_mtp_modules(reader: Reader) -> int:
     """Modules that predict further tokens. DSpark's (arXiv:2607.05147), which draft in another way, are not built."""
     count = reader.size("num_nextn_predict_layers", 0, least=0)
     dspark = ("dspark_target_layer_ids", "dspark_markov_rank", "dspark_block_size")
@@ -76,10 +78,10 @@ def rules(config: ModelConfig) -> list[Rule]:
     return made
 
 
-def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
+def mtp_config(config: ModelConfig) -> mtp.MtpConfig | None:
     """A layer with a window alone, whose experts are chosen by corrected scores."""
     layer = next((layer for layer in config.layers if not _mixer(layer).ratio), None)
-    if not config.num_ahead or layer is None:
+    if not config.num_mtp_modules or layer is None:
         return None
     assert isinstance(layer.ffn, MoeConfig)
     layer = replace(layer, ffn=replace(layer.ffn, hashed=False, correction_bias=True))
@@ -89,7 +91,7 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
     named = mtp.rules(_layer_rules(layer, name), **{ours: f"{name}.{theirs}" for ours, theirs in other.items()})
     hyper = (Rule(f"hyper_head.{part}", (f"{name}.hc_head_{part}",)) for part in ("fn", "base", "scale"))
     outer = {"model.embed_tokens.weight": f"{name}.emb.tok_emb.weight", "lm_head.weight": f"{name}.head.weight"}
-    return mtp.AheadConfig(layer, f"{name}.", False, (*named, *hyper), outer)
+    return mtp.MtpConfig(layer, f"{name}.", False, (*named, *hyper), outer)
 
 
 def _mixer(layer: LayerConfig) -> SparseAttentionConfig:

@@ -21,7 +21,7 @@ from engine.models.config import AttentionConfig, MlpConfig
 from engine.models.decoder import Decoder, DecoderLayer, layer_kind
 from engine.models.eagle3 import Eagle3Config
 from engine.models.loaded import Loaded
-from engine.models.mtp import AheadConfig
+from engine.models.mtp import MtpConfig
 from engine.parallel.vocabulary import Vocabulary
 from engine.runner.batch import DeviceBatch, LastTokens, select_last
 from engine.weights.checkpoint import WeightsError
@@ -172,11 +172,11 @@ class Eagle3Head(DraftHead):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
 
-class AheadHead(DraftHead):
+class MtpHeadBase(DraftHead):
     """See `engine.models.mtp`. What is not its own it takes from the model that it belongs to."""
 
     def __init__(
-        self, config: AheadConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
+        self, config: MtpConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
     ) -> None:
         super().__init__()
         hidden = build.config.hidden
@@ -197,11 +197,11 @@ class AheadHead(DraftHead):
         return head(x, norm=None if self._normed else self.norm)
 
 
-class MtpHead(AheadHead):
+class MtpHead(MtpHeadBase):
     """Of a model with one residual stream."""
 
     def __init__(
-        self, config: AheadConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
+        self, config: MtpConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
     ) -> None:
         super().__init__(config, build, target, own_embedding, own_head)
         self.width = build.config.hidden
@@ -226,12 +226,12 @@ class MtpHead(AheadHead):
         return self._say(x)
 
 
-class HyperMtpHead(AheadHead):
+class HyperMtpHead(MtpHeadBase):
     """Of a model with several: its layer has as many, each of which begins with one of the model's and the embedding,
     and a head of its own makes one of them. hidden is all of them side by side."""
 
     def __init__(
-        self, config: AheadConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
+        self, config: MtpConfig, build: BuildContext, target: Decoder, own_embedding: bool, own_head: bool
     ) -> None:
         super().__init__(config, build, target, own_embedding, own_head)
         hyper, hidden = build.config.hyper, build.config.hidden
@@ -262,6 +262,6 @@ class HyperMtpHead(AheadHead):
         return self._say(self.hyper_head(x.unflatten(1, self._streams)))
 
 
-def ahead_head(build: BuildContext) -> type[AheadHead]:
+def mtp_head(build: BuildContext) -> type[MtpHeadBase]:
     """The head for a model that was built so."""
     return MtpHead if build.config.hyper is None else HyperMtpHead

@@ -10,6 +10,9 @@ from engine.weights.rules import Rule
 
 def parse(reader: Reader) -> ModelConfig:
     parts.full_attention_only(reader)
+    # What nanotron and Falcon 3 say besides of what every model of this family has.
+    reader.require("rope_interleaved", False, default=False)
+    reader.require("activation", "swiglu", default="swiglu")
     mixer = parts.attention(reader)
     mlp = MlpConfig(reader.size("intermediate_size"), parts.activation(reader), reader.read(bool, "mlp_bias", False))
     layers = (LayerConfig(mixer, mlp),) * parts.num_layers(reader)

@@ -18,7 +18,7 @@ from engine.weights.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class AheadConfig:
+class MtpConfig:
     """The first of such modules, which alone drafts.
 
     prefix: of its tensors' names. normed: the module's own hidden state is normed before the next token comes of it.

@@ -52,8 +52,8 @@ def _text(reader: Reader, prefix: str) -> ModelConfig:
     mlp = parts.mlp(reader)
     layers = tuple(LayerConfig(attention if kind == "full_attention" else linear, mlp) for kind in kinds)
     config = parts.decoder(reader, "qwen3_5", layers, attention.rope)
-    num_ahead = reader.size("mtp_num_hidden_layers", 0, least=0)
-    return replace(config, norm=NormConfig(config.norm.eps, offset=1.0), prefix=prefix, num_ahead=num_ahead)
+    num_mtp_modules = reader.size("mtp_num_hidden_layers", 0, least=0)
+    return replace(config, norm=NormConfig(config.norm.eps, offset=1.0), prefix=prefix, num_mtp_modules=num_mtp_modules)
 
 
 def rules(config: ModelConfig) -> list[Rule]:
@@ -92,10 +92,10 @@ def _mixer_rules(config: AttentionConfig | GatedDeltaConfig, name: str) -> list[
     ]
 
 
-def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
+def mtp_config(config: ModelConfig) -> mtp.MtpConfig | None:
     """A layer of attention under names of its own; what it gives is normed for the next as for the head."""
     layer = next((layer for layer in config.layers if isinstance(layer.mixer, AttentionConfig)), None)
-    if not config.num_ahead or layer is None:
+    if not config.num_mtp_modules or layer is None:
         return None
     assert isinstance(layer.mixer, AttentionConfig)
     assert isinstance(layer.ffn, MlpConfig)
@@ -107,7 +107,7 @@ def ahead(config: ModelConfig) -> mtp.AheadConfig | None:
     ]
     norms = {"embed_norm": "mtp.pre_fc_norm_embedding", "hidden_norm": "mtp.pre_fc_norm_hidden", "norm": "mtp.norm"}
     outer = {f"{config.prefix}.embed_tokens.weight": "mtp.embed_tokens.weight", "lm_head.weight": "mtp.lm_head.weight"}
-    return mtp.AheadConfig(layer, "mtp.", True, mtp.rules(own, project="mtp.fc", **norms), outer)
+    return mtp.MtpConfig(layer, "mtp.", True, mtp.rules(own, project="mtp.fc", **norms), outer)
 
 
 def rename(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from engine import files
 from engine.models.config import ModelConfig
-from engine.models.mtp import AheadConfig
+from engine.models.mtp import MtpConfig
 from engine.models.reader import ConfigError, Reader, shown
 from engine.quant import cache
 from engine.quant import config as quant
@@ -53,7 +53,7 @@ MODEL_TYPES: dict[str, tuple[str, ...]] = {
 
 
 class Family(Protocol):
-    """What a family module provides. `unused`, `rename`, `unstack` and `ahead` may be left out."""
+    """What a family module provides. `unused`, `rename`, `unstack` and `mtp_config` may be left out."""
 
     def parse(self, reader: Reader) -> ModelConfig:
         """Read every value that matters; what is not implemented is refused by name."""
@@ -70,9 +70,9 @@ def unused(family: Family, config: ModelConfig) -> tuple[str, ...]:
     return extra(config)
 
 
-def ahead(family: Family, config: ModelConfig) -> AheadConfig | None:
+def mtp_config(family: Family, config: ModelConfig) -> MtpConfig | None:
     """The module that predicts further tokens, where the family has one and the checkpoint says so."""
-    made: Callable[[ModelConfig], AheadConfig | None] = getattr(family, "ahead", lambda _: None)
+    made: Callable[[ModelConfig], MtpConfig | None] = getattr(family, "mtp_config", lambda _: None)
     return made(config)
 
 

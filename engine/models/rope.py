@@ -104,8 +104,12 @@ def _yarn_attention_factor(reader: Reader, factor: float) -> float:
 
 
 def max_position(reader: Reader) -> int:
-    """Positions that the model was made for."""
-    return reader.size("max_position_embeddings", most=LARGEST_POSITION)
+    """Positions that the model was made for, which configs of 2023 may call otherwise too."""
+    said = reader.size("max_sequence_length", None, most=LARGEST_POSITION)
+    if said is None or "max_position_embeddings" in reader:
+        whole = reader.size("max_position_embeddings", most=LARGEST_POSITION)
+        return whole if said is None else min(whole, said)
+    return said
 
 
 def reachable_positions(reader: Reader, rotary: RopeConfig | None) -> int:

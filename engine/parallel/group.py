@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.config import EngineConfig
 from engine.env import Launched
-from engine.parallel.hosts import Hosts, listen
+from engine.parallel.host_group import Hosts, listen
 from engine.parallel.leader import LeadingRunner
 from engine.parallel.local_ranks import LocalRanks
-from engine.parallel.meeting import Meeting
 from engine.parallel.placement import ALONE, Placement, PlacementError, placed
+from engine.parallel.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from engine.runner.build import Progress
@@ -54,14 +54,14 @@ class Group:
         own = placement.ranks(self.size)
         self._listener = listen(placement, 0)
         address, port = self._listener.getsockname()[:2]
-        self._meeting = Meeting(address, port, address, len(own))
+        self._rendezvous = Rendezvous(address, port, address, len(own))
         self._local: LocalRanks | None = None
         self._hosts: Hosts | None = None
         if placement.hosts > 1:
             self._hosts = Hosts(config, placement, port, self._fail)
         if len(own) > 1:
             try:
-                self._local = LocalRanks(config, own[1:], self._meeting, 0, self._fail)
+                self._local = LocalRanks(config, own[1:], self._rendezvous, 0, self._fail)
             except OSError as error:
                 self._end(f"ranks could not be started ({error.strerror})", False)
                 raise
@@ -90,9 +90,9 @@ class Group:
         """
         from engine.parallel.start import runner_of
 
-        meeting, listener = self._meeting, self._listener.detach()
+        rendezvous, listener = self._rendezvous, self._listener.detach()
         try:
-            runner = self._guarded(lambda: runner_of(self._config, 0, meeting, listener, progress, elsewhere))
+            runner = self._guarded(lambda: runner_of(self._config, 0, rendezvous, listener, progress, elsewhere))
         except BaseException as error:
             self._end(str(error) or type(error).__name__, isinstance(error, ValueError))
             raise

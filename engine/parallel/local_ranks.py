@@ -9,16 +9,17 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from engine import env, signals
 from engine.config import EngineConfig
-from engine.parallel.meeting import UNUSABLE, Assignment, Meeting
+from engine.parallel.rendezvous import UNUSABLE, Assignment, Rendezvous
 from engine.parallel.ring import RingWriter
 
 _LOOK_S = 0.1
+_STILL_S = 1.0  # without a look, or without a beat, a process does not run
 _END_S = 10.0  # for ranks to end by themselves
 _MAX_WORDS = 1 << 16
 
@@ -32,12 +33,17 @@ class LocalRanks:
     """
 
     def __init__(
-        self, config: EngineConfig, ranks: range, meeting: Meeting, taken: int, failed: Callable[[str, bool], None]
+        self,
+        config: EngineConfig,
+        ranks: range,
+        rendezvous: Rendezvous,
+        taken: int,
+        failed: Callable[[str, bool], None],
     ) -> None:
         """Raises OSError when there is no process to be had."""
         self._config = config
         self._ranks = ranks
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._taken = taken
         self._failed = failed
         self._timeout_s = config.parallel.hang_timeout_s
@@ -89,21 +95,19 @@ class LocalRanks:
         started.put(None)
         for bell in self._ring.theirs:
             bell.close()
-        behind = [(0, time.monotonic())] * len(self._ranks)
+        waits, before = Waits(len(self._ranks)), time.monotonic()
         while not self._closing.wait(_LOOK_S):
-            for index, process in enumerate(self._processes):
-                done = self._ring.done(index)
-                if done == self._ring.sent or done != behind[index][0]:
-                    behind[index] = (done, time.monotonic())
-                sentence = self._fault(index, process, time.monotonic() - behind[index][1])
-                if sentence is not None:
-                    self._failed(sentence, process.poll() == UNUSABLE)
-                    self.kill()
-                    return
+            waits.look(before, [self._ring.done(index) for index in range(len(self._ranks))], self._ring.sent)
+            found = self._fault(waits)
+            if found is not None:
+                self._failed(*found)
+                self.kill()
+                return
+            before = time.monotonic()
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
-        ring, bell, rank, local = self._ring, self._ring.theirs[index], self._ranks[index], self._meeting.local
-        told = Assignment(self._config, rank, self._meeting, ring.descriptor, bell.fileno(), index, len(self._ranks))
+        ring, bell, rank, local = self._ring, self._ring.theirs[index], self._ranks[index], self._rendezvous.local
+        told = Assignment(self._config, rank, self._rendezvous, ring.descriptor, bell.fileno(), index, len(self._ranks))
         process = subprocess.Popen(
             [str(env.read().python), "-m", "engine.parallel.worker"],
             stdin=subprocess.PIPE,
@@ -116,21 +120,22 @@ class LocalRanks:
             stdin.write(msgspec.json.encode(told))
         return process
 
-    def _fault(self, index: int, process: subprocess.Popen[bytes], behind_s: float) -> str | None:
-        """What is wrong with a rank; None when nothing is."""
-        name = f"rank {self._ranks[index]} (pid {process.pid})"
-        code = process.poll()
-        # One that was told to end has ended with 0, and whoever told it is about to say so.
-        if code:
-            if code < 0:
-                return f"{name} was killed by {signals.name(-code)}"
-            return self._last_words(index) or f"{name} ended with exit status {code}"
-        silent = self._ring.silent_s(index)
-        if silent is not None and silent > self._timeout_s:
-            return f"{name} has not run for {silent:.0f} s"
-        if behind_s > self._timeout_s:
-            return f"{name} has been at the same step for {behind_s:.0f} s"
-        return None
+    def _fault(self, waits: Waits) -> tuple[str, bool] | None:
+        """What is wrong with which rank, and whether it would be again; None when nothing is."""
+        codes = [process.poll() for process in self._processes]
+        ended = cause(codes)
+        if ended is not None:
+            return self._ended(ended, codes[ended] or 0), codes[ended] == UNUSABLE
+        hangs = waits.fault([self._ring.silent_s(index) for index in range(len(self._processes))], self._timeout_s)
+        return None if hangs is None else (f"{self._name(hangs[0])} {hangs[1]}", False)
+
+    def _name(self, index: int) -> str:
+        return f"rank {self._ranks[index]} (pid {self._processes[index].pid})"
+
+    def _ended(self, index: int, code: int) -> str:
+        if code < 0:
+            return f"{self._name(index)} was killed by {signals.name(-code)}"
+        return self._last_words(index) or f"{self._name(index)} ended with exit status {code}"
 
     def _last_words(self, index: int) -> str | None:
         """Why a rank ended, if it could say so."""
@@ -138,3 +143,40 @@ class LocalRanks:
             words = self._ring.bell(index).recv(_MAX_WORDS, socket.MSG_DONTWAIT).decode(errors="replace")
             return f"rank {self._ranks[index]}: {words}" if words else None
         return None
+
+
+def cause(codes: Sequence[int | None]) -> int | None:
+    """Which rank's end, by exit statuses, is a fault; None when nobody's is. One that was told to end has ended with 0,
+    and whoever told it is about to say so. Where several have ended, one that fails (1) does so for another's end."""
+    ended = [index for index, code in enumerate(codes) if code]
+    return min(ended, key=lambda index: codes[index] == 1, default=None)
+
+
+class Waits:
+    """How long ranks have been waited for. The time for which this process stood still itself does not count: it heard
+    nobody then, as when all processes of a container are paused."""
+
+    def __init__(self, ranks: int) -> None:
+        self._now = self._went_on = time.monotonic()
+        self._behind = [(0, self._now)] * ranks  # steps done, and since when they are so many
+
+    def look(self, before: float, done: list[int], sent: int) -> None:
+        """before: when the pause between two looks began."""
+        self._now = time.monotonic()
+        if self._now - before > _STILL_S:
+            self._went_on = self._now
+        for index, count in enumerate(done):
+            if count == sent or count != self._behind[index][0]:
+                self._behind[index] = (count, self._now)
+
+    def fault(self, silent: list[float | None], timeout_s: float) -> tuple[int, str] | None:
+        """Which rank has been waited for too long, and what it does, in words behind its name. One that stands still is
+        why others are at their step for so long. silent: seconds since each was heard."""
+        most = self._now - self._went_on
+        still = [min(seconds or 0.0, most) for seconds in silent]
+        behind = [min(self._now - since, most) for _, since in self._behind]
+        stillest, slowest = still.index(max(still)), behind.index(max(behind))
+        late = behind[slowest] > timeout_s
+        if still[stillest] > (min(_STILL_S, timeout_s) if late else timeout_s):
+            return stillest, f"has not run for {still[stillest]:.0f} s"
+        return (slowest, f"has been at the same step for {behind[slowest]:.0f} s") if late else None

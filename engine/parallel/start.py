@@ -10,8 +10,8 @@ from torch.distributed import TCPStore
 from engine.config import EngineConfig
 from engine.models.reader import ConfigError
 from engine.parallel.communicator import GroupError, connect
-from engine.parallel.link import MEET_S
-from engine.parallel.meeting import Meeting
+from engine.parallel.host_link import MEET_S
+from engine.parallel.rendezvous import Rendezvous
 from engine.runner.build import Progress, build_runner, device_of
 from engine.runner.runner import DeviceRunner
 from engine.types import shown
@@ -23,26 +23,32 @@ _DEVICE = "device"
 def runner_of(
     config: EngineConfig,
     rank: int,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     listener: int | None = None,
     progress: Progress | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> DeviceRunner:
-    """The runner of `rank`. listener: the first rank's listening socket at the meeting's port, which it gives away.
+    """The runner of `rank`. listener: the first rank's listening socket at the rendezvous's port, which it gives away.
 
     Raises ConfigError, WeightsError, ValueError or GroupError, each with a sentence for the user.
     """
     device, size = device_of(config), config.parallel.tensor
-    if rank == 0 and device.type == "cuda" and torch.cuda.device_count() < meeting.local:
+    if rank == 0 and device.type == "cuda" and torch.cuda.device_count() < rendezvous.local:
         raise ConfigError(
-            f"parallel.tensor = {size} needs a GPU for each of {meeting.local} ranks here, and "
+            f"parallel.tensor = {size} needs a GPU for each of {rendezvous.local} ranks here, and "
             f"{torch.cuda.device_count()} are visible: lower it, set runtime.device to cpu, or start ranks on other "
             "hosts (docs/parallel.md)"
         )
     first, patience = rank == 0, timedelta(seconds=MEET_S)
     try:
         store = TCPStore(
-            meeting.address, meeting.port, None, first, patience, wait_for_workers=False, master_listen_fd=listener
+            rendezvous.address,
+            rendezvous.port,
+            None,
+            first,
+            patience,
+            wait_for_workers=False,
+            master_listen_fd=listener,
         )
         if first:
             store.set(_DEVICE, device.type)
@@ -54,5 +60,5 @@ def runner_of(
             f"rank {rank} has {'no usable GPU' if device.type == 'cpu' else 'a GPU'}, and the first rank computes on "
             f"{computed_on}: give every rank the same, or set runtime.device"
         )
-    communicator = connect(store, rank, size, device, MEET_S, meeting.own)
+    communicator = connect(store, rank, size, device, MEET_S, rendezvous.own)
     return build_runner(config, progress, elsewhere, communicator)

@@ -14,7 +14,7 @@ import threading
 
 import msgspec
 
-from engine.parallel.meeting import UNUSABLE, Assignment
+from engine.parallel.rendezvous import UNUSABLE, Assignment
 from engine.parallel.ring import RingReader
 from engine.plain import log_to_stderr
 
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the rank that started it, which may have work left
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # it ends with the rank that started it, which may have work left
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
     log_to_stderr(f"nereid rank {told.rank}: %(message)s")
     bell = socket.socket(fileno=told.bell)
@@ -36,7 +37,7 @@ def main() -> int:
         from engine.parallel.follower import follow
         from engine.parallel.start import runner_of
 
-        follow(runner_of(told.config, told.rank, told.meeting), reader.messages())
+        follow(runner_of(told.config, told.rank, told.rendezvous), reader.messages())
     except Exception as error:
         log.exception("rank %d ends", told.rank)
         with contextlib.suppress(OSError):

@@ -111,6 +111,7 @@ def _build_context(
     max_model_len: int,
     communicator: Communicator,
 ) -> BuildContext:
+    """What layers of that model are built with, by the settings."""
     runtime, parallel = config.runtime, config.parallel
     return BuildContext(
         ops,
@@ -215,6 +216,7 @@ def _runner(
     capture: Capture | None = None,
     watch: CompileWatch | None = None,
 ) -> DeviceRunner:
+    """A runner over `pool`, whose last layers' caches are the drafter's."""
     limits_of = (build.config.vocab_size, build.max_model_len, build.config.eos_ids)
     info = RunnerInfo(pool, *limits_of, decoder.active, weight_bits=decoder.weight_bits)
     caches = CacheTensors(pool, len(_specs(decoder, drafter)), build.dtype, build.device)

@@ -16,7 +16,7 @@ from engine.layers.build_context import BuildContext
 from engine.models import eagle3, registry
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.draft_heads import DraftHead, Eagle3Head, ahead_head
+from engine.models.draft_heads import DraftHead, Eagle3Head, mtp_head
 from engine.models.gguf.names import open_folder
 from engine.models.loaded import Loaded
 from engine.models.mtp import outer_rule
@@ -133,7 +133,7 @@ def _eagle3(folder: str, config: EngineConfig, build: BuildContext) -> DraftWeig
 def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Target) -> DraftWeights:
     """The model's own module for further tokens."""
     whole = target.model
-    said = registry.ahead(target.family, whole)
+    said = registry.mtp_config(target.family, whole)
     if said is None:
         raise ConfigError(
             "speculation.method mtp needs layers that predict further tokens, and this model's config.json names none "
@@ -150,7 +150,7 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     checkpoint = None if held is None else Checkpoint(own)
     if quant.shared_apart(said.rules, checkpoint, target.method, quantize):
         whole = with_shared_apart(whole)
-        said = registry.ahead(target.family, whole) or said
+        said = registry.mtp_config(target.family, whole) or said
     # What equals the model's is the model's.
     apart = {
         part: theirs
@@ -162,7 +162,7 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
     if checkpoint is not None:
         vocabulary = Vocabulary(model.vocab_size, build.communicator)
         checkpoint = shard_checkpoint(checkpoint, [*said.rules, *outer], model, target.shard, vocabulary, {})
-    said = registry.ahead(target.family, shard_config(whole, target.shard)) or said
+    said = registry.mtp_config(target.family, shard_config(whole, target.shard)) or said
     rules = [*said.rules, *outer]
     count = len(target.model.layers) + 1
     scales = cache_scales.found(target.checkpoint, model.prefix, count, bool(build.cache_scales))
@@ -171,7 +171,7 @@ def _mtp(config: EngineConfig, build: BuildContext, decoder: Decoder, target: Ta
         config=shard_config(model, target.shard),
         cache_scales=scales.of(count)[-1:] if build.cache_scales else (),
     )
-    head = ahead_head(own_build)(said, own_build, decoder, "embed" in apart, "head" in apart)
+    head = mtp_head(own_build)(said, own_build, decoder, "embed" in apart, "head" in apart)
     unused = (*scales.names, *said.outer.values())
     asked = (config.weights.activations, quantize)
     fill = _planned(head, model, checkpoint, rules, target.method, unused, {}, *asked)

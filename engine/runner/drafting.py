@@ -1,8 +1,9 @@
-"""Drafted tokens on the device: where entries truly begin, what is drawn behind each draft, and how many stand.
+"""Drafted tokens on the device: where entries truly begin, what is drawn behind each draft, and how many
+are accepted.
 
 How long a row is after a drafted step the device knows first (`RowTables.lengths`), so that the step behind it can be
 launched before the host does. Noise is keyed by (seed, position): a token is drawn behind each draft as if nothing were
-drafted, and a draft stands while it equals the token drawn in its place (Daliri, Musco and Suresh 2024,
+drafted, and a draft is accepted while it equals the token drawn in its place (Daliri, Musco and Suresh 2024,
 arXiv:2408.07978).
 
 All of it goes by what is staged on the device, in tensors whose sizes a step's shape says: a graph can hold it.
@@ -83,7 +84,7 @@ class Verify:
         tables.tokens[self.draws.rows, self.draws.lengths - 1] = self.ids
 
     def num_kept(self, batch: DeviceBatch, given: torch.Tensor) -> torch.Tensor:
-        """Tokens of each entry of the step that stand, [B] int32, of what each gave."""
+        """Tokens of each entry of the step that are kept, [B] int32, of what each gave."""
         return batch.query_start.diff() - 1 - self.count + given
 
     def accept(self, drawn: Drawn, tables: RowTables) -> Drawn:
@@ -97,9 +98,9 @@ class Verify:
         places = ((self.last[singles:] - count)[:, None] + within).clamp(max=len(tokens) - 1)
         run = tokens[places]
         equal = (run[:, :-1] == self.ids[places[:, 1:]]) & (within[1:] <= count[:, None])
-        stood = equal.int().cumprod(1).sum(1, keepdim=True)
-        lost = (run.gather(1, stood) < 0) & (stood > 0)
-        longer = (stood + 1 - lost.int())[:, 0].int()
+        accepted = equal.int().cumprod(1).sum(1, keepdim=True)
+        lost = (run.gather(1, accepted) < 0) & (accepted > 0)
+        longer = (accepted + 1 - lost.int())[:, 0].int()
         given = torch.cat((torch.ones_like(self.count[:singles]), longer))
         tables.lengths[self.entries.out_rows] = self.entries.lengths - self.count + given
         return replace(drawn, given=given)

@@ -133,6 +133,7 @@ class Inputs:
         return torch.empty(words, dtype=torch.int32, pin_memory=self._cuda)
 
     def _pack(self, plan: StepPlan, padded: StepShape | None) -> tuple[Words, StepShape]:
+        """The plan's numbers as the staging buffer holds them, filled up to `padded`, and the shape that they have."""
         dummy = self._tables.dummy
         table = np.array((plan.rows, plan.samples, plan.first, plan.count), np.int32)
         if padded is not None:
@@ -189,6 +190,7 @@ class Inputs:
         positions: torch.Tensor,
         entries: torch.Tensor,
     ) -> DeviceBatch:
+        """What the decoder reads of a step, gathered from the tables; arguments as in `DeviceBatch`."""
         size = self._pool.block_size
         token_ids, tables, slots = None, [], []
         none = self._words[:0].long()

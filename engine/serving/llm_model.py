@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb
 from engine import env, heap
 from engine.plain import line, log_to_stderr
 from engine.serving.frontend.array_guard import ArrayGuard
-from engine.serving.frontend.settings import SettingsError, parse
+from engine.serving.frontend.settings import ModelSettings, SettingsError, parse
 from engine.serving.frontend.supervisor import Supervisor
 from engine.serving.link.engine_view import EngineView
 from engine.serving.link.link import Link
@@ -22,8 +22,10 @@ from engine.serving.link.run_folder import RunFolder, RunFolderError, model_key
 from engine.types import RequestError
 
 if TYPE_CHECKING:
+    from engine.serving.frontend.frontend import Frontend
     from engine.serving.frontend.metrics import Metrics
     from engine.serving.frontend.spans import EngineSpans
+    from engine.text import Tokenizer
 
 _LOOK_S, _MAX_LOOKS = 1.0, 20
 
@@ -48,34 +50,12 @@ class TritonPythonModel:
             raise pb.TritonModelException(line(str(error))) from None
         name, version = args["model_name"], args["model_version"]
         self._name = name
-        name = settings.frontend.engine or name
-        key = model_key(name, version, settings.engine)
         label = f"{args['model_instance_name']}.{os.getpid()}"  # one that takes a dead one's place has its name
         self._drain_s = settings.frontend.drain_s
-        self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
-        try:
-            self._folder.enter()
-        except RunFolderError as error:
-            raise pb.TritonModelException(line(str(error))) from None
-        self._engine = EngineView()
-        self._supervisor = Supervisor(
-            self._folder,
-            name,
-            settings.engine,
-            restart_limit=settings.frontend.restart_limit,
-            hang_timeout_s=settings.frontend.hang_timeout_s,
-            engine=self._engine,
-        )
-        self._link = Link(self._folder, label, self._engine)
-        if settings.frontend.engine is None:
-            self._supervisor.start()  # the engine's own frontends see to it
+        engine_name = settings.frontend.engine or name
+        self._reach_engine(settings, engine_name, model_key(engine_name, version, settings.engine), label)
         # The engine's process imports torch while this one imports its own modules and reads the tokenizer.
-        from engine.serving.frontend.description import description, min_tokens
-        from engine.serving.frontend.frontend import Frontend
-        from engine.serving.frontend.intake import Served
         from engine.serving.frontend.metrics import Metrics, NoMetrics
-        from engine.serving.frontend.responses import Responses
-        from engine.serving.frontend.stream_table import StreamTable
         from engine.text import Tokenizer
 
         try:
@@ -91,19 +71,7 @@ class TritonPythonModel:
             if settings.frontend.report_metrics
             else NoMetrics()
         )
-        scheduler = settings.engine.scheduler
-        batched = bool(config.get("max_batch_size", 0))
-        decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
-        self._frontend = Frontend(
-            Served(label, tokenizer, decoupled, batched, description(settings), min_tokens(settings.tokenizer)),
-            settings.frontend,
-            StreamTable(name, self._link, self._engine, max_held=scheduler.max_waiting + scheduler.max_rows),
-            self._engine,
-            Responses(pb, batched),
-            self._metrics,
-            self._spans,
-            pb.Logger.log_verbose,
-        )
+        self._frontend = self._new_frontend(settings, config, tokenizer, engine_name, label)
         heap.freeze()
         self._frontend.start()
         self._metrics.start()
@@ -113,6 +81,50 @@ class TritonPythonModel:
             self._shut_down("the model did not load")
             raise pb.TritonModelException(line(self._engine.failed))
         self._frontend.on_give_up = self._give_up
+
+    def _reach_engine(self, settings: ModelSettings, engine_name: str, key: str, label: str) -> None:
+        """Start the engine process, or see who does, and make the link to it."""
+        self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
+        try:
+            self._folder.enter()
+        except RunFolderError as error:
+            raise pb.TritonModelException(line(str(error))) from None
+        self._engine = EngineView()
+        self._supervisor = Supervisor(
+            self._folder,
+            engine_name,
+            settings.engine,
+            restart_limit=settings.frontend.restart_limit,
+            hang_timeout_s=settings.frontend.hang_timeout_s,
+            engine=self._engine,
+        )
+        self._link = Link(self._folder, label, self._engine)
+        if settings.frontend.engine is None:
+            self._supervisor.start()  # the engine's own frontends see to it
+
+    def _new_frontend(
+        self, settings: ModelSettings, config: dict[str, Any], tokenizer: Tokenizer, engine_name: str, label: str
+    ) -> Frontend:
+        """The frontend, over the link, with the calling conventions that `config` (config.pbtxt's) has."""
+        from engine.serving.frontend.description import description, min_tokens
+        from engine.serving.frontend.frontend import Frontend
+        from engine.serving.frontend.intake import Served
+        from engine.serving.frontend.responses import Responses
+        from engine.serving.frontend.stream_table import StreamTable
+
+        scheduler = settings.engine.scheduler
+        batched = bool(config.get("max_batch_size", 0))
+        decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        return Frontend(
+            Served(label, tokenizer, decoupled, batched, description(settings), min_tokens(settings.tokenizer)),
+            settings.frontend,
+            StreamTable(engine_name, self._link, self._engine, max_held=scheduler.max_waiting + scheduler.max_rows),
+            self._engine,
+            Responses(pb, batched),
+            self._metrics,
+            self._spans,
+            pb.Logger.log_verbose,
+        )
 
     def _await_engine(self, shared: str | None) -> None:
         """Raises TritonModelException where the model whose engine is to be shared is not there."""

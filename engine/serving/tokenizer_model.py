@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.serving.frontend import decode
+from engine.serving.frontend import request_tensors
 from engine.serving.frontend.renderer import Renderer
 from engine.serving.frontend.text_model import TextModel
 from engine.serving.link import protocol
@@ -37,16 +37,16 @@ class TritonPythonModel(TextModel):
 
     def _convert(self, tensors: Mapping[str, Any], context: int) -> tuple[list[int], str | None]:
         """(token ids, their text), whichever of the three inputs was sent."""
-        text = decode.one_text(tensors, protocol.TEXT_INPUT)
-        messages = decode.one_text(tensors, protocol.MESSAGES)
-        ids = decode.token_ids(tensors, protocol.TOKEN_IDS)
+        text = request_tensors.one_text(tensors, protocol.TEXT_INPUT)
+        messages = request_tensors.one_text(tensors, protocol.MESSAGES)
+        ids = request_tensors.token_ids(tensors, protocol.TOKEN_IDS)
         if (text is None) + (messages is None) + (ids is None) != 2:
             raise RequestError("send exactly one of text_input, messages and token_ids")
         if text is not None:
             special = tensors.get(protocol.ADD_SPECIAL_TOKENS)
             return self._tokenizer.encode(text, add_special_tokens=special is None or bool(special.flat[0])), None
         if messages is not None:
-            prompt = self._renderer.render(messages, decode.one_text(tensors, protocol.TEMPLATE_PARAMETERS))
+            prompt = self._renderer.render(messages, request_tensors.one_text(tensors, protocol.TEMPLATE_PARAMETERS))
             self._tokenizer.check_length(len(prompt.encode("utf-8", "surrogatepass")), context)
             return self._tokenizer.encode(prompt, add_special_tokens=False), prompt
         assert ids is not None

@@ -15,7 +15,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from engine.structured import schemas as json_schemas
-from engine.structured.rules import ANY_TEXT, Rules, quoted, regex
+from engine.structured.lark_rules import ANY_TEXT, Rules, quoted, regex
 from engine.structured.string_formats import EXACT, IPV4
 from engine.structured.styles import KEY, PYTHON, STYLES, Pairs, Quoted
 from engine.types import shown
@@ -89,12 +89,22 @@ def arguments(schema: Any, style: str, rules: Rules) -> str:
 
 def separated(items: list[tuple[str, bool]], between: str, rules: Rules) -> str:
     """Expressions in order with `between` between any two, of which those without True may be left out."""
-    behind, first = "", ""  # what may follow where something stands already, and where nothing does
-    for item, needed in reversed(items):
-        begun = rules.rule(f"{item} {behind}".strip())
-        first = begun if needed else rules.rule(f"{begun} | {first}" if first else f'{begun} | ""')
-        behind = rules.rule(f"{between} {begun}" if needed else f"{between} {begun} | {behind or chr(34) * 2}")
-    return first or '""'
+    if not items:
+        return '""'
+    some, needed = _some(items, between, rules)
+    return some if needed else rules.rule(f'{some} | ""')
+
+
+def _some(items: list[tuple[str, bool]], between: str, rules: Rules) -> tuple[str, bool]:
+    """At least one of them, and whether one is needed. By halves: rules that lead to each other are calls within
+    llguidance."""
+    if len(items) == 1:
+        ((item, needed),) = items
+        return rules.rule(item), needed
+    half = len(items) // 2
+    (left, left_needed), (right, right_needed) = (_some(part, between, rules) for part in (items[:half], items[half:]))
+    ways = [f"{left} {between} {right}", *([] if right_needed else [left]), *([] if left_needed else [right])]
+    return rules.rule(" | ".join(ways)), left_needed or right_needed
 
 
 class _Schemas:

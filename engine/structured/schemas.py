@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from engine.structured import meets, string_formats
-from engine.structured.meets import MAX_STEP
+from engine.structured import combined_patterns, string_formats
+from engine.structured.combined_patterns import MAX_STEP
 from engine.types import shown
 
 MAX_DEPTH = 64
+MAX_OPTIONAL = 4096  # properties of an object: compiling takes the square of them, three seconds for these
 MAX_VALUES = 100_000  # of a schema: objects, arrays, strings and numbers together
 # Up to this, 64-bit floats hold integers, which grammars of JSON compare as such.
 EXACT = 1 << 53
@@ -80,12 +81,17 @@ def _close(schema: dict[str, Any]) -> None:
 
 
 def _order(schema: dict[str, Any]) -> None:
-    """What other names are held to is read in two, where `allOf` and the like stand between its keywords."""
-    if "patternProperties" in schema and "additionalProperties" in schema:
-        others = {key: schema.pop(key) for key in ("patternProperties", "additionalProperties")}
-        rest = dict(schema)
-        schema.clear()
-        schema |= others | rest
+    """What other names are held to is read in two, where `allOf` and the like stand between its keywords. Names keep
+    their order."""
+    pair = {key: schema[key] for key in ("patternProperties", "additionalProperties") if key in schema}
+    if len(pair) < 2:
+        return
+    behind = "properties" if "properties" in schema else next(key for key in schema if key in pair)
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        made |= ({} if key in pair else {key: value}) | (pair if key == behind else {})
+    schema.clear()
+    schema |= made
 
 
 def _schemas(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -110,20 +116,28 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
             _check_step(value)
         if isinstance(value, dict):
             _check_properties(value)
-    meets.check(schema)
+    combined_patterns.check(schema)
     made = _bounded(schema)
     assert isinstance(made, dict)
     return made
 
 
 def _check_step(value: Any) -> None:
-    if meets.digits(Decimal(str(value))) > MAX_STEP:
+    if combined_patterns.digits(Decimal(str(value))) > MAX_STEP:
         raise ValueError(f"multipleOf {shown(str(value))}: its digits may be {MAX_STEP} at most")
 
 
 def _check_properties(schema: dict[str, Any]) -> None:
-    """Names that the schema does not list may come twice."""
-    least, required = schema.get("minProperties"), schema.get("required")
+    """Raises ValueError for too many names that may be missing, and where names that are not listed might come twice
+    and count twice."""
+    least, required, listed = (schema.get(key) for key in ("minProperties", "required", "properties"))
+    if isinstance(listed, dict) and len(listed) > MAX_OPTIONAL:
+        named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        count = len(listed.keys() - named)
+        if count > MAX_OPTIONAL:
+            raise ValueError(
+                f"properties: {count} may be missing, at most {MAX_OPTIONAL} may: name others in `required`"
+            )
     if not isinstance(least, int | float) or not isinstance(required, list | None):
         return
     others = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
@@ -141,6 +155,8 @@ def _bounded(value: Any, keyword: str = "") -> Any:
         return value
     if keyword in _NAMED:
         return {name: _bounded(each) for name, each in value.items()}
+    if "oneOf" in value and "type" in value:
+        value = {"type": value["type"], **value}  # parts are told apart by what is known when they are read
     made = {key: each if key in _DATA else _bounded(each, key) for key, each in value.items() if not _idle(value, key)}
     for key in _COUNTS:
         if isinstance(made.get(key), float) and made[key].is_integer():

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.structured import formats, lark, notations
 from engine.structured.formats import Format
-from engine.structured.rules import ANY_TEXT, Rules, SpecialTokens, quoted, regex, token
+from engine.structured.lark_rules import ANY_TEXT, Rules, SpecialTokens, quoted, regex, token
 from engine.structured.styles import JSON, NAMES, XML
 from engine.types import shown
 

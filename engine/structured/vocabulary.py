@@ -13,9 +13,9 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-from engine.structured import source
+from engine.structured import constraint_grammar
+from engine.structured.lark_rules import SpecialTokens
 from engine.structured.matcher import ALLOWED_TOKEN_S, GrammarMatcher, ThinkingBudget
-from engine.structured.rules import SpecialTokens
 from engine.text import Tokenizer
 from engine.types import Constraint, ErrorCode, RequestError
 
@@ -68,15 +68,20 @@ class Vocabulary:
         special, budget = self._special, None
         if constraint.think_tokens is not None:
             budget = ThinkingBudget(
-                self._matcher(source.opening(constraint, special), constraint) if constraint.think == "may" else None,
-                self._matcher(source.thinking(constraint, special), constraint),
-                self._matcher(source.closing(constraint, special), constraint),
+                self._matcher(constraint_grammar.opening(constraint, special), constraint)
+                if constraint.think == "may"
+                else None,
+                self._matcher(constraint_grammar.thinking(constraint, special), constraint),
+                self._matcher(constraint_grammar.closing(constraint, special), constraint),
                 constraint.think_tokens,
             )
         if constraint.kind == "free":
             return GrammarMatcher(None, self._eos, 0, budget, free=True)
         return GrammarMatcher(
-            self._matcher(source.grammar(constraint, special), constraint, constraint.prefix), self._eos, 0, budget
+            self._matcher(constraint_grammar.grammar(constraint, special), constraint, constraint.prefix),
+            self._eos,
+            0,
+            budget,
         )
 
     def _matcher(self, text: str, constraint: Constraint, prefix: str = "") -> LLMatcher:

@@ -28,7 +28,7 @@ def _mask(p_logits, p_seqs, p_masks, logits_stride, masks_stride, V, FIRST: tl.c
 def mask_logits(
     workspace: Workspace, logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor, first: int = 0
 ) -> None:
-    """logits[sequences[i], v] = −inf where bit t % 32 of masks[i, t // 32] is 0, with t = first + v. Only bans are
+    """logits[seqs[i], v] = −inf where bit t % 32 of masks[i, t // 32] is 0, with t = first + v. Only bans are
     written: logits are not read. Shapes as in the reference."""
     if len(seqs):
         vocab = logits.shape[1]

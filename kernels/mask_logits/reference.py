@@ -6,7 +6,7 @@ import torch
 
 
 def mask_logits(logits: torch.Tensor, seqs: torch.Tensor, masks: torch.Tensor, first: int = 0) -> None:
-    """logits[sequences[i], v] = −inf where bit t % 32 of masks[i, t // 32] is 0, with t = first + v.
+    """logits[seqs[i], v] = −inf where bit t % 32 of masks[i, t // 32] is 0, with t = first + v.
 
     logits [B, V] of the tokens from `first` on, changed in place (rows may stand apart); sequences [n] int32, no two
     the same; masks [n, W] int32 with 32 W ≥ first + V.

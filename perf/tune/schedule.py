@@ -31,7 +31,7 @@ from perf.workload import parse
 
 @dataclass(frozen=True)
 class Seen:
-    """A step: lines of one token, longer lines, all tokens, when it was done, and how long its launch took."""
+    """A step: entries of one token, longer entries, all tokens, when it was done, and how long its launch took."""
 
     singles: int
     longer: int

@@ -56,7 +56,7 @@ def test_a_request_that_asks_hears_what_it_has_used() -> None:
     assert {usage.cached_blocks for usage in found if usage} == {(len(PROMPT) - 1) // size}
 
 
-def test_a_plan_counts_on_every_draft_until_it_is_known_how_many_stood() -> None:
+def test_a_plan_counts_on_every_draft_until_it_is_known_how_many_are_accepted() -> None:
     engine = harness(right=0.0)
     engine.submit("a", PROMPT, max_tokens=20)
     engine.run()
@@ -107,7 +107,7 @@ def test_no_token_is_given_past_the_limit(overlap: bool, most: int) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_stop_token_ends_a_request_in_the_middle_of_what_stood(overlap: bool) -> None:
+def test_a_stop_token_ends_a_request_in_the_middle_of_accepted_drafts(overlap: bool) -> None:
     engine = harness(overlap=overlap, count=5)
     wanted = engine.expected(PROMPT, 20)
     stop = wanted[3]
@@ -119,7 +119,7 @@ def test_a_stop_token_ends_a_request_in_the_middle_of_what_stood(overlap: bool) 
     assert engine.engine.stats().generated_tokens == 4
 
 
-def test_an_entry_that_fails_behind_a_draft_gives_what_stood_before() -> None:
+def test_an_entry_that_fails_behind_a_draft_gives_what_was_accepted_before() -> None:
     runner = ScriptedRunner(pool(), fail_row=lambda tokens: "broken" if len(tokens) == 13 else None)
     engine = Harness(runner, make_config(), lambda: Seer(runner), 5)
     engine.submit("a", PROMPT, max_tokens=20)

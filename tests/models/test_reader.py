@@ -123,6 +123,23 @@ def test_defaults_of_generation_are_not_values_of_the_model() -> None:
     assert registry.parse({**QWEN3, **whole}) == registry.parse(QWEN3)
 
 
+LLAMA = {**QWEN3, "architectures": ["LlamaForCausalLM"]}
+
+
+def test_positions_of_configs_of_2023() -> None:
+    others = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    assert registry.parse({**others, "max_sequence_length": 2048}).max_position == 2048
+    assert registry.parse({**LLAMA, "max_sequence_length": 2048}).max_position == 2048
+    with pytest.raises(ConfigError, match="lacks max_position_embeddings"):
+        registry.parse(others)
+
+
+@pytest.mark.parametrize("change", [{"rope_interleaved": True}, {"activation": "gelu"}])
+def test_what_says_another_thing_of_a_llama_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(change))} = "):
+        registry.parse({**LLAMA, **change})
+
+
 def test_yarn_extends_the_context() -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     assert registry.parse({**QWEN3, "rope_scaling": scaling}).max_position == 16384

@@ -14,11 +14,11 @@ import pytest
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConfig, SchedulerConfig
 from engine.models.reader import ConfigError
-from engine.parallel import commands, host
+from engine.parallel import commands, remote_host
 from engine.parallel.commands import Close
 from engine.parallel.group import Group, RankError
-from engine.parallel.host import HostError
 from engine.parallel.placement import Placement
+from engine.parallel.remote_host import HostError
 from tests.e2e.harness import free_ports, wait_until
 from tests.gate.families import QWEN3_MOE
 from tests.gate.oracle import random_model
@@ -56,8 +56,8 @@ def test_a_rank_that_was_told_to_end_is_no_fault(config: EngineConfig) -> None:
     at once, and the first decides."""
     group = Group(config)
     runner = group.lead(None, None)
-    for pid in group.pids:
-        os.kill(pid, signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(group.pids[0], number)
     runner._send(commands.encode(Close()))
     wait_until(lambda: ended(group.pids), "the other rank has ended")
     runner.close()
@@ -92,7 +92,7 @@ def test_all_hosts_end_when_the_model_cannot_be_shared(
     folder = narrow(config, tmp_path)
     group = Group(msgspec.structs.replace(config, model=str(folder)), two_hosts)
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(host.serve, Placement(1, 2, 0, "127.0.0.1", two_hosts.port), None, 30.0)
+        other = pool.submit(remote_host.serve, Placement(1, 2, 0, "127.0.0.1", two_hosts.port), None, 30.0)
         with pytest.raises((ConfigError, RankError), match="a feed-forward part of 1 channels"):
             group.lead(None, None)
         with pytest.raises(HostError, match=r"the first host cannot serve the model: .*a feed-forward part of 1 chan"):

@@ -139,7 +139,14 @@ def test_auto_rounds_modules_by_name_and_by_pattern() -> None:
         "model.layers.0.mlp.down_proj": {"bits": 8, "group_size": 64},
         "model.layers.1.mlp.up_proj": {"bits": 16},
         r".*model\.layers\.\d\.mlp\.gate.*": {"bits": 16, "data_type": "float"},
-        "lm_head": {"bits": 4, "group_size": 32, "sym": True, "data_type": "int", "act_bits": 16},
+        "lm_head": {
+            "bits": 4,
+            "group_size": 32,
+            "data_type": "int",
+            "act_bits": 16,
+            "act_dynamic": True,
+            "act_sym": True,
+        },
     }
     made = read({**AUTO_ROUND, "extra_config": own})
     assert made.scheme("model.layers.0.mlp.up_proj") == GPTQ

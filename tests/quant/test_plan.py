@@ -25,10 +25,12 @@ def fp8(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(torch.float8_e4m3fn)
 
 
-def loaded(folder: Path, tensors: dict[str, torch.Tensor], said: dict, k: int = 160) -> Weight:
+def loaded(
+    folder: Path, tensors: dict[str, torch.Tensor], said: dict, k: int = 160, activations: str = "auto"
+) -> Weight:
     save_file(tensors, folder / "model.safetensors")
     weight, checkpoint = Weight((320, k), torch.bfloat16), Checkpoint.open(folder)
-    rules = plan({"qk": weight}, RULES, checkpoint, config.read(said))
+    rules = plan({"qk": weight}, RULES, checkpoint, config.read(said), activations)
     weight.to_empty(device="cpu")
     loader.load({f"qk.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
     weight.check("qk")
@@ -72,6 +74,23 @@ def test_what_is_stored_as_it_is_stays_so_though_the_config_does_not_say_that_it
 
 HALF = {"q.weight": fp8(256, 160), "q.weight_scale": torch.ones(1), "k.weight": torch.ones(64, 160)}
 BOTH = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
+
+
+def test_a_product_of_which_a_part_is_quantized_is_dense_where_its_inputs_stay_as_they_are(tmp_path: Path) -> None:
+    value = loaded(tmp_path, {**HALF, "q.weight_scale": torch.tensor([0.5])}, ROWS, activations="16bit").value
+    assert isinstance(value, Dense)
+    wanted = torch.cat([HALF["q.weight"].float() * 0.5, HALF["k.weight"]])
+    assert torch.equal(value.dense(torch.float32), wanted.bfloat16().float())
+
+
+def test_a_config_that_leaves_out_a_part_of_a_product_makes_it_dense_without_a_checkpoint() -> None:
+    weight = Weight((320, 160), torch.bfloat16)
+    rules = [Rule("qk", ("m.layers.0.q.weight", "m.layers.0.k.weight"), concat(256, 64))]
+    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["k"]}
+    plan({"qk": weight}, rules, None, config.read({"quantization_config": said}))
+    assert isinstance(weight.to_empty(device="cpu").value, Dense)
+
+
 ONES = {**BOTH, "q.weight_scale": torch.ones(1), "k.weight_scale": torch.ones(1)}
 STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 # The border between q and k is within a block.

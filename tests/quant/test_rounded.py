@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.config import EngineConfig, WeightsConfig
+from engine.models.gpt_oss import Transposed
 from engine.models.reader import ConfigError
 from engine.quant.formats.rounded import Kind
 from engine.quant.plan import plan, shared_apart
@@ -103,6 +104,19 @@ def test_shared_experts_behind_the_others_share_the_scales_of_their_rows(tmp_pat
     value = loaded(tmp_path, ups, Rule("up", tuple(ups), SharedBehindConcat()), (3, 32, 40), kind).value
     g, u = rounds(ups["s.g.weight"])[1], rounds(ups["s.u.weight"])[1]
     torch.testing.assert_close(value.matrix(2).dense(torch.float32), torch.cat([g[16:], u[16:]]), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_another_transform_makes_is_rounded(tmp_path: Path, kind: Kind) -> None:
+    """As gpt-oss keeps its experts: inputs first, columns of gate and up in turn."""
+    stored = drawn(64, 48)
+    rule = Rule("gate", ("w",), transform=Transposed())
+    value = loaded(tmp_path, {"w": stored}, rule, (48, 64), kind).value
+    assert isinstance(value, KINDS[kind])
+    wanted = rounded_to(kind)(stored.T.contiguous())[1]
+    torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+    with pytest.raises(WeightsError, match=r"misshapen: w \[64, 40\]"):
+        loaded(tmp_path, {"w": drawn(64, 40)}, rule, (48, 64), kind)
 
 
 def test_groups_of_inputs_cannot_be_shared_out_among_experts() -> None:

@@ -74,6 +74,15 @@ OPEN: dict[str, Any] = {"properties": {"a": {"type": "integer"}}, "required": ["
             '{"xy": 1}',
             True,
         ),
+        ({"allOf": [{"properties": {"b": {}}}], **OPEN}, '{"b": 1, "a": 2}', True),
+        (
+            {
+                "oneOf": [{"properties": {"k": {"const": kind}}, "required": ["k"]} for kind in ("x", "y")],
+                "type": "object",
+            },
+            '{"k": "y"}',
+            True,
+        ),
         ({**OPEN, "minProperties": 2, "additionalProperties": False}, '{"a": 1}', False),
     ],
 )

@@ -85,8 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path[:2] == ["api", "models"]:
             self._api("/".join(path[2:4]), path[4:])
         elif path[0] == "blobs":
-            repository = self.repositories["/".join(path[1:3])]
-            self._bytes(repository, path[3], {"ETag": f'"{repository.etag(path[3])}"'})
+            repository, file = self.repositories["/".join(path[1:3])], "/".join(path[3:])
+            self._bytes(repository, file, {"ETag": f'"{repository.etag(file)}"'})
         elif len(path) > 4 and path[2] == "resolve":
             self._resolve("/".join(path[:2]), path[3], "/".join(path[4:]))
         else:

@@ -6,8 +6,8 @@ import re
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.structured import source
-from engine.structured.rules import SpecialTokens
+from engine.structured import constraint_grammar
+from engine.structured.lark_rules import SpecialTokens
 from engine.types import Constraint
 
 SPECIAL = (
@@ -54,7 +54,7 @@ class Marked:
         self._split = re.compile("(" + "|".join(map(re.escape, special)) + ")")
 
     def matcher(self, constraint: Constraint) -> LLMatcher:
-        made = source.grammar(constraint, self.special)
+        made = constraint_grammar.grammar(constraint, self.special)
         matcher = LLMatcher(self.tokenizer, made, log_level=0, limits=LLParserLimits(verbose_errors=False))
         assert not matcher.is_error(), matcher.get_error()
         return matcher

@@ -149,10 +149,15 @@ def test_tokens_that_nothing_allows_end_one_request_alone(engine: Engine, tokeni
         ("regex", "(", "unclosed group"),
         ("regex", "(?=a)b", "look-ahead"),
         ("regex", "a\\", "ends with half of an escape"),
+        ("regex", "a?" * 9000, "9000 of its parts may be missing"),
         ("regex", "[^\\s\\S]", "no text satisfies it"),
         ("grammar", "start: start", "no text satisfies it"),
         ("choice", [], "none of them empty"),
         ("grammar", "start: x", "unknown name"),
+        ("grammar", f"start: /{'a?' * 9000}/", "9000 of its parts may be missing"),
+        ("grammar", "start: T\nT: " + '"a"? ' * 9000, "9000 of its parts may be missing"),
+        ("json", {"properties": {f"p{i}": {} for i in range(5000)}}, "properties: 5000 may be missing"),
+        ("grammar", "start: a\na[temperature=0.5]: /[a-z]+/", "temperature of a part"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(engine: Engine, kind: str, text: Any, sentence: str) -> None:

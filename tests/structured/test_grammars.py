@@ -87,8 +87,8 @@ def explosive(i: int) -> str:
     return f"^(.*[ab].{{{i}}}[cd].*)*$"
 
 
-MANY = [{"type": "string", "pattern": explosive(i)} for i in range(30)]
-NESTED = functools.reduce(lambda inner, each: {**each, "anyOf": [inner, {"const": "x"}]}, MANY)
+MANY: list[dict[str, Any]] = [{"type": "string", "pattern": explosive(i)} for i in range(30)]
+NESTED: dict[str, Any] = functools.reduce(lambda inner, each: {**each, "anyOf": [inner, {"const": "x"}]}, MANY)
 
 
 def chained(name: str, to: str) -> dict[str, Any]:
@@ -129,6 +129,9 @@ def chained(name: str, to: str) -> dict[str, Any]:
             },
         ),
         ("grammar", "start: A\nA: " + " & ".join(f"/(.*[ab].{{{i}}}[cd].*)*/" for i in range(30))),
+        ("grammar", "start: A\n" + "\n".join(f"T{i}: T{i + 1}" for i in range(15_000)) + '\nT15000: "x"'),
+        ("grammar", "\n".join(f"{i or 'root'} ::= {i + 1}" for i in range(15_000)) + '\n15000 ::= "x"'),
+        ("grammar", 'start: A # "\nA: ' + " & ".join(f"/(.*[ab].{{{i}}}[cd].*)*/" for i in range(30)) + ' # "'),
         ("grammar", 'start: "a" %json ' + json.dumps({"allOf": MANY})),
         ("structural_tag", {"format": {"type": "json_schema", "json_schema": {"allOf": MANY}}}),
     ],

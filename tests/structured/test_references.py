@@ -9,7 +9,11 @@ import pytest
 from engine.structured.references import References, objects
 
 PART = {"title": "part"}
-INNER = {"$id": "inner/", "$defs": {"p": PART, "same": {"title": "inner"}}, "items": {"$ref": "#/$defs/same"}}
+INNER: dict[str, Any] = {
+    "$id": "inner/",
+    "$defs": {"p": PART, "same": {"title": "inner"}},
+    "items": {"$ref": "#/$defs/same"},
+}
 SCHEMA: dict[str, Any] = {
     "$id": "http://x/root",
     "$defs": {"a b/c": PART, "same": {"title": "root"}, "inner": INNER, "named": {"$anchor": "n", "title": "named"}},

@@ -13,7 +13,7 @@ from engine.quant.formats.fp8 import Fp8
 from engine.quant.formats.int8 import Int8
 from engine.quant.formats.packed import PackedInt, Stored
 from engine.quant.scheme import Fp8Scheme, Int8Scheme, PackedScheme
-from engine.weights.rules import Rule, Shape
+from engine.weights.rules import Rule, Shape, Transform
 from kernels.weight import Weight as Value
 from kernels.weight.inputs import FP8_MAX, RANGES
 from kernels.weight.packed import packed
@@ -39,7 +39,8 @@ class Rounded(Format):
 
     def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
         rounds = Rounds(self.kind, shape[-1])
-        return [replace(rule, target=f"{rule.target}.data", transform=rounds, also=f"{rule.target}.scale")]
+        made = rounds if rule.transform is None else RoundsMade(rule.transform, rounds)
+        return [replace(rule, target=f"{rule.target}.data", transform=made, also=f"{rule.target}.scale")]
 
     def value(self, parameters: Mapping[str, torch.Tensor]) -> Value:
         return self.held.value(parameters)
@@ -82,6 +83,23 @@ class Rounds:
         scale = (parts.abs().amax(dim=2) / 7.5).clamp_(min=SMALLEST).bfloat16()
         numbers = (parts / scale.float()[..., None]).round_().clamp_(-8, 7).to(torch.int8).add_(8)
         return packed(numbers.view(torch.uint8).flatten(1)[:, : self.inputs], 4).view(torch.int32), scale
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsMade:
+    """As `Rounds`, of the matrix [N, K] that another transform makes of a source."""
+
+    first: Transform
+    rounds: Rounds
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        whole = (view[0], self.rounds.inputs)
+        return self.first.fits(shapes, whole) and self.rounds.fits([whole], view)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.first(tensors, (view[0], self.rounds.inputs))
+        assert isinstance(made, torch.Tensor)
+        return self.rounds([made], view)
 
 
 def make(kind: Kind, sources: int, shape: Shape, exact_inputs: bool) -> Rounded:

@@ -17,6 +17,8 @@ from engine.quant.scheme import Layout, PackedScheme
 FORMATS: dict[str, tuple[Layout, int]] = {"auto_round:auto_gptq": ("gptq", 1), "auto_round:auto_awq": ("awq", 0)}
 # Of a module that is stored as it is.
 PLAIN = 16
+# Of inputs, which stay as they are.
+INPUTS = ("act_data_type", "act_dynamic", "act_group_size", "act_sym")
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -41,7 +43,7 @@ class AutoRound:
 def read(reader: Reader) -> AutoRound:
     """Raises ConfigError for a value that is not implemented."""
     layout = FORMATS[reader.require("packing_format", *FORMATS)]
-    reader.skip(*SILENT)
+    reader.skip(*SILENT, *INPUTS)
     whole = {key: reader.read(object, key) for key in ("bits", "group_size", "data_type", "act_bits") if key in reader}
     whole["sym"] = reader.read(bool, "sym", True)
     stored = _scheme(Reader(whole, reader.where), layout)
@@ -73,5 +75,6 @@ def _scheme(reader: Reader, layout: tuple[Layout, int]) -> PackedScheme | None:
     bits, (name, shift) = reader.require("bits", 4, *((8,) if layout[0] == "gptq" else ())), layout
     reader.require("data_type", "int", default="int")
     reader.require("act_bits", PLAIN, 32, default=PLAIN)
+    reader.skip(*INPUTS)
     reader.read(bool, "sym")
     return PackedScheme(name, bits, group_size(reader, "group_size"), zeros=True, shift=shift)

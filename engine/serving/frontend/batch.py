@@ -55,6 +55,7 @@ class Batch:
         return [stream for at in self._open_rows() for stream in self._open_in(at)]
 
     def take(self) -> Taken:
+        """What came for the prompts since the last call, each with responses of its own. An error of one ends all."""
         answers, stop, finished = [], [], []
         for at in self._open_rows():
             choices = self._choices[at]

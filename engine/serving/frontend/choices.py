@@ -46,6 +46,7 @@ class Choices:
         return [stream for stream, last in zip(self.streams, self._last, strict=True) if last is None]
 
     def take(self) -> Taken:
+        """What came for the answers since the last call, as one response or several. An error of one ends all."""
         request = self.streams[0].request
         stop: list[Stream] = []
         finished: list[Stream] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ from engine.serving.frontend.sender import Sender
 from engine.serving.frontend.stream import Stream, now
 from engine.serving.frontend.stream_table import StreamTable
 from engine.types import ErrorCode, FinishReason
+
+logger = logging.getLogger("nereid.frontend")
 
 _WATCH_S = 0.02
 _LATE_S = 0.3  # the engine ends a request that is past its time, unless it hangs, restarts or has not got it yet
@@ -76,4 +79,8 @@ def is_cancelled(stream: Stream) -> bool:
     with stream.ending:
         if stream.ended or (stream.choices is not None and stream.choices.open[:1] != [stream]):
             return False  # one answer of a request asks for all
-        return bool(stream.sender.is_cancelled())
+        try:
+            return bool(stream.sender.is_cancelled())
+        except Exception:  # as when shared memory is full: asked again at the next look
+            logger.debug("%s: whether its client has gone cannot be asked", stream.request_id, exc_info=True)
+            return False

@@ -159,7 +159,8 @@ def _response_format(value: Any) -> Constraint | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _made("json", _ANY_OBJECT)
+        schema = given.get("schema")  # as other servers take it
+        return _made("json", _ANY_OBJECT) if schema is None else _json("response_format.schema", schema)
     if kind == "json_schema":
         schema = (given.get("json_schema") or {}).get("schema") if isinstance(given.get("json_schema"), dict) else None
         if schema is None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.serving.frontend import batch, choices, decode
+from engine.serving.frontend import batch, choices, request_tensors
+from engine.serving.frontend.request_tensors import LlmRequest
 from engine.serving.frontend.resets import MAX_OPEN, Resets
 from engine.serving.frontend.responses import Responses, unexpected
 from engine.serving.frontend.sender import Sender
@@ -106,7 +107,9 @@ class Intake:
             stream = self._admit(request, sender, arrived)
         except Exception as error:
             sentence, code = _told(error)
-            self._responses.send_error(sender, sentence, code, decode.wants_error(request), decode.wants_text(request))
+            self._responses.send_error(
+                sender, sentence, code, request_tensors.wants_error(request), request_tensors.wants_text(request)
+            )
             return
         if stream is None:
             return
@@ -121,24 +124,24 @@ class Intake:
         """A stream for a request, in the table: from here on it ends in time. None when the answer has been sent."""
         served = self._served
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        if decode.wants_description(tensors):
+        if request_tensors.wants_description(tensors):
             now_so = {"max_model_len": self.context, "problem": self._problem()}
             self._responses.send_description(sender, {**now_so, **served.about})
             return None
-        if decode.wants_reset(tensors):
+        if request_tensors.wants_reset(tensors):
             self._reset(sender)
             return None
         outputs = frozenset(request.requested_output_names())
         if served.batched:
             outputs = frozenset(protocol.ENSEMBLE_OUTPUT_MAP[name] for name in outputs)
-        parameters, timeout_us = decode.parameters(request), request.timeout()
+        parameters, timeout_us = request_tensors.parameters(request), request.timeout()
         trace = {name: parameters.pop(name) for name in protocol.TRACE_PARAMETERS if name in parameters}
         each = batch.prompts(tensors) if served.batched else [tensors]
-        asked = [decode.llm_request(one, parameters, outputs, timeout_us, served.batched) for one in each]
+        asked = [request_tensors.llm_request(one, parameters, outputs, timeout_us, served.batched) for one in each]
         if served.min_tokens:
             asked = [self._no_shorter(one) for one in asked]
         if not served.decoupled:
-            asked = [decode.as_one_response(one, len(asked)) for one in asked]
+            asked = [request_tensors.as_one_response(one, len(asked)) for one in asked]
         batch.check_answers(sum(one.best_of for one in asked))
         serial = next(self._serials)
         rows = [self._answers(one, serial, at, sender, arrived) for at, one in enumerate(asked)]
@@ -152,7 +155,7 @@ class Intake:
         self._wake()
         return rows[0][0]
 
-    def _no_shorter(self, asked: decode.LlmRequest) -> decode.LlmRequest:
+    def _no_shorter(self, asked: LlmRequest) -> LlmRequest:
         least = min(self._served.min_tokens, asked.params.max_tokens)
         if asked.params.min_tokens >= least:
             return asked
@@ -166,7 +169,7 @@ class Intake:
         if not self._table.reset_prefix_cache(number):
             self._resets.done(number)
 
-    def _answers(self, asked: decode.LlmRequest, serial: int, at: int, sender: Any, arrived: float) -> Sequence[Stream]:
+    def _answers(self, asked: LlmRequest, serial: int, at: int, sender: Any, arrived: float) -> Sequence[Stream]:
         """The streams of the answers to prompt number `at` of a request."""
         params, most_s = asked.params, self._config.request_timeout_s
         seed = random.getrandbits(SEED_BITS) if params.seed is None else params.seed

@@ -115,6 +115,7 @@ class Metrics:
         faulthandler.cancel_dump_traceback_later()
 
     def first_token(self, seconds: float, num_prompt: int, num_cached: int) -> None:
+        """A request's first token came so many seconds after the request, of whose prompt `num_cached` were cached."""
         self._observations.append((family.TTFT, seconds))
         self._counts.append((family.PROMPT_TOKENS, num_prompt))
         self._counts.append((f"{family.BY_SOURCE}:{family.COMPUTED}", num_prompt - num_cached))
@@ -163,6 +164,7 @@ class Metrics:
         self._flush()
 
     def _flush(self) -> None:
+        """Write what was noted since the last time."""
         # Counts of a request are written no later than its observations: they are collected before, and taken after.
         num_observations = len(self._observations)
         totals: dict[str, int] = {}
@@ -192,6 +194,7 @@ class Metrics:
             self._metrics[name].observe(value)
 
     def _write_engine(self, stats: Stats, before: Stats) -> None:
+        """Gauges as they are, and counters by what they grew since `before`; a new engine counts from 0."""
         if self._written is None:
             self._write_facts(stats)
         self._metrics["vllm:num_requests_running"].set(stats.running)
@@ -266,6 +269,7 @@ class NoMetrics(Metrics):
         pass
 
     def first_token(self, seconds: float, num_prompt: int, num_cached: int) -> None:
+        """A request's first token came so many seconds after the request, of whose prompt `num_cached` were cached."""
         pass
 
     def next_token(self, seconds: float) -> None:

@@ -14,6 +14,8 @@ from engine.serving.frontend.stream import Piece, Stream
 from engine.serving.link import protocol
 from engine.types import ErrorCode, TokenLogprobs
 
+logger = logging.getLogger("nereid.frontend")
+
 
 def unexpected(logger: logging.Logger) -> str:
     """What a client is told of the exception that is being handled: the log has its trace, under the same id. A trace
@@ -68,12 +70,20 @@ class Responses:
         if as_output:
             described = json.dumps({"code": code.value, "message": sentence})
             tensors.append(self._strings(protocol.ERROR, [described]))
-        sender.send(self._pb.InferenceResponse(output_tensors=tensors, error=error), flags=self._final)
+        self._tell(sender, self._pb.InferenceResponse(output_tensors=tensors, error=error))
 
     def send_description(self, sender: Any, description: dict[str, Any]) -> None:
         """Answer a request for the model's description: its only response."""
         tensors = [self._strings(protocol.DESCRIPTION, [json.dumps(description)])]
-        sender.send(self._pb.InferenceResponse(output_tensors=tensors), flags=self._final)
+        self._tell(sender, self._pb.InferenceResponse(output_tensors=tensors))
+
+    def _tell(self, sender: Any, response: Any) -> None:
+        """Send an only or a last response. What cannot be sent, as when shared memory is full, is in the log: whoever
+        calls has other requests."""
+        try:
+            sender.send(response, flags=self._final)
+        except Exception:
+            logger.exception("a client could not be answered")
 
     def _response(self, answers: Sequence[tuple[Stream, Piece]]) -> Any:
         """Outputs have an entry an answer, as vllm_backend's; `token_ids` has those of all, one behind the other."""

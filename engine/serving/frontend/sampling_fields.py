@@ -112,7 +112,10 @@ def _built(fields: Mapping[str, Any]) -> SamplingParams:
         params = msgspec.convert(known, SamplingParams, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"sampling_parameters: {_sentence(str(error), known)}") from None
-    return params if constraint is None else msgspec.structs.replace(params, structured_outputs=constraint)
+    try:
+        return params if constraint is None else msgspec.structs.replace(params, structured_outputs=constraint)
+    except ValueError as error:  # what the struct says itself of fields beside each other
+        raise RequestError(f"sampling_parameters: {error}") from None
 
 
 def answers(fields: Mapping[str, Any]) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.serving.frontend.decode import LlmRequest
 from engine.serving.frontend.metrics import Figures
+from engine.serving.frontend.request_tensors import LlmRequest
 from engine.text import Detokenizer, Tokenizer
 from engine.types import (
     MAX_BIAS,

@@ -14,7 +14,7 @@ from typing import Any
 import triton_python_backend_utils as pb
 
 from engine.plain import line, log_to_stderr
-from engine.serving.frontend import decode
+from engine.serving.frontend import request_tensors
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.responses import unexpected
 from engine.serving.frontend.settings import SettingsError, checkpoint, template_file
@@ -95,7 +95,9 @@ class TextModel(ABC):
 
     def _answer(self, request: Any, tensors: Mapping[str, Any]) -> Any:
         try:
-            outputs = self._outputs(tensors, frozenset(request.requested_output_names()), decode.context(request))
+            outputs = self._outputs(
+                tensors, frozenset(request.requested_output_names()), request_tensors.context(request)
+            )
             return pb.InferenceResponse(output_tensors=[pb.Tensor(name, array) for name, array in outputs.items()])
         except RequestError as error:
             return pb.InferenceResponse(output_tensors=[], error=pb.TritonError(error.message, _code(error)))

@@ -4,8 +4,8 @@
 
 with the EngineConfig as JSON on its standard input, which no full disk holds up.
 
-It ends when the server's process ends, whatever killed that, or on SIGTERM: not before its frontends have left, for
-systemd and the like send that to all processes at once, and frontends stay until their streams have ended.
+It ends when the server's process ends, whatever killed that, or on SIGTERM or SIGINT: not before its frontends have
+left, for systemd and the like send that to all processes at once, and frontends stay until their streams have ended.
 """
 
 from __future__ import annotations
@@ -131,63 +131,68 @@ class Host:
         self._factory = factory
         self._no_frontend_s = no_frontend_s
         self._listener: socket.socket | None = None
-        self._deaf: str | None = None  # why nobody can connect
+        self._listen_error: str | None = None  # why nobody can connect
         self._poller = select.poll()
         self._pipes: dict[int, Pipe] = {}  # by file descriptor
         self._frontends: dict[str, FrontendConnection] = {}
-        self._lost = 0  # frontends that went without a word
-        self._accompanied = time.monotonic()  # when a frontend was last connected
+        self._frontends_lost = 0  # frontends that went without a word
+        self._last_frontend_at = time.monotonic()  # when a frontend was last connected
         self._engine: Engine | None = None
         self._failure: str | None = None
         self._loaded = threading.Event()
-        self._announced = False  # every frontend hears `Ready` once, whenever it came
+        self._ready_sent = False  # every frontend hears `Ready` once, whenever it came
         self._told = False  # to end
         self._server = ProcessWatch(folder.server_pid)
         self._quarantine = Quarantine[tuple[FrontendConnection, RequestInput]](self._run_request, self._tell_alone)
         self._passed: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._passing = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poller.register(self._passing, select.POLLIN)
+        self._passed_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller.register(self._passed_event, select.POLLIN)
         self._progress_socket: socket.socket | None = None
         self._stages = {"python": time.monotonic()}  # what the start has come to, and when
 
     def run(self) -> int:
-        """Serve until the server is gone or SIGTERM. Returns the exit status."""
-        signal.signal(signal.SIGTERM, self._on_signal)
+        """Serve until the server is gone, or SIGTERM or SIGINT. Returns the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
         if self._server.fd is not None:
             self._poller.register(self._server.fd, select.POLLIN)
         threading.Thread(target=self._load, name="nereid-load", daemon=True).start()
-        try:
-            while not self._over:
-                self._listen()
-                self._serve()
-                if self._loaded.is_set() and self._failure is None and not self._announced:
-                    self._announced = True
-                    self._quarantine.gather(self._frontends)
-                    for frontend in self._frontends.values():
-                        self._welcome(frontend)
-                self._quarantine.look()
-                if self._failure is not None:
-                    self._tell_failure(self._failure)
-                    return 1
-                if self._server.dead():
-                    self._end_frontends()
-                    self._folder.remove_all()
-                    return 0
-                if self._engine_failed():
-                    assert self._engine is not None
-                    logger.error("the engine has failed: %s", self._engine.failure)
-                    return 1  # the next engine process goes on with what this one ran
-                if self._superseded():
-                    logger.warning("another engine process has taken the place of this one, which ends")
-                    return 0
-                if self._alone():
-                    logger.warning("every frontend has died and none has come in their place: the engine process ends")
-                    return 0
-            return 0
-        finally:
-            # One that has failed may wait for another rank for ever.
-            if self._engine is not None and not self._server.dead() and not self._engine_failed():
-                self._engine.close()
+        status = self._attend()
+        # One that has failed may wait for another rank for ever.
+        if self._engine is not None and not self._server.dead() and not self._engine_failed():
+            self._engine.close()
+        return status
+
+    def _attend(self) -> int:
+        """Until it is time to end. What nobody foresaw comes out of it and leaves the engine as it is: its requests go
+        on in the next."""
+        while not self._over:
+            self._listen()
+            self._serve()
+            if self._loaded.is_set() and self._failure is None and not self._ready_sent:
+                self._ready_sent = True
+                self._quarantine.gather(self._frontends)
+                for frontend in self._frontends.values():
+                    self._welcome(frontend)
+            self._quarantine.look()
+            if self._failure is not None:
+                self._tell_failure(self._failure)
+                return 1
+            if self._server.dead():
+                self._end_frontends()
+                self._folder.remove_all()
+                return 0
+            if self._engine_failed():
+                assert self._engine is not None
+                logger.error("the engine has failed: %s", self._engine.failure)
+                return 1  # the next engine process goes on with what this one ran
+            if self._superseded():
+                logger.warning("another engine process has taken the place of this one, which ends")
+                return 0
+            if self._is_deserted():
+                logger.warning("every frontend has died and none has come in their place: the engine process ends")
+                return 0
+        return 0
 
     def _listen(self) -> None:
         """Be where frontends look: at the start, and again when the run folder was swept and is there again."""
@@ -201,11 +206,11 @@ class Host:
             listener.bind(path)
         except OSError as error:
             listener.close()
-            if self._deaf != error.strerror:
+            if self._listen_error != error.strerror:
                 logger.warning("frontends cannot connect at %s (%s): tried again", path, error.strerror)
-            self._deaf = error.strerror
+            self._listen_error = error.strerror
             return
-        self._deaf = None
+        self._listen_error = None
         listener.setblocking(False)
         listener.listen(_BACKLOG)
         if self._listener is not None:
@@ -232,10 +237,10 @@ class Host:
             for descriptor, _ in self._poller.poll(int(left * 1000) + 1):
                 if self._listener is not None and descriptor == self._listener.fileno():
                     self._accept(self._listener)
-                elif descriptor == self._passing:
-                    self._pass()
+                elif descriptor == self._passed_event:
+                    self._take_passed()
                 elif descriptor in self._pipes:
-                    self._hear(self._pipes[descriptor])
+                    self._receive(self._pipes[descriptor])
                 else:
                     return  # the server is dead
         self._report()
@@ -250,12 +255,12 @@ class Host:
         self._pipes[pipe.fileno()] = pipe
         self._poller.register(pipe, select.POLLIN)
 
-    def _hear(self, pipe: Pipe) -> None:
+    def _receive(self, pipe: Pipe) -> None:
         for data in pipe.receive():
             self._handle(data, pipe)
         if pipe.ended:
             for frontend in [f for f in self._frontends.values() if f.pipe is pipe]:
-                self._lost += 1
+                self._frontends_lost += 1
                 logger.warning("frontend %s is gone: its %d requests are aborted", frontend.name, len(frontend.live))
                 self._drop(frontend)
             self._poller.unregister(pipe)
@@ -278,9 +283,9 @@ class Host:
         elif isinstance(message, Sent):
             self._quarantine.sent(message.frontend)
         elif isinstance(message, Hello):
-            frontend = FrontendConnection(message.frontend, pipe, self._engine_failed, self._notice)
+            frontend = FrontendConnection(message.frontend, pipe, self._engine_failed, self._observe_events)
             self._frontends[message.frontend] = frontend
-            if self._announced:
+            if self._ready_sent:
                 self._welcome(frontend)
         elif isinstance(message, Bye) and message.frontend in self._frontends:
             self._drop(self._frontends[message.frontend])
@@ -319,16 +324,16 @@ class Host:
         for frontend in self._frontends.values():
             frontend.send(Alone(request_id))
 
-    def _notice(self, events: list[TokenEvent]) -> None:
+    def _observe_events(self, events: list[TokenEvent]) -> None:
         """Called by the loop's thread, as events leave."""
         alone = self._quarantine.alone
         if alone and any(e.request_id == alone and (e.token_ids or e.finish_reason is not None) for e in events):
             self._passed.put(alone)
-            os.eventfd_write(self._passing, 1)
+            os.eventfd_write(self._passed_event, 1)
 
-    def _pass(self) -> None:
+    def _take_passed(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._passing)
+            os.eventfd_read(self._passed_event)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._quarantine.passed(self._passed.get_nowait())
@@ -348,11 +353,11 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pipe.peer, signal.SIGKILL)
 
-    def _alone(self) -> bool:
+    def _is_deserted(self) -> bool:
         """Whether frontends have been missing for long and none is about to come. The folder is gone then."""
         if self._frontends:
-            self._accompanied = time.monotonic()
-        if time.monotonic() - self._accompanied < self._no_frontend_s:
+            self._last_frontend_at = time.monotonic()
+        if time.monotonic() - self._last_frontend_at < self._no_frontend_s:
             return False
         with self._folder.leave() as last:
             return last
@@ -382,7 +387,7 @@ class Host:
             accepted_tokens=now.accepted_tokens,
             accepted_at=now.accepted_at,
             frontends=len(self._frontends),
-            frontends_lost=self._lost,
+            frontends_lost=self._frontends_lost,
             step_counts=now.step_counts,
             step_tokens=now.step_tokens,
         )
@@ -455,6 +460,10 @@ def main(arguments: list[str], factory: EngineFactory = load_engine) -> int:
     log_to_stderr(f"nereid {model_name}: %(message)s")
     folder = RunFolder(Path(root), int(server_pid), key)
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
-    status = Host(folder, int(epoch), model_name, config, factory).run()
+    try:
+        status = Host(folder, int(epoch), model_name, config, factory).run()
+    except Exception:
+        logger.exception("the engine process ends")
+        status = 1
     sys.stderr.flush()
     os._exit(status)  # threads that wait in C libraries must not hold up the end

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from engine import env
-from engine.parallel import host
-from engine.parallel.link import MEET_S
+from engine.parallel import remote_host
+from engine.parallel.host_link import MEET_S
 from engine.parallel.placement import Placement, PlacementError, placed
 from engine.plain import log_to_stderr
 from engine.serving.frontend import renderer
@@ -34,8 +34,20 @@ MAX_PORT = 65535
 Checkpoint = Annotated[
     str,
     typer.Argument(
-        help="A folder in Hugging Face layout, a GGUF file, or ORG/NAME of the Hugging Face Hub, which is fetched."
+        help="A folder in Hugging Face layout, a GGUF file, or ORG/NAME or ORG/NAME:Q4_K_M (the one of its GGUF models "
+        "whose name ends so), which is fetched from the Hugging Face Hub."
     ),
+]
+CheckpointAlone = Annotated[
+    str | None,
+    typer.Argument(
+        help="A checkpoint to serve alone: a folder, a GGUF file, or ORG/NAME of the Hugging Face Hub.",
+        show_default=False,
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option(help="The address to listen on: 127.0.0.1 keeps other machines out, 0.0.0.0 is all of this one's."),
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the model; the last part of CHECKPOINT without it.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of ORG/NAME; its main branch without it.")]
@@ -56,13 +68,7 @@ RepositoryOption = Annotated[Path, typer.Option("--model-repository", help="Fold
 
 @app.command()
 def serve(
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            help="A checkpoint to serve alone: a folder, a GGUF file, or ORG/NAME of the Hugging Face Hub.",
-            show_default=False,
-        ),
-    ] = None,
+    checkpoint: CheckpointAlone = None,
     model_repository: Annotated[
         Path | None,
         typer.Option(help="Folder of the models, when there is no CHECKPOINT; ./model_repository without it."),
@@ -77,12 +83,7 @@ def serve(
     http_port: Port = 8000,
     grpc_port: Port = 8001,
     metrics_port: Annotated[int, typer.Option(min=0, max=MAX_PORT, help="0 serves no metrics.")] = 8002,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="The address to listen on: 127.0.0.1 keeps other machines out, 0.0.0.0 is all of this one's."
-        ),
-    ] = launcher.EVERY_ADDRESS,
+    host: Host = launcher.EVERY_ADDRESS,
     exit_timeout_secs: Annotated[int, typer.Option(min=0, help="How long SIGTERM waits for streams to end.")] = 30,
     log_verbose: Annotated[int, typer.Option(min=0, help="Triton's verbosity.")] = 0,
     otlp_endpoint: Annotated[
@@ -99,11 +100,7 @@ def serve(
         return
     own: Path | None = None
     if checkpoint is not None:
-        if model_repository is not None or model:
-            raise _failure(
-                "CHECKPOINT is served alone, without --model-repository and --model: `nereid add` writes it into a "
-                "model repository"
-            )
+        _check_alone(model_repository, model)
         own = _own_repository(checkpoint, name, revision, frontends, _settings(set_ or [], served_name, chat_template))
     elif name or revision or frontends or set_ or served_name or chat_template:
         raise _failure(
@@ -122,7 +119,7 @@ def serve(
         otlp_endpoint=otlp_endpoint,
     )
     try:
-        status = serve_loop.serve(options, console)
+        status = serve_loop.serve(options, Console(stderr=True, goes_on=True))
     except launcher.LaunchError as error:
         raise _failure(str(error)) from None
     finally:
@@ -179,7 +176,7 @@ def add(
     try:
         written = repository.add(
             folder,
-            _last_part(checkpoint) if name is None else name,
+            _last_part(checkpoint, folder) if name is None else name,
             model_repository,
             settings=settings,
             tokenizer=tokenizer,
@@ -230,8 +227,8 @@ def _hold_ranks(placement: Placement, checkpoint: Path | None, patience_s: float
     log_to_stderr(f"nereid host {placement.host}: %(message)s")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
-        host.serve(placement, checkpoint, patience_s)
-    except (PlacementError, host.HostError) as error:
+        remote_host.serve(placement, checkpoint, patience_s)
+    except (PlacementError, remote_host.HostError) as error:
         raise _failure(str(error)) from None
 
 
@@ -247,9 +244,16 @@ def _folder(checkpoint: str, revision: str | None) -> Path:
         raise _failure(str(error)) from None
 
 
-def _last_part(checkpoint: str) -> str:
-    path = Path(checkpoint).absolute()
-    return gguf_folder.model_name(path) if gguf_folder.is_gguf(path) else path.name
+def _last_part(checkpoint: str, source: Path) -> str:
+    return gguf_folder.model_name(source) if gguf_folder.is_gguf(source) else Path(checkpoint).absolute().name
+
+
+def _check_alone(model_repository: Path | None, models: list[str] | None) -> None:
+    if model_repository is not None or models:
+        raise _failure(
+            "CHECKPOINT is served alone, without --model-repository and --model: `nereid add` writes it into a model "
+            "repository"
+        )
 
 
 def _own_repository(
@@ -262,7 +266,7 @@ def _own_repository(
         own = Path(tempfile.mkdtemp(prefix="nereid-models-", dir=env.temporary_folder()))
         repository.add(
             source,
-            _last_part(checkpoint) if name is None else name,
+            _last_part(checkpoint, source) if name is None else name,
             own,
             settings=settings,
             tokenizer=True,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from engine import env
-from engine.parallel.hosts import listen
+from engine.parallel.host_group import listen
 from engine.parallel.placement import PlacementError, placed
 from engine.serving.launch import gpus, launcher
 from kernels.tuned.tables import describe

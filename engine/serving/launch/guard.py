@@ -160,7 +160,8 @@ def regions(pid: int) -> set[str] | None:
 
 def main() -> None:
     # What stops all processes of a service at once, as systemd does, leaves the one that sees to their end.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     server_pid, exit_timeout_s = (int(word) for word in sys.argv[1:])
 
     def say(sentence: str) -> None:

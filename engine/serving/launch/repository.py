@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from engine import env
@@ -158,9 +158,7 @@ def add(
     tensorrt_llm_names: also entries with the names of TensorRT-LLM's, over the same engine process. decoupled: false
     for a model with one response a request, which unary calls reach.
 
-    A model that is not implemented, a value of its config that is not, or a tokenizer or chat template that cannot be
-    read is refused here and not at start.
-    Raises AddError, and then nothing has been written.
+    Refuses what a load would refuse. Raises AddError, and then nothing has been written.
     """
     if not NAME.fullmatch(name):
         raise AddError(
@@ -174,13 +172,8 @@ def add(
     folder = held(checkpoint, repository / name)
     tokenizer_name, ensemble_name = f"{name}_tokenizer", f"{name}_ensemble"
     names = [name, *([tokenizer_name] if tokenizer else []), *([ensemble_name] if ensemble else [])]
-    if tensorrt_llm_names:
-        if name in tensorrt_llm.NAMES:
-            raise AddError(f"{name} is one of the names that --tensorrt-llm-names writes: choose another --name")
-        names += tensorrt_llm.NAMES
-    for entry in names:
-        if (repository / entry).exists():
-            raise AddError(f"{repository / entry} exists already: remove it or choose another --name")
+    names += tensorrt_llm.NAMES if tensorrt_llm_names else ()
+    _check_free(repository, name, names, tensorrt_llm_names)
     with tempfile.TemporaryDirectory(prefix="nereid-add-", dir=env.temporary_folder()) as made:
         read = folder
         try:
@@ -188,17 +181,7 @@ def add(
                 read = Path(made) / "checkpoint"
                 read.mkdir()
                 gguf_folder.write(checkpoint, read)
-            model, _ = registry.load(read)
-            chosen = {**_needed(model), **settings}
-            parse({"model": str(read), **chosen}, repository / name)
-            parameters = {"model": str(folder), **chosen}
-            if chosen.get("load_format") != "dummy":
-                weight_files.check(read)
-            Tokenizer.from_folder(read)
-            template = chosen.get("chat_template")
-            if template is not None:
-                template = parameters["chat_template"] = str(template_file(template, repository / name))
-            Renderer(read, file=None if template is None else Path(template)).close()
+            parameters = {"model": str(folder), **_checked(read, settings, repository / name)}
         except (ConfigError, SettingsError, RequestError, GgufError) as error:
             raise AddError(str(error)) from None
         try:
@@ -206,8 +189,8 @@ def add(
             if own:
                 shutil.copytree(read, folder, symlinks=True)
             if tokenizer:
-                shown_by = {} if template is None else {"chat_template": template}
-                write_tokenizer(repository, tokenizer_name, {"model": str(folder), **shown_by})
+                template = {key: value for key, value in parameters.items() if key == "chat_template"}
+                write_tokenizer(repository, tokenizer_name, {"model": str(folder), **template})
             if ensemble:
                 write_ensemble(repository, ensemble_name, tokenizer_name, name)
             if tensorrt_llm_names:
@@ -217,6 +200,33 @@ def add(
                 shutil.rmtree(repository / entry, ignore_errors=True)
             raise AddError(f"{repository} cannot be written to: {error.strerror}") from None
     return [repository / entry for entry in names]
+
+
+def _check_free(repository: Path, name: str, entries: Sequence[str], tensorrt_llm_names: bool) -> None:
+    """Raises AddError when an entry of the model `name` is there already, or would be two."""
+    if tensorrt_llm_names and name in tensorrt_llm.NAMES:
+        raise AddError(f"{name} is one of the names that --tensorrt-llm-names writes: choose another --name")
+    for entry in entries:
+        if (repository / entry).exists():
+            raise AddError(f"{repository / entry} exists already: remove it or choose another --name")
+
+
+def _checked(checkpoint: Path, settings: Mapping[str, str], entry: Path) -> dict[str, str]:
+    """The parameters of an entry besides `model`, once everything that a load would refuse has been looked at.
+
+    Raises ConfigError, SettingsError or RequestError."""
+    model, _ = registry.load(checkpoint)
+    registry.quantization(checkpoint)
+    chosen = {**_needed(model), **settings}
+    parse({"model": str(checkpoint), **chosen}, entry)
+    if chosen.get("load_format") != "dummy":
+        weight_files.check(checkpoint)
+    Tokenizer.from_folder(checkpoint)
+    template = chosen.get("chat_template")
+    if template is not None:
+        chosen["chat_template"] = template = str(template_file(template, entry))
+    Renderer(checkpoint, file=None if template is None else Path(template)).close()
+    return chosen
 
 
 def held(checkpoint: Path, entry: Path) -> Path:

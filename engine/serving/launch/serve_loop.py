@@ -48,7 +48,8 @@ _NO_GPU_NOISE = (
 def serve(options: launcher.Options, console: Console) -> int:
     """Start the server, show how its models load, pass signals on, return its exit status.
 
-    Raises LaunchError when there is no server to start.
+    console: one that goes on, for whoever stops to read a server's log stops the server. Raises LaunchError when there
+    is no server to start.
     """
     temporary = env.temporary_folder()
     try:
@@ -59,7 +60,12 @@ def serve(options: launcher.Options, console: Console) -> int:
     bars = _Bars(address, console)
     try:
         process = launcher.start(
-            options, progress=address, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            options,
+            progress=address,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            errors="replace",
+            start_new_session=True,
         )
         guardian = guard.start(process.pid, options.exit_timeout_s)
         replacement = Replacement(

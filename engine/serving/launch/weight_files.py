@@ -10,10 +10,13 @@ from engine.models.reader import ConfigError
 from engine.types import shown
 
 _OTHERS = (".bin", ".pt", ".pth")
+# What a clone without Git LFS has in place of a large file begins so.
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def check(folder: Path) -> None:
-    """Raises ConfigError for a folder without weights, or without some of the files that its index names."""
+    """Raises ConfigError for a folder without weights, without some of the files that its index names, or with what
+    only points to them."""
     named = _indexed(folder / "model.safetensors.index.json")
     lost = [name for name in named if not (folder / name).is_file()]
     if lost:
@@ -21,11 +24,26 @@ def check(folder: Path) -> None:
             f"{folder} lacks {len(lost)} of the {len(named)} files that its index names, {shown(lost[0])} among them: "
             "fetch it again, or wait until it is whole"
         )
-    if any(file.is_file() for end in ("safetensors", "gguf") for file in folder.glob(f"*.{end}")):
+    weights = [file for end in ("safetensors", "gguf") for file in sorted(folder.glob(f"*.{end}")) if file.is_file()]
+    pointers = [file.name for file in (*weights, folder / "tokenizer.json") if _points(file)]
+    if pointers:
+        raise ConfigError(
+            f"{folder / pointers[0]} is not the file, and points to it, as {len(pointers)} of the folder's files do: "
+            "they were cloned without Git LFS. Run `git lfs pull` there, or fetch them by nereid add ORG/NAME"
+        )
+    if weights:
         return
     others = sorted({file.suffix for file in folder.iterdir()} & set(_OTHERS))
     held = f" (it has {', '.join(others)})" if others else ""
     raise ConfigError(f"{folder} holds no *.safetensors file{held}, the one format that weights are read from")
+
+
+def _points(file: Path) -> bool:
+    try:
+        with files.open_regular(file) as stream:
+            return stream.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
 
 
 def _indexed(index: Path) -> list[str]:

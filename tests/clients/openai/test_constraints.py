@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from clients.openai.calls.wanted import calls, calls_or_text
+from clients.openai.constraints import constraint_of
 from clients.openai.errors import ApiError
-from clients.openai.schema import Tool
+from clients.openai.schema import ChatRequest, Tool
 from engine.types import Constraint
 from tests.structured.marked import Marked
 
@@ -80,3 +81,12 @@ def test_strict_tools_and_a_schema_of_the_answer() -> None:
     for form, other in (("llama3", content), ("hermes", Constraint(kind="regex", text="a+"))):
         with pytest.raises(ApiError, match="strict tools beside a format"):
             calls_or_text(tools(f=CITY), form, other)
+
+
+def test_any_object_may_be_held_to_a_schema() -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    asked["response_format"] = {"type": "json_object", "schema": CITY}
+    made = constraint_of(ChatRequest.model_validate(asked))
+    assert made is not None
+    assert accepts(made, '{"city": "Rome"}')
+    assert not accepts(made, '{"city": "Bern"}')

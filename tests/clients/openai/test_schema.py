@@ -119,6 +119,7 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"store": True}, "store"),
         ({"modalities": ["text", "audio"]}, "modalities"),

@@ -48,6 +48,10 @@ def made(**fields: Any) -> Constraint | None:
         ({"guided_decoding": {"json": SCHEMA}, "guided_decoding_backend": "xgrammar"}, JSON),
         ({"response_format": {"type": "json_object"}}, JSON),
         (
+            {"response_format": {"type": "json_object", "schema": {"type": "array"}}},
+            msgspec.structs.replace(JSON, text='{"type": "array"}'),
+        ),
+        (
             {
                 "response_format": {
                     "type": "json_schema",
@@ -116,6 +120,7 @@ def test_everyones_names(fields: dict[str, Any], expected: Constraint | None) ->
         ({"guided_choice": "a"}, "guided_choice is not JSON"),
         ({"guided_choice": [1]}, "guided_choice must be a list of strings"),
         ({"response_format": {"type": "xml"}}, "response_format.type must be"),
+        ({"guided_json": SCHEMA, "beam_width": 2, "temperature": 0}, "structured_outputs cannot be combined with beam"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema is missing"),
         ({"guided_decoding_guide": ["a"]}, "needs guided_decoding_guide_type"),
         ({"guided_decoding_guide_type": ["regex"]}, "guided_decoding_guide is missing"),

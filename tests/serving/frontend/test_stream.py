@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.demo.make import make
-from engine.serving.frontend.decode import LlmRequest, Wanted
+from engine.serving.frontend.request_tensors import LlmRequest, Wanted
 from engine.serving.frontend.responses import perf_metrics
 from engine.serving.frontend.stream import Piece, Stream, now
 from engine.serving.link import protocol

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.serving.frontend.decode import LlmRequest, Wanted
+from engine.serving.frontend.request_tensors import LlmRequest, Wanted
 from engine.serving.frontend.stream import Stream, now
 from engine.serving.frontend.stream_table import StreamTable
 from engine.serving.link.engine_view import EngineView

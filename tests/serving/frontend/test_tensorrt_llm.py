@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.demo.make import make
 from engine.serving.frontend import tensorrt_llm, word_lists
-from engine.serving.frontend.decode import LlmRequest, llm_request
+from engine.serving.frontend.request_tensors import LlmRequest, llm_request
 from engine.serving.link import protocol
 from engine.text import Tokenizer
 from engine.types import RequestError

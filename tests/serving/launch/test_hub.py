@@ -13,6 +13,7 @@ import pytest
 
 from engine.demo.make import make
 from engine.serving.launch import hub
+from tests.serving.launch.test_gguf_folder import write
 from tests.serving.stand_in_hub import COMMIT, Repository, StandInHub
 
 NAME = "someone/Tiny-1.0"
@@ -88,14 +89,21 @@ def add(stand_in: StandInHub, tmp_path: Path) -> Add:
 def test_a_checkpoint_comes_into_the_cache_of_all_programs_and_is_served_from_there(
     add: Add, held: Repository, checkpoint: Path
 ) -> None:
-    held.files |= {"pytorch_model.bin": b"x", "README.md": b"x", "original/a.safetensors": b"x"}
+    held.files |= {
+        "pytorch_model.bin": b"x",
+        "README.md": b"x",
+        "original/a.safetensors": b"x",
+        "original/a.json": b"{}",
+    }
+    tools = "additional_chat_templates/tool_use.jinja"
+    held.files |= {tools: b"{{ tools }}"}
     add()
     assert sorted(p.name for p in add.models.iterdir()) == ["Tiny-1.0", "Tiny-1.0_ensemble", "Tiny-1.0_tokenizer"]
     snapshot = add.home / "hub" / "models--someone--Tiny-1.0" / "snapshots" / COMMIT
     assert str(snapshot) in (add.models / "Tiny-1.0" / "config.pbtxt").read_text()
-    assert {file.name: file.read_bytes() for file in snapshot.iterdir()} == {
-        file.name: file.read_bytes() for file in checkpoint.iterdir()
-    }, "no other file comes"
+    came = {str(file.relative_to(snapshot)): file.read_bytes() for file in snapshot.rglob("*") if file.is_file()}
+    wanted = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
+    assert came == {**wanted, tools: b"{{ tools }}"}, "no other file comes"
     held.asked.clear()
     add("--name", "again")
     assert held.fetched() == [], "weights come once"
@@ -176,8 +184,52 @@ def test_what_is_no_hub_is_a_sentence(add: Add, held: Repository, answer: object
 
 def test_a_repository_of_other_weights_is_refused_before_anything_is_fetched(add: Add, held: Repository) -> None:
     held.files = {"config.json": held.files["config.json"], "pytorch_model.bin": b"x", "q4.gguf": b"x"}
-    assert "holds no *.safetensors (it has .bin, .gguf)" in add.refused()
+    said = add.refused()
+    assert "holds no *.safetensors (it has .bin, .gguf)" in said
+    assert f"or one of its GGUF models as {NAME}:Q4_K_M" in said
     assert held.asked == []
+
+
+def test_the_one_gguf_model_that_is_asked_for_comes(
+    add: Add, held: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write(tmp_path / "small.gguf").read_bytes()
+    names = ("a-Q4_K_M.gguf", "a-UD-Q4_K_S.gguf", "Q8_0/a-Q8_0-00001-of-00001.gguf", "a-mmproj-Q8_0.gguf")
+    held.files |= dict.fromkeys(names, data)
+    held.large |= {*names}
+    said = add(name=f"{NAME}:q8_0")
+    assert "wrote" in said
+    assert sorted(p.name for p in add.models.iterdir()) == ["a-Q8_0", "a-Q8_0_ensemble", "a-Q8_0_tokenizer"]
+    assert held.fetched() == ["Q8_0/a-Q8_0-00001-of-00001.gguf from 0"]
+    link = add.models / "a-Q8_0" / "1" / "checkpoint" / "a-Q8_0-00001-of-00001.gguf"
+    assert link.read_bytes() == data
+    add("--name", "offline", name=f"{NAME}:Q8_0", HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("which", "wanted"),
+    [
+        ("Q4_K_M", ["a-Q4_K_M.gguf"]),
+        ("UD-Q4_K_S", ["a-UD-Q4_K_S.gguf"]),
+        ("A-Q8_0-00001-of-00002.gguf", ["Q8_0/a-Q8_0-00001-of-00002.gguf", "Q8_0/a-Q8_0-00002-of-00002.gguf"]),
+        ("Q4_K_S", ["a-UD-Q4_K_S.gguf"]),
+        ("4_K", "no GGUF model whose name ends in 4_K; there is Q8_0/a-Q8_0, a-Q4_K_M, a-UD-Q4_K_S, b-F16, c-F16"),
+        ("F16", "several GGUF models whose name ends in F16; there is b-F16, c-F16"),
+    ],
+)
+def test_which_gguf_model_a_word_means(which: str, wanted: list[str] | str) -> None:
+    parts = ["Q8_0/a-Q8_0-00001-of-00002.gguf", "Q8_0/a-Q8_0-00002-of-00002.gguf"]
+    files = ["a-Q4_K_M.gguf", "a-UD-Q4_K_S.gguf", "b-F16.gguf", "c-F16.gguf", "mmproj-F16.gguf", *parts, "config.json"]
+    if isinstance(wanted, list):
+        assert hub._gguf_model(NAME, files, which) == wanted
+    else:
+        with pytest.raises(hub.HubError, match=f"{NAME} holds {wanted}"):
+            hub._gguf_model(NAME, files, which)
+
+
+def test_weights_in_another_layout_alone_are_none(add: Add, held: Repository) -> None:
+    held.files["consolidated.safetensors"] = held.files.pop("model.safetensors")
+    assert "holds no *.safetensors: give" in add.refused()
 
 
 def test_a_checkpoint_that_cannot_be_served_leaves_no_entry(add: Add, held: Repository) -> None:
@@ -195,6 +247,9 @@ def test_a_checkpoint_that_cannot_be_served_leaves_no_entry(add: Add, held: Repo
         ("./a/b", False),
         ("a/b/c", False),
         ("a/b.gguf", False),
+        ("a/b:Q4_K_M", True),
+        ("a/b:", False),
+        ("a:b/c", False),
     ],
 )
 def test_a_name_has_one_slash(text: str, is_name: bool) -> None:

@@ -101,6 +101,29 @@ def test_add_writes_nothing_for_a_checkpoint_that_is_not_whole(checkpoint: Path,
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_add_writes_nothing_for_a_clone_without_its_large_files(checkpoint: Path, tmp_path: Path, file: str) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    (tmp_path / "c" / file).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n")
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert f"c/{file} is not the file, and points to it" in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+
+
+def test_add_writes_nothing_for_weights_that_a_librarys_own_file_says_cannot_be_read(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "c")
+    (tmp_path / "c" / "quantize_config.json").write_text('{"bits": 3, "group_size": 128}')
+    words = ["add", str(tmp_path / "c"), "--name", "m", "--model-repository", str(tmp_path / "r")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert "quantize_config.json: quantization: bits = 3 is not implemented" in " ".join(result.output.split())
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize("weights", [None, "folder", "pytorch_model.bin"])
 def test_add_writes_nothing_for_a_folder_without_weights(checkpoint: Path, tmp_path: Path, weights: str | None) -> None:
     shutil.copytree(checkpoint, tmp_path / "c", ignore=shutil.ignore_patterns("*.safetensors"))

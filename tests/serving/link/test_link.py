@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -100,12 +101,37 @@ def test_a_failed_loop_is_an_engine_death_too(rig: Callable[..., Rig]) -> None:
     assert len(tokens_of(running.submit().all())) == 120
 
 
+def test_streams_survive_an_engine_process_that_fails_as_nobody_foresaw(rig: Callable[..., Rig]) -> None:
+    """It ended them, as one that is told to end does."""
+    running = rig()
+    expected = tokens_of(running.submit().all())
+    request = running.submit()
+    first = request.next()
+    state = running.folder.read_state()
+    assert state is not None
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(running.folder.engine_socket(state.epoch))
+        stranger.sendall(b"\1\0\0\0\xc1")
+        assert tokens_of([first, *request.all()]) == expected
+
+
 def test_an_engine_that_hangs_is_killed_and_replaced(rig: Callable[..., Rig]) -> None:
     running = rig(hang_timeout_s=0.6)
     request = running.submit()
     first = request.next()
     running.kill(signal.SIGSTOP)
     assert len(tokens_of([first, *request.all()])) == 120
+
+
+def test_a_pause_of_all_processes_is_no_hang(rig: Callable[..., Rig]) -> None:
+    """As when a container is paused: the engine was killed for a silence that nobody could have broken."""
+    running = rig(hang_timeout_s=1.5)
+    engine, request = running.engine_pid(), running.submit()
+    own = os.getpid()
+    paused = f"kill -STOP {engine} {own}; sleep 1.7; kill -CONT {own}; sleep 0.3; kill -CONT {engine}"
+    with subprocess.Popen(["sh", "-c", paused]):
+        assert len(tokens_of(request.all())) == 120
+    assert running.engine_pid() == engine
 
 
 def test_a_frontend_knows_when_requests_would_wait_for_the_engine(rig: Callable[..., Rig]) -> None:
@@ -253,6 +279,29 @@ def test_of_a_request_that_has_ended_nothing_of_the_server_is_kept(rig: Callable
         assert [request() for request in left] == [None] * 3
     finally:
         gc.enable()
+
+
+class Unreachable(Request):
+    """Of a client that nothing can be sent to, as when shared memory is full."""
+
+    def send(self, response: object, flags: int = 0) -> None:
+        raise MemoryError("no room for a response")
+
+    def is_cancelled(self) -> bool:
+        raise MemoryError("no room for a question")
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_client_that_nothing_can_be_sent_to_harms_no_other(rig: Callable[..., Rig], direct: bool) -> None:
+    """What failed ended the thread that sent, or that listens to the engine, or that asks for clients."""
+    running = rig(direct=direct, senders=1)
+    for fields in (LONG, {**LONG, "max_tokens": 0}):
+        running.frontend.submit(Unreachable(parameters=fields, input_ids=[2, 3, 4], stream=True))
+    assert len(tokens_of(running.submit().all())) == 120
+    request = timed(running)
+    with pytest.raises(stub.Error, match="ran past its timeout"):
+        request.all()
+    assert running.frontend.drain(5.0)
 
 
 def timed(running: Rig, **tensors: object) -> Request:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from llguidance import LLMatcher
 
 from engine.structured import lark, schemas, tags
-from engine.structured.rules import SpecialTokens, check_regex
+from engine.structured.lark_rules import SpecialTokens, check_regex
 from engine.types import Constraint, RequestError, shown
 
 MAX_CHOICES = 4096

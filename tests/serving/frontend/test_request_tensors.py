@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.serving.frontend.decode import LlmRequest, llm_request
+from engine.serving.frontend.request_tensors import LlmRequest, llm_request
 from engine.serving.link import protocol
 from engine.types import RequestError, SamplingParams
 

@@ -25,10 +25,10 @@ _TOGETHER = ("allOf", "$ref", "anyOf", "oneOf")
 def check(schema: dict[str, Any]) -> None:
     """Raises ValueError where a string would have to match too many patterns and formats, or a number be a multiple of
     too large a step, by allOf, anyOf, oneOf and $ref."""
-    _Meets(schema).check(schema)
+    _CombinedPatterns(schema).check(schema)
 
 
-class _Meets:
+class _CombinedPatterns:
     """Parts that hold of the same value, put together as llguidance does it, but for alternatives: the worst of
     them counts, and of properties all."""
 

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.parallel import identity
-from engine.parallel.link import (
+from engine.parallel.host_link import (
     BEAT_S,
     MAX_STEP_BYTES,
     MEET_S,
@@ -32,8 +32,8 @@ from engine.parallel.link import (
     sentence_of,
 )
 from engine.parallel.local_ranks import LocalRanks
-from engine.parallel.meeting import Meeting
 from engine.parallel.placement import Placement, PlacementError
+from engine.parallel.rendezvous import Rendezvous
 from engine.parallel.ring import RingClosed
 
 log = logging.getLogger(__name__)
@@ -142,12 +142,12 @@ class _Member:
 
     def _serve(self) -> bool:
         each = self._placement.ranks(self._config.parallel.tensor)
-        meeting = Meeting(self._link.peer, self._welcome.store, self._link.own, len(each))
+        rendezvous = Rendezvous(self._link.peer, self._welcome.store, self._link.own, len(each))
         taken = self._placement.local * len(each)
         log.info("ranks here: %s, of %d", ", ".join(map(str, each)), self._config.parallel.tensor)
         self._link.say(Joined())
         try:
-            ranks = LocalRanks(self._config, each, meeting, taken, self._fail)
+            ranks = LocalRanks(self._config, each, rendezvous, taken, self._fail)
         except OSError as error:
             self._fail(f"its ranks could not be started ({error.strerror})", False)
             return False

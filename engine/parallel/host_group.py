@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.parallel import identity
-from engine.parallel.link import (
+from engine.parallel.host_link import (
     BEAT_S,
     MEET_S,
     Beat,

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig, ParallelConfig
-from engine.parallel import host, identity
-from engine.parallel.host import HostError
-from engine.parallel.hosts import MAX_STRANGERS, Hosts, listen
-from engine.parallel.link import Beat, Fault, Goodbye, Hello, Joined, Link, LinkError, Refused, Said, Welcome
+from engine.parallel import identity, remote_host
+from engine.parallel.host_group import MAX_STRANGERS, Hosts, listen
+from engine.parallel.host_link import Beat, Fault, Goodbye, Hello, Joined, Link, LinkError, Refused, Said, Welcome
 from engine.parallel.placement import Placement, PlacementError
+from engine.parallel.remote_host import HostError
 from tests.e2e.harness import free_ports, wait_until
 
 MAX_STEP = 1 << 24
@@ -340,7 +340,7 @@ def other(first: First) -> Placement:
 def test_a_first_host_that_is_not_there_is_looked_for_and_named() -> None:
     placement = Placement(1, 2, 0, "127.0.0.1", *free_ports(1))
     with pytest.raises(HostError, match=rf"not to be found at MASTER_ADDR 127.0.0.1, port {placement.port}, for 0 s"):
-        host.serve(placement, None, 0.1)
+        remote_host.serve(placement, None, 0.1)
 
 
 def test_another_service_is_no_first_host() -> None:
@@ -353,13 +353,13 @@ def test_another_service_is_no_first_host() -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(HostError, match="no message of ranks"):
-            host.serve(Placement(1, 2, 0, "127.0.0.1", server.getsockname()[1]), None, 0.0)
+            remote_host.serve(Placement(1, 2, 0, "127.0.0.1", server.getsockname()[1]), None, 0.0)
 
 
 def test_a_host_with_other_code_ends_with_the_sentence(first: First, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "code", lambda: "other")
     with pytest.raises(HostError, match="the first host refuses this one: its files of Nereid differ"):
-        host.serve(other(first))
+        remote_host.serve(other(first))
 
 
 def change(folder: Path) -> None:
@@ -392,13 +392,13 @@ def test_a_host_with_another_checkpoint_ends_with_the_sentence(
         (there / name).write_bytes((Path(config.model) / name).read_bytes())
     edit(there)
     with pytest.raises(HostError, match=sentence):
-        host.serve(other(first), there)
+        remote_host.serve(other(first), there)
     wait_until(lambda: "its model is not that of the first host" in caplog.text, "the first host says so too", 10)
     assert first.faults == []
 
 
 def test_a_place_that_is_not_another_hosts_is_refused() -> None:
     with pytest.raises(PlacementError, match="WORLD_SIZE is not set, or 1"):
-        host.serve(Placement())
+        remote_host.serve(Placement())
     with pytest.raises(PlacementError, match="RANK is 0, which runs the server"):
-        host.serve(Placement(0, 2))
+        remote_host.serve(Placement(0, 2))

@@ -12,6 +12,9 @@ from llguidance import regex_to_lark
 from engine.types import shown
 
 MAX_GRAMMAR_BYTES = 4 << 20
+MAX_OPTIONAL = 8192  # parts of an expression: compiling takes the square of them, a second for these
+# Escapes, sets and marks of groups, in which nothing is optional; what is.
+_OPTIONAL = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?|(?P<optional>[?*]|\{0?,|\|\||\(\||\|\)|\(\))", re.DOTALL)
 ANY_TEXT = "/(?s:.*)/"
 
 
@@ -133,9 +136,22 @@ def escaped(text: str) -> str:
 
 
 def check_regex(pattern: str) -> None:
-    """Raises ValueError for an expression that ends within an escape, whose end llguidance leaves out."""
+    """Raises ValueError for an expression that ends within an escape, whose end llguidance leaves out, and for one of
+    too many parts that may be missing."""
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise ValueError(f"{shown(repr(pattern))} ends with half of an escape: write \\\\ for a backslash")
+    check_optional(optional_parts(pattern))
+
+
+def optional_parts(pattern: str) -> int:
+    """How many parts of a regular expression may be missing, as it is written."""
+    return sum(found["optional"] is not None for found in _OPTIONAL.finditer(pattern))
+
+
+def check_optional(count: int) -> None:
+    """Raises ValueError where so many parts may be missing that compiling them takes long."""
+    if count > MAX_OPTIONAL:
+        raise ValueError(f"{count} of its parts may be missing (as by `?` and `*`), and at most {MAX_OPTIONAL} may")
 
 
 def regex(pattern: str) -> str:

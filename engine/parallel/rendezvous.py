@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 UNUSABLE = 3
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """address, port: of the store where ranks find each other. own: the address by which ranks of other hosts reach
     those of this one. local: ranks of this host."""
 
@@ -26,7 +26,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     rank: int
-    meeting: Meeting
+    rendezvous: Rendezvous
     ring: int
     bell: int
     reader: int
