@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
@@ -23,6 +25,8 @@ log = logging.getLogger("nereid.openai")
 
 T = TypeVar("T")
 
+# A replica that answers no check in time, though it has answered one so lately, is busy or stands still for a moment.
+_PATIENCE_S = 10.0
 _ATTEMPTS = 6  # for a request that meets dead instances only: each takes a second to say so
 
 
@@ -88,10 +92,17 @@ class ReplicaState:
     open_requests: int = 0
     problem: str = ""  # why it is not healthy
     leaving: bool = False  # its address is gone: it ends what it has open and gets nothing new
+    late: bool = False  # the last check had no answer in time
+    answered_at: float = -math.inf  # when a check was last answered, by the monotonic clock
 
     @property
     def name(self) -> str:
         return self.server.address.grpc
+
+    @property
+    def slow(self) -> bool:
+        """Whether it may still answer, later than a healthy one: requests go there rather than nowhere."""
+        return self.late and not self.leaving and time.monotonic() - self.answered_at < _PATIENCE_S
 
     @property
     def ready(self) -> frozenset[str]:
@@ -154,9 +165,8 @@ class Router:
 
     def model(self, name: str) -> ModelInfo:
         """Raises ApiError 404 for a model that nobody has loaded, 503 when it is being loaded or no replica answers."""
-        for replica in self.replicas:
-            if replica.healthy and name in replica.models:
-                return replica.models[name]
+        for replica in self._serving(name):
+            return replica.models[name]
         answering = [replica for replica in self.replicas if replica.answers]
         if not answering:
             raise ApiError(503, "No tritonserver is ready; try again in a moment.", code="backend_unavailable")
@@ -266,8 +276,13 @@ class Router:
     def _able(self, model: str, without: Collection[str]) -> list[ReplicaState]:
         """Replicas that serve the model now, but for those of these names. Where each waits for its engine, a request
         may wait at any of them."""
-        able = [r for r in self.replicas if r.healthy and model in r.models and r.name not in without]
+        able = self._serving(model, without)
         return [r for r in able if model in r.ready] or able
+
+    def _serving(self, model: str, without: Collection[str] = ()) -> list[ReplicaState]:
+        """Healthy replicas that have the model, or else slow ones, but for those of these names."""
+        able = [r for r in self.replicas if model in r.models and r.name not in without]
+        return [r for r in able if r.healthy] or [r for r in able if r.slow]
 
     def _goes_on(self, model: str, tried: list[str], error: BackendError, attempts: int) -> bool:
         """Whether a replica is left to try after an error. All are when only an instance of the last one has died."""
@@ -308,9 +323,9 @@ class Router:
             replica.problem = "" if replica.models else "it answers, but no model is ready"
         except BackendError as error:
             replica.problem = f"it does not answer ({error.detail})"
-            replica.answers = False
+            replica.answers, replica.late = False, error.code == "DEADLINE_EXCEEDED"
         else:
-            replica.answers = True
+            replica.answers, replica.late, replica.answered_at = True, False, time.monotonic()
             _tell(replica, before)
         healthy = not replica.problem
         if healthy and not replica.healthy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -36,6 +37,17 @@ class Failing(Server):
             self.refusals -= 1
             raise from_status("INTERNAL", self._message)
         yield Piece("text", (1,), "stop", 1, 0, generation.index)
+
+
+class Checked(Server):
+    """Answers checks until it is `down`: then each ends with this status."""
+
+    down: str | None = None
+
+    async def models(self) -> tuple[dict[str, ModelInfo], frozenset[str]]:
+        if self.down is not None:
+            raise from_status(self.down, "no answer")
+        return {"demo": ModelInfo("demo")}, frozenset()
 
 
 def router(count: int, **settings: object) -> Router:
@@ -118,6 +130,32 @@ def test_a_replica_that_waits_for_its_engine_is_taken_where_no_other_is_left() -
     assert r.pick("demo", b"k")
     assert r.ready == frozenset()
     assert r.model("demo").name == "demo", "its requests wait; it is no unknown model"
+
+
+def test_a_replica_that_answers_late_is_taken_where_no_other_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a machine is overloaded: a request that waits is better off than one that is refused."""
+    r = router(2)
+    servers = [Checked(state.server.address) for state in r.replicas]
+    r.replicas = [ReplicaState(server) for server in servers]
+
+    def check() -> None:
+        for state in r.replicas:
+            asyncio.run(r._check_one(state))
+
+    check()
+    servers[0].down = "DEADLINE_EXCEEDED"
+    check()
+    assert {r.pick("demo", bytes([n])).name for n in range(8)} == {"h1:1"}
+    assert r.pick("demo", b"k", without=["h1:1"]).name == "h0:1"
+    servers[1].down = "UNAVAILABLE"
+    check()
+    assert r.ready == frozenset()
+    assert r.model("demo").name == "demo"
+    assert r.pick("demo", b"k").name == "h0:1", "nobody listens at the other"
+    later = time.monotonic() + 10
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    with pytest.raises(ApiError):
+        r.model("demo")
 
 
 def test_an_unknown_model_is_404_and_no_server_is_503() -> None:
