@@ -34,8 +34,10 @@ PLAYED = (SHAPES[0], SHAPES[2], GEMMA3, QWEN3_5, DEEPSEEK_V2, KIMI)
 
 
 # Where sums in another order put a number on the other side of the border between two 8-bit floats, all that reads it
-# is another by a little: at less than half of the positions, since such numbers are few.
+# is another by a little. Which numbers these are depends on the processor: one early key moves most of a sequence. What
+# is broken moves the median by 0.17 or more.
 LITTLE = 3e-2
+MEDIAN = 3e-3
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Errors:
     worst: np.ndarray
 
     def passes(self) -> bool:
-        """Float32's limit of 1e-4 for the median, and a LITTLE for all. NaN fails."""
-        return bool(np.median(self.worst) <= 1e-4) and self.are_little
+        """At most MEDIAN for the median, and a LITTLE for all. NaN fails."""
+        return bool(np.median(self.worst) <= MEDIAN) and self.are_little
 
     @property
     def are_little(self) -> bool:
