@@ -14,6 +14,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
@@ -25,7 +26,7 @@ from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConf
 from engine.core.plan import Draft, RowStart, StepPlan
 from engine.parallel.communicator import Communicator
 from engine.runner import build
-from engine.runner.graphs import Compute, Outcome, Replay
+from engine.runner.graphs import Compute, ComputedStep, Replay
 from engine.runner.inputs import StepShape
 from engine.runner.runner import DeviceRunner
 from engine.runner.warmup import warmup_steps
@@ -40,18 +41,27 @@ DRAFTS = 5
 HOPPER = make_backend(GPUTarget("cuda", 90, 32))
 
 
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on the CPU whose pages the system makes when they are touched, which those of scratch memory never are."""
+    made = torch.empty(shape, dtype=dtype, device="meta")
+    return torch.from_numpy(np.zeros(max(1, made.nbytes), np.uint8))[: made.nbytes].view(dtype).view(shape)
+
+
 class Unmultiplied(Zeroed):
     """Within, torch's products are zeros as well: their values do not matter, and they would take minutes."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func in self._makers:
+            made = func(*args, **{**(kwargs or {}), "device": "meta"})
+            return lazy_zeros(made.shape, made.dtype)
         if func is torch.nn.functional.linear:
-            return args[0].new_zeros((*args[0].shape[:-1], args[1].shape[0]))
+            return lazy_zeros((*args[0].shape[:-1], args[1].shape[0]), args[0].dtype)
         if func in (torch.addmm, torch.bmm) and kwargs and "out" in kwargs:
             return kwargs["out"].zero_()
         if func is torch.bmm:
-            return args[0].new_zeros((*args[0].shape[:-1], args[1].shape[-1]))
+            return lazy_zeros((*args[0].shape[:-1], args[1].shape[-1]), args[0].dtype)
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -171,7 +181,7 @@ def main() -> None:
         ahead = set(recorder.seen)
 
         def capture(compute: Compute, shape: StepShape) -> Replay:
-            def replay() -> Outcome:
+            def replay() -> ComputedStep:
                 return compute(shape)
 
             return replay
@@ -179,9 +189,9 @@ def main() -> None:
         runner.use_graphs(capture)
         late: dict[tuple[str, str], str] = {}
         graphs = 0
-        while (shape := runner.graphs and runner.graphs.missing) is not None:
+        while (shape := runner.graphs and runner.graphs.next_shape) is not None:
             assert shape
-            runner.warm(shape)
+            runner.make_graph(shape)
             graphs += 1
             late |= {key: f"graph {shape}" for key in recorder.seen if key not in ahead and key not in late}
         draw = random.Random(seed)
