@@ -64,8 +64,8 @@ def apply(fleet: Fleet, fault: Fault, beat: Heartbeat) -> str | None:
         if replica.ends == ends or kind.shape.ends:  # else another fault has ended what this one was about
             return str(problem)
     answers = _comes_back(fleet, fault, replica.ends if kind.shape.ends else ends, beat)
-    if kind.queues:  # a dead one refuses its share of the requests until it is replaced
-        until(lambda: replica.ends > ends or len(replica.pids("frontend")) >= replica.frontends, WHOLE_S)
+    if kind.queues:
+        until(lambda: replica.ends > ends or _is_whole(fleet, replica), WHOLE_S)
     if answers or replica.faults > number:  # the last fault's time tells
         return None
     return f"replica {replica.number} answers no probe {RECOVERY_S:g} s after it"
@@ -80,6 +80,15 @@ def _comes_back(fleet: Fleet, fault: Fault, ends: int, beat: Heartbeat) -> bool:
             return False
         time.sleep(_LOOK_S)
     return True
+
+
+def _is_whole(fleet: Fleet, replica: Replica) -> bool:
+    """Whether all frontends are there and serve: a dead one refuses its share of the requests, also while the process
+    in its place starts."""
+    probes = range(2 * replica.frontends)
+    return len(replica.pids("frontend")) >= replica.frontends and all(
+        perform(fleet, PROBE, str(replica.number)).error is None for _ in probes
+    )
 
 
 def _answers(fleet: Fleet, number: int) -> bool:
@@ -98,10 +107,14 @@ def picked(fleet: Fleet, fault: Fault, role: str) -> list[int]:
 
 
 def kill(role: str, everyone: bool = False) -> Callable[[Fleet, Fault], None]:
-    """kill -9; repeated on what comes in the killed ones' place, hold_s after it has appeared."""
+    """kill -9; repeated on what comes in the killed ones' place, hold_s after it has appeared, unless another fault
+    ends the replica: what is killed in its first load ends that, as is promised."""
 
     def run(fleet: Fleet, fault: Fault) -> None:
+        ends = fleet.replicas[fault.replica].ends
         for turn in range(fault.times):
+            if fleet.replicas[fault.replica].ends > ends:
+                return
             old = pids(fleet, fault, role) if everyone else picked(fleet, fault, role)
             fleet.replicas[fault.replica].hit_stub |= role in _STUBS
             for pid in old:
