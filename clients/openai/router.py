@@ -165,8 +165,8 @@ class Router:
 
     def model(self, name: str) -> ModelInfo:
         """Raises ApiError 404 for a model that nobody has loaded, 503 when it is being loaded or no replica answers."""
-        for replica in self._serving(name):
-            return replica.models[name]
+        if serving := self._serving(name):
+            return serving[0].models[name]
         answering = [replica for replica in self.replicas if replica.answers]
         if not answering:
             raise ApiError(503, "No tritonserver is ready; try again in a moment.", code="backend_unavailable")
