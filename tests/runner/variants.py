@@ -9,6 +9,7 @@ serving would stop to compile them. It must have a process of its own, whose Tri
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from types import SimpleNamespace
@@ -43,8 +44,8 @@ HOPPER = make_backend(GPUTarget("cuda", 90, 32))
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros on the CPU whose pages the system makes when they are touched, which those of scratch memory never are."""
-    made = torch.empty(shape, dtype=dtype, device="meta")
-    return torch.from_numpy(np.zeros(max(1, made.nbytes), np.uint8))[: made.nbytes].view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(max(1, size), np.uint8))[:size].view(dtype).view(shape)
 
 
 class Unmultiplied(Zeroed):
