@@ -53,7 +53,8 @@ def seeded(device: torch.device, seed: int = 0) -> torch.Generator:
 def randn(
     generator: torch.Generator, device: torch.device, dtype: torch.dtype, *shape: int, scale: float = 1.0
 ) -> torch.Tensor:
-    return (torch.randn(shape, generator=generator, device=generator.device) * scale).to(device=device, dtype=dtype)
+    drawn = torch.randn(shape, generator=generator, device=generator.device)
+    return drawn.mul_(scale).to(device=device, dtype=dtype)
 
 
 def randint(

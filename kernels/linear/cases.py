@@ -335,6 +335,11 @@ def packed_cases() -> list[Case]:
         ),
         packed_case("int4, hundreds of rows, gelu", bf16, 260, 2120, 4352, 4, 256, activation="gelu_tanh", small=False),
         packed_case("int4, hundreds of rows, one group, norm", bf16, 500, 7208, 2432, 4, 2432, norm=True, **large),
+        packed_case(
+            "int4, one row, wide, silu", bf16, 1, 4160, 4352, 4, 128, activation="silu", bias=True, norm=True, **large
+        ),
+        packed_case("int4, one row, many inputs, one group", f16, 1, 4032, 8448, 4, 8448, residual=True, **large),
+        packed_case("int4, one row, many inputs, norm", bf16, 1, 4032, 8704, 4, 256, norm=True, small=False),
     ]
 
 

@@ -1,11 +1,11 @@
 """Which kernel multiplies by a weight of packed integers or 4-bit floats, decided once a shape.
 
 Few rows take one kernel that reads the weight packed, with bias, activation and residual inside: a Gluon kernel on
-Hopper where it can (`quantized_stream`), else a Triton kernel. One row and few outputs take another Gluon kernel,
-without an activation, which norms the row itself (`quantized_vector`). More rows, up to some hundreds, take a third one
-on Hopper, which reads the weight packed too (`mixed_input`). For many rows the weight's numbers are written out once,
-and the dense product takes them: that costs one pass over the weight, where the product has hundreds of operations a
-byte of it.
+Hopper where it can (`quantized_stream`), else a Triton kernel. One row takes kernels that norm it themselves: one for
+large weights on Hopper (`quantized_row_stream`), one for few outputs without an activation (`quantized_vector`). More
+rows, up to some hundreds, take another one on Hopper, which reads the weight packed too (`mixed_input`). For many rows
+the weight's numbers are written out once, and the dense product takes them: that costs one pass over the weight, where
+the product has hundreds of operations a byte of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kernels.linear.fp8_dispatch import not_narrow
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.mixed_input import MixedInputTile, mixed_input_linear
 from kernels.linear.packed_rows import WIDTH, packed_linear
+from kernels.linear.quantized_row_stream import MAX_NORMED, RowStreamTile, packed_row_stream, whole_tiles
 from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, packed_vector
 from kernels.linear.skinny import counters
@@ -96,9 +97,11 @@ def stream_tile(rows: int, n: int, activation: bool, multiprocessors: int) -> St
         if n >= 128 * multiprocessors:
             return StreamTile(height, 128, WIDTH, 3, warps=8)
         return StreamTile(height, 64, WIDTH, 4)
-    if activation and height in (8, 32):
-        return StreamTile(height, 64, WIDTH, 8 if height == 8 else 6, 2)
-    stages = {8: 8, 16: 4 if activation else 6, 32: 4, 64: 2}
+    if height == 8:
+        return StreamTile(height, 64, 2 * WIDTH if activation else 4 * WIDTH, 4, 2)
+    if activation and height == 32:
+        return StreamTile(height, 64, WIDTH, 6, 2)
+    stages = {16: 4 if activation else 6, 32: 4, 64: 2}
     return StreamTile(height, 64, 2 * WIDTH, stages[height], 2)
 
 
@@ -144,6 +147,21 @@ def _not_vector(problem: PackedProblem) -> str | None:
             "needs one 16-bit row on 16 bytes, 4-bit integers in order and in groups of whole blocks of 128, and Ampere"
         )
     return not_narrow(problem.outputs, problem.gated, problem.table)
+
+
+def row_stream_tile(gated: bool) -> RowStreamTile:
+    """Measured on an H200 (docs/experiments/2026-11-26-one-row-of-packed-weights.md)."""
+    return RowStreamTile(64, 256, 4, 3) if gated else RowStreamTile(64, 512, 2, 4)
+
+
+def _not_row_streamed(problem: PackedProblem) -> str | None:
+    if not (problem.vector and problem.streams):
+        return "needs what `vector` and `stream` need"
+    tile = row_stream_tile(problem.gated)
+    if not whole_tiles((problem.weight_rows, problem.inputs), problem.gated, tile):
+        return f"for multiples of {tile.outputs} outputs and {tile.inputs} inputs"
+    least = numbers(problem.table, "linear")["row_stream_integers"]
+    return None if problem.weight_rows * problem.inputs >= least else f"for a weight of {least} integers or more"
 
 
 def _not_streamed(problem: PackedProblem) -> str | None:
@@ -196,6 +214,15 @@ def _vector(operands: PackedOperands, tile: QuantizedVectorTile) -> torch.Tensor
     return packed_vector(workspace, x, weight, bias, norm_weight, eps, offset, residual, tile)
 
 
+def _row_stream(operands: PackedOperands, tile: RowStreamTile) -> torch.Tensor:
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, _ = operands
+    assert isinstance(weight, PackedInt)
+    if norm_weight is not None and x.shape[1] > MAX_NORMED:
+        x, norm_weight = _normed(operands), None
+    normed = (norm_weight, eps, offset)
+    return packed_row_stream(workspace, x, weight, bias, *normed, residual, activation, tile, counters(workspace))
+
+
 def _stream(operands: PackedOperands, tile: StreamTile) -> torch.Tensor:
     x = _normed(operands)
     workspace, weight, bias = operands.workspace, operands.weight, operands.bias
@@ -241,6 +268,13 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
             _row_config,
             _tiles,
             "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+        ),
+        Variant(
+            "row_stream",
+            _not_row_streamed,
+            lambda problem: row_stream_tile(problem.gated),
+            _row_stream,
+            "docs/experiments/2026-11-26-one-row-of-packed-weights.md",
         ),
         Variant(
             "vector",

@@ -34,6 +34,21 @@ mul.bf16x2 $2, $2, $5;
 mul.bf16x2 $3, $3, $5;
 }
 """)
+# Of integers: 128 + u, in float16 1024 + u, with nothing taken off.
+_BITS = """
+{
+.reg .b32 a, b, c;
+shr.u32 a, $4, 4;
+shr.u32 b, $4, 8;
+shr.u32 c, $4, 12;
+lop3.b32 $0, $4, 0x000F000F, MAGIC, 0xEA;
+lop3.b32 $1, a, 0x000F000F, MAGIC, 0xEA;
+lop3.b32 $2, b, 0x000F000F, MAGIC, 0xEA;
+lop3.b32 $3, c, 0x000F000F, MAGIC, 0xEA;
+}
+"""
+BF16_BITS = gl.constexpr(_BITS.replace("MAGIC", "0x43004300"))
+F16_BITS = gl.constexpr(_BITS.replace("MAGIC", "0x64006400"))
 # Of e2m1: the exponent's two bits become the last of bfloat16's, 2^126 too low, which the scale makes up for: a
 # register of signs and one of magnitudes for two numbers. Shifts to the left leave the logic unit to the masks.
 FP4 = gl.constexpr("""
@@ -140,9 +155,32 @@ def spread(bits, BY_SCALES: gl.constexpr, BYTES: gl.constexpr):
 
 
 @gluon.jit
+def _operand_of(low, high, OPERAND: gl.constexpr):
+    """What a word's two registers of low and two of high numbers are of an operand."""
+    H: gl.constexpr = low.shape[0]
+    # [H, quarter, pair of bytes, byte, half]: two bytes of a half stand in a register
+    w = gl.reshape(gl.join(low, high), (H, 4, 8, 2, 2))
+    w = gl.reshape(gl.permute(w, (0, 2, 4, 1, 3)), (H, 128))
+    return gl.convert_layout(w, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def integers_of(bytes_, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
+    """Bytes [H, 64] of rows' 128 integers u as an operand [H, 128] of a product, as 128 + u (float16: 1024 + u)."""
+    if gl.bfloat16 == DTYPE:
+        low, high = gl.inline_asm_elementwise(
+            BF16_BITS, "=&r,=&r,=&r,=&r,r", [bytes_], (gl.bfloat16, gl.bfloat16), True, 4
+        )
+    else:
+        low, high = gl.inline_asm_elementwise(
+            F16_BITS, "=&r,=&r,=&r,=&r,r", [bytes_], (gl.float16, gl.float16), True, 4
+        )
+    return _operand_of(low, high, OPERAND)
+
+
+@gluon.jit
 def weights_of(bytes_, bits, zero, FLOAT: gl.constexpr, BY_SCALES: gl.constexpr, OPERAND: gl.constexpr):
     """Bytes [H, 64] of rows' 128 numbers with their scales as an operand [H, 128] of a product."""
-    H: gl.constexpr = bytes_.shape[0]
     BYTES: gl.constexpr = bytes_.type.layout
     scale = spread(bits, BY_SCALES, BYTES)
     if FLOAT:
@@ -154,10 +192,7 @@ def weights_of(bytes_, bits, zero, FLOAT: gl.constexpr, BY_SCALES: gl.constexpr,
             INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [bytes_, scale, spread(zero, BY_SCALES, BYTES)],
             (gl.bfloat16, gl.bfloat16), True, 4,
         )  # fmt: skip
-    # [H, quarter, pair of bytes, byte, half]: two bytes of a half stand in a register
-    w = gl.reshape(gl.join(low, high), (H, 4, 8, 2, 2))
-    w = gl.reshape(gl.permute(w, (0, 2, 4, 1, 3)), (H, 128))
-    return gl.convert_layout(w, OPERAND, assert_trivial=True)
+    return _operand_of(low, high, OPERAND)
 
 
 @gluon.jit
@@ -167,6 +202,24 @@ def inputs_of(x, OPERAND: gl.constexpr):
     # [BM, quarter, word, which of two that are four apart, half, pair of bytes in a word]
     x = gl.reshape(x, (BM, 4, 4, 2, 2, 2))
     x = gl.reshape(gl.permute(x, (2, 5, 4, 1, 3, 0)), (128, BM))
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
+
+
+@gluon.constexpr_function
+def row_layout(warps):
+    """The other operand's 32 inputs a thread, of one row [8, 128] for every column, in the order in which a row stands
+    that `row_of` takes: [word, quarter, pair of bytes in a word, half, which of two that are four apart]."""
+    registers = [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64]]
+    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[0, 0]] * (warps.bit_length() - 1), [], [8, 128])
+
+
+@gluon.jit
+def row_of(row, DTYPE: gl.constexpr, WARPS: gl.constexpr, OPERAND: gl.constexpr):
+    """A block of one row, [128] int16, as the other operand [128, 8], in the order of `weights_of`."""
+    x = gl.expand_dims(row, 0) + gl.zeros([8, 128], gl.int16, row_layout(WARPS))
+    x = gl.reshape(x.to(DTYPE, bitcast=True), (8, 4, 4, 2, 2, 2))
+    x = gl.reshape(gl.permute(x, (1, 3, 4, 2, 5, 0)), (128, 8))
     return gl.convert_layout(x, OPERAND, assert_trivial=True)
 
 

@@ -32,7 +32,7 @@ from kernels.hopper.compat import load_box, sync
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor, load_weights
 from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
-from kernels.linear.packed_operand import bytes_layout, inputs_layout
+from kernels.linear.packed_operand import bytes_layout, inputs_layout, inputs_of, integers_of
 from kernels.linear.stream import StreamTile, streams
 from kernels.sizes import cdiv
 from kernels.weight import Fp8, PackedInt
@@ -101,15 +101,6 @@ def weights_of(bytes_, zero, ZERO: gl.constexpr, DTYPE: gl.constexpr, OPERAND: g
 
 
 @gluon.jit
-def inputs_of(x, OPERAND: gl.constexpr):
-    """Rows [BM, 128] as the other operand [128, BM], in the same order."""
-    BM: gl.constexpr = x.shape[0]
-    x = gl.reshape(x, (BM, 4, 8, 2, 2))
-    x = gl.reshape(gl.permute(x, (2, 4, 1, 3, 0)), (128, BM))
-    return gl.convert_layout(x, OPERAND, assert_trivial=True)
-
-
-@gluon.jit
 def _ask_inputs(x_desc, bars, x_ring, stage, slice_, live, BLOCKS: gl.constexpr):
     for block in gl.static_range(BLOCKS):
         column = (slice_ * BLOCKS + block) * 128
@@ -121,6 +112,17 @@ def _scale_of(scale_ptr, rows, N, G, group):
     """Scales of a block, [BN] float32: none beyond the last group or row."""
     found = gl.load(scale_ptr + rows.to(gl.int64) * G + group, mask=(rows < N) & (group < G), other=0.0)
     return found.to(gl.float32)
+
+
+@gluon.jit
+def _taken_off(zero_ptr, rows, N, G, group, ADDED: gl.constexpr, ZERO: gl.constexpr):
+    """What a row's integers are more than they stand for, with the ADDED of their bits: [BN, 1] float32."""
+    if ZERO:
+        zero = gl.load(zero_ptr + rows.to(gl.int64) * G + group, mask=(rows < N) & (group < G), other=0)
+        off = gl.expand_dims(zero.to(gl.float32) + ADDED, 1)
+    else:
+        off = ADDED + 8.0
+    return off
 
 
 @gluon.jit
@@ -156,6 +158,8 @@ def quantized_stream_kernel(
         if REGISTERS
         else gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BM, 16 if PACKED else 32])
     )
+    # what an integer's bits stand for beside it
+    ADDED: gl.constexpr = 128.0 if gl.bfloat16 == DTYPE else 1024.0
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     bytes_: gl.constexpr = bytes_layout(BN, WARPS)
@@ -188,6 +192,8 @@ def quantized_stream_kernel(
         _ask_inputs(x_desc, bars, x_ring, place, x_slice, first + place < stop, BLOCKS)
         x_slice = next_slice(x_slice, slices)
 
+    if REGISTERS:
+        ones = gl.full((BN, 128), 1.0, DTYPE, left)
     at = cursor(first * 0)
     for tile in range(first // slices, (stop + slices - 1) // slices):
         begin = gl.maximum(first, tile * slices)
@@ -207,7 +213,10 @@ def quantized_stream_kernel(
                 scale = _scale_of(scale_ptr, scale_rows, last_row, G, group)
                 if WIDE == 2:
                     scale_up = _scale_of(scale_ptr, up_rows, last_row, G, group)
-                if ZERO:
+                if REGISTERS:
+                    zero = _taken_off(zero_ptr, n, N * WIDE, G, group, ADDED, ZERO)
+                    zero_up = _taken_off(zero_ptr, n + N, N * WIDE, G, group, ADDED, ZERO) if WIDE == 2 else zero
+                elif ZERO:
                     zero = _zero_of(zero_ptr, cells, N * WIDE, G, group, DTYPE, bytes_)
                     if WIDE == 2:
                         zero_up = _zero_of(zero_ptr, cells + N, N * WIDE, G, group, DTYPE, bytes_)
@@ -224,11 +233,12 @@ def quantized_stream_kernel(
                 none = gl.zeros((BN, BM), gl.float32, mma)
                 if REGISTERS:
                     x = inputs_of(x_ring.index(box).load(inputs), right)
-                    w = weights_of(w_ring.index(box * WIDE).load(bytes_), zero, ZERO, DTYPE, left)
-                    part = mma_v2(w, x, none)
+                    total = mma_v2(ones, x, none)
+                    w = integers_of(w_ring.index(box * WIDE).load(bytes_), DTYPE, left)
+                    part = mma_v2(w, x, none) - total * zero
                     if WIDE == 2:
-                        w = weights_of(w_ring.index(box * WIDE + 1).load(bytes_), zero_up, ZERO, DTYPE, left)
-                        part_up = mma_v2(w, x, none)
+                        w = integers_of(w_ring.index(box * WIDE + 1).load(bytes_), DTYPE, left)
+                        part_up = mma_v2(w, x, none) - total * zero_up
                 else:
                     x = x_ring.index(box).permute((1, 0))
                     if PACKED:

@@ -175,13 +175,15 @@ def test_programs_share_tiles_of_packed_weights_as_far_as_they_run_at_once(
     ("n", "k", "gated", "packed", "fp8"),
     [
         (6144, 4096, False, "vector", "vector"),
-        (4096, 8192, False, "vector", "vector"),
-        (14336, 4096, True, "stream", "tiles"),
-        (128256, 4096, False, "stream", "tiles"),
-        (4096, 14336, False, "vector", "tiles"),
+        (4096, 8192, False, "row_stream", "vector"),
+        (14336, 4096, True, "row_stream", "tiles"),
+        (128256, 4096, False, "row_stream", "tiles"),
+        (4096, 14336, False, "row_stream", "tiles"),
+        (14344, 4096, True, "stream", "tiles"),
+        (4096, 14464, False, "vector", "tiles"),
     ],
 )
-def test_one_row_of_a_narrow_quantized_weight_takes_a_kernel_of_its_own(
+def test_one_row_of_a_quantized_weight_takes_a_kernel_of_its_own(
     n: int, k: int, gated: bool, packed: str, fp8: str
 ) -> None:
     from kernels.linear import fp8_dispatch, packed_dispatch

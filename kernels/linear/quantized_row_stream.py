@@ -1,0 +1,215 @@
+# mypy: disable-error-code="no-untyped-def,attr-defined"
+"""Products of one row with a large weight of packed 4-bit integers on Hopper, in Gluon.
+
+Weights stream through shared memory, and work is cut, as in `quantized_stream`. What differs leaves the multiprocessor
+time for four programs at once. The row does not come with the weights: each program puts its part in shared memory
+once, normed, in the order in which an operand of the matrix instructions takes it, with the sum of each block of 128
+inputs. All columns of a matrix instruction hold the row. An integer's bits with an exponent before them are 128 or 1024
+more than the integer; that, and the zero point, are taken off a block's sums by the sum of its inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from kernels.hardware import multiprocessors
+from kernels.hopper.boxes import boxes
+from kernels.hopper.compat import sync, view
+from kernels.hopper.epilogue import close_tile
+from kernels.hopper.ring import barriers, cursor, load_weights
+from kernels.hopper.schedule import first_unit, next_unit, work_of
+from kernels.linear.packed_operand import bytes_layout, integers_of, row_layout, row_of
+from kernels.sizes import cdiv, next_power_of_2
+from kernels.weight import PackedInt
+from kernels.workspace import Workspace
+
+# Inputs of a block.
+WIDTH = 128
+# The most inputs of a row that is normed.
+MAX_NORMED = 8192
+
+
+@gluon.jit
+def _stage(x, g, offset, held, totals, NORM: gl.constexpr, OFFSET: gl.constexpr):
+    """Stores blocks [H, 128] of a row, with NORM times the norm's weight, in the order of `row_of`, and their sums for
+    every column."""
+    H: gl.constexpr = x.shape[0]
+    COMING: gl.constexpr = x.type.layout
+    if NORM:
+        by = g.to(gl.float32) + offset if OFFSET else g.to(gl.float32)
+        x = (x.to(gl.float32) * by).to(x.dtype)
+    sums = gl.expand_dims(gl.sum(x.to(gl.float32), axis=1), 1)
+    totals.store(gl.reshape(sums + gl.zeros([H, 8], gl.float32, COMING), (H * 8,)))
+    # [H, quarter, word, which of two that are four apart, half, pair of bytes in a word]
+    x = gl.reshape(x.to(gl.int16, bitcast=True), (H, 4, 4, 2, 2, 2))
+    held.store(gl.reshape(gl.permute(x, (0, 2, 1, 5, 4, 3)), (H * 128,)))
+
+
+@gluon.jit
+def _column(acc):
+    """[BN, 8] of eight equal columns as [BN, 1]."""
+    return gl.expand_dims(gl.sum(acc, axis=1) * 0.125, 1)
+
+
+@gluon.jit
+def quantized_row_stream_kernel(
+    x_ptr, norm_ptr, w_desc, scale_ptr, zero_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+    N, K, G, eps, offset,
+    BN: gl.constexpr, BLOCKS: gl.constexpr, STAGES: gl.constexpr, HELD: gl.constexpr, ROW: gl.constexpr,
+    GROUP: gl.constexpr, ZERO: gl.constexpr, NORM: gl.constexpr, OFFSET: gl.constexpr, SHARED: gl.constexpr,
+    ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """See `kernels.linear.stream.stream_kernel`. A unit is BLOCKS times 128 inputs; N is a multiple of BN and K of a
+    unit.
+
+    HELD: a power of two that the blocks of a program's units fit in. ROW: one that a row to be normed fits in. GROUP:
+    inputs that share a scale of the weight, a multiple of 128; 0: all. ZERO: the weight has zero points.
+    """
+    WIDE: gl.constexpr = 1 if ACT is None else 2
+    WARPS: gl.constexpr = gl.num_warps()
+    DTYPE: gl.constexpr = x_ptr.dtype.element_ty
+    BYTES: gl.constexpr = BN * WIDE * 64 * BLOCKS
+    # what an integer's bits stand for beside it
+    ADDED: gl.constexpr = 128.0 if gl.bfloat16 == DTYPE else 1024.0
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    bytes_: gl.constexpr = bytes_layout(BN, WARPS)
+    columns: gl.constexpr = gl.SliceLayout(0, mma)
+    coming: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
+    whole: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    slices = K // (128 * BLOCKS)
+    units = N // BN * slices
+    first = first_unit(program, units, programs)
+    stop = first_unit(program + 1, units, programs)
+    if PDL:
+        gdc_launch_dependents()
+
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS * WIDE, BN, 64], w_desc.layout)
+    bars = barriers(STAGES, 1)
+    held = gl.allocate_shared_memory(gl.int16, [HELD * 128], plain)
+    totals = gl.allocate_shared_memory(gl.float32, [HELD * 8], plain)
+    fence_async_shared()
+    ask_tile = first // slices
+    ask_slice = first % slices
+    place = gl.arange(0, HELD, gl.SliceLayout(1, coming))
+    at_slice = (ask_slice + place // BLOCKS) % slices
+    spot = (at_slice * BLOCKS + place % BLOCKS)[:, None] * 128 + gl.arange(0, 128, gl.SliceLayout(0, coming))[None, :]
+    live = (place < (stop - first) * BLOCKS)[:, None]
+    for stage in gl.static_range(STAGES):
+        load_weights(w_desc, bars, w_ring, stage, ask_tile, N, ask_slice, first + stage < stop, BYTES, BN, BLOCKS, WIDE)
+        ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
+    g = gl.load(norm_ptr + spot, mask=live, other=0.0) if NORM else spot
+    if PDL:
+        gdc_wait()
+    given = gl.load(x_ptr + spot, mask=live, other=0.0)
+    factor = 1.0
+    if NORM:
+        k = gl.arange(0, ROW, whole)
+        row = gl.load(x_ptr + k, mask=k < K, other=0.0).to(gl.float32)
+        factor = gl.rsqrt(gl.sum(row * row, axis=0) / K + eps)
+    _stage(given, g, offset, held, totals, NORM, OFFSET)
+    x_blocks = view(held, gl.int16, [HELD, 128], plain)
+    x_sums = view(totals, gl.float32, [HELD, 8], plain)
+
+    at = cursor(first * 0)
+    for tile in range(first // slices, (stop + slices - 1) // slices):
+        begin = gl.maximum(first, tile * slices)
+        end = gl.minimum(stop, (tile + 1) * slices)
+        acc = gl.zeros((BN, 8), gl.float32, mma)
+        acc_up = acc
+        n = (tile * BN + gl.arange(0, BN, gl.SliceLayout(1, mma))).to(gl.int64)
+        scale_row = scale_ptr + n * G
+        zero_row = zero_ptr + n * G if ZERO else scale_row
+        up = N.to(gl.int64) * G
+        for unit in range(begin, end):
+            for block in gl.static_range(BLOCKS):
+                number = (unit - tile * slices) * BLOCKS + block
+                group = number * 128 // GROUP if GROUP > 0 else number * 0
+                scale = gl.load(scale_row + group)
+                scale_up = gl.load(scale_row + up + group) if WIDE == 2 else scale
+                if ZERO:
+                    off = gl.expand_dims(gl.load(zero_row + group).to(gl.float32) + ADDED, 1)
+                    off_up = off
+                    if WIDE == 2:
+                        off_up = gl.expand_dims(gl.load(zero_row + up + group).to(gl.float32) + ADDED, 1)
+                else:
+                    off = ADDED + 8.0
+                    off_up = off
+                mine = (unit - first) * BLOCKS + block
+                x = row_of(x_blocks.index(mine).load(gl.SliceLayout(0, row_layout(WARPS))), DTYPE, WARPS, right)
+                total = gl.expand_dims(x_sums.index(mine).load(columns), 0)
+                if block == 0:
+                    mbarrier.wait(bars.index(at.stage), at.phase)
+                box = (at.stage * BLOCKS + block) * WIDE
+                none = gl.zeros((BN, 8), gl.float32, mma)
+                part = mma_v2(integers_of(w_ring.index(box).load(bytes_), DTYPE, left), x, none)
+                acc += (part - total * off) * gl.expand_dims(scale.to(gl.float32), 1)
+                if WIDE == 2:
+                    part = mma_v2(integers_of(w_ring.index(box + 1).load(bytes_), DTYPE, left), x, none)
+                    acc_up += (part - total * off_up) * gl.expand_dims(scale_up.to(gl.float32), 1)
+            sync()
+            more = unit + STAGES < stop
+            load_weights(w_desc, bars, w_ring, at.stage, ask_tile, N, ask_slice, more, BYTES, BN, BLOCKS, WIDE)
+            ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
+            at = at.next(STAGES)
+        close_tile(
+            _column(acc) * factor, _column(acc_up) * factor, tile, begin, end, slices, units,
+            bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, 1, N, N, N, SHARED, ACT, BIAS, RESIDUAL,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RowStreamTile:
+    """How `quantized_row_stream_kernel` is cut: outputs of a tile (behind an activation, of gate and of up each),
+    inputs of a stage, stages, programs of a multiprocessor, warps."""
+
+    outputs: int
+    inputs: int
+    stages: int
+    programs: int
+    warps: int = 4
+
+
+def whole_tiles(shape: tuple[int, ...], gated: bool, tile: RowStreamTile) -> bool:
+    """Whether a weight of this shape is whole tiles of outputs and whole stages of inputs."""
+    rows, k = shape
+    return rows % (tile.outputs * (2 if gated else 1)) == 0 and k % tile.inputs == 0
+
+
+def packed_row_stream(
+    workspace: Workspace, x: torch.Tensor, weight: PackedInt, bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None, eps: float, offset: float, residual: torch.Tensor | None,
+    activation: str | None, tile: RowStreamTile, counts: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """`linear` of one row that `quantized_vector.reads_packed` and `quantized_stream.streams_packed` take, of a weight
+    of whole tiles; counts: zeros, one for each tile of outputs, left zero."""
+    rows, k = weight.shape
+    wide = 2 if activation else 1
+    n = rows // wide
+    most = tile.programs * multiprocessors(x.device)
+    work = work_of(x, n, 1, tile.outputs, tile.inputs, wide, 0, most)
+    blocks = tile.inputs // WIDTH
+    units = cdiv(n // tile.outputs * (k // tile.inputs), work.programs)
+    workspace.launch(quantized_row_stream_kernel, (work.programs,))(
+        x, norm_weight, boxes(weight.data, tile.outputs, WIDTH // 2), weight.scale, weight.zero, bias, residual,
+        work.y, work.partials, counts,
+        n, k, weight.scale.shape[-1], eps, offset,
+        BN=tile.outputs, BLOCKS=blocks, STAGES=tile.stages, HELD=next_power_of_2(max(units * blocks, tile.warps)),
+        ROW=next_power_of_2(k), GROUP=0 if weight.group >= k else weight.group, ZERO=weight.zero is not None,
+        NORM=norm_weight is not None, OFFSET=offset != 0.0, SHARED=work.shared, ACT=activation,
+        BIAS=bias is not None, RESIDUAL=residual is not None, PDL=workspace.pdl,
+        num_warps=tile.warps, launch_pdl=workspace.pdl,
+    )  # fmt: skip
+    return work.y

@@ -1,0 +1,72 @@
+"""Products of one row with a large weight of packed integers on Hopper: what is compiled, where no GPU can run it.
+
+Results are held by the cases of `linear` on a GPU (tests/kernels/test_ops.py): Gluon has no interpreter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.compiled import SHARED_BYTES, run
+
+COMPILE = """
+import torch
+import kernels.linear.quantized_row_stream as stream
+from kernels.linear.cases import packed_case
+from kernels.linear.packed_dispatch import row_stream_tile
+from kernels.testing import seeded
+from tests.compiled import launching
+
+stream.multiprocessors = lambda device: 132
+cpu, bf16 = torch.device("cpu"), torch.bfloat16
+generator = seeded(cpu)
+counts, wanted = torch.zeros(512, dtype=torch.int32), []
+with launching() as (workspace, kernels):
+    for act, k in ((None, 14336), ("silu", 4096)):
+        for zeros in (False, True):
+            fused = {"norm": act is not None, "residual": act is None, "activation": act}
+            made = packed_case("", bf16, 1, 4096, k, 4, 128, zeros=zeros, **fused).make(cpu, generator)
+            normed = made["norm_weight"], 1e-6, 0.0
+            tile = row_stream_tile(act is not None)
+            stream.packed_row_stream(
+                workspace, made["x"], made["weight"], None, *normed, made["residual"], act, tile, counts
+            )
+            # eight instructions for a block of 128 inputs and 16 outputs, and none for sums of inputs
+            wanted.append(8 * (tile.inputs // 128) * (2 if act else 1) * (tile.outputs // 16 // tile.warps))
+for kernel, count in zip(kernels, wanted, strict=True):
+    text = kernel.asm["ptx"]
+    print(text.count("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") == count, end=" ")
+    # weights are asked for before the kernel before has finished, and nothing is subtracted from each of them
+    print(text.index("cp.async.bulk.tensor") < text.index("griddepcontrol.wait"), end=" ")
+    print("sub.bf16x2" not in text, kernel.metadata.shared)
+"""
+
+
+@pytest.mark.slow
+def test_integers_are_multiplied_by_their_bits_alone(tmp_path: Path) -> None:
+    for said in run(COMPILE, tmp_path).splitlines():
+        *held, shared = said.split()
+        assert held == ["True"] * 3
+        # four programs of a multiprocessor, with what each has beside its own
+        assert SHARED_BYTES // (int(shared) + 1024) >= 4
+
+
+def test_a_weight_is_taken_in_whole_tiles_and_blocks() -> None:
+    from kernels.linear.cases import packed_int
+    from kernels.linear.packed_dispatch import row_stream_tile
+    from kernels.linear.quantized_row_stream import whole_tiles
+
+    cpu = torch.device("cpu")
+    generator = torch.Generator(cpu).manual_seed(0)
+    for shape, activation, taken in (
+        ((128, 512), None, True),
+        ((128, 512), "silu", True),
+        ((192, 512), None, True),
+        ((192, 512), "silu", False),
+        ((128, 640), None, False),
+    ):
+        weight = packed_int(generator, cpu, shape, 4, 128)
+        assert whole_tiles(weight.shape, activation is not None, row_stream_tile(activation is not None)) == taken
