@@ -3,8 +3,9 @@
 On a CPU what stands in a file as it stands in the parameter is read straight into it; everything else is read into a
 buffer of the thread's and copied from there. On a GPU a thread has two pinned buffers: one is filled from disk while
 the other is on its way to the device, on the thread's own stream, so that the disk, the bus and the other threads all
-stay busy. What is made of tensors is made on the host. Large sources are read and made part by part where that is the
-same; others of more than one buffer take turns, so that threads together hold few of them.
+stay busy. What is made of tensors is made where the parameters are, of stored bytes in memory that the stream uses
+again. Large sources are read and made part by part where that is the same; others of more than one buffer take turns,
+so that threads together hold few of them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from engine.weights.rules import Shape, Transform
 Progress = Callable[[int, int], None]
 
 BUFFER_BYTES = 16 << 20
-# What is made at once of rows or columns: the numbers in between stay in a CPU's caches.
-MADE_BYTES = {"rows": 1 << 20, "columns": 4 << 20}
+# What is made at once: on a CPU the numbers in between stay in its caches, on a GPU they are a few times as many bytes
+# in each thread's stream, and each part costs some dozens of launches.
+MADE_BYTES = {"cpu": {"rows": 1 << 20, "columns": 4 << 20}, "cuda": {"rows": 4 << 20, "columns": 4 << 20}}
 THREADS = {"cuda": 8, "cpu": 2}
 # Of tensors that are in a buffer together.
 ALIGNMENT = 64
@@ -144,7 +146,8 @@ def _chunks(piece: Piece | Made) -> Iterator[Piece | Made]:
 def _made_chunks(piece: Made) -> Iterator[Made]:
     """Cut what is made as its transform allows it."""
     cut: str | None = getattr(piece.transform, "cut", None)
-    entry, size = piece.entries[0], BUFFER_BYTES if cut is None else min(BUFFER_BYTES, MADE_BYTES[cut])
+    made_bytes = MADE_BYTES[piece.views[0][0].device.type]
+    entry, size = piece.entries[0], BUFFER_BYTES if cut is None else min(BUFFER_BYTES, made_bytes[cut])
     alone = all(len(views) == 1 for views in piece.views)
     if cut is None or entry.joined or entry.paired or not alone or entry.span <= size:
         yield piece
@@ -216,14 +219,14 @@ class _Staging:
             else:
                 start = chunk.entry.start
                 end = max(entry.start + entry.span for entry in chunk.entries)
-                (raw,) = self._raw([(chunk.entry.file, start, end - start)], self._device)
+                (raw,) = self._raw([(chunk.entry.file, start, end - start)])
                 for piece in (chunk, *chunk.beside):
                     at = piece.entry.start - start
                     piece.entry.copy(raw[at : at + piece.entry.span], piece.view)
 
     def _make(self, chunk: Made) -> None:
         parts = [part for entry in chunk.entries for part in entry.parts]
-        raw = iter(self._raw([(part.file, part.start, part.span) for part in parts], torch.device("cpu")))
+        raw = iter(self._raw([(part.file, part.start, part.span) for part in parts]))
         tensors = []
         for entry in chunk.entries:
             held = [part.tensor(next(raw)) for part in entry.parts]
@@ -236,15 +239,15 @@ class _Staging:
             for view, part in zip(views, whole.split([len(view) for view in views]), strict=True):
                 view.copy_(part)
 
-    def _raw(self, spans: Sequence[tuple[Path, int, int]], device: torch.device) -> list[torch.Tensor]:
-        """The bytes [start, start + count) of each (file, start, count), on `device` until the next call."""
+    def _raw(self, spans: Sequence[tuple[Path, int, int]]) -> list[torch.Tensor]:
+        """The bytes [start, start + count) of each (file, start, count), on the device until the next call."""
         places, size = [], 0
         for *_, count in spans:
             places.append(size)
             size += count + -count % ALIGNMENT
-        if device.type == "cuda":
+        if self._cuda:
             # The one before may still be read: its memory goes to what comes behind that in the stream.
-            buffer = torch.empty(size, dtype=torch.uint8, device=device)
+            buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
         else:
             if len(self._buffer) < size:
                 self._buffer = torch.empty(size, dtype=torch.uint8)

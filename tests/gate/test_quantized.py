@@ -87,7 +87,7 @@ BROKEN: dict[str, tuple[str, object, str, object]] = {
     "halves of a byte swapped": ("ct-int4-g32", packed, "integers", swapped),
     "an order of inputs ignored": ("gptq-v1-order", PackedFormat, "value", without_order),
     "zero points one too small": ("gptq-v1-order", gptq, "SHIFTS", {"gptq": 0}),
-    "numbers of a word one after another": ("awq", layouts, "AWQ_PLACES", tuple(range(8))),
+    "numbers of a word one after another": ("awq", layouts, "AWQ_PLACES", (8, 1)),
     "scales of the group before": ("ct-int8-g128-zeros", PackedInt, "_scaled", next_scales),
 }
 

@@ -144,6 +144,7 @@ def test_a_matrix_that_is_repacked_in_parts_has_the_same_bits(
     whole = loaded(tmp_path, tensors, said, QKV, 64, 96)
     monkeypatch.setattr(staging, "BUFFER_BYTES", 100)
     monkeypatch.setattr(layouts, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(layouts, "GPU_BLOCK_BYTES", 100)
     parts = dict(loaded(tmp_path, tensors, said, QKV, 64, 96).named_parameters())
     for name, parameter in whole.named_parameters():
         assert torch.equal(parts[name], parameter), name

@@ -22,10 +22,11 @@ from engine.weights.rules import Shape
 from kernels.sizes import cdiv
 from kernels.weight.packed import integers, packed
 
-# Outputs 0 to 7 of AWQ's words, by the place of four bits that each has.
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-# Of words that are repacked at once: what they are in between stays in a CPU's caches.
-BLOCK_BYTES = 1 << 20
+# AWQ's outputs 0 to 7 have places 0, 4, 1, 5, 2, 6, 3, 7 of a word's eight: a matrix of these sizes, transposed.
+AWQ_PLACES = (2, 4)
+# Of words that are repacked at once: on a CPU, whose caches hold what they are in between, and on a GPU, where each
+# part costs some dozens of launches.
+BLOCK_BYTES, GPU_BLOCK_BYTES = 1 << 20, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +187,13 @@ class Unpacked:
 def unpacked(words: torch.Tensor, bits: int, awq: bool = False) -> torch.Tensor:
     """words [R, W] int32 → their numbers [R, W · 32 / bits] uint8."""
     numbers = integers(words.contiguous().view(torch.uint8), bits)
-    return numbers.unflatten(-1, (-1, 8))[..., AWQ_PLACES].flatten(-2) if awq else numbers
+    return numbers.unflatten(-1, (-1, *AWQ_PLACES)).transpose(-1, -2).flatten(-3) if awq else numbers
 
 
 def _blocks(words: torch.Tensor) -> Sequence[torch.Tensor]:
     """Columns of words [R, C] int32."""
-    return words.split(max(1, BLOCK_BYTES // max(4 * len(words), 1)), dim=1)
+    size = BLOCK_BYTES if words.is_cpu else GPU_BLOCK_BYTES
+    return words.split(max(1, size // max(4 * len(words), 1)), dim=1)
 
 
 def _by_outputs(words: torch.Tensor) -> torch.Tensor:
@@ -200,14 +202,15 @@ def _by_outputs(words: torch.Tensor) -> torch.Tensor:
     Eight words of eight inputs are a square of 4-bit numbers, which is transposed in three rounds: halves, quarters and
     single numbers change places (Hacker's Delight, section 7-3).
     """
-    square = list(torch.nn.functional.pad(words, (0, 0, 0, -len(words) % 8)).unflatten(0, (-1, 8)).unbind(1))
+    square = torch.nn.functional.pad(words, (0, 0, 0, -len(words) % 8)).contiguous().unflatten(0, (-1, 8))
     for apart, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
-        for low in (i for i in range(8) if not i & apart):
-            first, second = square[low], square[low + apart]
-            swapped = (first >> 4 * apart).bitwise_xor_(second).bitwise_and_(mask)
-            square[low + apart] = second ^ swapped
-            square[low] = first ^ (swapped << 4 * apart)
-    return torch.stack([square[place].t().contiguous() for place in AWQ_PLACES], dim=1).flatten(0, 1)
+        # Words beside each other go through an operation together: a launch on a GPU costs more than what it does.
+        first, second = square.unflatten(1, (-1, 2, apart)).unbind(2)
+        swapped = (first >> 4 * apart).bitwise_xor_(second).bitwise_and_(mask)
+        second.bitwise_xor_(swapped)
+        first.bitwise_xor_(swapped.bitwise_left_shift_(4 * apart))
+    places = square.unflatten(1, AWQ_PLACES).transpose(1, 2).flatten(1, 2).unbind(1)
+    return torch.stack([place.t().contiguous() for place in places], dim=1).flatten(0, 1)
 
 
 def _reordered(words: torch.Tensor, bits: int, places: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ class Rounds:
         ends = RANGES[self.kind]
         # Magnitudes are exact in any float, and there are fewer bytes of the source's.
         most = tensors[0].abs().amax(dim=1, keepdim=True).float()
-        scale = (most / ends.span).clamp_(min=SMALLEST)
+        scale = _quotient(most, ends.span).clamp_(min=SMALLEST)
         ratio = tensors[0].float().div_(scale) if tensors[0].dtype != torch.float32 else tensors[0] / scale
         if self.kind == "int8":
             numbers = ratio.round_().clamp_(ends.low, ends.high).to(torch.int8)
@@ -80,7 +80,7 @@ class Rounds:
         wide = torch.nn.functional.pad(source.float(), (0, -source.shape[1] % GROUP))
         parts = wide.unflatten(1, (-1, GROUP))
         # Half of what the 15 steps span, rounded before numbers are found, so that these are the nearest.
-        scale = (parts.abs().amax(dim=2) / 7.5).clamp_(min=SMALLEST).bfloat16()
+        scale = _quotient(parts.abs().amax(dim=2), 7.5).clamp_(min=SMALLEST).bfloat16()
         numbers = (parts / scale.float()[..., None]).round_().clamp_(-8, 7).to(torch.int8).add_(8)
         return packed(numbers.view(torch.uint8).flatten(1)[:, : self.inputs], 4).view(torch.int32), scale
 
@@ -100,6 +100,11 @@ class RoundsMade:
         made = self.first(tensors, (view[0], self.rounds.inputs))
         assert isinstance(made, torch.Tensor)
         return self.rounds([made], view)
+
+
+def _quotient(numbers: torch.Tensor, by: float) -> torch.Tensor:
+    # CUDA multiplies by the reciprocal of a number that is no tensor of its own, whose bits are others.
+    return numbers / numbers.new_full((), by)
 
 
 def make(kind: Kind, sources: int, shape: Shape, exact_inputs: bool) -> Rounded:
