@@ -17,7 +17,7 @@ from engine.serving.frontend.settings import ModelSettings, SettingsError, parse
 from engine.serving.frontend.supervisor import Supervisor
 from engine.serving.link.engine_view import EngineView
 from engine.serving.link.link import Link
-from engine.serving.link.process_watch import die_with
+from engine.serving.link.process_watch import die_with, server_pid
 from engine.serving.link.run_folder import RunFolder, RunFolderError, model_key
 from engine.types import RequestError
 
@@ -39,7 +39,7 @@ class TritonPythonModel:
         Raises TritonModelException with the engine's own sentence when it cannot load.
         """
         self._guard = ArrayGuard().install()
-        die_with(os.getppid())
+        die_with(server_pid())
         log_to_stderr(f"nereid {args['model_instance_name']}: %(message)s")
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
@@ -84,7 +84,7 @@ class TritonPythonModel:
 
     def _reach_engine(self, settings: ModelSettings, engine_name: str, key: str, label: str) -> None:
         """Start the engine process, or see who does, and make the link to it."""
-        self._folder = RunFolder(env.read().run_dir, os.getppid(), key)
+        self._folder = RunFolder(env.read().run_dir, server_pid(), key)
         try:
             self._folder.enter()
         except RunFolderError as error:

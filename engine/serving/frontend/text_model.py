@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from engine.serving.frontend import request_tensors
 from engine.serving.frontend.array_guard import ArrayGuard
 from engine.serving.frontend.responses import unexpected
 from engine.serving.frontend.settings import SettingsError, checkpoint, template_file
-from engine.serving.link.process_watch import die_with
+from engine.serving.link.process_watch import die_with, server_pid
 from engine.text import LARGE_TEXT, Tokenizer
 from engine.types import ErrorCode, RequestError
 
@@ -38,7 +37,7 @@ class TextModel(ABC):
 
     def initialize(self, args: dict[str, str]) -> None:
         self._guard = ArrayGuard().install()
-        die_with(os.getppid())
+        die_with(server_pid())
         log_to_stderr(f"nereid {args['model_instance_name']}: %(message)s")
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}

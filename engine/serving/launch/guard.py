@@ -19,12 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.plain import plain
-from engine.serving.link.process_watch import ProcessWatch, parent, start_time
+from engine.serving.link.process_watch import STUB, ProcessWatch, parent, start_time
 
 SHARED_MEMORY = Path("/dev/shm")
 _REGION = re.compile(r"/dev/shm/(triton_python_backend_shm_region_[\w-]+)")
-# Of the command line of a stub, and of the shell that becomes one: region, its size and growth, the server.
-_STUB = re.compile(r"(triton_python_backend_shm_region_[\w-]+)[\0 ]\d+[\0 ]\d+[\0 ](\d+)[\0 ]")
 _LOOK_S = 1.0
 _GRACE_S = 2.0  # beyond the exit timeout, in which the server unloads its models
 _LEAVE_S = 2.0  # what the server started ends with it by itself
@@ -141,7 +139,7 @@ def stubs() -> Iterator[tuple[int, str, int]]:
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{name}/cmdline").read_bytes() if name.isdigit() else b""
-            found = _STUB.search(command.decode(errors="replace"))
+            found = STUB.search(command.decode(errors="replace"))
             if found is not None:
                 yield int(name), found[1], int(found[2])
 

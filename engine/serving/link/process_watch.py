@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import signal
 import threading
 import time
 from pathlib import Path
 
+# Of the command line of a stub, and of the shell that becomes one: region, its size and growth, the server.
+STUB = re.compile(r"(triton_python_backend_shm_region_[\w-]+)[\0 ]\d+[\0 ]\d+[\0 ](\d+)[\0 ]")
 _FOREVER_S = 3600.0
 
 
@@ -67,6 +70,14 @@ class ProcessWatch:
         if self.fd is not None:
             os.close(self.fd)
             self.fd, self._gone = None, True
+
+
+def server_pid() -> int:
+    """The pid of the tritonserver that started this process, a stub. Its command line names it: a stub whose server
+    dies meanwhile gets another parent."""
+    command = Path("/proc/self/cmdline").read_bytes().decode(errors="replace")
+    found = STUB.search(command)
+    return os.getppid() if found is None else int(found[2])
 
 
 def die_with(pid: int) -> None:
