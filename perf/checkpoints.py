@@ -16,7 +16,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,18 @@ class Stored:
 Tensors = dict[str, Stored]
 
 
-def write(folder: Path, shape: str, gb: float = 2.0, vocab: int = 4096, layers: int | None = None) -> Path:
+def write(
+    folder: Path,
+    shape: str,
+    gb: float = 2.0,
+    vocab: int = 4096,
+    layers: int | None = None,
+    values: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
     """Writes a checkpoint of `shape`, or of SHAPE:QUANTIZATION, into a folder of `folder`; returns it.
 
-    `layers` is how many there are; None: as many as fit into `gb` 10⁹ bytes, one at least.
+    `layers` is how many there are; None: as many as fit into `gb` 10⁹ bytes, one at least. `values` are numbers of
+    tensors that are not random, by name.
 
     Raises ValueError for what no layout is known of here.
     """
@@ -84,10 +92,11 @@ def write(folder: Path, shape: str, gb: float = 2.0, vocab: int = 4096, layers: 
             layers = min(layers, shapes.config_of(name)["num_hidden_layers"])
         draft = made(layers)
         tensors = tensors_of(draft)
+        tensors |= {name: replace(tensors[name], values=given) for name, given in (values or {}).items()}
         if blocks:
             _write_gguf(draft / "model.gguf", tensors, registry.values(draft))
         else:
-            _write_safetensors(draft, tensors)
+            write_safetensors(draft, tensors)
         target = folder / (f"{draft.name}-{GGUF}" if blocks else draft.name)
         shutil.rmtree(target, ignore_errors=True)
         return draft.rename(target)
@@ -244,8 +253,8 @@ def _raw(tensor: torch.Tensor) -> memoryview:
     return tensor.contiguous().view(torch.uint8).flatten().numpy().data
 
 
-def _write_safetensors(folder: Path, tensors: Tensors) -> None:
-    """A file for each layer, and one for the rest."""
+def write_safetensors(folder: Path, tensors: Tensors) -> None:
+    """Files of these tensors with an index: one for each layer, and one for the rest."""
     parts: dict[str, Tensors] = {}
     for name, held in sorted(tensors.items()):
         _, found, rest = name.partition("layers.")

@@ -34,6 +34,8 @@ from typing import Any
 
 import psutil
 
+from engine.models import registry
+from engine.text.tokenizer import Tokenizer
 from perf.bench.repeats import combined
 from perf.bench.serving import GrpcTransport, OpenAiTransport, Transport, measure
 from perf.provenance import provenance
@@ -134,13 +136,15 @@ def main() -> None:
     parser.add_argument("--label", default="")
     parser.add_argument("--low", type=int, default=1000)
     parser.add_argument("--high", type=int, default=100_000, help="token ids stay below this and the vocabulary's size")
+    parser.add_argument("--texts", type=Path, help="prompts: a JSON list of texts, read by the model's tokenizer")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each row")
     parser.add_argument("--longest", type=float, default=20.0, help="a row that takes more seconds is run once")
     parser.add_argument("--settle", type=float, default=0.0, help="seconds to wait before the first row")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server is ended too
     model, log = args.models / args.model, args.json.with_suffix(f".{args.server}.log")
-    high = min(args.high, json.loads((model / "config.json").read_text())["vocab_size"])
+    high = min(args.high, registry.values(model)["vocab_size"])
+    texts = _tokens(args.texts, model) if args.texts else []
     transport: Transport
     with tempfile.TemporaryDirectory() as scratch:
         if args.server == "nereid":
@@ -171,7 +175,7 @@ def main() -> None:
                 while len(runs) < args.repeat and (not runs or runs[0].get("seconds", 0) < args.longest):
                     spec = parse(text)
                     spec = replace(spec, seed=spec.seed + REPEAT_SEED * len(runs))
-                    figures, _ = measure(transport, spec, args.processes, args.low, high)
+                    figures, _ = measure(transport, spec, args.processes, args.low, high, texts)
                     print(brief(name, figures), flush=True)
                     if figures["failed"] == figures["requests"]:
                         said = log.read_text()[-3000:]
@@ -181,6 +185,11 @@ def main() -> None:
             used = memory(server)
             record({"row": "memory", **used})
             print(f"memory: {used['rss_mb']} MB resident, {used['pss_mb']} MB proportional {used['processes'][:8]}")
+
+
+def _tokens(file: Path, model: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.from_folder(model)
+    return [tokenizer.encode(text) for text in json.loads(file.read_text())]
 
 
 def brief(name: str, figures: dict[str, Any]) -> str:

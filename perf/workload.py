@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clients.python.timing import percentile
@@ -36,15 +36,19 @@ class Spec:
     groups: int = 1
     seed: int = 0
     warm: int = 2
+    temperature: float = 0.0
+    schemas: int = 0
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt of token ids, the tokens to generate and when to send it (seconds after the start)."""
+    """A prompt of token ids, the tokens to generate and when to send it (seconds after the start). sampling: fields
+    that every server takes by the same names, beside those that say how many tokens there are."""
 
     at: float
     prompt: list[int]
     output: int
+    sampling: dict[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
 
 
 @dataclass
@@ -68,7 +72,7 @@ def _span(text: str) -> tuple[int, int]:
 
 def parse(text: str, seed: int = 0) -> Spec:
     """A spec from its text; `seed` holds where the text names none. Raises ValueError with a sentence."""
-    known = {"c", "q", "n", "in", "out", "prefix", "groups", "seed", "w"}
+    known = {"c", "q", "n", "in", "out", "prefix", "groups", "seed", "w", "temperature", "schemas"}
     fields: dict[str, str] = {}
     for part in text.split(":"):
         key, equals, value = part.partition("=")
@@ -89,11 +93,14 @@ def parse(text: str, seed: int = 0) -> Spec:
         int(fields.get("groups", 1)),
         int(fields.get("seed", seed)),
         int(fields.get("w", 2)),
+        float(fields.get("temperature", 0)),
+        int(fields.get("schemas", 0)),
     )
 
 
-def requests(spec: Spec, low: int, high: int) -> list[Request]:
-    """The requests of a spec, token ids in [low, high). Deterministic in the spec."""
+def requests(spec: Spec, low: int, high: int, texts: Sequence[list[int]] = ()) -> list[Request]:
+    """The requests of a spec, token ids in [low, high), or of `texts` in turn, whatever `in` and `prefix` are.
+    Deterministic in the spec."""
     draw = random.Random(spec.seed)
     prefixes = [[draw.randrange(low, high) for _ in range(spec.prefix)] for _ in range(spec.groups)]
     made, at = [], 0.0
@@ -101,10 +108,33 @@ def requests(spec: Spec, low: int, high: int) -> list[Request]:
         length, output = draw.randint(*spec.prompt), draw.randint(*spec.output)
         prompt = prefixes[i % spec.groups][:length]
         prompt = prompt + [draw.randrange(low, high) for _ in range(length - len(prompt))]
+        if texts:
+            prompt = texts[i % len(texts)]
         if spec.rate and not math.isinf(spec.rate):
             at += draw.expovariate(spec.rate)
-        made.append(Request(at, prompt, output))
+        made.append(Request(at, prompt, output, _sampling(spec, i)))
     return made
+
+
+def _sampling(spec: Spec, number: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"temperature": spec.temperature}
+    if spec.temperature:
+        fields["seed"] = spec.seed + number
+    if spec.schemas:
+        fields["structured_outputs"] = {"json": schema(number % spec.schemas)}
+    return fields
+
+
+def schema(number: int) -> dict[str, Any]:
+    """A JSON schema unlike those of other numbers: a long list of records, of each kind of value that forms have."""
+    kinds = [{"type": "integer", "minimum": 0, "maximum": 10**6}, {"type": "boolean"}, {"type": "number"}]
+    kinds += [{"type": "string", "minLength": 8, "maxLength": 40}, {"enum": [f"state {number} {i}" for i in range(9)]}]
+    kinds += [{"type": "string", "pattern": "^[a-z]{3,9}-[0-9]{4}$"}, {"type": "array", "items": {"type": "integer"}}]
+    draw = random.Random(number)
+    draw.shuffle(kinds)
+    properties = {f"field_{number}_{i}": kind for i, kind in enumerate(kinds)}
+    record = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "array", "items": record, "minItems": 1000}
 
 
 def warm_requests(spec: Spec, low: int, high: int) -> list[Request]:

@@ -1,12 +1,12 @@
 """Drafts on a GPU with CUDA graphs: whether tokens stay the same, and what a drafted step costs over a plain one.
 
-    python -m perf.bench.drafts [--model FOLDER] [--drafts 4] [--rows 1 64] [--prompt-queries 33]
+    python -m perf.bench.drafts [--model FOLDER] [--method mtp] [--drafts 4] [--rows 1 64] [--prompt-queries 33]
 
 First a small model of random weights answers the same requests without drafts and with drafts that are right with
 probability 0.7, in batch-invariant bfloat16 and in float32, overlapped and in turn, and all tokens are compared. Then
-steps of a model of the shape of Llama-3.1-8B, or of the one in FOLDER, are timed with dummy weights. Exits with 1 when
-a token differs. --prompt-queries 33 takes attention to lines with drafts from the kernel for prompts to that which
-splits keys.
+steps of a model of the shape of Llama-3.1-8B, or of the one in FOLDER, are timed with dummy weights; --method mtp has
+the model's own module make the drafts within them. Exits with 1 when a token differs. --prompt-queries 33 takes
+attention to lines with drafts from the kernel for prompts to that which splits keys.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def same_tokens(folder: Path, drafts: int, device: str) -> bool:
     return good
 
 
-def time_steps(model: str, rows: list[int], drafts: int, context: int) -> None:
+def time_steps(model: str, rows: list[int], method: str, drafts: int, context: int) -> None:
     """Print what drafted steps cost over plain ones."""
     from engine.runner.build import build_runner
 
@@ -170,7 +170,7 @@ def time_steps(model: str, rows: list[int], drafts: int, context: int) -> None:
         model=model,
         load_format="dummy",
         scheduler=SchedulerConfig(max_rows=max(rows)),
-        speculation=SpeculationConfig(method="ngram", tokens=drafts),
+        speculation=SpeculationConfig(method=method, tokens=drafts),
     )
     runner = build_runner(config)
     limits = (config.scheduler.max_rows, config.scheduler.token_budget)
@@ -185,6 +185,7 @@ def time_steps(model: str, rows: list[int], drafts: int, context: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of a dense model's config.json")
+    parser.add_argument("--method", choices=("ngram", "mtp"), default="ngram", help="of the steps that are timed")
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 64])
     parser.add_argument("--context", type=int, default=1088)
@@ -205,7 +206,7 @@ def main() -> None:
             good = same_tokens(folder, args.drafts, args.device)
         if not args.skip_wide:
             (folder / "config.json").write_text(json.dumps(WIDE))
-            time_steps(args.model or str(folder), args.rows, args.drafts, args.context)
+            time_steps(args.model or str(folder), args.rows, args.method, args.drafts, args.context)
     sys.exit(not good)
 
 

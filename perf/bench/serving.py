@@ -4,7 +4,7 @@
     python -m perf.bench.serving --openai http://127.0.0.1:8000 q=4:n=60:in=128:out=64 --processes 4 --json out.jsonl
 
 Each spec (see `perf.workload`) is one point; a spec that names no seed gets a fresh one. Prompts and outputs are token
-ids, greedy, to exactly `out` tokens. Every request has a stream of its own. Events are stored as they come and parsed
+ids, to exactly `out` tokens. Every request has a stream of its own. Events are stored as they come and parsed
 after the last, so that parsing costs no measured time.
 """
 
@@ -61,7 +61,7 @@ class GrpcTransport:
         from tritonclient.grpc import service_pb2
 
         ids = numpy.asarray(request.prompt, dtype=numpy.int32)
-        sampling = json.dumps({"max_tokens": request.output, "temperature": 0.0, "ignore_eos": True}).encode()
+        sampling = json.dumps({"max_tokens": request.output, "ignore_eos": True, **request.sampling}).encode()
         message = service_pb2.ModelInferRequest(model_name=self.model)
         for name, dtype, shape, raw in (
             ("input_ids", "INT32", [len(ids)], ids.tobytes()),
@@ -126,10 +126,10 @@ class OpenAiTransport:
             "model": self.model,
             "prompt": request.prompt,
             "max_tokens": request.output,
-            "temperature": 0.0,
             "stream": True,
             "ignore_eos": True,
             "stream_options": {"include_usage": True},
+            **request.sampling,
         }
         return json.dumps(body).encode()
 
@@ -246,10 +246,10 @@ def _client(
 
 
 def measure(
-    transport: Transport, spec: Spec, processes: int, low: int, high: int
+    transport: Transport, spec: Spec, processes: int, low: int, high: int, texts: Sequence[list[int]] = ()
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """Runs one spec from `processes` client processes, and sums it up."""
-    made, warm = requests(spec, low, high), warm_requests(spec, low, high)
+    """Runs one spec from `processes` client processes, and sums it up. texts: see `perf.workload.requests`."""
+    made, warm = requests(spec, low, high, texts), warm_requests(spec, low, high)
     # Each process keeps the same number in flight, so that none runs out of requests before the others.
     most = max(1, min(processes, spec.in_flight or processes, len(made)))
     processes = max(p for p in range(1, most + 1) if spec.in_flight is None or spec.in_flight % p == 0)

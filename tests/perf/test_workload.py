@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jsonschema
 import pytest
 
 from perf.bench import report
@@ -27,6 +28,21 @@ def test_equal_specs_make_equal_requests_and_other_seeds_others() -> None:
     assert made[0].prompt[:4] == made[2].prompt[:4] != made[1].prompt[:4]
     assert [r.at for r in made] == sorted(r.at for r in made)
     assert not {tuple(r.prompt) for r in made} & {tuple(r.prompt) for r in warm_requests(spec, 100, 200)}
+
+
+def test_requests_are_greedy_unless_a_spec_says_otherwise() -> None:
+    plain = requests(parse("c=1:n=2:in=8:out=2"), 100, 200)
+    assert [r.sampling for r in plain] == [{"temperature": 0.0}] * 2
+    drawn = requests(parse("c=1:n=3:in=8:out=2:seed=5:temperature=0.5:schemas=2"), 100, 200)
+    assert [r.sampling["seed"] for r in drawn] == [5, 6, 7]
+    first, second, third = (r.sampling["structured_outputs"]["json"] for r in drawn)
+    assert first == third != second
+    jsonschema.Draft202012Validator.check_schema(first)
+
+
+def test_texts_take_the_place_of_drawn_prompts() -> None:
+    made = requests(parse("c=1:n=3:in=8:out=2"), 100, 200, texts=[[1, 2], [3]])
+    assert [r.prompt for r in made] == [[1, 2], [3], [1, 2]]
 
 
 def test_a_summary_counts_failures_and_measures_the_rest() -> None:
