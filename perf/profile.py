@@ -2,6 +2,7 @@
 
     python -m perf.profile CHECKPOINT --rows 1 8 64 --context 512 [--trace FOLDER] [--set KEY=VALUE]
     python -m perf.profile CHECKPOINT --prompt 1024 8x1024         prompts instead of decode steps
+    python -m perf.profile CHECKPOINT --rows 1 --drafts 4 --set speculation.method=mtp     drafted steps
 
 Steps are given to the runner directly, launched one ahead as the engine's loop does, over a pool whose contents are
 arbitrary. Open the trace in chrome://tracing or ui.perfetto.dev.
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from engine.core.plan import Pending, RowStart, Runner, StepPlan
+from engine.core.plan import Draft, Pending, RowStart, Runner, StepPlan
 from engine.parallel.ranks import open_runner
 from perf.bench.engine import config_from
 from perf.provenance import provenance
@@ -31,12 +32,13 @@ DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Rows:
-    """Rows that decode, each with `context` tokens in blocks of its own (shared where the pool is too small)."""
+    """Rows that decode, each with `context` tokens in blocks of its own (shared where the pool is too small) and
+    `drafts` drafts in each step."""
 
-    def __init__(self, runner: Runner, rows: int, context: int, steps: int) -> None:
+    def __init__(self, runner: Runner, rows: int, context: int, steps: int, drafts: int = 0) -> None:
         pool = runner.info.pool
-        entries = -(-(context + steps + 2) // pool.block_size)
-        self._rows, self._next, self._step = rows, context, 1
+        entries = -(-(context + steps * (1 + drafts) + 2) // pool.block_size)
+        self._rows, self._next, self._step, self._drafts = rows, context, 1, drafts
         starts = [
             RowStart(row, [7 + row] * (context + 1), context + 1, GREEDY, state_slot=own_slot(pool, row))
             for row in range(rows)
@@ -47,10 +49,12 @@ class Rows:
     def plan(self) -> StepPlan:
         starts, writes = self._first
         self._first = ([], [])
-        rows = list(range(self._rows))
+        rows, count = list(range(self._rows)), 1 + self._drafts
+        drafted = {row: Draft(self._drafts, self._next + 1, [11 + row] * self._drafts) for row in rows}
         plan = StepPlan(
-            self._step, rows, [self._next] * self._rows, [1] * self._rows, [True] * self._rows, starts, writes
-        )
+            self._step, rows, [self._next] * self._rows, [count] * self._rows, [True] * self._rows, starts, writes,
+            drafts=drafted if self._drafts else {},
+        )  # fmt: skip
         self._next += 1
         self._step += 1
         return plan
@@ -183,6 +187,7 @@ def main() -> None:
     parser.add_argument("model", help="checkpoint folder")
     parser.add_argument("--rows", type=int, nargs="*", default=[])
     parser.add_argument("--context", type=int, nargs="*", default=[512])
+    parser.add_argument("--drafts", type=int, default=0, help="of each row that decodes; needs speculation.*")
     parser.add_argument("--prompt", nargs="*", default=[], metavar="TOKENS or COUNTxTOKENS")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--trace", type=Path, help="folder for Chrome traces; also prints the kernels")
@@ -206,9 +211,11 @@ def main() -> None:
         figures: dict[str, Any] = {"kind": kind, "rows": rows, "tokens": size}
         label = f"{kind} rows {rows} tokens {size}"
         if kind == "decode":
-            run(runner, Rows(runner, rows, size, 5), 5)
-            figures["step_ms"] = round(run(runner, Rows(runner, rows, size, args.steps), args.steps) * 1e3, 4)
-            figures["host_ms"] = round(host_time(runner, Rows(runner, rows, size, 20), 20) * 1e3, 4)
+            figures["drafts"] = args.drafts
+            run(runner, Rows(runner, rows, size, 5, args.drafts), 5)
+            timed = Rows(runner, rows, size, args.steps, args.drafts)
+            figures["step_ms"] = round(run(runner, timed, args.steps) * 1e3, 4)
+            figures["host_ms"] = round(host_time(runner, Rows(runner, rows, size, 20, args.drafts), 20) * 1e3, 4)
         else:
             fresh = Prompts(runner, rows, size, budget)
             figures["step_ms"] = round(prompt_time(runner, fresh, 7) * 1e3, 4)
@@ -221,7 +228,7 @@ def main() -> None:
             args.trace.mkdir(parents=True, exist_ok=True)
             file_name = args.trace / f"{kind}-{rows}-{size}.json"
             steps = 4
-            state = Rows(runner, rows, size, steps + 2) if kind == "decode" else None
+            state = Rows(runner, rows, size, steps + 2, args.drafts) if kind == "decode" else None
             with profile(activities=activities) as profiler:
                 if state is not None:
                     run(runner, state, steps)
