@@ -25,6 +25,8 @@ from perf.checkpoints import Stored, Tensors
 
 # Tokens that are drawn, and how far their logits lie above all others'.
 LIKELY, ABOVE = 2000, 12.0
+# Of the residual stream: what layers add vanishes beside it.
+STREAM = 64.0
 ROWS = 8192  # of a head that are made at a time
 
 
@@ -33,7 +35,7 @@ def write(folder: Path, shape: str, acceptances: Sequence[float], drafts: int = 
 
     Raises ValueError for a shape whose head is its embedding, and for a probability or number that cannot be.
     """
-    config = shapes.config_of(shape)
+    config = shapes.config_of(shape.partition(":")[0])
     vocab, hidden = config["vocab_size"], config["hidden_size"]
     if config["tie_word_embeddings"]:
         raise ValueError(f"{shape} has no head of its own, which this needs: take qwen3-8b")
@@ -41,7 +43,7 @@ def write(folder: Path, shape: str, acceptances: Sequence[float], drafts: int = 
     if not all(0 <= acceptance <= 1 for acceptance in acceptances) or not 2 * likely <= drafts <= vocab:
         raise ValueError(f"--acceptance is 0 to 1, and --drafts {2 * likely} to {vocab} for {shape}")
     draw = torch.Generator().manual_seed(1)
-    stream = torch.randn(hidden, generator=draw).bfloat16()
+    stream = (torch.randn(hidden, generator=draw) * STREAM).bfloat16()
     tokens = torch.randperm(vocab, generator=draw)[:drafts].sort().values
     drawn = tokens[torch.randperm(drafts, generator=draw)]
     theirs = torch.randn(vocab, generator=draw)
@@ -147,7 +149,7 @@ def _head_tensors(config: dict[str, int], stream: torch.Tensor, logits: torch.Te
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("shape", help="of perf.shapes, or a folder or file with a published config")
+    parser.add_argument("shape", help="SHAPE or SHAPE:QUANTIZATION, as perf.checkpoints takes it")
     parser.add_argument(
         "--acceptance", type=float, nargs="+", default=[0.75], help="how likely a draft of a head stands"
     )
