@@ -26,9 +26,9 @@ from engine.beam.search import BeamSearch
 from engine.cache.manager import GroupUse, KVManager
 from engine.config import HOST_METHODS, EngineConfig
 from engine.core import stopping
-from engine.core.draft_depth import DraftDepth
+from engine.core.draft_depth import Acceptance, DraftDepth
 from engine.core.loop import EngineLoop
-from engine.core.plan import Runner, RunnerInfo
+from engine.core.plan import Runner
 from engine.core.prefill_policy import choose_prefill_policy
 from engine.core.request import Drafter, Request, Sink
 from engine.core.scheduler import Scheduler
@@ -152,9 +152,10 @@ class Engine:
         self._drafts_on_host = drafter is not None or config.speculation.method in HOST_METHODS
         if drafter is None:
             drafter, draft_tokens = maker(config.speculation), config.speculation.most
-        self.info: RunnerInfo = runner.info
-        self.runner = runner
+        self.runner, self.info = runner, runner.info
         self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache, max_length=self.info.max_model_len)
+        chosen = DraftDepth(draft_tokens, runner.drafts_ready, not self._drafts_on_host)
+        self._depth = chosen if config.speculation.tokens == "auto" else None
         self.scheduler = Scheduler(
             config.scheduler,
             self._kv,
@@ -162,7 +163,7 @@ class Engine:
             checkpoint_interval=config.cache.checkpoint_interval,
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,
-            depth=DraftDepth(draft_tokens) if config.speculation.tokens == "auto" else None,
+            depth=self._depth,
             clock=clock,
         )
         self.loop = EngineLoop(
@@ -275,6 +276,8 @@ class Engine:
             drafter=self._drafter_of(input),
         )
         request.awaits_matcher = constrained
+        if self._depth is not None:
+            request.acceptance = Acceptance(self._depth.overall)
         return request
 
     def _drafter_of(self, input: RequestInput) -> Drafter | None:

@@ -6,11 +6,15 @@ compared, the part that was accepted, the last ones counting most. The likeliest
 turn while they raise
 
     (R + sum of their probabilities) / (plain(R) + m · extra(R)).
+
+A new request begins with the rate of those before it. What drafts on the device computes every token of the model's
+steps, which costs time as well. When nobody has drafted for a while it rests: it computes nothing, and nobody drafts,
+for longer each time, or until there are far fewer entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.core.plan import StepPlan
 
@@ -18,22 +22,33 @@ from engine.core.plan import StepPlan
 GUESSED_DRAFT_COST = 0.03
 # Weight of the newest measured time, and of a request's past at each draft that is compared.
 NEWEST_WEIGHT, PAST_WEIGHT = 0.1, 0.95
-# A request begins as if so many of so many drafts had been accepted.
+# The first request begins with a rate of so many accepted of so many drafts; so many count what others came to.
 PRIOR_ACCEPTED, PRIOR_TRIED = 1.2, 2.0
 MAX_ACCEPTANCE_RATE = 0.98
+# Weight of what all requests came to, at each draft that is compared.
+OVERALL_PAST_WEIGHT = 0.995
+# A time that is so many times less than those before replaces them: the first step of a kind is often slow. One counts
+# as at most so many times more, for a step may have had to wait for the host.
+MUCH_LESS, MUCH_MORE = 0.75, 3.0
+# What drafts on the device is worth its own time from so much more tokens a second on.
+MIN_GAIN = 1.04
+# Steps without drafts before a rest, steps of the first rest and of the longest, and the part of the entries at its
+# beginning that ends it.
+STEPS_BEFORE_REST, FIRST_REST, MAX_REST, FAR_FEWER = 32, 256, 4096, 0.5
 # After so many steps without a draft a request tries one. After so many steps one is made without drafts, to measure
 # it; so are the first ones of a number of entries that was not measured yet, up to so many.
 STEPS_BEFORE_TRIAL, STEPS_BEFORE_PLAIN, MAX_PLAIN_TRIES = 64, 256, 4
 
 
 class Acceptance:
-    """How many of one request's drafts were accepted."""
+    """How many of one request's drafts were accepted. overall: of all requests, which goes on with this one."""
 
-    __slots__ = ("_accepted", "_tried", "steps_without_drafts")
+    __slots__ = ("_accepted", "_overall", "_past_weight", "_tried", "steps_without_drafts")
 
-    def __init__(self) -> None:
-        self._accepted = PRIOR_ACCEPTED
-        self._tried = PRIOR_TRIED
+    def __init__(self, overall: Acceptance | None = None, past_weight: float = PAST_WEIGHT) -> None:
+        rate = PRIOR_ACCEPTED / PRIOR_TRIED if overall is None else overall.acceptance_rate
+        self._accepted, self._tried = rate * PRIOR_TRIED, PRIOR_TRIED
+        self._overall, self._past_weight = overall, past_weight
         self.steps_without_drafts = 0
 
     @property
@@ -44,20 +59,38 @@ class Acceptance:
     def drafted(self, count: int, accepted: int) -> None:
         """Of `count` drafts in a step the first `accepted` were accepted."""
         tried = min(accepted + 1, count)
-        past = PAST_WEIGHT**tried
+        past = self._past_weight**tried
         self._accepted = self._accepted * past + accepted
         self._tried = self._tried * past + tried
+        if self._overall is not None:
+            self._overall.drafted(count, accepted)
 
 
 class DraftDepth:
-    """Chooses for requests that may have up to `max_drafts` drafts each. Not thread-safe: the loop owns it."""
+    """Chooses for requests that may have up to `max_drafts` drafts each. Not thread-safe: the loop owns it.
 
-    def __init__(self, max_drafts: int) -> None:
+    ready: as `Runner.drafts_ready`; steps that are not are left alone. rests: what drafts is on the device.
+    """
+
+    def __init__(
+        self, max_drafts: int, ready: Callable[[int, int, int], bool] = lambda *_: True, rests: bool = False
+    ) -> None:
         self.max_drafts = max_drafts
+        self.overall = Acceptance(past_weight=OVERALL_PAST_WEIGHT)
+        self._ready = ready
+        self._rests = rests
+        self._idle_steps = 0  # one after the other, in which nobody chose to draft
+        self._rest, self._rest_left, self._rest_entries = FIRST_REST, 0, 0
         self._plain: dict[int, float] = {}  # seconds of a step without drafts, by kind
         self._extra: dict[int, float] = {}  # seconds that a draft adds, by kind
         self._plain_tries: dict[int, int] = {}  # steps without drafts that were to be measured, by kind
         self._calls = 0
+
+    def follows(self, entries: int) -> bool:
+        """Whether a step of so many entries is computed by what drafts as well: asked once a step."""
+        if self._rest_left:
+            self._rest_left = 0 if entries <= FAR_FEWER * self._rest_entries else self._rest_left - 1
+        return not self._rest_left
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step took so many seconds on the device."""
@@ -73,6 +106,8 @@ class DraftDepth:
 
     def draft_counts(self, entries: int, requests: Sequence[Acceptance]) -> list[int]:
         """How many drafts each of the requests gets in a step of `entries` entries."""
+        if self._rest_left:
+            return [0] * len(requests)
         kind = _kind(entries)
         self._calls += 1
         waits = self._plain_tries.get(kind, 0)
@@ -91,23 +126,52 @@ class DraftDepth:
             reverse=True,
         )
         counts, tokens = [0] * len(requests), float(entries)
+        plain = tokens / seconds
         for gain, i in gains:
             # It raises the rate where it gives more of a token a second than all before it.
             if gain * seconds <= tokens * extra:
                 break
             tokens, seconds = tokens + gain, seconds + extra
             counts[i] += 1
+        if self._rests and tokens < MIN_GAIN * plain * seconds:
+            counts = [0] * len(requests)
+        self._count_idle(entries, any(counts))
         for i, of in enumerate(requests):
             of.steps_without_drafts += 1
             if of.steps_without_drafts > STEPS_BEFORE_TRIAL:
                 counts[i] = max(counts[i], 1)
             if counts[i]:
                 of.steps_without_drafts = 0
+        drafting = len(counts) - counts.count(0)
+        if drafting and not self._ready(entries - drafting, drafting, max(counts)):
+            return self._same_for_all(entries, requests, max(counts), extra, plain)
         return counts
+
+    def _same_for_all(
+        self, entries: int, requests: Sequence[Acceptance], depth: int, extra: float, plain: float
+    ) -> list[int]:
+        """The same depth for all requests, where such a step is ready and gives more tokens a second; else none."""
+        rates = [of.acceptance_rate for of in requests]
+        tokens = entries + sum(rate**j for rate in rates for j in range(1, depth + 1))
+        seconds = entries / plain + depth * len(requests) * extra
+        if tokens <= seconds * plain or not self._ready(entries - len(requests), len(requests), depth):
+            return [0] * len(requests)
+        return [depth] * len(requests)
+
+    def _count_idle(self, entries: int, drafting: bool) -> None:
+        if drafting:
+            self._idle_steps, self._rest = 0, FIRST_REST
+            return
+        self._idle_steps += 1
+        if self._rests and self._idle_steps >= STEPS_BEFORE_REST:
+            self._idle_steps, self._rest_left, self._rest_entries = 0, self._rest, entries
+            self._rest = min(2 * self._rest, MAX_REST)
 
 
 def _mixed(before: float | None, new: float) -> float:
-    return new if before is None else before + NEWEST_WEIGHT * (new - before)
+    if before is None or new < MUCH_LESS * before:
+        return new
+    return before + NEWEST_WEIGHT * ((min(new, MUCH_MORE * before) if before else new) - before)
 
 
 def _kind(entries: int) -> int:

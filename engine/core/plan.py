@@ -83,6 +83,8 @@ class StepPlan:
     A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts are rejected. The
     entry is then as long as planned and begins that much earlier: at the row's true last token.
     masked are entries whose draw waits until it is known which tokens they may draw (`MaskedPending.draw`).
+    follows: what drafts on the device, if anything does, computes the step's tokens too. Behind tokens that it did not
+    compute its drafts are worse.
     Order of side effects: starts, block_writes, state_copies, compute, sample.
     """
 
@@ -96,6 +98,7 @@ class StepPlan:
     state_copies: list[StateCopy] = field(default_factory=list)
     drafts: dict[int, Draft] = field(default_factory=dict)
     masked: Sequence[int] = ()
+    follows: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -217,6 +220,11 @@ class Runner(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> Pending: ...
+
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        """Whether a step of `entries` entries of up to `depth` drafts each beside `singles` of one token is launched as
+        fast as others, with nothing to be made first."""
+        ...
 
     def idle(self) -> bool:
         """Nothing is asked for: do a piece of work that was put off. False when there is none left."""

@@ -147,6 +147,7 @@ class Scheduler:
             block_writes=kv.writes,
             state_copies=kv.copies,
             drafts={len(self._rows) + i: draft for i, draft in self._drafts.items()},
+            follows=self._depth is None or self._depth.follows(len(self._rows) + len(self._long_rows)),
         )
         kv.writes, kv.copies = [], []
         tokens = len(self._rows) + sum(self._long_count)

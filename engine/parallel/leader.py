@@ -45,6 +45,9 @@ class LeadingRunner:
             raise self._blame() or error from error
         return _Masked(plan.step, cast(MaskedPending, pending), self._send) if plan.masked else pending
 
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        return self._runner.drafts_ready(singles, entries, depth)
+
     def idle(self) -> bool:
         self._send(commands.encode(Idle()))
         return self._runner.idle()

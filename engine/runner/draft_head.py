@@ -18,7 +18,7 @@ from engine.runner.batch import DeviceBatch, LastTokens
 from engine.runner.drafting import HeadInput, Verify
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
-from engine.sampling.sampler import PLAIN, Drawn, Sampler
+from engine.sampling.sampler import PLAIN, Sampler
 from kernels.select import Ops
 
 
@@ -50,9 +50,11 @@ class HeadDrafter:
     def taps(self) -> tuple[int, ...]:
         return self._head.taps
 
-    def follow(self, head_input: HeadInput, shape: StepShape, verify: Verify | None, drawn: Drawn, trims: bool) -> None:
-        """Compute the tokens of a step whose draws are in the token table. trims: let the last layer give each
-        entry's last token alone."""
+    def follow(
+        self, head_input: HeadInput, shape: StepShape, verify: Verify | None, given: torch.Tensor | None, trims: bool
+    ) -> None:
+        """Compute the tokens of a step whose draws are in the token table. given [B] int32: how many tokens each entry
+        of a step with drafts gave. trims: let the last layer give each entry's last token alone."""
         inputs, entries = self._inputs, self._inputs.entries(shape)
         last_tokens = inputs.last_tokens(shape)
         hidden = self._head.combine(head_input.hidden)
@@ -60,8 +62,8 @@ class HeadDrafter:
         within = last_tokens if trims and verify is None else None
         x = self._compute(tokens.rows, tokens.lengths, hidden, head_input.batch, within)
         if verify is not None:
-            assert drawn.given is not None
-            x = x.index_select(0, verify.last - verify.count + drawn.given - 1)
+            assert given is not None
+            x = x.index_select(0, verify.last - verify.count + given - 1)
         elif within is None and last_tokens is not None:
             x = x.index_select(0, last_tokens.places)
         self._states[entries.out_rows] = x

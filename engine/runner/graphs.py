@@ -31,7 +31,7 @@ import torch
 
 from engine.config import MAX_DRAFTS
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
-from engine.runner.drafting import HeadInput, Verify
+from engine.runner.drafting import Verify
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
 from engine.sampling.sampler import Drawn
 from kernels.linear.waves import filled
@@ -72,20 +72,23 @@ class DecodedStep:
     x           [T, hidden]  the residual stream, or [E, hidden] where only `drawing` was kept of it
     drawing     [E, hidden]  of it what draws: each entry's last token, with drafts each of its draws
     verify      what drafts are verified by, in a step with drafts
-    head_input  what a head that drafts goes on with
-    advance_states  brings running states up to the accepted drafts, once the step is drawn for good
+    Once the step is drawn for good,
+    advance_states  brings running states up to the accepted drafts
+    follow          lets what drafts on the device compute the step's tokens too
     """
 
     x: torch.Tensor
     drawing: torch.Tensor
     verify: Verify | None = None
-    head_input: HeadInput | None = None
     advance_states: Callable[[], None] | None = None
+    follow: Callable[[], None] | None = None
 
-    def finish(self) -> None:
+    def finish(self, follows: bool = True) -> None:
         """The step is drawn for good."""
         if self.advance_states is not None:
             self.advance_states()
+        if self.follow is not None and follows:
+            self.follow()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +139,18 @@ class CudaCapture:
     def __call__(self, compute: Compute, shape: StepShape) -> Replay:
         graph, outcome = self._captured(lambda: compute(shape))
         decoded = outcome.decoded
-        if decoded.advance_states is not None:
-            after, _ = self._captured(decoded.advance_states)
-            outcome = replace(outcome, decoded=replace(decoded, advance_states=after.replay))
+        advance_states, follow = map(self._behind, (decoded.advance_states, decoded.follow))
+        outcome = replace(outcome, decoded=replace(decoded, advance_states=advance_states, follow=follow))
 
         def replay() -> ComputedStep:
             graph.replay()
             return outcome
 
         return replay
+
+    def _behind(self, work: Callable[[], None] | None) -> Callable[[], None] | None:
+        """A graph of its own: it is not replayed with every step."""
+        return None if work is None else self._captured(work)[0].replay
 
     def _captured(self, work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
@@ -247,13 +253,21 @@ class StepGraphs:
         # Each entry that drafts less than it might leaves tokens to a dummy entry.
         return StepShape(singles + 2 * entries, tokens, singles, 1 + depth, longest, drafts=depth, drafting=entries)
 
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        """Whether there is a graph of such a step, or none is ever made."""
+        if self._failed:
+            return True
+        shape = self._padded_drafts(singles, entries, depth)
+        return shape is not None and shape in self._replays
+
     def _fit_drafts(self, plan: StepPlan) -> StepShape | None:
         deepest = max(draft.count for draft in plan.drafts.values())
         singles, entries = len(plan.rows) - len(plan.drafts), len(plan.drafts)
+        return self._padded_drafts(singles, entries, deepest) if plan.count.count(1) == singles else None
+
+    def _padded_drafts(self, singles: int, entries: int, deepest: int) -> StepShape | None:
         at = bisect_left(self._beside, singles), bisect_left(self._drafted, entries), bisect_left(self._depths, deepest)
         if at[0] == len(self._beside) or at[1] == len(self._drafted) or at[2] == len(self._depths):
-            return None
-        if plan.count.count(1) != singles:
             return None
         shape = self.drafted(self._beside[at[0]], self._drafted[at[1]], self._depths[at[2]])
         return shape if shape.tokens <= self._max_tokens else None
@@ -280,6 +294,8 @@ class StepGraphs:
         if replay is not None:
             return replay()
         outcome = self._compute(shape)
+        if outcome.decoded.follow is not None:
+            outcome.decoded.follow()  # so that it compiles what it needs; done again it changes nothing
         try:
             self._replays[shape] = self._capture(self._compute, shape)
         except RuntimeError as problem:
@@ -310,7 +326,8 @@ class StepGraphs:
         held = self.mixed_shapes
         mixed = [(n, tokens) for n in held.rows for tokens in held.tokens if tokens > n + MULTI_TOKEN_ENTRIES]
         drafting = self._drafting
-        shapes = [*self._decodes, *(shape for shape in drafting if not shape.num_single)]
+        # Requests whose last tokens come stand beside those that draft.
+        shapes = [*self._decodes, *(shape for shape in drafting if shape.num_single <= MIXED_ENTRIES[0])]
         common = (held.wave_aligned_tokens, *COMMON_TOKENS)
         shapes += [self.mixed(n, tokens) for size in common for n, tokens in mixed if tokens == size]
         shapes += [self.prompt(n) for n in self._tokens] + [self.mixed(n, tokens) for n, tokens in mixed]

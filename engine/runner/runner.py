@@ -137,9 +137,9 @@ class DeviceRunner:
         shape = replace(self._inputs.stage(plan, padded), whole_logits=whole_logits)
         self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
-            x, draw = self._replay(self._graphs, padded)
+            x, draw = self._replay(self._graphs, padded, plan.follows)
         else:
-            x, draw = self._eager(shape, keep_all, at_draws)
+            x, draw = self._eager(shape, keep_all, at_draws, plan.follows)
         parts, prompts = self._prompt_logprobs(plan, x) if keep_all else ([], [])
 
         def drawn(extras: SamplingExtras) -> PendingStep:
@@ -195,15 +195,19 @@ class DeviceRunner:
         last_tokens = None if shape.drafts else self._inputs.last_tokens(shape)
         trimmed = self._trims and not keep_all and not shape.drafts and len(self._decoder.layers) not in taps
         x, hidden = self._decoder.tapped(batch, self._caches.layers, taps, only, last_tokens if trimmed else None)
-        if model is not None:
-            model.follow(batch, last_tokens if self._trims else None, only is not None)
-        head_input = None if head is None else HeadInput(batch, hidden)
+        verify = advance_states = follow = None
         if shape.drafts:
             verify = Verify.of(self._inputs, shape, batch.token_ids, draw_places)
             advance_states = None if batch.deferred is None else partial(self._advance_states, batch, verify)
-            return DecodedStep(x, verify.select_drawing(x), verify, head_input, advance_states)
+        if model is not None:
+            follow = partial(model.follow, batch, last_tokens if self._trims else None, only is not None)
+        elif head is not None:
+            given = None if verify is None else self._given[: len(verify.count)]
+            follow = partial(head.follow, HeadInput(batch, hidden), shape, verify, given, self._trims)
+        if verify is not None:
+            return DecodedStep(x, verify.select_drawing(x), verify, advance_states, follow)
         drawing = x if trimmed else select_last(x, last_tokens)
-        return DecodedStep(x if keep_all else drawing, drawing, head_input=head_input)
+        return DecodedStep(x if keep_all else drawing, drawing, follow=follow)
 
     def _advance_states(self, batch: DeviceBatch, verify: Verify) -> None:
         """Bring running states up to the tokens that stand: drafts may be drawn twice, and states not."""
@@ -211,18 +215,20 @@ class DeviceRunner:
         for advance in batch.deferred or ():
             advance(num_kept)
 
-    def _eager(self, shape: StepShape, keep_all: bool, draw_places: torch.Tensor | None) -> tuple[torch.Tensor, Draw]:
+    def _eager(
+        self, shape: StepShape, keep_all: bool, draw_places: torch.Tensor | None, follows: bool
+    ) -> tuple[torch.Tensor, Draw]:
         """Compute the staged step, kernel by kernel: the residual stream, and what draws its tokens."""
         decoded = self._decode(shape, None, keep_all, draw_places)
 
         def draw(extras: SamplingExtras) -> Drawn:
             drawn = self._draw(decoded, shape, extras)
-            decoded.finish()
+            decoded.finish(follows)
             return drawn
 
         return decoded.x, draw
 
-    def _replay(self, graphs: StepGraphs, shape: StepShape) -> tuple[torch.Tensor, Draw]:
+    def _replay(self, graphs: StepGraphs, shape: StepShape, follows: bool) -> tuple[torch.Tensor, Draw]:
         """The same by a graph, which draws plainly: entries that ask for more are drawn once more."""
         computed = graphs.run(shape)
         decoded, plain = computed.decoded, computed.drawn
@@ -238,7 +244,7 @@ class DeviceRunner:
                 drawn = self._sampler.with_logprobs(
                     self._decoder.whole_logits(decoded.drawing), plain, extras.num_logprobs
                 )
-            decoded.finish()
+            decoded.finish(follows)
             return drawn
 
         return decoded.drawing, draw
@@ -254,6 +260,10 @@ class DeviceRunner:
     def graphs(self) -> StepGraphs | None:
         """Graphs of steps, when they are on."""
         return self._graphs
+
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        """Whether such a step needs no graph to be made first, as `engine.core.plan.Runner` has it."""
+        return self._graphs is None or self._graphs.drafts_ready(singles, entries, depth)
 
     def idle(self) -> bool:
         """Make one more graph ahead of its use. False when there is none left."""
@@ -334,8 +344,6 @@ class DeviceRunner:
             self._given[: len(drawn.given)] = drawn.given
         elif self._drafts:
             tables.lengths[entries.out_rows] = entries.lengths + 1
-        if self._draft_head is not None and decoded.head_input is not None:
-            self._draft_head.follow(decoded.head_input, shape, verify, drawn, self._trims)
         return drawn
 
     def _sampling_extras(self, plan: StepPlan, at: Sequence[int] | None) -> tuple[SamplingExtras, dict[int, int]]:

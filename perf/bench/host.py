@@ -47,6 +47,9 @@ class NullRunner:
     def launch(self, plan: StepPlan) -> Pending:
         return Done(plan)
 
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        return True
+
     def idle(self) -> bool:
         return False
 

@@ -124,6 +124,9 @@ class TimedRunner:
         self.steps.append((singles, prompt, step))
         return Timed(self, plan, max(self._free_at, self.now))
 
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        return True
+
     def idle(self) -> bool:
         return False
 

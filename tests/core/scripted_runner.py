@@ -150,6 +150,9 @@ class ScriptedRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        return True
+
     def idle(self) -> bool:
         return False
 

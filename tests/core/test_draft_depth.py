@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from engine.config import SpeculationConfig
-from engine.core.draft_depth import MAX_PLAIN_TRIES, STEPS_BEFORE_PLAIN, STEPS_BEFORE_TRIAL, Acceptance, DraftDepth
+from engine.core.draft_depth import (
+    FIRST_REST,
+    MAX_PLAIN_TRIES,
+    STEPS_BEFORE_PLAIN,
+    STEPS_BEFORE_REST,
+    STEPS_BEFORE_TRIAL,
+    Acceptance,
+    DraftDepth,
+)
 from engine.core.plan import Draft, Pending, StepPlan
 from tests.core.drafting import Seer
 from tests.core.harness import Harness, make_config
@@ -103,3 +111,97 @@ def test_plain_steps_are_measured_before_drafts_and_now_and_then() -> None:
     found = [depth.draft_counts(1, of) for _ in range(2 * STEPS_BEFORE_PLAIN)]
     assert found[:MAX_PLAIN_TRIES] == [[0]] * MAX_PLAIN_TRIES, "no time came, so it goes by a guess from there on"
     assert found.count([0]) == MAX_PLAIN_TRIES + 2
+
+
+def test_a_new_request_begins_with_what_others_came_to() -> None:
+    overall = Acceptance(past_weight=0.995)
+    for _ in range(200):
+        Acceptance(overall).drafted(4, 0)
+    assert Acceptance(overall).acceptance_rate < 0.05
+    assert Acceptance().acceptance_rate == pytest.approx(0.6)
+
+
+def test_a_slow_first_step_and_a_halt_are_no_measure() -> None:
+    """A step that made its graph, and one in which a kernel was compiled."""
+    depth, of = DraftDepth(4), [Acceptance()]
+    for seconds in (0.2, 0.01, 0.01, 0.5, 0.01):
+        depth.observe_step(plan(1, 0), seconds)
+    for seconds in (0.3, 0.011, 0.4, 0.011):
+        depth.observe_step(plan(1, 4), seconds)
+    assert depth.draft_counts(1, of) == [4]
+
+
+def test_steps_that_are_not_ready_are_left_alone() -> None:
+    """Of four requests two are right always: the same depth for all where that is ready and pays, else none."""
+    held: set[tuple[int, int, int]] = {(0, 4, 8)}
+    depth = DraftDepth(8, lambda *step: step in held)
+    requests = [Acceptance() for _ in range(4)]
+    for of in requests:
+        for _ in range(30):
+            of.drafted(8, 8 if of in requests[:2] else 0)
+    depth.observe_step(plan(4, 0), 0.01)
+    depth.observe_step(plan(4, 4), 0.01 + 16 * 0.0001)
+    assert depth.draft_counts(4, requests) == [8] * 4
+    held.clear()
+    assert depth.draft_counts(4, requests) == [0] * 4
+    held.add((2, 2, 8))
+    assert depth.draft_counts(4, requests) == [8, 8, 0, 0]
+    held.clear()
+    held.add((0, 4, 8))
+    depth.observe_step(plan(4, 4), 0.01 + 16 * 0.002)
+    for _ in range(60):
+        depth.observe_step(plan(4, 4), 0.01 + 16 * 0.002)
+    assert depth.draft_counts(4, requests) == [0] * 4, "it would cost more than it gives"
+
+
+def test_what_drafts_on_the_device_rests_when_nobody_drafts() -> None:
+    depth, of = DraftDepth(4, rests=True), [Acceptance() for _ in range(8)]
+    for _ in range(100):
+        for one in of:
+            one.drafted(4, 0)
+    depth.observe_step(plan(8, 0), 0.01)
+    depth.observe_step(plan(8, 4), 0.02)
+
+    def rest(entries: int) -> int:
+        """Steps of a rest, behind those that lead to it."""
+        for _ in range(STEPS_BEFORE_REST):
+            assert depth.follows(entries)
+            depth.draft_counts(entries, of)
+        steps = 0
+        while not depth.follows(entries):
+            assert depth.draft_counts(entries, of) == [0] * len(of)
+            steps += 1
+        return steps
+
+    assert rest(8) == FIRST_REST - 1
+    assert rest(8) == 2 * FIRST_REST - 1
+    for _ in range(STEPS_BEFORE_REST):
+        depth.draft_counts(8, of)
+    assert not depth.follows(8)
+    assert depth.follows(4), "far fewer entries: drafts may pay now"
+
+
+def test_little_gain_is_not_worth_what_drafts_on_the_device() -> None:
+    of = [Acceptance()]
+    for rests, expected in ((False, [1]), (True, [0])):
+        depth = DraftDepth(1, rests=rests)
+        depth.observe_step(plan(1, 0), 0.01)
+        depth.observe_step(plan(1, 1), 0.0157)
+        assert depth.draft_counts(1, of) == expected
+
+
+def test_plans_say_whether_what_drafts_on_the_device_computes_them() -> None:
+    runner = Costly(0.02)
+    config = msgspec.structs.replace(
+        make_config(overlap=False, delay_launch=False), speculation=SpeculationConfig(method="ngram", tokens="auto")
+    )
+    engine = Harness(runner, config, lambda: Seer(runner, right=0.0, seed=3), 8)
+    depth = engine.engine.scheduler._depth
+    assert depth is not None
+    depth._rests = True
+    engine.submit("a", PROMPT, max_tokens=200)
+    engine.run()
+    assert engine.tokens("a") == engine.expected(PROMPT, 200)
+    followed = [plan.follows for plan in runner.plans]
+    assert followed[0]
+    assert not followed[-1]

@@ -287,8 +287,10 @@ def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
     assert {shape for shape in made.first_shapes if shape.drafts} == {
         made.drafted(0, entries, 3) for entries in (1, 2, 4)
     }
+    assert not made.drafts_ready(0, 4, 3)
     while (shape := made.next_shape) is not None:
         made.run(shape)
+    assert not made.drafts_ready(0, 5, 3), "no such step has a graph"
     for singles in range(4):
         for entries in range(1, 5 - singles):
             for depth in (1, 2, 3):
@@ -297,6 +299,7 @@ def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
                 rows = singles + entries
                 fit = made.fit(StepPlan(0, [*range(rows)], [4] * rows, counts, [True] * rows, drafts=drafts))
                 assert fit in made._replays
+                assert made.drafts_ready(singles, entries, depth)
 
 
 def test_drafts_change_no_token_of_batch_invariant_arithmetic(folders: dict[str, Path]) -> None:

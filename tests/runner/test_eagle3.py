@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from safetensors.torch import load_file
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
+from engine.core.plan import StepPlan
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
 from engine.models.reader import ConfigError
 from engine.runner.build import build_runner
+from engine.runner.draft_head import HeadDrafter
 from engine.weights.checkpoint import WeightsError
 from tests.runner import eagle3_heads as heads
 from tests.runner.proposals import Proposals, prompts, run
@@ -207,3 +212,34 @@ def test_a_head_that_does_not_fit_is_refused_with_a_sentence(
     twice[1] = twice[0] - 1
     refused("one of them twice", WeightsError, more={"d2t": twice})
     refused("beyond the 320", WeightsError, more={"d2t": held["d2t"] + 500})
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["eager", "padded"])
+def test_a_head_follows_only_the_steps_whose_plan_says_so(
+    dummies: dict[str, tuple[Path, Path]], padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafts are worse behind the others, and no token changes."""
+    folder, head = dummies["dense"]
+    want = plain(folder, 2)
+    follow, schedule = HeadDrafter.follow, Scheduler.schedule
+    followed, said = [], []
+
+    def counted(self: HeadDrafter, *given: Any) -> None:
+        followed.append(given)
+        follow(self, *given)
+
+    def every_third(self: Scheduler) -> tuple[StepPlan, list[Request]] | None:
+        planned = schedule(self)
+        if planned is None:
+            return None
+        said.append(planned[0].step % 3 == 0)
+        return dataclasses.replace(planned[0], follows=said[-1]), planned[1]
+
+    monkeypatch.setattr(HeadDrafter, "follow", counted)
+    monkeypatch.setattr(Scheduler, "schedule", every_third)
+    got, stats = play(folder, 2, eagle3(head), overlap=True, capture=Recorder() if padded else None)
+    same(got, want)
+    assert stats.draft_tokens > 0
+    assert 0 < said.count(True) < len(said) / 2
+    made = len(followed) - said.count(True)
+    assert made > 0 if padded else not made, "a graph's first step follows once more"

@@ -22,6 +22,7 @@ from engine.runner.graphs import (
     Capture,
     Compute,
     ComputedStep,
+    DecodedStep,
     Replay,
     StepGraphs,
     find_wave_aligned_tokens,
@@ -29,6 +30,7 @@ from engine.runner.graphs import (
 )
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
 from engine.runner.runner import DeviceRunner
+from engine.sampling.sampler import Drawn
 from engine.types import SamplingParams, TokenLogprobs
 from kernels.thresholds import SHORT_CONTEXT
 
@@ -332,7 +334,7 @@ def test_steps_of_a_full_server_are_made_first() -> None:
     def capture(compute: Compute, shape: StepShape) -> Replay:
         return lambda: compute(shape)
 
-    outcome: Any = None
+    outcome = ComputedStep(DecodedStep(torch.zeros(1), torch.zeros(1)), Drawn(torch.zeros(1)))
     graphs = StepGraphs(lambda shape: outcome, capture, 64, 8192, 20480)
     made: list[StepShape] = []
     while (shape := graphs.next_shape) is not None:
