@@ -26,7 +26,7 @@ from perf.checkpoints import Stored, Tensors
 # Tokens that are drawn, and how far their logits lie above all others'.
 LIKELY, ABOVE = 2000, 12.0
 # Of the residual stream: what layers add vanishes beside it.
-STREAM = 64.0
+STREAM = 4096.0
 ROWS = 8192  # of a head that are made at a time
 
 
