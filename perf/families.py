@@ -60,13 +60,20 @@ def floor_ms(model: Path) -> float:
     from engine.layers.moe import Moe
     from engine.models import registry
     from engine.models.decoder import Decoder
+    from engine.models.parts import with_shared_apart
+    from engine.quant import plan as quant
     from kernels.select import select
     from kernels.workspace import Workspace
 
-    config, _ = registry.load(model)
+    config, family = registry.load(model)
+    method, rules = registry.quantization(model), family.rules(config)
+    if quant.shared_apart(rules, None, method):
+        config = with_shared_apart(config)
+        rules = family.rules(config)
     dtype = getattr(torch, config.dtype or "bfloat16")
     cpu = torch.device("cpu")
     decoder = Decoder(BuildContext(select(Workspace(cpu)), config, dtype, cpu, 128, router_dtype=dtype))
+    quant.plan(decoder.weights, rules, None, method)
     total = float(decoder.num_bytes)
     for layer in decoder.layers:
         if isinstance(layer.ffn, Moe):
