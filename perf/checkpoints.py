@@ -40,7 +40,7 @@ from kernels.workspace import Workspace
 from perf import shapes
 
 Shape = tuple[int, ...]
-GGUF = "q4_k"
+GGUF, BLOCK_BYTES = "q4_k", 144
 # Numbers that are drawn, of which every tensor is a repetition.
 DRAWN = 1 << 23
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -225,6 +225,7 @@ class _Drawn:
     def __init__(self) -> None:
         normal = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02
         self._kept: dict[torch.dtype, memoryview] = {}
+        self._blocks: memoryview | None = None
         self._makers: dict[torch.dtype, Callable[[], torch.Tensor]] = {
             torch.float8_e4m3fn: lambda: normal * 5000,
             # Of exponents near zero, whose dtype converts nothing here.
@@ -243,10 +244,21 @@ class _Drawn:
             maker = self._makers.get(held.dtype, self._bytes if whole else self._floats)
             made = maker()
             kept = self._kept[held.dtype] = _raw(made if whole else made.to(held.dtype))
-        left = held.num_bytes
-        while left:
-            yield kept[: min(left, len(kept))]
-            left -= min(left, len(kept))
+        yield from _repeated(kept, held.num_bytes)
+
+    def blocks(self, size: int) -> Iterator[memoryview]:
+        """Blocks of GGUF in so many bytes, whose scales and offsets, two float16, give weights of the usual size."""
+        if self._blocks is None:
+            made = self._bytes()[: DRAWN // BLOCK_BYTES * BLOCK_BYTES].view(-1, BLOCK_BYTES)
+            made[:, :4] = torch.full((2,), 5e-5, dtype=torch.float16).view(torch.uint8)
+            self._blocks = _raw(made)
+        yield from _repeated(self._blocks, size)
+
+
+def _repeated(kept: memoryview, size: int) -> Iterator[memoryview]:
+    while size:
+        yield kept[: min(size, len(kept))]
+        size -= min(size, len(kept))
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
@@ -315,8 +327,8 @@ def _write_gguf(file: Path, tensors: Tensors, config: Mapping[str, Any]) -> None
         for held in tensors.values():
             kind, size = _gguf_type(held)
             plain = FORMATS[kind].num_values == 1
-            stored = Stored(torch.float32 if plain else torch.uint8, held.shape if plain else (size,))
-            stream.writelines([*drawn.pieces(stored), bytes(-size % 32)])
+            pieces = drawn.pieces(Stored(torch.float32, held.shape)) if plain else drawn.blocks(size)
+            stream.writelines([*pieces, bytes(-size % 32)])
 
 
 def main() -> None:
