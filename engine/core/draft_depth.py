@@ -8,13 +8,14 @@ turn while they raise
     (R + sum of their probabilities) / (plain(R) + m · extra(R)).
 
 A new request begins with the rate of those before it. What drafts on the device computes every token of the model's
-steps, which costs time as well. When nobody has drafted for a while it rests: it computes nothing, and nobody drafts,
-for longer each time, or until there are far fewer entries.
+steps, beside prompts too, which costs time as well. When accepted drafts have not made up for that over a number of
+steps it rests: it computes nothing, and nobody drafts, for longer each time, or until there are far fewer entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from engine.core.plan import StepPlan
 
@@ -30,26 +31,27 @@ OVERALL_PAST_WEIGHT = 0.995
 # A time that is so many times less than those before replaces them: the first step of a kind is often slow. One counts
 # as at most so many times more, for a step may have had to wait for the host.
 MUCH_LESS, MUCH_MORE = 0.75, 3.0
-# What drafts on the device is worth its own time from so much more tokens a second on.
-MIN_GAIN = 1.04
-# Steps without drafts before a rest, steps of the first rest and of the longest, and the part of the entries at its
-# beginning that ends it.
-STEPS_BEFORE_REST, FIRST_REST, MAX_REST, FAR_FEWER = 32, 256, 4096, 0.5
+# What drafts on the device is worth its own time where drafts save so much of a stretch of steps.
+MIN_GAIN = 0.05
+# Steps of a stretch, of the first rest and of the longest, and the part of the entries at a rest's beginning that ends
+# it.
+STRETCH, FIRST_REST, MAX_REST, FAR_FEWER = 64, 256, 4096, 0.5
 # After so many steps without a draft a request tries one. After so many steps one is made without drafts, to measure
 # it; so are the first ones of a number of entries that was not measured yet, up to so many.
 STEPS_BEFORE_TRIAL, STEPS_BEFORE_PLAIN, MAX_PLAIN_TRIES = 64, 256, 4
 
 
 class Acceptance:
-    """How many of one request's drafts were accepted. overall: of all requests, which goes on with this one."""
+    """How many of one request's drafts were accepted, in all `num_accepted`. overall: of all requests, which goes on
+    with this one."""
 
-    __slots__ = ("_accepted", "_overall", "_past_weight", "_tried", "steps_without_drafts")
+    __slots__ = ("_accepted", "_overall", "_past_weight", "_tried", "num_accepted", "steps_without_drafts")
 
     def __init__(self, overall: Acceptance | None = None, past_weight: float = PAST_WEIGHT) -> None:
         rate = PRIOR_ACCEPTED / PRIOR_TRIED if overall is None else overall.acceptance_rate
         self._accepted, self._tried = rate * PRIOR_TRIED, PRIOR_TRIED
         self._overall, self._past_weight = overall, past_weight
-        self.steps_without_drafts = 0
+        self.num_accepted = self.steps_without_drafts = 0
 
     @property
     def acceptance_rate(self) -> float:
@@ -59,11 +61,25 @@ class Acceptance:
     def drafted(self, count: int, accepted: int) -> None:
         """Of `count` drafts in a step the first `accepted` were accepted."""
         tried = min(accepted + 1, count)
+        self.num_accepted += accepted
         past = self._past_weight**tried
         self._accepted = self._accepted * past + accepted
         self._tried = self._tried * past + tried
         if self._overall is not None:
             self._overall.drafted(count, accepted)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Steps that what drafts on the device follows: how many, the seconds that they took and that drafts added, the
+    seconds of a token and the entries in the last one with drafts, and all drafts accepted before them."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    extra: float = 0.0
+    token_seconds: float = 0.0
+    entries: int = 0
+    accepted: int = 0
 
 
 class DraftDepth:
@@ -79,7 +95,7 @@ class DraftDepth:
         self.overall = Acceptance(past_weight=OVERALL_PAST_WEIGHT)
         self._ready = ready
         self._rests = rests
-        self._idle_steps = 0  # one after the other, in which nobody chose to draft
+        self._stretch = Stretch()
         self._rest, self._rest_left, self._rest_entries = FIRST_REST, 0, 0
         self._plain: dict[int, float] = {}  # seconds of a step without drafts, by kind
         self._extra: dict[int, float] = {}  # seconds that a draft adds, by kind
@@ -94,9 +110,11 @@ class DraftDepth:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step took so many seconds on the device."""
+        kind = _kind(len(plan.rows))
+        if self._rests and plan.follows:
+            self._observe_gain(plan, seconds, self._plain.get(kind, seconds))
         if len(plan.rows) - plan.count.count(1) != len(plan.drafts):
             return  # beside a prompt
-        kind = _kind(len(plan.rows))
         if not plan.drafts:
             self._plain[kind] = _mixed(self._plain.get(kind), seconds)
         elif kind in self._plain:
@@ -126,16 +144,13 @@ class DraftDepth:
             reverse=True,
         )
         counts, tokens = [0] * len(requests), float(entries)
-        plain = tokens / seconds
+        plain = tokens / seconds  # a second
         for gain, i in gains:
             # It raises the rate where it gives more of a token a second than all before it.
             if gain * seconds <= tokens * extra:
                 break
             tokens, seconds = tokens + gain, seconds + extra
             counts[i] += 1
-        if self._rests and tokens < MIN_GAIN * plain * seconds:
-            counts = [0] * len(requests)
-        self._count_idle(entries, any(counts))
         for i, of in enumerate(requests):
             of.steps_without_drafts += 1
             if of.steps_without_drafts > STEPS_BEFORE_TRIAL:
@@ -158,14 +173,24 @@ class DraftDepth:
             return [0] * len(requests)
         return [depth] * len(requests)
 
-    def _count_idle(self, entries: int, drafting: bool) -> None:
-        if drafting:
-            self._idle_steps, self._rest = 0, FIRST_REST
+    def _observe_gain(self, plan: StepPlan, seconds: float, plain: float) -> None:
+        """Behind a stretch that saved too little, rest. plain: seconds of such a step without drafts."""
+        stretch = self._stretch
+        stretch.steps += 1
+        stretch.seconds += seconds
+        if plan.drafts:
+            stretch.extra += max(0.0, seconds - plain)
+            stretch.token_seconds, stretch.entries = plain / len(plan.rows), len(plan.rows)
+        if stretch.steps < STRETCH:
             return
-        self._idle_steps += 1
-        if self._rests and self._idle_steps >= STEPS_BEFORE_REST:
-            self._idle_steps, self._rest_left, self._rest_entries = 0, self._rest, entries
+        accepted = self.overall.num_accepted - stretch.accepted
+        saved = accepted * stretch.token_seconds - stretch.extra
+        if saved >= MIN_GAIN * stretch.seconds:
+            self._rest = FIRST_REST
+        else:
+            self._rest_left, self._rest_entries = self._rest, stretch.entries or len(plan.rows)
             self._rest = min(2 * self._rest, MAX_REST)
+        self._stretch = Stretch(accepted=self.overall.num_accepted)
 
 
 def _mixed(before: float | None, new: float) -> float:
