@@ -90,7 +90,7 @@ def rename(family: Family) -> Callable[[str], str]:
 def as_ruled(family: Family, checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as the family's rules name it, with a tensor for each matrix where releases stack several."""
     apart: Callable[[Checkpoint], Checkpoint] = getattr(family, "unstack", lambda found: found)
-    return apart(checkpoint.renamed(rename(family)))
+    return apart(checkpoint.renamed(rename(family)).flattened())
 
 
 def family_of(values: dict[str, Any]) -> Family:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.method import Method
-from engine.quant.methods import auto_round, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from engine.quant.methods import auto_round, awq, compressed_tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4
 from engine.quant.scheme import Fp4Scheme
 
 # quant_method → what reads the object around it
@@ -16,6 +16,7 @@ METHODS: dict[str, Callable[[Reader], Method | None]] = {
     "auto-round": auto_round.read,
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
+    "fbgemm_fp8": fbgemm_fp8.read,
     "fp8": fp8.read,
     "gptq": gptq.read,
     "modelopt": modelopt.read,

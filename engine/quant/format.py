@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -55,6 +55,10 @@ class Kind(Protocol):
 
     def lacking(self, scheme: Any, module: str, entries: Mapping[str, Entry]) -> str | None:
         """A sentence where the tensors of `module` are not what the scheme needs."""
+        ...
+
+    def alike(self, scheme: Any, module: str, entries: Mapping[str, Entry]) -> Hashable:
+        """What else than the scheme must be the same of modules that are held in one format."""
         ...
 
     def make(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import torch
 
-from engine.quant.format import Kind
+from engine.quant.format import Format, Kind
 from engine.quant.formats import fp4, fp8, gguf, int8, mixed, packed, rounded
 from engine.quant.formats.dense import Dense
+from engine.quant.formats.parts import Part, Parts, runs_of
 from engine.quant.method import Method
 from engine.quant.scheme import Fp4Scheme, Fp8Scheme, GgufScheme, Int8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
-from engine.weights.rules import Rule, SharedBehind, SharedBehindConcat
+from engine.weights.rules import Concat, Rule, Shape, SharedBehind, SharedBehindConcat
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ def plan(
     "16bit" leaves the inputs of products as they are. quantize rounds what is stored as it is, less embedding and head,
     while it is loaded.
 
-    Raises WeightsError for a weight whose sources are stored in different ways.
+    Raises WeightsError for a table whose sources are stored in different ways.
     """
     check_steps(rules, method)
     entries = None if checkpoint is None else checkpoint.entries
@@ -82,7 +84,9 @@ def shared_apart(
             continue
         first, last = (_scheme(rule.sources[i].removesuffix(".weight"), entries, method) for i in (0, -1))
         splits = (quantize is None or rounded.SPLITS[quantize]) if first is None else KINDS[type(first)].SPLITS
-        if first != last or not splits:
+        # A group of inputs may be those of two shared experts.
+        grouped = isinstance(first, Fp8Scheme) and first.exponents
+        if first != last or grouped or not splits:
             return True
     return False
 
@@ -100,7 +104,9 @@ def shard_alignment(
         sliced = [name for name, split in rule.shared.items() if split.expert is None or not whole_experts]
         if rule.target not in OUTER:
             # Of a table of experts one that is chosen and, last, one that is shared.
-            modules |= {name.removesuffix(".weight") for name in (*sliced[:1], *sliced[-1:])}
+            table = any(split.expert is not None for split in rule.shared.values())
+            few = (*sliced[:1], *sliced[-1:]) if table else sliced
+            modules |= {name.removesuffix(".weight") for name in few}
     schemes = {scheme for module in modules if method is not None and (scheme := method.scheme(module)) is not None}
     blocks = [max(scheme.block) for scheme in schemes if isinstance(scheme, Fp8Scheme) and scheme.block]
     blocks += [fp4.NAMES[scheme.layout].group for scheme in schemes if isinstance(scheme, Fp4Scheme)]
@@ -137,6 +143,11 @@ def _filled(
         # A file chooses a format for each tensor, and numbers as they are may be one of them.
         schemes = [GgufScheme() if other is None else other for other in schemes]
     scheme = schemes[0]
+    about = [_alike(own, module, entries) for own, module in zip(schemes, modules, strict=True)]
+    if any(other != about[0] for other in about[1:]) and isinstance(rule.combine, Concat) and not weight.dense_only:
+        held = _parts(rule, rule.combine, weight.shape, schemes, about, entries, activations)
+        weight.hold(held)
+        return held.rules(rule, weight.shape)
     some = mixed.scheme_of(schemes, activations == "16bit")
     if some is not None:
         if entries is None:
@@ -149,8 +160,9 @@ def _filled(
     if any(other != scheme for other in schemes[1:]):
         odd = [module for module, other in zip(modules, schemes, strict=True) if other != scheme]
         raise WeightsError(
-            f"{listed(odd)} and {modules[0]} are stored in different ways, and they form one product here, which is "
-            "not implemented: use a checkpoint that quantizes all of them or none alike"
+            f"{listed(odd)} and {modules[0]} are stored in different ways, and they stand in one table of matrices or "
+            "are read as dense numbers together here, which is not implemented: use a checkpoint that quantizes all of "
+            "them or none alike"
         )
     if scheme is None:
         return weight.held.rules(rule, weight.shape)
@@ -160,6 +172,37 @@ def _filled(
     if not weight.dense_only:
         weight.hold(kind.make(scheme, modules, rule, weight.shape, entries, activations == "16bit"))
     return weight.held.rules(rule, weight.shape)
+
+
+def _alike(scheme: Scheme | None, module: str, entries: Mapping[str, Entry] | None) -> Hashable:
+    """What projections of one format have in common."""
+    if scheme is None or entries is None:
+        return scheme
+    return scheme, KINDS[type(scheme)].alike(scheme, module, entries)
+
+
+def _parts(
+    rule: Rule,
+    combine: Concat,
+    shape: Shape,
+    schemes: Sequence[Scheme | None],
+    about: Sequence[Hashable],
+    entries: Mapping[str, Entry] | None,
+    activations: str,
+) -> Parts:
+    """A format for each run of projections that are stored alike."""
+    counts = [len(list(run)) for _, run in groupby(about)]
+    parts, start = [], 0
+    for count, own in zip(counts, runs_of(rule, counts), strict=True):
+        scheme, rows = schemes[start], sum(combine.rows[start : start + count])
+        held: Format = Dense()
+        if scheme is not None:
+            modules = [source.removesuffix(".weight") for source in own.sources]
+            run_shape = (rows, shape[-1])
+            held = KINDS[type(scheme)].make(scheme, modules, own, run_shape, entries, activations == "16bit")
+        parts.append(Part(held, count, rows))
+        start += count
+    return Parts(tuple(parts))
 
 
 def _scheme(module: str, entries: Mapping[str, Entry] | None, method: Method | None) -> Scheme | None:

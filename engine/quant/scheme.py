@@ -7,7 +7,9 @@ from typing import Literal
 
 Layout = Literal["pack-quantized", "gptq", "awq"]
 Fp4Layout = Literal["mxfp4-pack-quantized", "nvfp4-pack-quantized", "modelopt", "scale"]
-Activations = Literal["as they are", "dynamic by token", "dynamic by 128", "static"]
+# Inputs that share an exponent (OCP Microscaling Formats 1.0).
+MX_GROUP = 32
+Activations = Literal["as they are", "dynamic by token", "dynamic by 128", "dynamic by 32", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +17,18 @@ class Fp8Scheme:
     """8-bit floats (e4m3) with scales. What the scales are for is told by their shape.
 
     block: outputs and inputs of a block, where scales are by block. power_of_two: scales of inputs are powers of two.
+    largest: a magnitude that inputs are clipped to where their scales are computed.
     """
 
     activations: Activations
     block: tuple[int, int] | None = None
     power_of_two: bool = False
+    largest: float | None = None
+
+    @property
+    def exponents(self) -> bool:
+        """Whether scales are stored as exponents, of groups of inputs (MXFP8)."""
+        return self.block == (1, MX_GROUP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,14 @@ class Checkpoint:
                 raise WeightsError(f"tensors {other.name} and {name} are two names of the same weights; remove one")
         return Checkpoint(entries)
 
+    def flattened(self) -> Checkpoint:
+        """The same with scales of blocks as matrices, which modelopt may store as [rows, 1, columns, 1]."""
+        entries = dict(self.entries)
+        for name, entry in self.entries.items():
+            if name.endswith(".weight_scale") and len(entry.shape) == 4 and entry.shape[1::2] == (1, 1):
+                entries[name] = replace(entry, shape=entry.shape[::2])
+        return Checkpoint(entries)
+
     @property
     def dtype(self) -> torch.dtype:
         """That of the first tensor, by name, that has one that models run in; else float32."""

@@ -40,6 +40,22 @@ class BlockRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Exponents:
+    """Powers of two of exponents (e8m0: 2^(b − 127), 255 is NaN), which files may call bytes."""
+
+    def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
+        return shapes[0] == view
+
+    def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
+        return powers(tensors[0])
+
+
+def powers(exponents: torch.Tensor) -> torch.Tensor:
+    """Exponents as bytes, or under their own dtype → float32."""
+    return exponents.contiguous().view(torch.float8_e8m0fnu).float()
+
+
+@dataclass(frozen=True, slots=True)
 class Dequantized:
     """data [N, K] times its scales, for what takes dense numbers alone. block as in `kernels.weight.Fp8`; None for
     a scale a row or one in all."""
@@ -52,7 +68,8 @@ class Dequantized:
         return n * k == prod(view) and (scales == wanted if wanted else prod(scales) in (1, n))
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
-        data, scale = tensors[0].float(), tensors[1].float()
+        data = tensors[0].float()
+        scale = powers(tensors[1]) if tensors[1].dtype == torch.uint8 else tensors[1].float()
         if self.block is None:
             return (data * scale.reshape(-1, 1)).reshape(view)
         spread = scale.repeat_interleave(self.block[0], dim=0).repeat_interleave(self.block[1], dim=1)

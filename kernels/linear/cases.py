@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernels.linear.gguf_cases import with_blocks
+from kernels.linear.parts_cases import with_parts
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt
@@ -96,6 +97,7 @@ def fp8_case(
 def fp8_cases() -> list[Case]:
     f32, bf16, square = torch.float32, torch.bfloat16, (128, 128)
     group, row, static = Inputs("fp8", 128), Inputs("fp8"), Inputs("fp8", scale=torch.tensor(0.01))
+    mx = Inputs("fp8", 32, True)
     made = [
         fp8_case("fp8 blocks, wide inputs, odd sizes", f32, 3, 200, 300, square, Inputs(), bias=True),
         fp8_case("fp8 blocks, wide inputs", bf16, 17, 96, 256, square, Inputs(), residual=True),
@@ -112,6 +114,10 @@ def fp8_cases() -> list[Case]:
         fp8_case("fp8 blocks, few rows, inputs beyond a round", bf16, 7, 40, 640, square, group, residual=True),
         fp8_case("fp8 rows, one row, norm", bf16, 1, 40, 384, None, row, norm=True),
         fp8_case("fp8 rows, one row, a given scale", bf16, 1, 40, 640, None, static, residual=True),
+        fp8_case("mxfp8", bf16, 9, 72, 1120, (1, 32), mx, residual=True),
+        fp8_case("mxfp8, norm, silu, many rows", bf16, 70, 40, 264, (1, 32), mx, norm=True, activation="silu"),
+        fp8_case("mxfp8, wide inputs, odd sizes", f32, 3, 72, 300, (1, 32), Inputs(), bias=True),
+        fp8_case("fp8 rows, clipped", bf16, 1, 40, 384, None, Inputs("fp8", largest=1.5), norm=True),
         fp8_case("fp8 rows, silu, a given scale", bf16, 64, 136, 528, None, static, activation="silu", bias=True),
     ]
     for t in (1, 8, 64, 1024, 8192):
@@ -376,6 +382,20 @@ def gguf_cases() -> list[Case]:
     return made
 
 
+def parts_cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+    floats = fp8_case("", bf16, 1, 40, 264, None, Inputs("fp8"))
+    integers = int8_case("", f32, 1, 40, 136, Inputs("int8"))
+    plain = case("parts: dense, fp8, int4", bf16, 5, 128, 264, bias=True, norm=True)
+    gated = case("parts: int4 gate, int8 up", f32, 3, 40, 136, activation="silu")
+    added = case("parts: residual, deterministic", f32, 70, 72, 136, residual=True, deterministic=True)
+    return [
+        with_parts(plain, [floats, packed_case("", bf16, 1, 48, 264, 4, 128)], QUANTIZED),
+        with_parts(gated, [packed_case("", f32, 1, 40, 136, 4, 32), integers], QUANTIZED),
+        with_parts(added, [packed_case("", f32, 1, 24, 136, 8, 64)], FUSED[f32]),
+    ]
+
+
 def cases() -> list[Case]:
     made = []
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -422,4 +442,4 @@ def cases() -> list[Case]:
     made.append(case("T64 DeepSeek-V2-Lite out", n=2048, k=2048, residual=True, **bf16))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
-    return made + fp8_cases() + int8_cases() + packed_cases() + fp4_cases() + gguf_cases()
+    return made + fp8_cases() + int8_cases() + packed_cases() + fp4_cases() + gguf_cases() + parts_cases()

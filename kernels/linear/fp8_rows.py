@@ -26,6 +26,11 @@ from kernels.workspace import Workspace
 GROUP = 128
 
 
+def tile_inputs(weight: Fp8 | Int8) -> int:
+    """Inputs of a tile: those that share a scale of the weight, where it has several a row (128, or 32 of MXFP8)."""
+    return weight.block[1] if weight.scale.shape[-1] > 1 else GROUP
+
+
 @dataclass(frozen=True, slots=True)
 class RowTile:
     """Rows and outputs of a program, slices of the inputs, pipeline depth, warps."""
@@ -170,14 +175,14 @@ def fp8_linear(
 ) -> None:
     """y [T, N] of x [T, K]. scales [T, groups] are those of x's numbers; None takes x as it is. residual may be y."""
     (rows, n), k = y.shape, x.shape[1]
-    exact = x.dtype == torch.float32
+    exact, width = x.dtype == torch.float32, tile_inputs(weight)
     partials, counts = shared_tiles(workspace, y, tile)
     workspace.launch(fp8_kernel, tile.grid(y))(
         x, scales, weight.data, weight.scale, bias, residual, y, partials, counts,
         rows, n, k, x.stride(0), 0 if scales is None else scales.stride(0), 0 if scales is None else scales.stride(1),
         y.stride(0), 0 if residual is None else residual.stride(0), weight.scale.shape[1],
-        BK=GROUP, ROWS=weight.block[0],
+        BK=width, ROWS=weight.block[0],
         BLOCKED=weight.scale.shape[1] > 1 or weight.block[0] > 1, GROUPED=scales is not None and scales.shape[1] > 1,
-        WIDE=scales is None, EVEN=n % tile.outputs == 0 and k % GROUP == 0,
+        WIDE=scales is None, EVEN=n % tile.outputs == 0 and k % width == 0,
         STAGES=2 if exact else tile.stages, **options(workspace, x.dtype, bias, residual, activation, tile),
     )  # fmt: skip

@@ -216,6 +216,7 @@ def reads_fp8(x: torch.Tensor, weight: Fp8) -> bool:
         _readable(x, weight.data)
         and weight.inputs.number == "fp8"
         and weight.inputs.group in (0, WIDTH)
+        and weight.inputs.largest is None
         and weight.block[1] in (WIDTH, weight.data.shape[1])
         and fp8_conversions(x.device)
     )

@@ -227,6 +227,8 @@ def w8a8_cases() -> list[Case]:
         w8a8_case("fp8 blocks, a pair a tile", bf16, 4, 320, 192, 6, 4, group, square, residual=True),
         w8a8_case("fp8 blocks, pairs of an expert", bf16, 41, 256, 320, 6, 3, group, square, absent=1),
         w8a8_case("fp8 rows, pairs of an expert", bf16, 41, 192, 128, 6, 3, row, activation="gelu_tanh", limit=0.5),
+        w8a8_case("mxfp8", bf16, 9, 256, 160, 6, 3, Inputs("fp8", 32, True), (1, 32), residual=True),
+        w8a8_case("mxfp8, wide inputs, odd sizes", f32, 5, 72, 40, 6, 2, Inputs(), (1, 32)),
         # Programs share tiles, as many as the name says on a GPU of 132 multiprocessors.
         w8a8_case("fp8 blocks, up by 4", bf16, 1, 4160, 192, 6, 4, group, square, residual=True, small=False),
         w8a8_case("fp8 blocks, down by 2", bf16, 3, 256, 2176, 6, 4, group, square, biased=True, small=False),

@@ -43,7 +43,9 @@ def moe_gemm(
     packed = kind in PACKED
     written = packed and not deterministic and fills_experts(pairs, count, table) and writes_out(gate_up, down)
     if not packed and not (tiled(gate_up) and tiled(down)):
-        raise ValueError(f"moe_gemm has no kernel for {kind} experts whose scales are not of 128 inputs or of all")
+        raise ValueError(
+            f"moe_gemm has no kernel for {kind} experts whose scales are not of 128 or 32 inputs or of all"
+        )
     problem = QuantizedProblem(kind, pairs, count, x.dtype, deterministic, ring, written, table)
     choice = DISPATCH.choose(problem)
     operands = Operands(workspace, x, gate_up, down, weights, experts, residual, activation, limit, num_shared, biases)

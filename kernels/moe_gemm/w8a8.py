@@ -5,6 +5,7 @@ on tensor cores. Inputs are quantized by a launch before each product, or taken 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.fp8_rows import GROUP, _product
+from kernels.linear.fp8_rows import GROUP, _product, tile_inputs
 from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
@@ -20,6 +21,7 @@ from kernels.quantize.kernel import quantized
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv
 from kernels.weight import Fp8, Int8, Weight
+from kernels.weight.inputs import MX_GROUP
 from kernels.workspace import Workspace
 
 
@@ -146,12 +148,12 @@ def w8a8_moe(
     workspace.launch(w8a8_up, (cdiv(inter, up_tile.outputs), both.tiles))(
         numbers, scales, gate_up.data, gate_up.scale, *both.places, h, count, hidden, inter, *strides, limit or 0.0,
         up_bias, **constants, K=experts.shape[1], ACT=activation, LIMITED=limit is not None, **both.constants,
-        **cut(up_tile),
+        **cut(replace(up_tile, inputs=tile_inputs(gate_up))),
     )  # fmt: skip
     numbers, scales, strides, constants = _inputs(workspace, h, down)
     workspace.launch(w8a8_down, (cdiv(hidden, down_tile.outputs), both.tiles))(
         numbers, scales, down.data, down.scale, weights, *both.places, y, count, hidden, inter, *strides, down_bias,
-        **constants, **both.constants, **cut(down_tile),
+        **constants, **both.constants, **cut(replace(down_tile, inputs=tile_inputs(down))),
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
 
@@ -160,8 +162,8 @@ def tiled(weight: Weight) -> bool:
     """Whether a tile's inputs have one scale for each output, and one for each row."""
     if not isinstance(weight, (Fp8, Int8)):
         return True
-    wide = weight.scale.shape[-1] == 1 or weight.block[1] == GROUP
-    return wide and weight.inputs.group in (0, GROUP)
+    width = tile_inputs(weight)
+    return width in (GROUP, MX_GROUP) and weight.inputs.group in (0, width)
 
 
 def _inputs(

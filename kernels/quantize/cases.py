@@ -24,12 +24,13 @@ def case(
     number: Literal["fp8", "int8"] = "fp8",
     activation: str | None = None,
     limit: float | None = None,
+    largest: float | None = None,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         scale = torch.tensor(0.01, device=device) if static else None
         return {
             "x": randn(g, device, dtype, t, k if activation is None else 2 * k),
-            "inputs": Inputs(number, group, power, scale),
+            "inputs": Inputs(number, group, power, scale, largest),
             "norm_weight": randn(g, device, dtype, k) if norm else None,
             "eps": 1e-6,
             "offset": 1.0 if norm else 0.0,
@@ -46,7 +47,9 @@ def cases() -> list[Case]:
         case("groups, odd sizes", f32, 5, 333, 128),
         case("groups behind a norm", bf16, 3, 256, 128, norm=True),
         case("groups, powers of two", bf16, 9, 384, 128, power=True),
+        case("groups of 32, powers of two, odd sizes", bf16, 5, 333, 32, power=True),
         case("a row", f32, 4, 200),
+        case("a row, clipped, behind a norm", f32, 5, 200, norm=True, largest=1.5),
         case("a row behind a norm", bf16, 17, 96, norm=True),
         case("a given scale", bf16, 6, 130, static=True),
         case("a row of integers", f32, 5, 200, number="int8"),

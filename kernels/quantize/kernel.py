@@ -50,7 +50,8 @@ def _quantize(
     K, groups, x_stride, scales_row, scales_group, eps, offset, limit,
     GATED: tl.constexpr, SILU: tl.constexpr, LIMITED: tl.constexpr, NORM: tl.constexpr, STATIC: tl.constexpr,
     POWER: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, SMALLEST: tl.constexpr, SPAN: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr, PDL: tl.constexpr,
+    LARGEST: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Row `program_id(0)` of x; GATED: of gate and up. GROUP inputs share a scale, and BLOCK covers them all. EXACT: by
     divisions, for an interpreter that rounds products before sums."""
@@ -69,6 +70,8 @@ def _quantize(
         scale = tl.load(p_scale) + tl.zeros((BLOCK // GROUP,), tl.float32)
     else:
         largest = tl.maximum(tl.max(tl.abs(parts), axis=1), SMALLEST)
+        if LARGEST is not None:
+            largest = tl.minimum(largest, LARGEST)
         # Rounded: an integer's largest input lies between two numbers, and a power of two is one exactly.
         scale = tl.div_rn(largest, tl.full((BLOCK // GROUP,), SPAN, tl.float32))
         if POWER:
@@ -137,7 +140,8 @@ def quantized(
             k, groups, x.stride(0), scales.stride(0), scales.stride(1), eps, offset, limit or 0.0,
             GATED=activation is not None, SILU=silu, LIMITED=limit is not None, NORM=norm_weight is not None,
             STATIC=inputs.scale is not None, POWER=inputs.power_of_two, GROUP=group, BLOCK=block, SMALLEST=SMALLEST,
-            SPAN=ends.span, LOW=ends.low, HIGH=ends.high, WHOLE=whole, EXACT=INTERPRETED, PDL=workspace.pdl,
+            LARGEST=inputs.largest, SPAN=ends.span, LOW=ends.low, HIGH=ends.high, WHOLE=whole, EXACT=INTERPRETED,
+            PDL=workspace.pdl,
             launch_pdl=workspace.pdl, num_warps=min(16, max(1, block // LANES)),
         )  # fmt: skip
     return numbers, scales

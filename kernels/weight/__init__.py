@@ -11,5 +11,6 @@ from kernels.weight.fp8 import Fp8
 from kernels.weight.gguf import GgufBlocks
 from kernels.weight.int8 import Int8
 from kernels.weight.packed import PackedInt
+from kernels.weight.parts import Parts
 
-__all__ = ["Dense", "Fp4", "Fp8", "GgufBlocks", "Int8", "PackedInt", "Weight"]
+__all__ = ["Dense", "Fp4", "Fp8", "GgufBlocks", "Int8", "PackedInt", "Parts", "Weight"]

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 FP8_MAX = 448.0
+# Inputs that share a scale where scales are powers of two (OCP Microscaling Formats 1.0).
+MX_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Inputs:
 
     group: inputs that share a scale, which is computed from them: their largest magnitude over the number's span;
     0 shares one among all inputs of a row. power_of_two rounds that scale up to a power of two (ue8m0). scale, a
-    float32 scalar, is given by the checkpoint instead ("static") and holds for all rows.
+    float32 scalar, is given by the checkpoint instead ("static") and holds for all rows. largest: a magnitude that
+    counts as the largest where inputs are beyond it, which become it (fbgemm's `scale_ub`).
 
     Of 4-bit floats ("fp4") a group's scale is an 8-bit float times `scale` (NVFP4), or without one a power of two
     (MXFP4): `round_fp4`.
@@ -42,6 +45,7 @@ class Inputs:
     group: int = 0
     power_of_two: bool = False
     scale: torch.Tensor | None = None
+    largest: float | None = None
 
 
 AS_THEY_ARE = Inputs()
@@ -58,7 +62,7 @@ def quantize(x: torch.Tensor, inputs: Inputs) -> tuple[torch.Tensor, torch.Tenso
     if inputs.scale is not None:
         scale = inputs.scale.reshape(1, 1).expand(len(x), parts.shape[1])
     else:
-        largest = parts.abs().amax(dim=-1).clamp(min=SMALLEST)
+        largest = parts.abs().amax(dim=-1).clamp(SMALLEST, inputs.largest)
         # Of a number, torch multiplies by its reciprocal on a GPU.
         scale = largest / torch.full_like(largest, numbers_of.span)
         if inputs.power_of_two:

@@ -19,8 +19,24 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.gate import integers
+from tests.gate import fp4, fp8, integers
 from tests.gate.fp4 import MODELOPT, MODELOPT_INPUTS, fp4_config, mxfp4, nvfp4
+from tests.gate.fp8 import (
+    BLOCKS,
+    FBGEMM,
+    MIXED,
+    PARTS,
+    float_quantized,
+    fp8_blocks,
+    fp8_rows,
+    fp8_tensor,
+    mixed_pack,
+    mixed_packs,
+    modelopt,
+    mxfp8,
+    mxfp8_config,
+    part_pack,
+)
 from tests.gate.integers import (
     awq,
     awq_config,
@@ -37,7 +53,6 @@ from tests.gate.oracle import FORCED, Golden, Sequence
 from tests.gate.shapes import Shape
 
 Tensors = dict[str, torch.Tensor]
-E4M3_MAX = 448.0
 # Of the gate's sequences every so many.
 STEP = 4
 PROJECTIONS = ("_proj.weight", "_proj_with_mqa.weight", ".w1.weight", ".w2.weight", ".w3.weight")
@@ -65,7 +80,7 @@ def packed_golden(shape: Shape, base: Golden, packing: Packing, cache: Path) -> 
     """A folder of `base`'s checkpoint packed so, and what transformers says in float32 of the numbers it stands for, to
     some of base's sequences. Made once and kept, as `golden` is."""
     source = json.dumps(asdict(shape), sort_keys=True) + packing.name + json.dumps(packing.config, sort_keys=True)
-    code = Path(__file__).read_bytes() + Path(integers.__file__).read_bytes()
+    code = b"".join(Path(str(file)).read_bytes() for file in (__file__, fp4.__file__, fp8.__file__, integers.__file__))
     digest = hashlib.sha256(source.encode() + code).hexdigest()[:12]
     folder = cache / f"{shape.name}-{packing.name}-{digest}"
     if not folder.exists():
@@ -132,61 +147,6 @@ def _make(base: Golden, packing: Packing, folder: Path) -> None:
         shutil.copy(file, folder)
 
 
-def fp8_blocks(scale_dtype: torch.dtype, end: str = "weight_scale_inv") -> Callable[..., tuple[Tensors, torch.Tensor]]:
-    """Blocks of 128 × 128, the last ones cut off; scales multiply."""
-
-    def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        n, k = w.shape
-        wide = torch.zeros(-(-n // 128) * 128, -(-k // 128) * 128)
-        wide[:n, :k] = w
-        blocks = wide.unflatten(0, (-1, 128)).unflatten(2, (-1, 128))
-        scale = (blocks.abs().amax(dim=(1, 3)) / E4M3_MAX).to(scale_dtype)
-        spread = scale.float()[:, None, :, None]
-        quantized = (blocks / spread).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-        numbers = (quantized.float() * spread).flatten(2, 3).flatten(0, 1)[:n, :k]
-        return {"weight": quantized.flatten(2, 3).flatten(0, 1)[:n, :k], end: scale}, numbers
-
-    return pack
-
-
-def fp8_rows(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """A bfloat16 scale a row."""
-    scale = (w.abs().amax(dim=1, keepdim=True) / E4M3_MAX).bfloat16()
-    quantized = (w / scale.float()).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-    return {"weight": quantized, "weight_scale": scale}, quantized.float() * scale.float()
-
-
-def fp8_tensor(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """One scale a tensor, and one for its inputs."""
-    scale = (w.abs().amax() / E4M3_MAX).float()
-    quantized = (w / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-    inputs = torch.tensor(8 / E4M3_MAX)
-    return {"weight": quantized, "weight_scale": scale, "input_scale": inputs}, quantized.float() * scale
-
-
-BLOCKS: dict[str, Any] = {
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "quant_method": "fp8",
-    "weight_block_size": [128, 128],
-}
-
-
-def float_quantized(scales: str, **inputs: Any) -> dict[str, Any]:
-    """A quantization_config of compressed-tensors: every Linear but the head, inputs as given."""
-    block = {"block_structure": [128, 128]} if scales == "block" else {}
-    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": scales, "dynamic": False, **block}
-    activations = {"num_bits": 8, "type": "float", "symmetric": True, **inputs}
-    return {
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
-        "format": "float-quantized",
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-    }
-
-
 def as_rounded(module: str) -> bool:
     """What is read as dense numbers alone stays as it is."""
     return not module.endswith("kv_b_proj")
@@ -204,6 +164,13 @@ PACKINGS = (
         float_quantized("block", strategy="group", group_size=128, dynamic=True),
         fp8_blocks(torch.bfloat16, "weight_scale"),
     ),
+    Packing("ct-mxfp8", mxfp8_config(), mxfp8, quick=("qwen3",)),
+    Packing("ct-mxfp8-inputs", mxfp8_config(inputs=True), mxfp8, quick=()),
+    Packing("modelopt-mxfp8", modelopt("MXFP8", group_size=32), mxfp8, quick=()),
+    Packing("modelopt-fp8-pb-wo", modelopt("fp8_pb_wo"), fp8_blocks(torch.float32, "weight_scale", True), quick=()),
+    Packing("fbgemm-fp8", FBGEMM, fp8_rows, quick=()),
+    Packing("modelopt-mixed", MIXED, fp8_rows, mixed_packs, mixed_pack, quick=("qwen3",)),
+    Packing("ct-parts", PARTS, pack_quantized(4, 64), lambda m: not m.endswith("v_proj"), part_pack, quick=("qwen3",)),
     Packing("ct-mxfp4", fp4_config("mxfp4-pack-quantized"), mxfp4(), quick=()),
     Packing("ct-nvfp4", fp4_config("nvfp4-pack-quantized"), nvfp4(), quick=("qwen3",)),
     Packing("modelopt-nvfp4", MODELOPT, nvfp4(modelopt=True), quick=()),

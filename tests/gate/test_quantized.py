@@ -15,9 +15,11 @@ from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, WeightsConfig
 from engine.quant.formats import layouts
 from engine.quant.formats.packed import PackedInt as PackedFormat
+from engine.quant.formats.parts import Parts as PartsFormat
 from engine.quant.methods import gptq
 from engine.runner.build import build_runner
-from kernels.weight import PackedInt, packed
+from engine.weights import transforms
+from kernels.weight import PackedInt, Parts, packed
 from tests.gate.conftest import quick
 from tests.gate.families import DEEPSEEK_V2, QWEN3_MOE
 from tests.gate.oracle import Golden, golden
@@ -83,11 +85,21 @@ def next_scales(self: PackedInt, numbers: torch.Tensor, *given: Any, scaled: Any
     return made
 
 
+def by_value(exponents: torch.Tensor) -> torch.Tensor:
+    return exponents.view(torch.uint8).float() / 127
+
+
+def turned(held: Any, parameters: Mapping[str, torch.Tensor], value: Any = PartsFormat.value) -> Parts:
+    return Parts(value(held, parameters).parts[::-1])
+
+
 BROKEN: dict[str, tuple[str, object, str, object]] = {
     "halves of a byte swapped": ("ct-int4-g32", packed, "integers", swapped),
     "an order of inputs ignored": ("gptq-v1-order", PackedFormat, "value", without_order),
     "zero points one too small": ("gptq-v1-order", gptq, "SHIFTS", {"gptq": 0}),
     "numbers of a word one after another": ("awq", layouts, "AWQ_PLACES", (8, 1)),
+    "exponents by value": ("ct-mxfp8", transforms, "powers", by_value),
+    "parts in another order": ("ct-parts", PartsFormat, "value", turned),
     "scales of the group before": ("ct-int8-g128-zeros", PackedInt, "_scaled", next_scales),
 }
 

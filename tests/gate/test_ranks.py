@@ -261,7 +261,10 @@ EVEN = replace_fields(
     dtypes=("float32",),
     config={**SHAPES[2].config, "intermediate_size": 512},
 )
-QUANTIZED = ("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static")
+QUANTIZED = (
+    *("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static"),
+    *("ct-mxfp8", "modelopt-fp8-pb-wo", "modelopt-mixed", "ct-parts"),
+)
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

@@ -19,6 +19,7 @@ from engine.runner.build import build_runner
 from engine.types import TokenLogprobs
 from tests.gate.conftest import quick
 from tests.gate.fp4 import INPUT_FACTOR, VALUES
+from tests.gate.fp8 import FBGEMM, part_pack
 from tests.gate.oracle import Golden, Sequence, golden
 from tests.gate.packings import PACKINGS, PROJECTIONS, Packing, model_of, packed_golden, said, tensors_of
 from tests.gate.player import EnginePlayer
@@ -36,13 +37,16 @@ def groups(x: torch.Tensor, size: int) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % size)).unflatten(-1, (-1, size))
 
 
-def floats(size: int) -> Rounding:
-    """8-bit floats, with a scale for `size` inputs; 0 is a row."""
+def floats(size: int, largest: float | None = None, powers: bool = False) -> Rounding:
+    """8-bit floats, with a scale for `size` inputs; 0 is a row. largest: what is beyond becomes it. powers: scales are
+    powers of two, the least of which all numbers are within the range."""
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         parts = groups(x, size or x.shape[-1])
-        scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448
-        return ((parts / scale).to(E4M3).float() * scale).flatten(-2)[..., : x.shape[-1]]
+        scale = parts.abs().amax(-1, keepdim=True).clamp(1e-10, largest) / 448
+        if powers:
+            scale = torch.exp2(torch.ceil(torch.log2(scale)))
+        return ((parts / scale).clamp(-448, 448).to(E4M3).float() * scale).flatten(-2)[..., : x.shape[-1]]
 
     return rounded
 
@@ -96,7 +100,24 @@ ROUNDINGS: dict[str, Rounding] = {
     "ct-nvfp4-inputs": nvfp4,
     "modelopt-nvfp4-inputs": nvfp4,
     "ct-mxfp4-inputs": mxfp4,
+    "ct-mxfp8-inputs": floats(32, powers=True),
+    "fbgemm-fp8": floats(0, largest=FBGEMM["activation_scale_ub"]),
 }
+
+
+def of_parts(module: str) -> Rounding | None:
+    return None if part_pack(module) is None else floats(0)
+
+
+def of_layers(module: str) -> Rounding | None:
+    """By the names in MIXED."""
+    if not module.startswith("model.layers.0.self_attn."):
+        return None
+    return floats(32, powers=True) if module.endswith("v_proj") else floats_of_given_scale
+
+
+# Where modules differ: what each does to its inputs, if anything.
+BY_MODULE: dict[str, Callable[[str], Rounding | None]] = {"ct-parts": of_parts, "modelopt-mixed": of_layers}
 
 
 # What a GPU's sums of products are off by, as part of the root mean square of a row: tensor cores keep 14 bits or so of
@@ -122,7 +143,9 @@ class Distance:
 ON_A_CPU = Distance(1.5e-3, 0.02)
 
 
-CASES = [pytest.param(SHAPE, packing, id=packing.name) for packing in PACKINGS if packing.name in ROUNDINGS]
+CASES = [
+    pytest.param(SHAPE, packing, id=packing.name) for packing in PACKINGS if packing.name in {*ROUNDINGS, *BY_MODULE}
+]
 
 
 def distance(sequences: list[Sequence], played: list[list[TokenLogprobs]]) -> Distance:
@@ -183,9 +206,12 @@ def test_inputs_are_rounded_as_the_checkpoint_says(
     folder = packed_golden(shape, base, packing, cache).folder
     _, plain = tensors_of(base, packing)
     model = model_of(base, plain)
-    layers = [layer for module, layer in model.named_modules() if f"{module}.weight".endswith(PROJECTIONS)]
-    for layer in layers:
-        layer.register_forward_pre_hook(lambda _, given: (ROUNDINGS[packing.name](given[0]),))
+    found = {module: layer for module, layer in model.named_modules() if f"{module}.weight".endswith(PROJECTIONS)}
+    layers = list(found.values())
+    for module, layer in found.items():
+        rounding = BY_MODULE[packing.name](module) if packing.name in BY_MODULE else ROUNDINGS[packing.name]
+        if rounding is not None:
+            layer.register_forward_pre_hook(lambda _, given, rounding=rounding: (rounding(given[0]),))
     sequences = [
         Sequence(one.prompt, one.forced, {"float32": said(model, one)}) for one in base.sequences[: 4 * PLAYED : 4]
     ]
@@ -195,7 +221,7 @@ def test_inputs_are_rounded_as_the_checkpoint_says(
         part = OFF["floats" if "fp8" in packing.name else "others"]
         itself = [off_by(model, layers, truth, part, seed) for seed in range(DRAWS)]
         limit = Distance(MORE * max(one.divergence for one in itself), MORE * max(one.mean for one in itself))
-    found = play(truth, shape, "auto", device)
-    assert found.within(limit), f"{found}, where {limit} is allowed"
+    played = play(truth, shape, "auto", device)
+    assert played.within(limit), f"{played}, where {limit} is allowed"
     bare = play(truth, shape, "16bit", device)
     assert not bare.within(limit), "it would not be seen that inputs stay as they are"

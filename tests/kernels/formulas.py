@@ -9,7 +9,7 @@ import torch
 from kernels.batch import AttentionBatch
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.rope import Rope
-from kernels.weight import Fp4, Fp8, Int8, Weight
+from kernels.weight import Fp4, Fp8, Int8, Parts, Weight
 from kernels.weight.inputs import Inputs
 
 
@@ -83,7 +83,10 @@ def linear(
         f = quantized(f.to(x.dtype).double(), weight.inputs)
     if isinstance(weight, Fp4) and weight.rounding.number is not None:
         f = round_fp4(f.to(x.dtype), weight.rounding)
-    y = torch.einsum("tk,nk->tn", f, weight.dense(torch.float64))
+    if isinstance(weight, Parts):
+        y = torch.cat([linear(f.to(x.dtype), part) for part in weight.parts], dim=1)
+    else:
+        y = torch.einsum("tk,nk->tn", f, weight.dense(torch.float64))
     if bias is not None:
         y = y + bias.double()
     if activation is not None:
@@ -100,7 +103,7 @@ def quantized(x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
     made = torch.empty_like(x)
     for first in range(0, x.shape[1], inputs.group or x.shape[1]):
         part = x[:, first : first + (inputs.group or x.shape[1])]
-        scale = part.abs().amax(dim=1, keepdim=True).clamp(min=1e-10) / 448
+        scale = part.abs().amax(dim=1, keepdim=True).clamp(1e-10, inputs.largest) / 448
         if inputs.power_of_two:
             scale = 2 ** torch.ceil(torch.log2(scale))
         if inputs.scale is not None:

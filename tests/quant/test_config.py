@@ -13,7 +13,7 @@ from engine.models import registry
 from engine.models.reader import ConfigError
 from engine.quant import config
 from engine.quant.scheme import Fp8Scheme, PackedScheme, Scheme
-from tests.gate.packings import float_quantized
+from tests.gate.fp8 import float_quantized
 
 ROWS = float_quantized("channel", strategy="token", dynamic=True)
 GPTQ, AWQ = PackedScheme("gptq", 4, 128, zeros=True, shift=1), PackedScheme("awq", 4, 128, zeros=True)

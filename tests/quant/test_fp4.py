@@ -18,8 +18,8 @@ from engine.weights.rules import Rule, Stack, StackConcat
 from kernels.weight import Fp4
 from kernels.weight.inputs import Inputs, round_fp4
 from tests.gate.fp4 import MODELOPT, fp4_config, mxfp4, nvfp4
+from tests.gate.fp8 import BLOCKS
 from tests.gate.integers import Pack
-from tests.gate.packings import BLOCKS
 from tests.quant.test_integers import QKV, drawn, loaded, read, stored
 
 CT_MX, CT_NV = "mxfp4-pack-quantized", "nvfp4-pack-quantized"

@@ -19,8 +19,9 @@ from engine.quant.weight import Weight
 from engine.weights import loader, staging
 from engine.weights.checkpoint import Checkpoint, WeightsError
 from engine.weights.rules import Concat, Rule, Stack, StackConcat
-from kernels.weight import Dense, Int8, PackedInt
+from kernels.weight import Dense, Int8, PackedInt, Parts
 from kernels.weight.packed import packed
+from tests.gate.fp8 import float_quantized
 from tests.gate.integers import (
     KIMI_IGNORES,
     Pack,
@@ -35,7 +36,6 @@ from tests.gate.integers import (
     int_quantized,
     pack_quantized,
 )
-from tests.gate.packings import float_quantized
 
 QKV = Rule("layer", ("m.layers.0.q.weight", "m.layers.0.k.weight"), Concat((40, 24)))
 
@@ -121,7 +121,7 @@ def test_what_is_read_dense_is_dequantized_while_it_is_loaded(tmp_path: Path, sa
 
 @pytest.mark.parametrize(("said", "pack"), FORMS)
 @pytest.mark.parametrize("packed_one", ["q", "k"])
-def test_a_product_of_which_a_part_is_stored_as_it_is_is_dense(
+def test_a_product_of_which_a_part_is_stored_as_it_is_has_parts(
     tmp_path: Path, said: dict, pack: Pack, packed_one: str
 ) -> None:
     """As AutoAWQ's DeepSeek-V3 is published: kv_a_proj_with_mqa is left out, and q_a_proj is not."""
@@ -131,7 +131,8 @@ def test_a_product_of_which_a_part_is_stored_as_it_is_is_dense(
     tensors |= {f"{other}.weight": matrix.bfloat16() for other, matrix in plain.items()}
     numbers |= {other: matrix.bfloat16().float() for other, matrix in plain.items()}
     value = loaded(tmp_path, tensors, said, QKV, 64, 96).value
-    assert isinstance(value, Dense)
+    assert isinstance(value, Parts)
+    assert [type(part) for part in value.parts] == ([PackedInt, Dense] if packed_one == "q" else [Dense, PackedInt])
     wanted = torch.cat([numbers["m.layers.0.q"], numbers["m.layers.0.k"]])
     torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
 

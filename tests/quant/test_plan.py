@@ -13,8 +13,8 @@ from engine.quant.plan import plan, shard_alignment, shared_apart
 from engine.quant.weight import Weight
 from engine.weights import loader
 from engine.weights.checkpoint import Checkpoint, WeightsError
-from engine.weights.rules import Rule, concat
-from kernels.weight import Dense, Fp8
+from engine.weights.rules import Rule, Split, StackConcat, concat
+from kernels.weight import Dense, Fp8, PackedInt, Parts
 
 BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 ROWS = {"quantization_config": {"quant_method": "fp8"}}
@@ -76,19 +76,62 @@ HALF = {"q.weight": fp8(256, 160), "q.weight_scale": torch.ones(1), "k.weight": 
 BOTH = {"q.weight": fp8(256, 160), "k.weight": fp8(64, 160)}
 
 
-def test_a_product_of_which_a_part_is_quantized_is_dense_where_its_inputs_stay_as_they_are(tmp_path: Path) -> None:
-    value = loaded(tmp_path, {**HALF, "q.weight_scale": torch.tensor([0.5])}, ROWS, activations="16bit").value
-    assert isinstance(value, Dense)
+def test_parts_of_a_product_are_held_as_each_is_stored(tmp_path: Path) -> None:
+    value = loaded(tmp_path, {**HALF, "q.weight_scale": torch.tensor([0.5])}, ROWS).value
+    assert isinstance(value, Parts)
+    quantized, plain = value.parts
+    assert isinstance(quantized, Fp8)
+    assert isinstance(plain, Dense)
+    assert (quantized.rounds_inputs, plain.rounds_inputs, value.rounds_inputs) == (True, False, True)
     wanted = torch.cat([HALF["q.weight"].float() * 0.5, HALF["k.weight"]])
-    assert torch.equal(value.dense(torch.float32), wanted.bfloat16().float())
+    assert torch.equal(value.dense(torch.float32), wanted)
+    ids = torch.tensor([255, 256, 0, 319])
+    assert torch.equal(value.rows(ids, torch.float32), wanted[ids])
+    x, bias = torch.randn(3, 160), torch.randn(320)
+    each = [quantized.product(x, bias[:256]), plain.product(x.bfloat16(), bias[256:].bfloat16()).float()]
+    both = Parts((quantized, Dense(plain.data.float())))
+    assert torch.equal(both.product(x, bias)[:, :256], each[0])
+    torch.testing.assert_close(both.product(x, bias)[:, 256:], each[1], rtol=0.02, atol=0.1)
 
 
-def test_a_config_that_leaves_out_a_part_of_a_product_makes_it_dense_without_a_checkpoint() -> None:
+def test_scales_of_different_kinds_are_parts_too(tmp_path: Path) -> None:
+    scales = {"q.weight_scale_inv": torch.rand(2, 2), "k.weight_scale": torch.tensor(0.5)}
+    value = loaded(tmp_path, {**BOTH, **scales}, BLOCKS).value
+    assert isinstance(value, Parts)
+    assert [part.block for part in value.parts if isinstance(part, Fp8)] == [(128, 128), (1, 160)]
+    dense = value.dense(torch.float32)
+    assert torch.equal(dense[256:], BOTH["k.weight"].float() * 0.5)
+    assert torch.equal(dense[130:256, 128:], BOTH["q.weight"][130:, 128:].float() * scales["q.weight_scale_inv"][1, 1])
+
+
+def test_a_tensor_of_one_part_that_is_not_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"not part of this model: k\.input_scale"):
+        loaded(tmp_path, {**HALF, "k.input_scale": torch.ones(1)}, ROWS)
+
+
+def test_a_table_of_matrices_has_no_parts(tmp_path: Path) -> None:
+    names = [f"experts.{e}.{part}" for e in range(2) for part in ("gate", "up")]
+    tensors = {f"{name}.weight": fp8(32, 64) for name in names}
+    tensors |= {f"{name}.weight_scale": torch.ones(1) for name in names}
+    tensors |= {"experts.1.up.weight": torch.ones(32, 64)}
+    del tensors["experts.1.up.weight_scale"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    rules = [Rule("table", tuple(f"{name}.weight" for name in names), StackConcat())]
+    weight = Weight((2, 64, 64), torch.bfloat16)
+    with pytest.raises(WeightsError, match=r"experts\.1\.up and experts\.0\.gate are stored in different ways"):
+        plan({"table": weight}, rules, Checkpoint.open(tmp_path), config.read(ROWS))
+
+
+def test_a_config_that_leaves_out_a_part_of_a_product_makes_parts_without_a_checkpoint() -> None:
     weight = Weight((320, 160), torch.bfloat16)
     rules = [Rule("qk", ("m.layers.0.q.weight", "m.layers.0.k.weight"), concat(256, 64))]
     said = {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["k"]}
     plan({"qk": weight}, rules, None, config.read({"quantization_config": said}))
-    assert isinstance(weight.to_empty(device="cpu").value, Dense)
+    value = weight.to_empty(device="cpu").value
+    assert isinstance(value, Parts)
+    assert [type(part) for part in value.parts] == [PackedInt, Dense]
+    weight.draw(0.5, torch.Generator().manual_seed(0))
+    assert 0.4 < float(value.dense(torch.float32).std()) < 0.6
 
 
 ONES = {**BOTH, "q.weight_scale": torch.ones(1), "k.weight_scale": torch.ones(1)}
@@ -101,11 +144,9 @@ EXPONENTS = torch.full((2, 2), 127, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("tensors", "said", "sentence"),
     [
-        (HALF, ROWS, "stored in different ways"),
         (BOTH, ROWS, r"q\.weight is stored as float8_e4m3fn, and no scales of 8-bit floats stand beside it"),
         (BOTH, {}, "does not say that it is quantized"),
         ({**BOTH, "q.scale": torch.ones(3, 3), "k.scale": torch.ones(1)}, BLOCKS, r"q\.scale has the shape \[3, 3\]"),
-        ({**BOTH, "q.scale": torch.ones(2, 2), "k.scale": torch.ones(1)}, BLOCKS, "of different kinds"),
         ({**ONES, "k.weight": fp8(64 * 160)}, ROWS, r"k\.weight has the shape \[10240\], which is no matrix"),
         (
             {**INSIDE, "q.weight_scale_inv": EXPONENTS},
@@ -126,6 +167,17 @@ def test_tensors_that_make_no_sense(
 ) -> None:
     with pytest.raises(WeightsError, match=sentence):
         loaded(tmp_path, tensors, said)
+
+
+def test_ranks_respect_the_groups_of_every_part() -> None:
+    algorithms = {"m.q": "FP8", "m.k": "NVFP4", "m.v": "FP8_PB_WO"}
+    layers = {name: {"quant_algo": algorithm} for name, algorithm in algorithms.items()}
+    said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    method, split = config.read({"quantization_config": said}), Split("inputs", "inner")
+    for parts, alignment in (("q", 1), ("qk", 16), ("qkv", 128)):
+        names = tuple(f"m.{part}.weight" for part in parts)
+        rule = Rule("one", names, concat(*(8 for _ in parts)), splits=(split,))
+        assert shard_alignment([rule], method) == alignment
 
 
 def test_patterns_and_modules_are_counted_together() -> None:

@@ -3,7 +3,7 @@ and experts whose scales stand in `.scale`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -179,6 +179,10 @@ def lacking(scheme: Fp4Scheme, module: str, entries: Mapping[str, Entry]) -> str
     return unlike(f"{scheme.layout} FP4", module, entries, kinds, factors) or no_scale(
         module, (*factors, *given), entries
     )
+
+
+def alike(scheme: Fp4Scheme, module: str, entries: Mapping[str, Entry]) -> Hashable:
+    return None
 
 
 def make(

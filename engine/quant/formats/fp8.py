@@ -1,8 +1,8 @@
-"""8-bit floats with scales by blocks, by rows, or one a source."""
+"""8-bit floats with scales by blocks, by rows, one a source, or exponents of groups of inputs (MXFP8)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +10,10 @@ import torch
 from engine.quant.format import Declared, Format
 from engine.quant.formats.matrices import SCALES as NUMBERS
 from engine.quant.formats.matrices import check_scales, no_scale
-from engine.quant.scheme import Fp8Scheme
+from engine.quant.scheme import MX_GROUP, Activations, Fp8Scheme
 from engine.weights.checkpoint import Entry, WeightsError
 from engine.weights.rules import Block, Concat, Rule, Shape
-from engine.weights.transforms import BlockRows, Dequantized, RowScales
+from engine.weights.transforms import BlockRows, Dequantized, Exponents, RowScales
 from kernels.sizes import cdiv
 from kernels.weight import Fp8 as Value
 from kernels.weight.inputs import FP8_MAX, Inputs
@@ -22,6 +22,10 @@ DATA, SPLITS = ("weight",), True
 # What a checkpoint calls a module's scales, and its scale of inputs.
 SCALES = ("weight_scale_inv", "weight_scale", "scale")
 INPUT_SCALE = "input_scale"
+# Inputs that share a scale.
+GROUPS: dict[Activations, int] = {"dynamic by 128": 128, "dynamic by 32": MX_GROUP}
+# What exponents are stored as.
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ class Fp8(Format):
         if self.published is None:
             scale = replace(scale, transform=RowScales())
         elif self.block == self.published:
-            scale = replace(scale, combine=rule.in_blocks(shape, self.published) or rule.combine)
+            transform = Exponents() if self.scheme.exponents else None
+            combine = rule.in_blocks(shape, self.published) or rule.combine
+            scale = replace(scale, combine=combine, transform=transform)
         else:
             scale = replace(scale, transform=BlockRows(self.published[0]))
         made = [replace(rule, target=f"{rule.target}.data"), scale]
@@ -85,7 +91,7 @@ class Fp8(Format):
         if kind == "static":
             # Projections that were fused read the same inputs, whose largest magnitude calibration found in each.
             return Inputs("fp8", scale=parameters["input_scale"].amax())
-        return Inputs("fp8", 128 if kind == "dynamic by 128" else 0, self.scheme.power_of_two)
+        return Inputs("fp8", GROUPS.get(kind, 0), self.scheme.power_of_two, largest=self.scheme.largest)
 
 
 def stored(module: str, entries: Mapping[str, Entry]) -> str | None:
@@ -102,10 +108,14 @@ def lacking(scheme: Fp8Scheme, module: str, entries: Mapping[str, Entry]) -> str
         assert weight is not None
         if len(weight.shape) != 2:
             return f"{weight.name} has the shape {list(weight.shape)}, which is no matrix"
-        powers = (*NUMBERS, torch.float8_e8m0fnu)
-        return no_scale(module, SCALES, entries, powers) or no_scale(module, (INPUT_SCALE,), entries)
+        kinds = EXPONENTS if scheme.exponents else (*NUMBERS, torch.float8_e8m0fnu)
+        return no_scale(module, SCALES, entries, kinds) or no_scale(module, (INPUT_SCALE,), entries)
     kind = "no tensor" if weight is None else str(weight.dtype).removeprefix("torch.")
     return f"{module}.weight is stored as {kind}, and no scales of 8-bit floats stand beside it"
+
+
+def alike(scheme: Fp8Scheme, module: str, entries: Mapping[str, Entry]) -> Hashable:
+    return stored(module, entries), _published(module, scheme, entries)
 
 
 def make(
@@ -152,11 +162,13 @@ def _published(module: str, scheme: Fp8Scheme, entries: Mapping[str, Entry]) -> 
     name = stored(module, entries)
     weight, scale = entries[f"{module}.weight"].shape, entries[f"{module}.{name}"].shape
     rows, columns = scheme.block or (128, 128)
+    if scheme.exponents and scale == (weight[0], cdiv(weight[1], columns)):
+        return rows, columns
     if scale == (cdiv(weight[0], rows), cdiv(weight[1], columns)) and scale not in ((), (1,), (1, 1)):
         return rows, columns
     if scale == (1, 1) and scheme.block is not None:
         return rows, columns
-    if scale in ((), (1,), (1, 1), (weight[0],), (weight[0], 1)):
+    if scale in ((), (1,), (1, 1), (weight[0],), (weight[0], 1)) and not scheme.exponents:
         return None
     raise WeightsError(
         f"{module}.{name} has the shape {list(scale)}, which is neither a scale a row, one in all, nor one a block of "

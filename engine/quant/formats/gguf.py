@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -117,6 +117,10 @@ def joined(rule: Rule, entries: Mapping[str, Entry]) -> Rule:
 
 
 def lacking(scheme: GgufScheme, module: str, entries: Mapping[str, Entry]) -> str | None:
+    return None
+
+
+def alike(scheme: GgufScheme, module: str, entries: Mapping[str, Entry]) -> Hashable:
     return None
 
 

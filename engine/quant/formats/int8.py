@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -75,6 +75,10 @@ def lacking(scheme: Int8Scheme, module: str, entries: Mapping[str, Entry]) -> st
     if prod(scale.shape) not in (1, weight.shape[0]):
         return f"{scale.name} has the shape {list(scale.shape)}, which is neither a scale a row nor one in all"
     return no_scale(module, (SCALE, INPUT_SCALE), entries)
+
+
+def alike(scheme: Int8Scheme, module: str, entries: Mapping[str, Entry]) -> Hashable:
+    return None
 
 
 def make(

@@ -1,5 +1,4 @@
-"""A product of which some parts are quantized and the others are stored as they are: its weight is dense. Published AWQ
-checkpoints leave out `kv_a_proj_with_mqa`, which is one product with `q_a_proj` here."""
+"""A table of matrices of which some are quantized and the others are stored as they are: it is held dense."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ class Either:
 
 
 def scheme_of(schemes: Sequence[Scheme | None], exact_inputs: bool) -> Scheme | None:
-    """The one way in which some of a product's parts are quantized; None where there are several, where all are, or
-    where the product would quantize its inputs."""
+    """The one way in which some of a table's matrices are quantized; None where there are several, where all are, or
+    where products would quantize their inputs."""
     found = {scheme for scheme in schemes if scheme is not None}
     if len(found) != 1 or None not in schemes:
         return None
@@ -48,7 +47,7 @@ def _activations(scheme: Scheme) -> str:
 
 
 def filled(rule: Rule, made: Rule, schemes: Sequence[Scheme | None]) -> Rule:
-    """What fills the dense weight of `rule`, given the rule `made` that dequantizes those of its sources that have a
+    """What fills the dense table of `rule`, given the rule `made` that dequantizes those of its sources that have a
     scheme."""
     assert made.transform is not None
     sources, beside = iter(made.sources), iter(made.beside)

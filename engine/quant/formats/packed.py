@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -137,6 +137,10 @@ def lacking(scheme: PackedScheme, module: str, entries: Mapping[str, Entry]) -> 
     if scheme.zeros:
         kinds[names.zero] = (torch.int32,)
     return unlike(scheme.layout, module, entries, kinds)
+
+
+def alike(scheme: PackedScheme, module: str, entries: Mapping[str, Entry]) -> Hashable:
+    return _stored(scheme, [module], entries)
 
 
 def make(

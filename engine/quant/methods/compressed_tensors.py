@@ -9,7 +9,7 @@ from typing import Any
 from engine.models.reader import ConfigError, Reader
 from engine.quant.methods.groups import group_size
 from engine.quant.module_names import ModuleNames, listed
-from engine.quant.scheme import Activations, Fp4Layout, Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
+from engine.quant.scheme import MX_GROUP, Activations, Fp4Layout, Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 
 # What a module is called by its class, and the end of the name of one that is no projection.
 PROJECTION, EMBEDDING, EMBEDDED = "Linear", "Embedding", "embed_tokens"
@@ -120,6 +120,16 @@ def _floats(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Schem
     return Fp8Scheme(_inputs(inputs, "float", strategy, where), block)
 
 
+def _exponents(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
+    """MXFP8: groups of 32 with a power of two."""
+    _grouped_floats(weights, 8, "group", MX_GROUP, False)
+    if inputs is not None:
+        reader = Reader(inputs, f"{where}: input_activations")
+        _grouped_floats(reader, 8, "group", MX_GROUP, True)
+        reader.finish()
+    return Fp8Scheme("as they are" if inputs is None else "dynamic by 32", (1, MX_GROUP), power_of_two=True)
+
+
 def _integers(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
     strategy, _ = _weights(weights, "int", "tensor", "channel")
     return Int8Scheme(_inputs(inputs, "int", strategy, where))
@@ -146,25 +156,25 @@ def _packed(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Schem
 
 def _fp4(layout: Fp4Layout, strategy: str, group: int) -> Callable[[Reader, dict[str, Any] | None, str], Scheme]:
     def read(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
-        _floats_of_4_bits(weights, strategy, group, False)
+        _grouped_floats(weights, 4, strategy, group, False)
         if inputs is not None:
             reader = Reader(inputs, f"{where}: input_activations")
-            _floats_of_4_bits(reader, strategy, group, True, "local")
+            _grouped_floats(reader, 4, strategy, group, True, "local")
             reader.finish()
         return Fp4Scheme(layout, inputs is not None)
 
     return read
 
 
-def _floats_of_4_bits(reader: Reader, strategy: str, group: int, *dynamic: object) -> None:
+def _grouped_floats(reader: Reader, bits: int, strategy: str, group: int, *dynamic: object) -> None:
     reader.require("type", "float")
-    reader.require("num_bits", 4)
+    reader.require("num_bits", bits)
     reader.require("symmetric", True, default=True)
     reader.require("dynamic", *dynamic, default=False)
     reader.require("strategy", strategy)
     reader.require("group_size", group)
-    reader.refuse("actorder", "4-bit floats have no order of activations", *IN_PLACE)
-    reader.refuse("block_structure", "4-bit floats are scaled by groups")
+    reader.refuse("actorder", "floats in groups have no order of activations", *IN_PLACE)
+    reader.refuse("block_structure", "they are scaled by groups")
     reader.skip(*SILENT)
 
 
@@ -173,6 +183,7 @@ FORMATS: dict[str, Callable[[Reader, dict[str, Any] | None, str], Scheme]] = {
     "float-quantized": _floats,
     "int-quantized": _integers,
     "mxfp4-pack-quantized": _fp4("mxfp4-pack-quantized", "group", 32),
+    "mxfp8-quantized": _exponents,
     "naive-quantized": _floats,
     "nvfp4-pack-quantized": _fp4("nvfp4-pack-quantized", "tensor_group", 16),
     "pack-quantized": _packed,

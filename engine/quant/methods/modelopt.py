@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from engine.models.reader import Reader
+from engine.models.reader import ConfigError, Reader
 from engine.quant.module_names import NOTHING, ModuleNames, globs
 from engine.quant.scheme import Fp4Scheme, Fp8Scheme, Scheme
 
-# quant_algo → how every projection that is not left out is stored. A scale of inputs is given for FP8.
+# quant_algo → how a projection is stored. A scale of inputs is given for FP8. FP8_PB_WO is of weights alone, by blocks.
 ALGORITHMS: dict[str, Scheme] = {
     "FP8": Fp8Scheme("static"),
     "FP8_PER_CHANNEL_PER_TOKEN": Fp8Scheme("dynamic by token"),
+    "FP8_PB_WO": Fp8Scheme("as they are", (128, 128)),
+    "MXFP8": Fp8Scheme("dynamic by 32", (1, 32), power_of_two=True),
     "NVFP4": Fp4Scheme("modelopt", True),
     "W4A16_NVFP4": Fp4Scheme("modelopt"),
 }
+# Of which each layer says its own.
+MIXED = "MIXED_PRECISION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +37,68 @@ class Modelopt:
         return None if self.ignored.hold(module) else self.stored
 
 
-def read(reader: Reader) -> Modelopt:
+@dataclass(frozen=True, slots=True)
+class ModeloptMixed:
+    """What `layers` names, a module or one that it is a part of, is stored so; the nearest name holds. Everything else,
+    and what `ignored` holds, is stored as it is."""
+
+    layers: Mapping[str, Scheme] = field(hash=False)
+    ignored: ModuleNames = NOTHING
+
+    @property
+    def steps(self) -> int:
+        return self.ignored.steps + 1
+
+    def scheme(self, module: str) -> Scheme | None:
+        name = "" if self.ignored.hold(module) else module
+        while name:
+            if name in self.layers:
+                return self.layers[name]
+            name = name.rpartition(".")[0]
+        return None
+
+
+def read(reader: Reader) -> Modelopt | ModeloptMixed:
     """Raises ConfigError for a value that is not implemented."""
-    algorithm = reader.require("quant_algo", *ALGORITHMS)
     # The same in other words, and who wrote it.
     reader.skip("config_groups", "producer", "version")
-    stored = ALGORITHMS[algorithm]
-    if isinstance(stored, Fp4Scheme):
-        reader.require("group_size", 16, default=16)
-    else:
-        reader.refuse("group_size", "8-bit floats are scaled by rows or as a whole")
     reader.skip("kv_cache_quant_algo", "kv_cache_scheme")  # engine.quant.cache reads them
     names = (reader.items(str, "ignore") or []) + (reader.items(str, "exclude_modules") or [])
-    return Modelopt(stored, globs(reader.where, names))
+    ignored = globs(reader.where, names)
+    if "quant_algo" in reader and str(reader.read(object, "quant_algo")).upper() == MIXED:
+        # Of layers that say none of their own.
+        reader.require("group_size", None, 16, default=None)
+        return ModeloptMixed(_layers(reader), ignored)
+    return Modelopt(_stored(reader, (MIXED,)), ignored)
+
+
+def _layers(reader: Reader) -> dict[str, Scheme]:
+    layers = reader.read(dict, "quantized_layers")
+    made: dict[str, Scheme] = {}
+    for name, values in layers.items():
+        where = f"{reader.where}: quantized_layers: {name}"
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where} must be an object")
+        if "*" in name:
+            raise ConfigError(f"{where}: a name is needed, and patterns are not implemented there")
+        own = Reader(values, where)
+        made[name] = _stored(own)
+        own.finish()
+    reader.check(bool(made), f"quant_algo = {MIXED} needs quantized_layers, which name what is quantized")
+    return made
+
+
+def _stored(reader: Reader, others: tuple[str, ...] = ()) -> Scheme:
+    """What `quant_algo`, in letters of either case, and `group_size` say."""
+    said = reader.read(str, "quant_algo")
+    known = ", ".join((*ALGORITHMS, *others))
+    reader.check(said.upper() in ALGORITHMS, f"quant_algo = {said!r} is not implemented; implemented: {known}")
+    stored = ALGORITHMS[said.upper()]
+    if isinstance(stored, Fp4Scheme):
+        reader.require("group_size", 16, default=16)
+    elif isinstance(stored, Fp8Scheme) and stored.block is not None:
+        width = stored.block[1]
+        reader.require("group_size", None, width, list(stored.block), default=None)
+    else:
+        reader.refuse("group_size", "8-bit floats are scaled by rows or as a whole")
+    return stored

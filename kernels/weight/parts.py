@@ -1,0 +1,55 @@
+"""A weight whose rows are of several kinds: projections that form one product and are stored in different ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.weight.base import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Weight):
+    """parts[i] [N_i, K] are rows of one matrix, N in all, which stand one after another. Each part takes the product's
+    inputs in its own way: one may round them where another takes them as they are."""
+
+    parts: tuple[Weight, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(self.rows_of), self.parts[0].shape[-1])
+
+    @property
+    def rows_of(self) -> tuple[int, ...]:
+        """How many rows each part has."""
+        return tuple(part.shape[0] for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return any(part.rounds_inputs for part in self.parts)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.cat([part.dense(dtype) for part in self.parts])
+
+    def matrix(self, index: int) -> Weight:
+        raise TypeError("parts are rows of one matrix, and a table of matrices has none")
+
+    def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        chosen, start = ids.long(), 0
+        made = torch.zeros(len(ids), self.shape[-1], dtype=dtype, device=ids.device)
+        for part, count in zip(self.parts, self.rows_of, strict=True):
+            own = chosen - start
+            inside = (own >= 0) & (own < count)
+            made = torch.where(inside[:, None], part.rows(own.clamp(0, count - 1), dtype), made)
+            start += count
+        return made
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None = None, deterministic: bool = False) -> torch.Tensor:
+        biases = (None,) * len(self.parts) if bias is None else bias.split(self.rows_of)
+        held = zip(self.parts, biases, strict=True)
+        return torch.cat([part.product(x, own, deterministic) for part, own in held], dim=-1)
