@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.method import Method
-from engine.quant.methods import auto_round, awq, compressed_tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4
+from engine.quant.methods import auto_round, awq, compressed_tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4, w4afp8
 from engine.quant.scheme import Fp4Scheme
 
 # quant_method → what reads the object around it
@@ -21,6 +21,7 @@ METHODS: dict[str, Callable[[Reader], Method | None]] = {
     "gptq": gptq.read,
     "modelopt": modelopt.read,
     "mxfp4": mxfp4.read,
+    "w4afp8": w4afp8.read,
 }
 # Read here and by no family. "quantization" is what MLX writes.
 KEYS = ("quantization_config", "compression_config", "quantization")

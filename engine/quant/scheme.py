@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["pack-quantized", "gptq", "awq"]
+Layout = Literal["pack-quantized", "int-quantized", "w4afp8", "gptq", "awq"]
 Fp4Layout = Literal["mxfp4-pack-quantized", "nvfp4-pack-quantized", "modelopt", "scale"]
 # Inputs that share an exponent (OCP Microscaling Formats 1.0).
 MX_GROUP = 32
@@ -33,10 +33,11 @@ class Fp8Scheme:
 
 @dataclass(frozen=True, slots=True)
 class PackedScheme:
-    """Integers of `bits` bits, packed into words of 32, with a scale for each `group` inputs of a row; 0: one for all.
+    """Integers of `bits` bits, with a scale for each `group` inputs of a row; 0: one for all.
 
     layout: whose names and packing these are. zeros: zero points are stored, less `shift`. ordered: a tensor says for
-    each input which group it is of; otherwise groups are runs of inputs.
+    each input which group it is of; otherwise groups are runs of inputs. activations: how scales of inputs are found,
+    where products round their inputs to `number`.
     """
 
     layout: Layout
@@ -45,6 +46,8 @@ class PackedScheme:
     zeros: bool = False
     ordered: bool = False
     shift: int = 0
+    activations: Activations = "as they are"
+    number: Literal["fp8", "int8"] = "int8"
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,7 @@ def packed_int(
     zeros: bool = False,
     ordered: bool = False,
     scale_dtype: torch.dtype = torch.bfloat16,
+    rounding: Inputs = AS_THEY_ARE,
 ) -> PackedInt:
     """A random weight of `shape` [.., N, K] whose numbers have about the size of K^-0.5."""
     *rows, k = shape
@@ -192,7 +193,9 @@ def packed_int(
         zero = torch.randint(1, (1 << bits) + 1, groups, dtype=torch.int16, **where).to(device)
         zero = zero.to(torch.uint8) if bits == 4 else zero
     order = torch.rand((*rows[:-1], k), **where).argsort(dim=-1).int().to(device) if ordered else None
-    return PackedInt(packed(numbers, bits).to(device), scale, zero, order, bits, group, k)
+    given = None if rounding.scale is None else rounding.scale.to(device)
+    about = (bits, group, k, replace(rounding, scale=given))
+    return PackedInt(packed(numbers, bits).to(device), scale, zero, order, *about)
 
 
 def fp4(
@@ -275,6 +278,7 @@ def packed_case(
     *,
     zeros: bool = False,
     ordered: bool = False,
+    rounding: Inputs = AS_THEY_ARE,
     small: bool = True,
     **fused: Any,
 ) -> Case:
@@ -282,18 +286,25 @@ def packed_case(
     rows = 2 * n if fused.get("activation") else n
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        given = plain.make(device, generator)
-        return {**given, "weight": packed_int(generator, device, (rows, k), bits, group, zeros, ordered)}
+        weight = packed_int(generator, device, (rows, k), bits, group, zeros, ordered, rounding=rounding)
+        return {**plain.make(device, generator), "weight": weight}
 
     groups = rows * -(-k // group)
     moved = rows * k * bits // 8 + groups * (3 if zeros else 2) + (t * k + t * n) * dtype.itemsize
-    return Case(name, dtype, make, FUSED[dtype], bytes=moved, flops=2 * t * rows * k, small=small)
+    tolerance = QUANTIZED if rounding.number else FUSED[dtype]
+    return Case(name, dtype, make, tolerance, bytes=moved, flops=2 * t * rows * k, small=small)
 
 
 def packed_cases() -> list[Case]:
     f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
     whole: dict[str, Any] = {"zeros": True, "ordered": True}
+    floats, byte, static = Inputs("fp8"), Inputs("int8"), Inputs("fp8", scale=torch.tensor(0.01))
     made = [
+        packed_case("int4, fp8 inputs, one row, norm", bf16, 1, 72, 1152, 4, 128, rounding=floats, norm=True),
+        packed_case("int4, fp8 inputs, many rows, silu", f16, 260, 40, 264, 4, 128, rounding=floats, activation="silu"),
+        packed_case("int4, fp8 inputs of a given scale", bf16, 17, 72, 384, 4, 128, rounding=static, residual=True),
+        packed_case("int4, int8 inputs, odd sizes", f32, 3, 50, 301, 4, 32, rounding=byte, bias=True, **whole),
+        packed_case("int4, int8 inputs, deterministic", bf16, 11, 40, 264, 4, 512, rounding=byte, deterministic=True),
         packed_case("int4 groups of 32, odd sizes", f32, 3, 50, 300, 4, 32, bias=True, **whole),
         packed_case("int4 groups of 128, several slices", f32, 2, 72, 1096, 4, 128, residual=True, zeros=True),
         packed_case("int4 one group, inputs end within a byte", f32, 5, 33, 141, 4, 256, ordered=True),

@@ -8,9 +8,9 @@ import torch
 from kernels.hardware import multiprocessors
 from kernels.linear.mixed_input import mixed_input_fits
 from kernels.linear.packed_dispatch import DISPATCH, PackedOperands, PackedProblem
+from kernels.linear.packed_rows import as_numbers
 from kernels.linear.quantized_stream import streams_packed
 from kernels.linear.quantized_vector import reads_packed
-from kernels.round_fp4.kernel import round_fp4
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
 
@@ -32,13 +32,17 @@ def linear(
     n = weight.shape[0] // (2 if activation else 1)
     if not rows:
         return x.new_zeros((0, n))
-    if isinstance(weight, Fp4) and weight.rounding.number is not None:
-        x, norm_weight = round_fp4(workspace, x, weight.rounding, norm_weight, eps, offset), None
-    vector = isinstance(weight, PackedInt) and reads_packed(x, weight)
-    streams = isinstance(weight, PackedInt) and streams_packed(x, weight)
-    mixed = isinstance(weight, PackedInt) and mixed_input_fits(x, weight)
+    scales = None
+    if weight.rounds_inputs:
+        x, scales = as_numbers(workspace, x, weight, norm_weight, eps, offset)
+        norm_weight = None
+    integers = weight if isinstance(weight, PackedInt) and scales is None else None
+    vector = integers is not None and reads_packed(x, integers)
+    streams = integers is not None and streams_packed(x, integers)
+    mixed = integers is not None and mixed_input_fits(x, integers)
     shape = (rows, n, k, activation is not None, deterministic, vector, streams)
-    choice = DISPATCH.choose(PackedProblem(*shape, multiprocessors(x.device), workspace.table, mixed))
+    about = (multiprocessors(x.device), workspace.table, mixed, scales is not None)
+    choice = DISPATCH.choose(PackedProblem(*shape, *about))
     beside = (norm_weight, eps, offset, residual, activation, deterministic)
-    y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, *beside), choice.config)
+    y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, *beside, scales), choice.config)
     return y

@@ -49,7 +49,7 @@ class PackedProblem(NamedTuple):
     rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. vector: one
     row of 16-bit floats, by 4-bit integers in groups of whole blocks, on a GPU whose warps multiply from registers.
     streams: such groups, which the bulk copy engine can read, on a GPU of this kind. table: of tuned numbers. mixed:
-    groups that stream, with scales in the rows' dtype.
+    groups that stream, with scales in the rows' dtype. scaled: rows are 8-bit numbers, each with a scale.
     """
 
     rows: int
@@ -62,6 +62,7 @@ class PackedProblem(NamedTuple):
     multiprocessors: int
     table: str = DEFAULT
     mixed: bool = False
+    scaled: bool = False
 
     @property
     def weight_rows(self) -> int:
@@ -69,7 +70,7 @@ class PackedProblem(NamedTuple):
 
 
 class PackedOperands(NamedTuple):
-    """What a kernel is launched on; x is not normed yet."""
+    """What a kernel is launched on; x is not normed yet. scales [T]: of rows that are numbers."""
 
     workspace: Workspace
     x: torch.Tensor
@@ -81,6 +82,7 @@ class PackedOperands(NamedTuple):
     residual: torch.Tensor | None
     activation: str | None
     deterministic: bool
+    scales: torch.Tensor | None = None
 
 
 def vector_tile(inputs: int, table: str = DEFAULT) -> QuantizedVectorTile:
@@ -202,20 +204,20 @@ def _row_config(problem: PackedProblem) -> RowTile:
 
 
 def _normed(operands: PackedOperands) -> torch.Tensor:
-    workspace, x, _, _, norm_weight, eps, offset, _, _, deterministic = operands
+    workspace, x, _, _, norm_weight, eps, offset, _, _, deterministic, _ = operands
     if norm_weight is None:
         return x
     return rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)[0]
 
 
 def _vector(operands: PackedOperands, tile: QuantizedVectorTile) -> torch.Tensor:
-    workspace, x, weight, bias, norm_weight, eps, offset, residual, _, _ = operands
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, *_ = operands
     assert isinstance(weight, PackedInt)
     return packed_vector(workspace, x, weight, bias, norm_weight, eps, offset, residual, tile)
 
 
 def _row_stream(operands: PackedOperands, tile: RowStreamTile) -> torch.Tensor:
-    workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, _ = operands
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, *_ = operands
     assert isinstance(weight, PackedInt)
     if norm_weight is not None and x.shape[1] > MAX_NORMED:
         x, norm_weight = _normed(operands), None
@@ -256,7 +258,7 @@ def _tiles(operands: PackedOperands, tile: RowTile) -> torch.Tensor:
     residual, activation = operands.residual, operands.activation
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device) if residual is None else residual
-    packed_linear(workspace, x, weight, bias, residual, y, activation, tile)
+    packed_linear(workspace, x, weight, bias, residual, y, activation, tile, operands.scales)
     return y
 
 
@@ -299,7 +301,11 @@ DISPATCH: Dispatch[PackedProblem] = Dispatch(
         ),
         Variant(
             "written_out",
-            lambda problem: not_written_out(problem.rows, problem.table),
+            lambda problem: (
+                "for rows without a scale of their own"
+                if problem.scaled
+                else not_written_out(problem.rows, problem.table)
+            ),
             lambda problem: None,
             _written_out,
             "docs/experiments/2026-11-24-quantized-experts.md (packed-rows.jsonl)",

@@ -19,6 +19,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.linear.fp8_rows import RowTile, options, shared_tiles
 from kernels.linear.skinny import INTERPRETED
 from kernels.linear.slices import store_tile
+from kernels.quantize.kernel import quantized
+from kernels.round_fp4.kernel import round_fp4
 from kernels.weight import Fp4, PackedInt
 from kernels.workspace import Workspace
 
@@ -155,16 +157,16 @@ def times(one, two, even, odd, FLOAT: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def packed_kernel(
-    x_ptr, data_ptr, scale_ptr, zero_ptr, order_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
+    x_ptr, xs_ptr, data_ptr, scale_ptr, zero_ptr, order_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
     M, N, K, B, G, x_stride, y_stride, residual_stride,
     BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr, ORDER: tl.constexpr,
     EXACT: tl.constexpr, WORDS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr,
-    ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    SCALED: tl.constexpr, ACT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """BM rows of BN outputs over a slice of K; grid (N/BN, M/BM, SPLIT). The last slice to finish sums all in order.
 
-    With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then.
+    With ACT, N counts outputs and the weight has 2N rows; SPLIT is 1 then. SCALED: xs has a scale for each row of x.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -190,6 +192,10 @@ def packed_kernel(
                 data_ptr, scale_ptr, zero_ptr, at, n + N, live, B, G, BITS, GROUP, ZERO, FLOAT, BN, BK, dtype, EXACT
             )
             acc_up += times(one, two, even, odd, FLOAT, DOT) * left[:, None]
+    if SCALED:
+        sx = tl.load(xs_ptr + m, mask=some, other=0.0)[None, :]
+        acc *= sx
+        acc_up *= sx
     store_tile(
         acc, acc_up, n, m, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, M, N, y_stride, residual_stride,
         SPLIT, ACT, BIAS, RESIDUAL,
@@ -205,18 +211,37 @@ def packed_linear(
     y: torch.Tensor,
     activation: str | None,
     tile: RowTile,
+    scales: torch.Tensor | None = None,
 ) -> None:
-    """y [T, N] of x [T, K]; residual may be y."""
+    """y [T, N] of x [T, K]; residual may be y. scales [T] are those of x's rows, where these are numbers."""
     (rows, n), k = y.shape, x.shape[1]
     exact = x.dtype == torch.float32
     partials, counts = shared_tiles(workspace, y, tile)
     workspace.launch(packed_kernel, tile.grid(y))(
-        x, *held(weight), bias, residual, y, partials, counts,
+        x, scales, *held(weight), bias, residual, y, partials, counts,
         rows, n, k, weight.data.shape[-1], weight.scale.shape[-1],
         x.stride(0), y.stride(0), 0 if residual is None else residual.stride(0),
-        **constants(weight), **shortcuts(x, weight),
+        **constants(weight), **shortcuts(x, weight), SCALED=scales is not None,
         BK=WIDTH, STAGES=2 if exact else tile.stages, **options(workspace, x.dtype, bias, residual, activation, tile),
     )  # fmt: skip
+
+
+def as_numbers(
+    workspace: Workspace,
+    x: torch.Tensor,
+    weight: PackedInt | Fp4,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x [T, K] as the product takes it, behind a norm if there is one, and the scale of each row [T] where inputs are
+    rounded to 8 bits: numbers are then in x's dtype, which holds them exactly. What is not rounded is not normed."""
+    if weight.rounding.number is None:
+        return x, None
+    if isinstance(weight, Fp4):
+        return round_fp4(workspace, x, weight.rounding, norm_weight, eps, offset), None
+    numbers, scales = quantized(workspace, x, weight.rounding, norm_weight, eps, offset)
+    return numbers.to(x.dtype), scales[:, 0]
 
 
 def shortcuts(x: torch.Tensor, weight: PackedInt | Fp4) -> dict[str, bool]:

@@ -15,7 +15,7 @@ from kernels.routing import ExpertBiases
 from kernels.testing import TOLERANCES, randn
 from kernels.weight import Dense, Fp8, Int8, Weight
 from kernels.weight.gguf import row_bytes
-from kernels.weight.inputs import Inputs
+from kernels.weight.inputs import AS_THEY_ARE, Inputs
 
 # gate_up and down by name
 Weights = dict[str, Weight]
@@ -74,17 +74,20 @@ def packed_case(
     group: int = 32,
     zeros: bool = False,
     ordered: bool = False,
+    rounding: Inputs = AS_THEY_ARE,
     **options: Any,
 ) -> Case:
     """Experts of packed integers."""
 
     def weights(device: torch.device, g: torch.Generator) -> Weights:
-        up = packed_int(g, device, (e, 2 * inter, hidden), bits, group, zeros, ordered)
-        return {"gate_up": up, "down": packed_int(g, device, (e, hidden, inter), bits, group, zeros, ordered)}
+        up = packed_int(g, device, (e, 2 * inter, hidden), bits, group, zeros, ordered, rounding=rounding)
+        down = packed_int(g, device, (e, hidden, inter), bits, group, zeros, ordered, rounding=rounding)
+        return {"gate_up": up, "down": down}
 
     hit = min(e, t * k)
     moved = hit * 3 * hidden * inter * bits // 8 + dtype.itemsize * 2 * t * hidden + t * k * 8
-    return replace(case(name, dtype, t, hidden, inter, e, k, weights=weights, **options), bytes=moved)
+    plain = case(name, dtype, t, hidden, inter, e, k, weights=weights, **options)
+    return replace(plain, bytes=moved, tolerance=QUANTIZED if rounding.number else plain.tolerance)
 
 
 def fp4_case(
@@ -243,6 +246,7 @@ def w8a8_cases() -> list[Case]:
 
 def packed_cases() -> list[Case]:
     f32, bf16 = torch.float32, torch.bfloat16
+    given = Inputs("fp8", scale=torch.tensor(0.01))
     made = [
         packed_case(
             "int4, odd sizes, inputs in an order", f32, 3, 36, 21, 6, 2, residual=True, zeros=True, ordered=True
@@ -260,6 +264,9 @@ def packed_cases() -> list[Case]:
         packed_case("int4 groups of 128, down by 4", bf16, 1, 256, 4224, 6, 4, group=128, limit=0.5, small=False),
         packed_case("int4, written out", bf16, 70, 72, 40, 4, 2, group=128, residual=True, zeros=True),
         packed_case("int4, experts that live elsewhere", f32, 20, 40, 24, 4, 3, absent=4, residual=True),
+        packed_case("int4, fp8 inputs", bf16, 9, 256, 144, 6, 3, group=128, residual=True, rounding=Inputs("fp8")),
+        packed_case("int4, fp8 inputs of a given scale, many pairs", bf16, 70, 128, 136, 4, 2, rounding=given),
+        packed_case("int4, int8 inputs, odd sizes", f32, 5, 72, 40, 6, 2, zeros=True, rounding=Inputs("int8")),
         packed_case("int4, batch-invariant", bf16, 11, 40, 24, 5, 3, deterministic=True),
     ]
     for t in (1, 8, 64, 1024):

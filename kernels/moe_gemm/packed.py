@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.packed_rows import constants, held, inputs, numbers, shortcuts, times
+from kernels.linear.packed_rows import as_numbers, constants, held, inputs, numbers, shortcuts, times
 from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
-from kernels.round_fp4.kernel import round_fp4
 from kernels.routing import ExpertBiases
 from kernels.sizes import cdiv
 from kernels.weight import Fp4, PackedInt
@@ -22,13 +21,15 @@ from kernels.workspace import Workspace
 
 @triton.jit
 def packed_up(
-    x, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit, biases,
-    BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr,
+    x, xs, data, scale, zero, order_ptr, pairs, offsets, ends, h, num_experts, hidden, inter, B, G, limit, biases,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    FLOAT: tl.constexpr,
     ORDER: tl.constexpr, EXACT: tl.constexpr, WORDS: tl.constexpr, K: tl.constexpr, ACT: tl.constexpr,
     LIMITED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels."""
+    """h[pair, n] = act(g) ∘ u for ROWS pairs of one expert and BLOCK_N of its inner channels. SCALED: xs has a scale
+    for each row of x."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -55,6 +56,10 @@ def packed_up(
             data, scale, zero, first, up_rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
         u += times(one, two, even, odd, FLOAT, PRECISION) * left[:, None]
+    if SCALED:
+        sx = tl.load(xs + pair // K)[None, :]
+        g *= sx
+        u *= sx
     if BIASED:
         g += bias_of(biases, gate_rows, live)
         u += bias_of(biases, gate_rows + inter, live)
@@ -64,8 +69,9 @@ def packed_up(
 
 @triton.jit
 def packed_down(
-    h, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G, biases,
-    BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, FLOAT: tl.constexpr,
+    h, hs, data, scale, zero, order_ptr, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, G, biases,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    FLOAT: tl.constexpr,
     ORDER: tl.constexpr, EXACT: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -90,6 +96,8 @@ def packed_down(
             data, scale, zero, first, rows, live, B, G, BITS, GROUP, ZERO, FLOAT, BLOCK_N, BLOCK_M, dtype, EXACT
         )
         acc += times(one, two, even, odd, FLOAT, PRECISION) * left[:, None]
+    if SCALED:
+        acc *= tl.load(hs + pair)[None, :]
     if BIASED:
         acc += bias_of(biases, rows, live)
     out = tl.trans(acc) * tl.load(weights + pair)[:, None]
@@ -117,22 +125,17 @@ def packed_moe(
     inter = width // 2
     both = pair_products(workspace, x, experts, count, inter, biases, rows)
     h, y, (up_bias, down_bias) = both.h, both.y, both.biases
-    x = _rounded(workspace, x, gate_up)
+    x, scales = as_numbers(workspace, x, gate_up)
     workspace.launch(packed_up, (cdiv(inter, up_tile.outputs), both.tiles))(
-        x, *held(gate_up), *both.places, h, count, hidden, inter, gate_up.data.shape[-1], gate_up.scale.shape[-1],
-        limit or 0.0, up_bias, **constants(gate_up), **shortcuts(x, gate_up), K=experts.shape[1], ACT=activation,
-        LIMITED=limit is not None, **both.constants, **cut(up_tile),
+        x, scales, *held(gate_up), *both.places, h, count, hidden, inter, gate_up.data.shape[-1],
+        gate_up.scale.shape[-1], limit or 0.0, up_bias, SCALED=scales is not None, **constants(gate_up),
+        **shortcuts(x, gate_up), K=experts.shape[1], ACT=activation, LIMITED=limit is not None, **both.constants,
+        **cut(up_tile),
     )  # fmt: skip
-    h = _rounded(workspace, h, down)
+    h, scales = as_numbers(workspace, h, down)
     workspace.launch(packed_down, (cdiv(hidden, down_tile.outputs), both.tiles))(
-        h, *held(down), weights, *both.places, y, count, hidden, inter, down.data.shape[-1], down.scale.shape[-1],
-        down_bias, **constants(down), **shortcuts(h, down), **both.constants, **cut(down_tile),
+        h, scales, *held(down), weights, *both.places, y, count, hidden, inter, down.data.shape[-1],
+        down.scale.shape[-1], down_bias, SCALED=scales is not None, **constants(down), **shortcuts(h, down),
+        **both.constants, **cut(down_tile),
     )  # fmt: skip
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
-
-
-def _rounded(workspace: Workspace, x: torch.Tensor, weight: PackedInt | Fp4) -> torch.Tensor:
-    """x as the product takes it."""
-    if not isinstance(weight, Fp4) or weight.rounding.number is None:
-        return x
-    return round_fp4(workspace, x, weight.rounding)

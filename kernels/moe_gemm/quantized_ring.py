@@ -85,7 +85,8 @@ def _streams(weight: Quantized) -> bool:
         return weight.inputs.number == "fp8" and wide and weight.inputs.group in (0, WIDTH)
     group = weight.group
     grouped = group in (16, 32, 64) or group % WIDTH == 0 or group >= weight.inputs
-    return weight.bits == 4 and grouped and weight.order is None and scale.dtype == torch.bfloat16
+    plain = weight.order is None and not weight.rounds_inputs
+    return weight.bits == 4 and grouped and plain and scale.dtype == torch.bfloat16
 
 
 def alone_cut(columns: int, tokens: int, k: int, units: int, multiprocessors: int) -> tuple[int, int]:

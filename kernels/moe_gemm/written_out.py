@@ -24,8 +24,8 @@ WRITTEN_BYTES = 2 << 30
 def writes_out(gate_up: Weight, down: Weight) -> bool:
     """Whether `written_out_moe` takes these: inputs stay as they are, in the weight's order."""
     return all(
-        (isinstance(weight, Fp4) and weight.rounding.number is None)
-        or (isinstance(weight, PackedInt) and weight.order is None)
+        not weight.rounds_inputs
+        and (isinstance(weight, Fp4) or (isinstance(weight, PackedInt) and weight.order is None))
         for weight in (gate_up, down)
     )
 

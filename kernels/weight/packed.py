@@ -10,6 +10,7 @@ import torch
 from kernels.sizes import cdiv
 from kernels.weight.base import Weight
 from kernels.weight.dense import Dense
+from kernels.weight.inputs import AS_THEY_ARE, Inputs, quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class PackedInt(Weight):
 
     data uint8 [.., N, B]: u[n, k] are `bits` bits (4 or 8) of byte k · bits // 8, the low ones first; bits behind the
     last input are arbitrary. scale [.., N, ceil(inputs / group)] of any float dtype; zero, integers of that shape; None
-    stands for 2^(bits − 1). order [.., inputs] int32 holds each input once; None leaves them in place.
+    stands for 2^(bits − 1). order [.., inputs] int32 holds each input once; None leaves them in place. rounding says
+    what a row of x becomes before the product.
     """
 
     data: torch.Tensor
@@ -28,6 +30,7 @@ class PackedInt(Weight):
     bits: int
     group: int
     inputs: int
+    rounding: Inputs = AS_THEY_ARE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,6 +40,10 @@ class PackedInt(Weight):
     def nbytes(self) -> int:
         beside = (self.zero, self.order)
         return self.data.nbytes + self.scale.nbytes + sum(part.nbytes for part in beside if part is not None)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.rounding.number is not None
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         numbers = integers(self.data, self.bits)[..., : self.inputs].float()
@@ -49,7 +56,8 @@ class PackedInt(Weight):
     def matrix(self, index: int) -> PackedInt:
         zero = None if self.zero is None else self.zero[index]
         order = None if self.order is None else self.order[index]
-        return PackedInt(self.data[index], self.scale[index], zero, order, self.bits, self.group, self.inputs)
+        about = (self.bits, self.group, self.inputs, self.rounding)
+        return PackedInt(self.data[index], self.scale[index], zero, order, *about)
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         chosen = ids.long()
@@ -59,7 +67,7 @@ class PackedInt(Weight):
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None, deterministic: bool = False) -> torch.Tensor:
         wide = None if bias is None else bias.float()
-        return Dense(self.dense(torch.float32)).product(x.float(), wide, deterministic).to(x.dtype)
+        return Dense(self.dense(torch.float32)).product(quantized(x, self.rounding), wide, deterministic).to(x.dtype)
 
     def _scaled(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
         """numbers [.., N, K] float32, less their zero points and times their scales."""

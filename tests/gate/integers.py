@@ -68,6 +68,28 @@ def pack_quantized(bits: int, group: int, zeros: bool = False, ordered: bool = F
     return pack
 
 
+def int4_bytes(group: int) -> Pack:
+    """compressed-tensors' int-quantized of 4 bits: a number with its sign in each byte."""
+
+    def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        numbers, scale, _, meant = rounded(w, 4, groups_of(w.shape[1], group, False), False, torch.bfloat16)
+        return {"weight": (numbers - 8).to(torch.int8), "weight_scale": scale}, meant
+
+    return pack
+
+
+# The scale of the inputs of w4afp8's experts, whose largest magnitude it takes for 8.
+EXPERT_INPUTS = 8 / 448
+
+
+def w4afp8(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Two numbers with their signs in a byte, the first in the low bits, and one scale for 128 inputs."""
+    numbers, scale, _, meant = rounded(w, 4, groups_of(w.shape[1], 128, False), False, torch.bfloat16)
+    signed = (numbers - 8) & 15
+    both = (signed[:, 0::2] | signed[:, 1::2] << 4).to(torch.uint8).view(torch.int8)
+    return {"weight": both, "weight_scale_inv": scale, "input_scale": torch.tensor(EXPERT_INPUTS)}, meant
+
+
 def gptq(bits: int, group: int, shift: int = 1, zeros: bool = True, ordered: bool = False) -> Pack:
     def pack(w: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         groups = groups_of(w.shape[1], group, ordered)
@@ -156,6 +178,12 @@ def compressed(
         "quantization_status": "compressed",
         **other,
     }
+
+
+def with_inputs(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A quantization_config whose products round their inputs to 8 bits of that kind, by row."""
+    inputs = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}
+    return {**config, "config_groups": {"group_0": {**config["config_groups"]["group_0"], "input_activations": inputs}}}
 
 
 def int_quantized(scales: str, **inputs: Any) -> dict[str, Any]:

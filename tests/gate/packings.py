@@ -43,11 +43,14 @@ from tests.gate.integers import (
     compressed,
     gptq,
     gptq_config,
+    int4_bytes,
     int8_rows,
     int8_tensor,
     int_quantized,
     matching,
     pack_quantized,
+    w4afp8,
+    with_inputs,
 )
 from tests.gate.oracle import FORCED, Golden, Sequence
 from tests.gate.shapes import Shape
@@ -213,6 +216,15 @@ PACKINGS = (
     Packing("ct-w8a8", int_quantized("channel", strategy="token", dynamic=True), int8_rows, quick=("qwen3",)),
     Packing("ct-w8a8-static", int_quantized("tensor", strategy="tensor", dynamic=False), int8_tensor, quick=()),
     Packing("ct-int8-weights", int_quantized("channel"), int8_rows, quick=()),
+    Packing("ct-w4a8", with_inputs(compressed(4, 32, format="int-quantized"), "int"), int4_bytes(32), quick=("qwen3",)),
+    Packing("ct-w4afp8", with_inputs(compressed(4, 32), "float"), pack_quantized(4, 32), quick=()),
+    Packing(
+        "w4afp8",
+        {"quant_method": "w4afp8"},
+        fp8_blocks(torch.float32),
+        other=matching(r".*\.experts\.", w4afp8),
+        quick=("qwen3-moe",),
+    ),
     Packing("awq", awq_config(16), awq(16), quick=("qwen3",)),
     Packing(
         "awq-some",

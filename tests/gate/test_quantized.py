@@ -93,6 +93,10 @@ def turned(held: Any, parameters: Mapping[str, torch.Tensor], value: Any = Parts
     return Parts(value(held, parameters).parts[::-1])
 
 
+def unsigned(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    return packed.packed((numbers & 15).view(torch.uint8), bits).view(torch.int32)
+
+
 BROKEN: dict[str, tuple[str, object, str, object]] = {
     "halves of a byte swapped": ("ct-int4-g32", packed, "integers", swapped),
     "an order of inputs ignored": ("gptq-v1-order", PackedFormat, "value", without_order),
@@ -100,6 +104,7 @@ BROKEN: dict[str, tuple[str, object, str, object]] = {
     "numbers of a word one after another": ("awq", layouts, "AWQ_PLACES", (8, 1)),
     "exponents by value": ("ct-mxfp8", transforms, "powers", by_value),
     "parts in another order": ("ct-parts", PartsFormat, "value", turned),
+    "signs ignored": ("ct-w4a8", layouts, "_signed", unsigned),
     "scales of the group before": ("ct-int8-g128-zeros", PackedInt, "_scaled", next_scales),
 }
 

@@ -263,7 +263,7 @@ EVEN = replace_fields(
 )
 QUANTIZED = (
     *("fp8-blocks-f32", "fp8-rows", "ct-int4-g32", "ct-int8-g128-zeros", "awq", "ct-w8a8-static"),
-    *("ct-mxfp8", "modelopt-fp8-pb-wo", "modelopt-mixed", "ct-parts"),
+    *("ct-mxfp8", "modelopt-fp8-pb-wo", "modelopt-mixed", "ct-parts", "ct-w4a8"),
 )
 
 
@@ -286,7 +286,7 @@ NARROW = replace_fields(
     dtypes=("float32",),
     config={**QWEN3_MOE.config, "intermediate_size": 256, "moe_intermediate_size": 32},
 )
-PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-int4-g32")] + [
+PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-int4-g32", "w4afp8")] + [
     (KIMI, "ct-int4-experts")
 ]
 

@@ -97,6 +97,8 @@ ROUNDINGS: dict[str, Rounding] = {
     "ct-fp8-tensor-static": floats_of_given_scale,
     "ct-w8a8": integers,
     "ct-w8a8-static": integers_of_given_scale,
+    "ct-w4a8": integers,
+    "ct-w4afp8": floats(0),
     "ct-nvfp4-inputs": nvfp4,
     "modelopt-nvfp4-inputs": nvfp4,
     "ct-mxfp4-inputs": mxfp4,

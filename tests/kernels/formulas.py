@@ -9,7 +9,7 @@ import torch
 from kernels.batch import AttentionBatch
 from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.rope import Rope
-from kernels.weight import Fp4, Fp8, Int8, Parts, Weight
+from kernels.weight import Fp4, Fp8, Int8, PackedInt, Parts, Weight
 from kernels.weight.inputs import Inputs
 
 
@@ -81,6 +81,8 @@ def linear(
         f = f / torch.sqrt((f * f).mean(dim=1, keepdim=True) + eps) * (norm_weight.double() + offset)
     if isinstance(weight, Fp8 | Int8) and weight.inputs.number is not None:
         f = quantized(f.to(x.dtype).double(), weight.inputs)
+    if isinstance(weight, PackedInt) and weight.rounding.number is not None:
+        f = quantized(f.to(x.dtype).double(), weight.rounding)
     if isinstance(weight, Fp4) and weight.rounding.number is not None:
         f = round_fp4(f.to(x.dtype), weight.rounding)
     if isinstance(weight, Parts):

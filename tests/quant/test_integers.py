@@ -31,10 +31,13 @@ from tests.gate.integers import (
     compressed,
     gptq,
     gptq_config,
+    int4_bytes,
     int8_rows,
     int8_tensor,
     int_quantized,
     pack_quantized,
+    w4afp8,
+    with_inputs,
 )
 
 QKV = Rule("layer", ("m.layers.0.q.weight", "m.layers.0.k.weight"), Concat((40, 24)))
@@ -361,9 +364,78 @@ def test_what_is_not_implemented_is_named(said: dict[str, Any], sentence: str) -
         read(said)
 
 
-def test_integers_with_quantized_inputs_are_refused() -> None:
-    group = {**compressed(4, 32)["config_groups"]["group_0"], "input_activations": {"num_bits": 8, "type": "int"}}
-    with pytest.raises(ConfigError, match="input_activations are not implemented beside packed weights"):
+ROUNDED_INPUTS = [
+    pytest.param(with_inputs(compressed(4, 32), "int"), pack_quantized(4, 32), "int8", id="packed, int8"),
+    pytest.param(with_inputs(compressed(4, 32), "float"), pack_quantized(4, 32), "fp8", id="packed, fp8"),
+    pytest.param(
+        with_inputs(compressed(4, 32, format="int-quantized"), "int"), int4_bytes(32), "int8", id="bytes, int8"
+    ),
+    pytest.param(
+        with_inputs(compressed(4, 0, format="int-quantized"), "float"), int4_bytes(0), "fp8", id="bytes, fp8, a row"
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "pack", "number"), ROUNDED_INPUTS)
+def test_integers_whose_inputs_are_rounded(tmp_path: Path, said: dict, pack: Pack, number: str) -> None:
+    tensors, numbers = stored(pack, {"m.layers.0.q": drawn(40, 96), "m.layers.0.k": drawn(24, 96)})
+    value = loaded(tmp_path, tensors, said, QKV, 64, 96).value
+    assert isinstance(value, PackedInt)
+    assert value.rounding.number == number
+    wanted = torch.cat(list(numbers.values()))
+    torch.testing.assert_close(value.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+    assert not loaded(tmp_path, tensors, said, QKV, 64, 96, activations="16bit").value.rounds_inputs
+    dense = loaded(tmp_path, tensors, said, QKV, 64, 96, dense=True).value
+    torch.testing.assert_close(dense.dense(torch.float32), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_w4afp8_has_integers_for_experts_and_floats_for_the_rest(tmp_path: Path) -> None:
+    said = {"quant_method": "w4afp8", "modules_to_not_convert": ["lm_head", "m.layers.0.self_attn"]}
+    made = read(said)
+    assert isinstance(made.scheme("m.layers.0.mlp.experts.3.up_proj"), PackedScheme)
+    assert made.scheme("m.layers.0.mlp.shared_experts.up_proj") == Fp8Scheme("dynamic by 128", (128, 128))
+    assert made.scheme("m.layers.0.self_attn.q_proj") is None
+    names = [f"m.layers.0.experts.{e}.down" for e in range(2)]
+    tensors, numbers = stored(w4afp8, {name: drawn(24, 256) for name in names})
+    tensors[f"{names[1]}.input_scale"] = torch.tensor(0.5)
+    rule = Rule("experts", tuple(f"{name}.weight" for name in names), Stack())
+    value = loaded(tmp_path, tensors, said, rule, 2, 24, 256).value
+    assert isinstance(value, PackedInt)
+    assert value.rounding.number == "fp8"
+    assert value.rounding.scale == 0.5, "the largest of all experts holds"
+    torch.testing.assert_close(value.matrix(1).dense(torch.float32), numbers[names[1]], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("said", "tensors", "sentence"),
+    [
+        (ROUNDED_INPUTS[2], {"weight": torch.full((40, 96), 8, dtype=torch.int8)}, "numbers that are not of 4 bits"),
+        (ROUNDED_INPUTS[2], {"weight": torch.zeros(40, 96, dtype=torch.uint8)}, r"q\.weight is uint8 \[40, 96\]"),
+        (ROUNDED_INPUTS[2], {"weight_zero_point": torch.zeros(40, 3)}, r"not part of this model: .*weight_zero_point"),
+        (ROUNDED_INPUTS[0], {"input_scale": torch.ones(1)}, r"not part of this model: .*q\.input_scale"),
+    ],
+)
+def test_tensors_beside_rounded_inputs_that_do_not_fit(
+    tmp_path: Path, said: Any, tensors: Tensors, sentence: str
+) -> None:
+    config_of, pack, _ = said.values
+    made, _ = stored(pack, {"m.layers.0.q": drawn(40, 96)})
+    made |= {f"m.layers.0.q.{end}": tensor for end, tensor in tensors.items()}
+    with pytest.raises(WeightsError, match=sentence):
+        loaded(tmp_path, made, config_of, Rule("one", ("m.layers.0.q.weight",)), 40, 96)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ({"num_bits": 8, "type": "int"}, "input_activations lacks strategy"),
+        ({"num_bits": 4, "type": "int", "strategy": "token", "dynamic": True}, "num_bits = 4"),
+        ({"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": False}, "symmetric = False"),
+    ],
+)
+def test_inputs_of_other_kinds_are_refused_beside_packed_weights(inputs: dict[str, Any], sentence: str) -> None:
+    group = {**compressed(4, 32)["config_groups"]["group_0"], "input_activations": inputs}
+    with pytest.raises(ConfigError, match=sentence):
         read(compressed(4, 32, config_groups={"group_0": group}))
 
 

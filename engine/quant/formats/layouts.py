@@ -1,12 +1,16 @@
-"""How checkpoints pack integers into words of 32 bits, and the transforms to what `kernels.weight.PackedInt` holds.
+"""How checkpoints store integers, most in words of 32 bits, and the transforms to what `kernels.weight.PackedInt`
+holds.
 
 | layout | numbers | scales | zero points |
 |---|---|---|---|
 | pack-quantized | [N, words], along inputs | [N, groups] | [words, groups], along outputs |
+| int-quantized | [N, K], one a byte | [N, groups] | |
+| w4afp8 | [N, K / 2], two a byte | [N, groups] | |
 | gptq | [words, N], along inputs | [groups, N] | [groups, words], along outputs |
 | awq | [K, words], along outputs | [groups, N] | [groups, words], along outputs |
 
-A word's lowest bits come first; AWQ's eight numbers stand in an order of their own.
+A word's lowest bits come first; AWQ's eight numbers stand in an order of their own. Those of int-quantized and w4afp8
+have a sign; the others' zero points are subtracted.
 """
 
 from __future__ import annotations
@@ -31,17 +35,23 @@ BLOCK_BYTES, GPU_BLOCK_BYTES = 1 << 20, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a layout calls a module's numbers, scales, zero points, the groups of its inputs, and its sizes."""
+    """What a layout calls a module's numbers, scales, zero points, the groups of its inputs, and its sizes; kind: what
+    numbers are stored as."""
 
     data: str
     scale: str
     zero: str
     order: str | None = None
     sizes: str | None = None
+    kind: torch.dtype = torch.int32
 
 
+# Layouts whose matrices and scales have a row for each output.
+BY_ROWS = ("pack-quantized", "int-quantized", "w4afp8")
 NAMES: dict[Layout, Names] = {
     "pack-quantized": Names("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+    "int-quantized": Names("weight", "weight_scale", "weight_zero_point", kind=torch.int8),
+    "w4afp8": Names("weight", "weight_scale_inv", "weight_zero_point", kind=torch.int8),
     "gptq": Names("qweight", "scales", "qzeros", "g_idx"),
     "awq": Names("qweight", "scales", "qzeros"),
 }
@@ -60,13 +70,19 @@ class Words:
 
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         n, words = view
-        data = {"pack-quantized": (n, words), "gptq": (words, n), "awq": (self.inputs, cdiv(n * self.bits, 32))}
+        data = {
+            "pack-quantized": (n, words),
+            "int-quantized": (n, self.inputs),
+            "w4afp8": (n, self.inputs // 2),
+            "gptq": (words, n),
+            "awq": (self.inputs, cdiv(n * self.bits, 32)),
+        }
         return shapes[0] == data[self.layout] and all(shape == (self.inputs,) for shape in shapes[1:])
 
     @property
     def cut(self) -> str | None:
         """As a transform may have it: an order moves numbers along a row."""
-        if self.layout == "pack-quantized":
+        if self.layout in BY_ROWS:
             return "rows"
         return None if self.ordered else "columns"
 
@@ -83,6 +99,11 @@ class Words:
                 places = None
         if self.layout == "awq":
             return torch.cat([_by_outputs(part) for part in _blocks(data)])[: view[0]]
+        if self.layout == "int-quantized":
+            return _signed(data, self.bits)
+        if self.layout == "w4afp8":
+            # A sign less 8 is the highest bit turned.
+            return (data.contiguous().view(torch.uint8) ^ 0x88).view(torch.int32)
         if places is None:
             return data.t().contiguous() if self.layout == "gptq" else data
         if self.layout == "gptq":
@@ -101,13 +122,13 @@ class Grid:
     def fits(self, shapes: Sequence[Shape], view: Shape) -> bool:
         n, groups = view
         if self.bits is None:
-            return shapes[0] == ((n, groups) if self.layout == "pack-quantized" else (groups, n))
+            return shapes[0] == ((n, groups) if self.layout in BY_ROWS else (groups, n))
         words = cdiv(n * self.bits, 32)
         return shapes[0] == ((words, groups) if self.layout == "pack-quantized" else (groups, words))
 
     def __call__(self, tensors: Sequence[torch.Tensor], view: Shape) -> torch.Tensor:
         if self.bits is None:
-            return tensors[0] if self.layout == "pack-quantized" else tensors[0].t()
+            return tensors[0] if self.layout in BY_ROWS else tensors[0].t()
         words = tensors[0].t().contiguous() if self.layout == "pack-quantized" else tensors[0]
         zero = unpacked(words, self.bits, awq=self.layout == "awq")[:, : view[0]].t()
         return zero.to(torch.int16) + self.shift
@@ -188,6 +209,14 @@ def unpacked(words: torch.Tensor, bits: int, awq: bool = False) -> torch.Tensor:
     """words [R, W] int32 → their numbers [R, W · 32 / bits] uint8."""
     numbers = integers(words.contiguous().view(torch.uint8), bits)
     return numbers.unflatten(-1, (-1, *AWQ_PLACES)).transpose(-1, -2).flatten(-3) if awq else numbers
+
+
+def _signed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Numbers with a sign, one a byte [N, K] int8 → words [N, words] int32. Raises WeightsError for what is larger."""
+    half = 1 << (bits - 1)
+    if not bool(((numbers >= -half) & (numbers < half)).all()):
+        raise WeightsError(f"it holds numbers that are not of {bits} bits")
+    return packed((numbers + half).view(torch.uint8), bits).view(torch.int32)
 
 
 def _blocks(words: torch.Tensor) -> Sequence[torch.Tensor]:

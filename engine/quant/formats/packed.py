@@ -1,4 +1,5 @@
-"""Packed integers with a scale for each group of a row's inputs: compressed-tensors' pack-quantized, GPTQ, AWQ."""
+"""Integers with a scale for each group of a row's inputs: compressed-tensors' pack-quantized and int-quantized, w4afp8,
+GPTQ, AWQ."""
 
 from __future__ import annotations
 
@@ -8,15 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.quant.format import Declared, Format
-from engine.quant.formats.layouts import NAMES, Grid, Places, Row, Unpacked, Words, check_sizes
-from engine.quant.formats.matrices import unlike
+from engine.quant.formats.layouts import BY_ROWS, NAMES, Grid, Places, Row, Unpacked, Words, check_sizes
+from engine.quant.formats.matrices import check_scales, no_scale, unlike
 from engine.quant.scheme import PackedScheme
 from engine.weights.checkpoint import Entry, WeightsError, listed
 from engine.weights.rules import Concat, Rule, Shape
+from engine.weights.transforms import RowScales
 from kernels.sizes import cdiv
 from kernels.weight import PackedInt as Value
+from kernels.weight.inputs import AS_THEY_ARE, RANGES, Inputs
 
 DATA, SPLITS = ("weight_packed", "qweight"), False
+INPUT_SCALE = "input_scale"
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -41,7 +45,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class PackedInt(Format):
-    """scale: the dtype of scales. shapes: the weight's shape in each source; none where there is no checkpoint."""
+    """scale: the dtype of scales. shapes: the weight's shape in each source; none where there is no checkpoint.
+    exact_inputs: products take their inputs as they are, whatever the scheme says."""
 
     scheme: PackedScheme
     stored: Stored
@@ -49,6 +54,7 @@ class PackedInt(Format):
     scale: torch.dtype
     sources: int
     shapes: tuple[Shape, ...] = ()
+    exact_inputs: bool = False
 
     @property
     def _ordered(self) -> bool:
@@ -67,11 +73,13 @@ class PackedInt(Format):
             made["order"] = ((self.sources // entries, entries, k), torch.int32)
         if self.stored.sizes:
             made["sizes"] = ((self.sources, 2), torch.int32)
+        if self.scheme.activations == "static":
+            made["input_scale"] = ((self.sources,), torch.float32)
         return made
 
     def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
         scheme, names = self.scheme, NAMES[self.scheme.layout]
-        plain = scheme.layout == "pack-quantized"
+        plain, by_rows = scheme.layout == "pack-quantized", scheme.layout in BY_ROWS
 
         def filled(parameter: str, end: str) -> Rule:
             return Rule(f"{rule.target}.{parameter}", _named(rule.sources, end), rule.combine)
@@ -83,7 +91,7 @@ class PackedInt(Format):
         if self.stored.groups or not plain:
             words = Words(scheme.layout, scheme.bits, self.inputs, scheme.group, scheme.ordered)
             data = replace(data, transform=words)
-        made = [data, scale if plain else replace(scale, transform=Grid(scheme.layout))]
+        made = [data, scale if by_rows else replace(scale, transform=Grid(scheme.layout))]
         if self.stored.zeros:
             grid = Grid(scheme.layout, scheme.bits, scheme.shift)
             made.append(replace(filled("zero", names.zero), transform=grid))
@@ -96,6 +104,9 @@ class PackedInt(Format):
             assert names.sizes is not None
             each = Concat((1,) * self.sources)
             made.append(replace(filled("sizes", names.sizes), combine=each, transform=Row()))
+        if scheme.activations == "static":
+            inputs, each = _named(rule.sources, INPUT_SCALE), Concat((1,) * self.sources)
+            made.append(Rule(f"{rule.target}.input_scale", inputs, each, RowScales()))
         return made
 
     def value(self, parameters: Mapping[str, torch.Tensor]) -> Value:
@@ -104,7 +115,8 @@ class PackedInt(Format):
             # Those of all runs are equal (`check`).
             order = order[0] if data.dim() == 3 else order[0, 0]
         group = self.scheme.group or self.inputs
-        return Value(data.view(torch.uint8), scale, parameters.get("zero"), order, self.scheme.bits, group, self.inputs)
+        about = (self.scheme.bits, group, self.inputs, self._rounding(parameters))
+        return Value(data.view(torch.uint8), scale, parameters.get("zero"), order, *about)
 
     def draw(self, parameters: Mapping[str, torch.Tensor], std: float, generator: torch.Generator) -> None:
         bits = self.scheme.bits
@@ -118,6 +130,8 @@ class PackedInt(Format):
             order.copy_(torch.arange(order.shape[-1], dtype=torch.int32, device=order.device).expand_as(order))
         if "sizes" in parameters:
             parameters["sizes"].zero_()
+        if "input_scale" in parameters:
+            parameters["input_scale"].fill_(8 / RANGES[self.scheme.number].span)
 
     def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
         order = parameters.get("order")
@@ -129,14 +143,24 @@ class PackedInt(Format):
         if "sizes" in parameters:
             for sizes, wanted in zip(parameters["sizes"].cpu(), self.shapes, strict=True):
                 check_sizes(sizes, wanted)
+        check_scales(parameters, self.exact_inputs)
+
+    def _rounding(self, parameters: Mapping[str, torch.Tensor]) -> Inputs:
+        scheme = self.scheme
+        if self.exact_inputs or scheme.activations == "as they are":
+            return AS_THEY_ARE
+        # Projections that were fused, and experts, share what calibration found largest.
+        given = parameters["input_scale"].amax() if scheme.activations == "static" else None
+        return Inputs(scheme.number, scale=given)
 
 
 def lacking(scheme: PackedScheme, module: str, entries: Mapping[str, Entry]) -> str | None:
     names = NAMES[scheme.layout]
-    kinds: dict[str, tuple[torch.dtype, ...]] = {names.data: (torch.int32,), names.scale: SCALES}
+    kinds: dict[str, tuple[torch.dtype, ...]] = {names.data: (names.kind,), names.scale: SCALES}
     if scheme.zeros:
         kinds[names.zero] = (torch.int32,)
-    return unlike(scheme.layout, module, entries, kinds)
+    others = (INPUT_SCALE,) if scheme.activations == "static" else ()
+    return unlike(scheme.layout, module, entries, kinds, others) or no_scale(module, others, entries)
 
 
 def alike(scheme: PackedScheme, module: str, entries: Mapping[str, Entry]) -> Hashable:
@@ -155,12 +179,12 @@ def make(
     inputs = shape[-1]
     if entries is None:
         stored = Stored(scheme.zeros, scheme.ordered, False)
-        return PackedInt(scheme, stored, inputs, torch.bfloat16, len(modules))
+        return PackedInt(scheme, stored, inputs, torch.bfloat16, len(modules), exact_inputs=exact_inputs)
     names = NAMES[scheme.layout]
     scales = [entries[f"{module}.{names.scale}"] for module in modules]
     kinds = {scale.dtype for scale in scales}
     # Sources have as many rows as scales, which are checked with everything else.
-    rows = [scale.shape[0 if scheme.layout == "pack-quantized" else 1] for scale in scales]
+    rows = [scale.shape[0 if scheme.layout in BY_ROWS else 1] for scale in scales]
     return PackedInt(
         scheme,
         _stored(scheme, modules, entries),
@@ -168,6 +192,7 @@ def make(
         kinds.pop() if len(kinds) == 1 else torch.float32,
         len(modules),
         tuple((n, inputs) for n in rows),
+        exact_inputs,
     )
 
 
@@ -179,6 +204,8 @@ def dequantized(scheme: PackedScheme, modules: Sequence[str], rule: Rule, entrie
     ends = [names.scale]
     for end, there in ((names.zero, stored.zeros), (names.order, stored.groups), (names.sizes, stored.sizes)):
         ends += [end] if there and end is not None else []
+    # A scale of inputs says nothing of the numbers: it is read, for it is part of the model, and not used.
+    ends += [INPUT_SCALE] if scheme.activations == "static" else []
     return replace(
         rule,
         target=f"{rule.target}.data",
@@ -206,9 +233,14 @@ def _stored(scheme: PackedScheme, modules: Sequence[str], entries: Mapping[str, 
 def _inputs(scheme: PackedScheme, data: Entry) -> int:
     """Inputs of a matrix, of which the last word along them is full."""
     first, second = data.shape
-    return {"awq": first, "gptq": first * 32 // scheme.bits, "pack-quantized": second * 32 // scheme.bits}[
-        scheme.layout
-    ]
+    each = 32 // scheme.bits
+    return {
+        "awq": first,
+        "gptq": first * each,
+        "pack-quantized": second * each,
+        "int-quantized": second,
+        "w4afp8": second * 2,
+    }[scheme.layout]
 
 
 def _named(sources: Sequence[str], end: str) -> tuple[str, ...]:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from engine.models.reader import ConfigError, Reader
 from engine.quant.methods.groups import group_size
 from engine.quant.module_names import ModuleNames, listed
-from engine.quant.scheme import MX_GROUP, Activations, Fp4Layout, Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
+from engine.quant.scheme import (
+    MX_GROUP,
+    Activations,
+    Fp4Layout,
+    Fp4Scheme,
+    Fp8Scheme,
+    Int8Scheme,
+    Layout,
+    PackedScheme,
+    Scheme,
+)
 
 # What a module is called by its class, and the end of the name of one that is no projection.
 PROJECTION, EMBEDDING, EMBEDDED = "Linear", "Embedding", "embed_tokens"
@@ -131,27 +141,30 @@ def _exponents(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Sc
 
 
 def _integers(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
+    if weights.read(int, "num_bits") == 4:
+        return _packed(weights, inputs, where, "int-quantized")
     strategy, _ = _weights(weights, "int", "tensor", "channel")
     return Int8Scheme(_inputs(inputs, "int", strategy, where))
 
 
-def _packed(weights: Reader, inputs: dict[str, Any] | None, where: str) -> Scheme:
+def _packed(weights: Reader, inputs: dict[str, Any] | None, where: str, layout: Layout = "pack-quantized") -> Scheme:
+    """Integers of 4 bits, or of 8, in groups or by rows; inputs may be rounded to 8-bit integers or floats."""
+    apart = layout == "int-quantized"
     weights.require("type", "int")
     bits = weights.require("num_bits", 4, 8)
-    symmetric = weights.read(bool, "symmetric", True)
+    symmetric = weights.require("symmetric", True, *(() if apart else (False,)), default=True)
     weights.require("dynamic", False, default=False)
     grouped = weights.require("strategy", "group", "channel") == "group"
     group = group_size(weights, "group_size") if grouped else 0
     if not grouped:
         weights.require("group_size", None, -1, default=None)
-    order = weights.require("actorder", *IN_PLACE, *ORDERED, default=None)
+    order = weights.require("actorder", *IN_PLACE, *(() if apart else ORDERED), default=None)
     weights.refuse("block_structure", "integers are not scaled by blocks")
     weights.skip(*SILENT)
-    if inputs is not None:
-        raise ConfigError(
-            f"{where}: input_activations are not implemented beside packed weights, whose products take 16-bit inputs"
-        )
-    return PackedScheme("pack-quantized", bits, group, not symmetric, order in ORDERED and group > 0)
+    number: Literal["fp8", "int8"] = "fp8" if (inputs or {}).get("type") == "float" else "int8"
+    rounds = _inputs(inputs, "float" if number == "fp8" else "int", "", where)
+    ordered = order in ORDERED and group > 0
+    return PackedScheme(layout, bits, group, not symmetric, ordered, activations=rounds, number=number)
 
 
 def _fp4(layout: Fp4Layout, strategy: str, group: int) -> Callable[[Reader, dict[str, Any] | None, str], Scheme]:
