@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 
 from engine.models.reader import ConfigError
-from engine.quant.formats.gguf import Blocks
 from engine.quant.weight import Weight
 from kernels.hardware import fp8_conversions
 
@@ -21,10 +20,7 @@ def check_cache(device: torch.device) -> None:
 
 
 def check_weights(weights: Mapping[str, Weight], device: torch.device) -> None:
-    """Raises ConfigError where a weight, or its scales, are 8-bit floats that the GPU does not have, and where experts
-    are stored in ways for which it has no kernel."""
-    if device.type == "cuda":
-        _check_experts(weights)
+    """Raises ConfigError where a weight, or its scales, are 8-bit floats that the GPU does not have."""
     if fp8_conversions(device):
         return
     for name, weight in weights.items():
@@ -32,20 +28,4 @@ def check_weights(weights: Mapping[str, Weight], device: torch.device) -> None:
             raise ConfigError(
                 f"{name} holds 8-bit floats (FP8, or scales of NVFP4), which need a GPU that converts them (Ada, "
                 "Hopper or later): serve a checkpoint of 16-bit or integer weights; weights.quantize int8 and int4 work"
-            )
-
-
-def _check_experts(weights: Mapping[str, Weight]) -> None:
-    """Both tables of a layer's experts go through one kernel, which has one kind of numbers; those of a GGUF file may
-    be any."""
-    for name, weight in weights.items():
-        down = weights.get(f"{name.removesuffix('.gate_up')}.down")
-        if not name.endswith(".gate_up") or down is None or len(weight.shape) != 3:
-            continue
-        kinds = {type(each.held) for each in (weight, down)}
-        if len(kinds) > 1 and Blocks not in kinds:
-            said = " and ".join(type(each.held).__name__ for each in (weight, down))
-            raise ConfigError(
-                f"experts hold gate and up, and down, in different kinds of numbers ({said}, of {name}), for which no "
-                "kernel of a GPU is implemented: use a checkpoint that quantizes all of an expert alike"
             )

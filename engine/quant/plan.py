@@ -9,15 +9,15 @@ from itertools import groupby
 
 import torch
 
-from engine.quant.format import Format, Kind
+from engine.quant.format import Kind
 from engine.quant.formats import fp4, fp8, gguf, int8, mixed, packed, rounded
 from engine.quant.formats.dense import Dense
-from engine.quant.formats.parts import Part, Parts, runs_of
+from engine.quant.formats.parts import Part, Parts, rule_of
 from engine.quant.method import Method
 from engine.quant.scheme import Fp4Scheme, Fp8Scheme, GgufScheme, Int8Scheme, PackedScheme, Scheme
 from engine.quant.weight import Weight
 from engine.weights.checkpoint import Checkpoint, Entry, WeightsError, listed
-from engine.weights.rules import Concat, Rule, Shape, SharedBehind, SharedBehindConcat
+from engine.weights.rules import Concat, Rule, Shape, SharedBehind, SharedBehindConcat, StackConcat
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +82,12 @@ def shared_apart(
     for rule in rules:
         if not isinstance(rule.combine, SharedBehind | SharedBehindConcat):
             continue
-        first, last = (_scheme(rule.sources[i].removesuffix(".weight"), entries, method) for i in (0, -1))
+        # Of a pair gate and up may be stored in different ways, which leaves no place for others behind them.
+        first, last, second = (_scheme(rule.sources[i].removesuffix(".weight"), entries, method) for i in (0, -1, 1))
         splits = (quantize is None or rounded.SPLITS[quantize]) if first is None else KINDS[type(first)].SPLITS
         # A group of inputs may be those of two shared experts.
         grouped = isinstance(first, Fp8Scheme) and first.exponents
-        if first != last or grouped or not splits:
+        if first != last or first != second or grouped or not splits:
             return True
     return False
 
@@ -144,8 +145,9 @@ def _filled(
         schemes = [GgufScheme() if other is None else other for other in schemes]
     scheme = schemes[0]
     about = [_alike(own, module, entries) for own, module in zip(schemes, modules, strict=True)]
-    if any(other != about[0] for other in about[1:]) and isinstance(rule.combine, Concat) and not weight.dense_only:
-        held = _parts(rule, rule.combine, weight.shape, schemes, about, entries, activations)
+    runs = () if weight.dense_only else _runs(rule, weight.shape, about)
+    if len(runs) > 1:
+        held = _parts(rule, weight.shape, schemes, runs, entries, activations)
         weight.hold(held)
         return held.rules(rule, weight.shape)
     some = mixed.scheme_of(schemes, activations == "16bit")
@@ -181,27 +183,38 @@ def _alike(scheme: Scheme | None, module: str, entries: Mapping[str, Entry] | No
     return scheme, KINDS[type(scheme)].alike(scheme, module, entries)
 
 
+def _runs(rule: Rule, shape: Shape, about: Sequence[Hashable]) -> Sequence[tuple[tuple[int, ...], int]]:
+    """Sources that are stored alike and may be a part of the weight, and how many rows they fill: none where all are
+    alike, or cannot be parts. Of a table gates and ups may, where those of all matrices are alike."""
+    if all(other == about[0] for other in about):
+        return ()
+    if isinstance(rule.combine, Concat):
+        rows = rule.combine.rows
+        grouped = (tuple(run) for _, run in groupby(range(len(about)), lambda place: about[place]))
+        return [(run, sum(rows[place] for place in run)) for run in grouped]
+    halves = [tuple(range(first, len(about), 2)) for first in (0, 1)]
+    pairs = isinstance(rule.combine, StackConcat) and len(about) == 2 * shape[0]
+    alike = all(len({about[place] for place in half}) == 1 for half in halves)
+    return [(half, shape[-2] // 2) for half in halves] if pairs and alike else ()
+
+
 def _parts(
     rule: Rule,
-    combine: Concat,
     shape: Shape,
     schemes: Sequence[Scheme | None],
-    about: Sequence[Hashable],
+    runs: Sequence[tuple[tuple[int, ...], int]],
     entries: Mapping[str, Entry] | None,
     activations: str,
 ) -> Parts:
     """A format for each run of projections that are stored alike."""
-    counts = [len(list(run)) for _, run in groupby(about)]
-    parts, start = [], 0
-    for count, own in zip(counts, runs_of(rule, counts), strict=True):
-        scheme, rows = schemes[start], sum(combine.rows[start : start + count])
-        held: Format = Dense()
+    parts = []
+    for places, rows in runs:
+        part, scheme, own = Part(Dense(), places, rows), schemes[places[0]], rule_of(rule, places)
         if scheme is not None:
             modules = [source.removesuffix(".weight") for source in own.sources]
-            run_shape = (rows, shape[-1])
-            held = KINDS[type(scheme)].make(scheme, modules, own, run_shape, entries, activations == "16bit")
-        parts.append(Part(held, count, rows))
-        start += count
+            kind, exact = KINDS[type(scheme)], activations == "16bit"
+            part = replace(part, held=kind.make(scheme, modules, own, part.of(shape), entries, exact))
+        parts.append(part)
     return Parts(tuple(parts))
 
 

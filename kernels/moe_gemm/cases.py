@@ -13,12 +13,14 @@ from kernels.linear.gguf_cases import gguf_weight
 from kernels.registry import Case
 from kernels.routing import ExpertBiases
 from kernels.testing import TOLERANCES, randn
-from kernels.weight import Dense, Fp8, Int8, Weight
+from kernels.weight import Dense, Fp8, Int8, Parts, Weight
 from kernels.weight.gguf import row_bytes
 from kernels.weight.inputs import AS_THEY_ARE, Inputs
 
 # gate_up and down by name
 Weights = dict[str, Weight]
+# of a table of a shape
+Draw = Callable[[torch.Generator, torch.device, tuple[int, ...]], Weight]
 
 
 def case(
@@ -274,6 +276,57 @@ def packed_cases() -> list[Case]:
     return made
 
 
+def apart_case(
+    name: str,
+    dtype: torch.dtype,
+    t: int,
+    hidden: int,
+    inter: int,
+    e: int,
+    k: int,
+    held: tuple[Draw, ...],
+    **options: Any,
+) -> Case:
+    """Experts of several kinds. held draws each table: those of gate and up, or of gate, up, and that of down."""
+    *ups, last = held
+
+    def weights(device: torch.device, g: torch.Generator) -> Weights:
+        rows = 2 * inter // len(ups)
+        made = tuple(draw(g, device, (e, rows, hidden)) for draw in ups)
+        down = last(g, device, (e, hidden, inter))
+        return {"gate_up": made[0] if len(made) == 1 else Parts(made), "down": down}
+
+    plain = case(name, dtype, t, hidden, inter, e, k, weights=weights, **options)
+    return replace(plain, tolerance=QUANTIZED)
+
+
+def apart_cases() -> list[Case]:
+    f32, bf16 = torch.float32, torch.bfloat16
+
+    def plain(g: torch.Generator, device: torch.device, shape: tuple[int, ...]) -> Weight:
+        return Dense(randn(g, device, bf16, *shape, scale=shape[-1] ** -0.5))
+
+    def floats(g: torch.Generator, device: torch.device, shape: tuple[int, ...]) -> Weight:
+        wide = randn(g, device, torch.float32, *shape, scale=shape[-1] ** -0.5)
+        scale = wide.abs().amax(dim=-1, keepdim=True) / 448
+        return Fp8((wide / scale).to(torch.float8_e4m3fn), scale, (1, shape[-1]), Inputs("fp8"))
+
+    def integers(g: torch.Generator, device: torch.device, shape: tuple[int, ...]) -> Weight:
+        return packed_int(g, device, shape, 4, 32, rounding=Inputs("int8"))
+
+    def four(g: torch.Generator, device: torch.device, shape: tuple[int, ...]) -> Weight:
+        return fp4(g, device, shape, 16, factors=True)
+
+    return [
+        apart_case("fp4 gate and up, fp8 down", bf16, 9, 256, 144, 6, 3, (four, floats), residual=True),
+        apart_case("int4 gate, fp8 up, dense down", bf16, 20, 72, 40, 6, 2, (integers, floats, plain), limit=0.5),
+        apart_case("dense gate and up, int4 down", bf16, 3, 72, 40, 6, 2, (plain, integers), biased=True, absent=2),
+        apart_case(
+            "fp8 gate, fp4 up, batch-invariant", f32, 11, 64, 48, 5, 3, (floats, four, four), deterministic=True
+        ),
+    ]
+
+
 def gguf_case(
     name: str, dtype: torch.dtype, t: int, hidden: int, inter: int, e: int, k: int, formats: str, **options: Any
 ) -> Case:
@@ -375,4 +428,5 @@ def cases() -> list[Case]:
         *packed_cases(),
         *fp4_cases(),
         *gguf_cases(),
+        *apart_cases(),
     ]

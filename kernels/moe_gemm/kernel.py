@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.moe_gemm import dense, gguf, quantized
+from kernels.moe_gemm import apart, dense, gguf, quantized
 from kernels.routing import ExpertBiases
-from kernels.weight import Dense, Fp4, Fp8, GgufBlocks, Int8, PackedInt, Weight
+from kernels.weight import Dense, Fp4, Fp8, GgufBlocks, Int8, PackedInt, Parts, Weight
 from kernels.weight.gguf import as_blocks
 from kernels.workspace import Workspace
 
@@ -39,13 +39,15 @@ def moe_gemm(
 ) -> torch.Tensor:
     """See the reference. Calls on a device share their counters: they must run in one stream order.
 
-    Raises TypeError for a kind of weight without launches, and for two tables of different kinds.
+    Raises TypeError for a kind of weight without launches, and for blocks of GGUF files beside another kind.
     """
     if isinstance(gate_up, GgufBlocks) or isinstance(down, GgufBlocks):
         # A file may leave either as it is.
         gate_up, down = as_blocks(gate_up), as_blocks(down)
     launch = LAUNCHES.get(type(gate_up))
-    if launch is None or type(down) is not type(gate_up):
+    if isinstance(gate_up, Parts) or type(down) is not type(gate_up):
+        launch = apart.moe_gemm
+    if launch is None or {type(gate_up), type(down)} > {GgufBlocks}:
         kinds = f"{type(gate_up).__name__} and {type(down).__name__}"
         raise TypeError(f"moe_gemm has no launch for experts of the kinds {kinds}")
     given = (weights, experts, residual, activation, limit, num_shared, deterministic, biases)

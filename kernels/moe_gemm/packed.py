@@ -10,7 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.packed_rows import as_numbers, constants, held, inputs, numbers, shortcuts, times
-from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
+from kernels.moe_gemm.pair_tiles import PairProducts, pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
 from kernels.routing import ExpertBiases
@@ -132,10 +132,25 @@ def packed_moe(
         **shortcuts(x, gate_up), K=experts.shape[1], ACT=activation, LIMITED=limit is not None, **both.constants,
         **cut(up_tile),
     )  # fmt: skip
-    h, scales = as_numbers(workspace, h, down)
-    workspace.launch(packed_down, (cdiv(hidden, down_tile.outputs), both.tiles))(
-        h, scales, *held(down), weights, *both.places, y, count, hidden, inter, down.data.shape[-1],
-        down.scale.shape[-1], down_bias, SCALED=scales is not None, **constants(down), **shortcuts(h, down),
-        **both.constants, **cut(down_tile),
-    )  # fmt: skip
+    packed_second(workspace, h, down, weights, both, down_bias, y, down_tile)
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
+
+
+def packed_second(
+    workspace: Workspace,
+    h: torch.Tensor,
+    table: PackedInt | Fp4,
+    weights: torch.Tensor,
+    both: PairProducts,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: PairTile,
+) -> None:
+    """y [T · K, N] of each pair's row of h [T · K, inputs], weighed."""
+    count, outputs, width = table.shape
+    h, scales = as_numbers(workspace, h, table)
+    workspace.launch(packed_down, (cdiv(outputs, tile.outputs), both.tiles))(
+        h, scales, *held(table), weights, *both.places, y, count, outputs, width, table.data.shape[-1],
+        table.scale.shape[-1], bias, SCALED=scales is not None, **constants(table), **shortcuts(h, table),
+        **both.constants, **cut(tile),
+    )  # fmt: skip

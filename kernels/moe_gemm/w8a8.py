@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.linear.fp8_rows import GROUP, _product, tile_inputs
-from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
+from kernels.moe_gemm.pair_tiles import PairProducts, pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import PairTile, _find, combined, cut
 from kernels.quantize.kernel import quantized
@@ -150,12 +150,27 @@ def w8a8_moe(
         up_bias, **constants, K=experts.shape[1], ACT=activation, LIMITED=limit is not None, **both.constants,
         **cut(replace(up_tile, inputs=tile_inputs(gate_up))),
     )  # fmt: skip
-    numbers, scales, strides, constants = _inputs(workspace, h, down)
-    workspace.launch(w8a8_down, (cdiv(hidden, down_tile.outputs), both.tiles))(
-        numbers, scales, down.data, down.scale, weights, *both.places, y, count, hidden, inter, *strides, down_bias,
-        **constants, **both.constants, **cut(replace(down_tile, inputs=tile_inputs(down))),
-    )  # fmt: skip
+    w8a8_second(workspace, h, down, weights, both, down_bias, y, down_tile)
     return combined(workspace, y, None, experts, weights, residual, count, x.dtype)
+
+
+def w8a8_second(
+    workspace: Workspace,
+    h: torch.Tensor,
+    table: Fp8 | Int8,
+    weights: torch.Tensor,
+    both: PairProducts,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: PairTile,
+) -> None:
+    """y [T · K, N] of each pair's row of h [T · K, inputs], weighed."""
+    count, outputs, width = table.shape
+    numbers, scales, strides, constants = _inputs(workspace, h, table)
+    workspace.launch(w8a8_down, (cdiv(outputs, tile.outputs), both.tiles))(
+        numbers, scales, table.data, table.scale, weights, *both.places, y, count, outputs, width, *strides, bias,
+        **constants, **both.constants, **cut(replace(tile, inputs=tile_inputs(table))),
+    )  # fmt: skip
 
 
 def tiled(weight: Weight) -> bool:

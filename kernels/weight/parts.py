@@ -11,19 +11,20 @@ from kernels.weight.base import Weight
 
 @dataclass(frozen=True, slots=True)
 class Parts(Weight):
-    """parts[i] [N_i, K] are rows of one matrix, N in all, which stand one after another. Each part takes the product's
-    inputs in its own way: one may round them where another takes them as they are."""
+    """parts[i] [.., N_i, K] are rows of one matrix, or of each matrix of a table, N in all, one part behind another.
+    Each takes the product's inputs in its own way: one may round them where another takes them as they are."""
 
     parts: tuple[Weight, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (sum(self.rows_of), self.parts[0].shape[-1])
+        *table, _, inputs = self.parts[0].shape
+        return (*table, sum(self.rows_of), inputs)
 
     @property
     def rows_of(self) -> tuple[int, ...]:
         """How many rows each part has."""
-        return tuple(part.shape[0] for part in self.parts)
+        return tuple(part.shape[-2] for part in self.parts)
 
     @property
     def nbytes(self) -> int:
@@ -34,10 +35,10 @@ class Parts(Weight):
         return any(part.rounds_inputs for part in self.parts)
 
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        return torch.cat([part.dense(dtype) for part in self.parts])
+        return torch.cat([part.dense(dtype) for part in self.parts], dim=-2)
 
-    def matrix(self, index: int) -> Weight:
-        raise TypeError("parts are rows of one matrix, and a table of matrices has none")
+    def matrix(self, index: int) -> Parts:
+        return Parts(tuple(part.matrix(index) for part in self.parts))
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         chosen, start = ids.long(), 0

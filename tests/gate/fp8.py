@@ -132,7 +132,7 @@ def mixed_pack(module: str) -> Pack | None:
 
 _ROWS = float_quantized("channel", strategy="token", dynamic=True)["config_groups"]["group_0"]
 _INT4 = compressed(4, 64)["config_groups"]["group_0"]
-_FLOATS = r".*(k_proj|kv_a_proj_with_mqa|mlp\.up_proj)$"
+_FLOATS = r".*(k_proj|kv_a_proj_with_mqa|up_proj)$"
 # Of what forms one product each is stored in its own way: keys in floats, values as they are, queries in integers; gate
 # in integers, up in floats.
 PARTS = {

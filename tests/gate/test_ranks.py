@@ -286,7 +286,7 @@ NARROW = replace_fields(
     dtypes=("float32",),
     config={**QWEN3_MOE.config, "intermediate_size": 256, "moe_intermediate_size": 32},
 )
-PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-int4-g32", "w4afp8")] + [
+PACKED_EXPERTS = [(NARROW, name) for name in ("fp8-blocks-f32", "ct-mxfp4", "ct-int4-g32", "w4afp8", "ct-parts")] + [
     (KIMI, "ct-int4-experts")
 ]
 

@@ -41,14 +41,3 @@ def test_later_gpus_take_8_bit_floats(capability: tuple[int, int]) -> None:
 def test_the_references_on_a_cpu_take_8_bit_floats() -> None:
     check_weights(weights("fp8"), torch.device("cpu"))
     check_cache(torch.device("cpu"))
-
-
-def test_experts_whose_tables_are_of_different_kinds_are_refused_on_a_gpu() -> None:
-    tables = {name: Weight((2, 64, 128), torch.bfloat16) for name in ("l.gate_up", "l.down")}
-    tables["l.down"].hold(rounded.make("int4", 2, (2, 64, 128), False).held)
-    check_weights(tables, torch.device("cpu"))
-    with described(Gpu((9, 0), 100)), pytest.raises(ConfigError, match=r"Dense and PackedInt, of l\.gate_up"):
-        check_weights(tables, CUDA)
-    tables["l.gate_up"].hold(rounded.make("int4", 2, (2, 64, 128), False).held)
-    with described(Gpu((9, 0), 100)):
-        check_weights(tables, CUDA)

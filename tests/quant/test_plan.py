@@ -109,17 +109,44 @@ def test_a_tensor_of_one_part_that_is_not_used_is_named(tmp_path: Path) -> None:
         loaded(tmp_path, {**HALF, "k.input_scale": torch.ones(1)}, ROWS)
 
 
-def test_a_table_of_matrices_has_no_parts(tmp_path: Path) -> None:
+def experts(plain: tuple[str, ...]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """FP8 matrices of two experts' gates and ups, of which some are as they are."""
     names = [f"experts.{e}.{part}" for e in range(2) for part in ("gate", "up")]
-    tensors = {f"{name}.weight": fp8(32, 64) for name in names}
-    tensors |= {f"{name}.weight_scale": torch.ones(1) for name in names}
-    tensors |= {"experts.1.up.weight": torch.ones(32, 64)}
-    del tensors["experts.1.up.weight_scale"]
+    tensors = {}
+    for i, name in enumerate(names):
+        if name.endswith(plain):
+            tensors[f"{name}.weight"] = torch.full((32, 64), float(i))
+        else:
+            tensors |= {f"{name}.weight": fp8(32, 64), f"{name}.weight_scale": torch.tensor(i + 1.0)}
+    return tensors, names
+
+
+def test_gates_and_ups_of_a_table_may_be_stored_in_different_ways(tmp_path: Path) -> None:
+    tensors, names = experts(("up",))
     save_file(tensors, tmp_path / "model.safetensors")
-    rules = [Rule("table", tuple(f"{name}.weight" for name in names), StackConcat())]
+    rule = Rule("table", tuple(f"{name}.weight" for name in names), StackConcat())
+    weight, checkpoint = Weight((2, 64, 64), torch.float32), Checkpoint.open(tmp_path)
+    rules = plan({"table": weight}, [rule], checkpoint, config.read(ROWS))
+    weight.to_empty(device="cpu")
+    loader.load({f"table.{name}": p for name, p in weight.named_parameters()}, checkpoint, rules)
+    value = weight.value
+    assert isinstance(value, Parts)
+    assert [type(part) for part in value.parts] == [Fp8, Dense]
+    assert value.shape == (2, 64, 64)
+    for e in range(2):
+        dense = value.matrix(e).dense(torch.float32)
+        assert torch.equal(dense[:32], fp8(32, 64).float() * (2 * e + 1))
+        assert bool((dense[32:] == 2 * e + 1).all())
+    assert torch.equal(value.dense(torch.float32)[1], value.matrix(1).dense(torch.float32))
+
+
+def test_experts_of_one_table_must_be_stored_alike(tmp_path: Path) -> None:
+    tensors, names = experts(("1.up",))
+    save_file(tensors, tmp_path / "model.safetensors")
+    rule = Rule("table", tuple(f"{name}.weight" for name in names), StackConcat())
     weight = Weight((2, 64, 64), torch.bfloat16)
     with pytest.raises(WeightsError, match=r"experts\.1\.up and experts\.0\.gate are stored in different ways"):
-        plan({"table": weight}, rules, Checkpoint.open(tmp_path), config.read(ROWS))
+        plan({"table": weight}, [rule], Checkpoint.open(tmp_path), config.read(ROWS))
 
 
 def test_a_config_that_leaves_out_a_part_of_a_product_makes_parts_without_a_checkpoint() -> None:

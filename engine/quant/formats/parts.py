@@ -1,25 +1,29 @@
-"""A product whose projections are stored in different ways: each run of rows is held in a format of its own."""
+"""A product whose projections are stored in different ways, or a table of experts whose gates and ups are: each run of
+rows is held in a format of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 
 from engine.quant.format import Declared, Format
-from engine.weights.rules import Concat, Rule, Shape, Whole
+from engine.weights.rules import Combine, Concat, Rule, Shape, Stack, Whole
 from kernels.weight import Parts as Value
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a weight that are filled from so many of a rule's sources, consecutive ones."""
+    """Rows of a weight, or of each matrix of a table; places: those of a rule's sources that fill them."""
 
     held: Format
-    sources: int
+    places: tuple[int, ...]
     rows: int
+
+    def of(self, shape: Shape) -> Shape:
+        """The part's shape, where the weight has that one."""
+        return (*shape[:-2], self.rows, shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,13 @@ class Parts(Format):
     parts: tuple[Part, ...]
 
     def declare(self, shape: Shape, dtype: torch.dtype) -> Declared:
-        declared = [part.held.declare((part.rows, shape[-1]), dtype) for part in self.parts]
+        declared = [part.held.declare(part.of(shape), dtype) for part in self.parts]
         return {_named(i, name): about for i, own in enumerate(declared) for name, about in own.items()}
 
     def rules(self, rule: Rule, shape: Shape) -> list[Rule]:
         made = []
-        runs = runs_of(rule, [part.sources for part in self.parts])
-        for i, (part, run) in enumerate(zip(self.parts, runs, strict=True)):
-            for own in part.held.rules(run, (part.rows, shape[-1])):
+        for i, part in enumerate(self.parts):
+            for own in part.held.rules(rule_of(rule, part.places), part.of(shape)):
                 target, also = (_renamed(i, rule.target, name) for name in (own.target, own.also))
                 assert target is not None
                 made.append(replace(own, target=target, also=also))
@@ -52,16 +55,15 @@ class Parts(Format):
             part.held.check(_own(i, parameters))
 
 
-def runs_of(rule: Rule, counts: list[int]) -> list[Rule]:
-    """`rule` for each run of so many of its sources, which stand one after another in the weight."""
-    assert isinstance(rule.combine, Concat)
-    made = []
-    for stop, count in zip(accumulate(counts), counts, strict=True):
-        run = slice(stop - count, stop)
-        combine = Concat(rule.combine.rows[run]) if count > 1 else Whole()
-        # Ranks have cut the sources already.
-        made.append(replace(rule, sources=rule.sources[run], combine=combine, beside=rule.beside[run], splits=()))
-    return made
+def rule_of(rule: Rule, places: tuple[int, ...]) -> Rule:
+    """`rule` for some of its sources: consecutive ones of a matrix, or one of each matrix of a table."""
+    combine: Combine = Stack()
+    if isinstance(rule.combine, Concat):
+        combine = Concat(tuple(rule.combine.rows[place] for place in places)) if len(places) > 1 else Whole()
+    sources = tuple(rule.sources[place] for place in places)
+    beside = tuple(rule.beside[place] for place in places) if rule.beside else ()
+    # Ranks have cut the sources already.
+    return replace(rule, sources=sources, combine=combine, beside=beside, splits=())
 
 
 def _named(part: int, name: str) -> str:
