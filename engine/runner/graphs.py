@@ -14,8 +14,9 @@ Short prompts and one entry have a second graph, for little in the cache: their 
 over latents, and 8-bit caches, want to know how many tokens the longer entries have in the cache at most: all their
 steps have a second graph.
 
-A shape's first step runs eagerly, which compiles what it needs, and is captured after. A few shapes are made at start,
-the rest when the engine is idle, or when a step needs one.
+A shape's first step runs eagerly, which compiles what it needs, and is captured after: up to its logits, and the plain
+draw from them as a second graph, which steps with constraints, penalties or biases leave out. A few shapes are made at
+start, the rest when the engine is idle, or when a step needs one.
 """
 
 from __future__ import annotations
@@ -93,10 +94,11 @@ class DecodedStep:
 
 @dataclass(frozen=True, slots=True)
 class ComputedStep:
-    """A decoded step and what a plain draw gave."""
+    """A decoded step with the logits of its draws [E, C], of this rank's tokens, and a plain draw from them."""
 
     decoded: DecodedStep
-    drawn: Drawn
+    logits: torch.Tensor
+    draw: Callable[[], Drawn]
 
 
 T = TypeVar("T")
@@ -129,8 +131,17 @@ def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (*(n for n in sizes if n < last), last)
 
 
+def unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, which this tensor does not keep from others: graphs of all shapes hold their logits there."""
+    storage = tensor.untyped_storage()
+    alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(alias, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 class CudaCapture:
-    """Turns a computation into a graph that shares its memory with the others: one runs at a time."""
+    """Turns a computation into two graphs, up to the logits and the plain draw: a step that draws otherwise replays
+    the first alone. They share their memory with the others: one step runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -139,8 +150,15 @@ class CudaCapture:
     def __call__(self, compute: Compute, shape: StepShape) -> Replay:
         graph, outcome = self._captured(lambda: compute(shape))
         decoded = outcome.decoded
+        drawing, drawn = self._captured(outcome.draw)
         advance_states, follow = map(self._behind, (decoded.advance_states, decoded.follow))
-        outcome = replace(outcome, decoded=replace(decoded, advance_states=advance_states, follow=follow))
+        decoded = replace(decoded, advance_states=advance_states, follow=follow)
+
+        def draw() -> Drawn:
+            drawing.replay()
+            return drawn
+
+        outcome = ComputedStep(decoded, unowned(outcome.logits), draw)
 
         def replay() -> ComputedStep:
             graph.replay()
@@ -294,8 +312,11 @@ class StepGraphs:
         if replay is not None:
             return replay()
         outcome = self._compute(shape)
+        # Ahead of its capture, which must find its kernels compiled. Who draws otherwise draws once more.
+        drawn = outcome.draw()
+        outcome = replace(outcome, draw=lambda: drawn)
         if outcome.decoded.follow is not None:
-            outcome.decoded.follow()  # so that it compiles what it needs; done again it changes nothing
+            outcome.decoded.follow()  # done again it changes nothing
         try:
             self._replays[shape] = self._capture(self._compute, shape)
         except RuntimeError as problem:

@@ -158,19 +158,12 @@ class DeviceRunner:
 
         return MaskedStep(masked) if plan.masked else drawn(extras)
 
-    def compute(
-        self,
-        shape: StepShape,
-        extras: SamplingExtras = PLAIN,
-        only: Sequence[int] | None = None,
-    ) -> ComputedStep:
-        """The staged step from token ids to new token ids, on the device alone when `extras` is plain. `only`: the
-        layers to run.
-
-        Drawn tokens are in the token table already.
-        """
+    def compute(self, shape: StepShape, only: Sequence[int] | None = None) -> ComputedStep:
+        """The staged step from token ids to logits, and what draws plainly from them: both on the device alone. `only`:
+        the layers to run."""
         decoded = self._decode(shape, only)
-        return ComputedStep(decoded, self._draw(decoded, shape, extras))
+        logits = self._decoder.logits(decoded.drawing)
+        return ComputedStep(decoded, logits, partial(self._draw, decoded, logits, shape, PLAIN))
 
     def _decode(
         self,
@@ -220,30 +213,30 @@ class DeviceRunner:
     ) -> tuple[torch.Tensor, Draw]:
         """Compute the staged step, kernel by kernel: the residual stream, and what draws its tokens."""
         decoded = self._decode(shape, None, keep_all, draw_places)
+        logits = self._decoder.logits(decoded.drawing)
 
         def draw(extras: SamplingExtras) -> Drawn:
-            drawn = self._draw(decoded, shape, extras)
+            drawn = self._draw(decoded, logits, shape, extras)
             decoded.finish(follows)
             return drawn
 
         return decoded.x, draw
 
     def _replay(self, graphs: StepGraphs, shape: StepShape, follows: bool) -> tuple[torch.Tensor, Draw]:
-        """The same by a graph, which draws plainly: entries that ask for more are drawn once more."""
+        """The same by a graph. Its plain draw is another; entries that ask for more are drawn from its logits."""
         computed = graphs.run(shape)
-        decoded, plain = computed.decoded, computed.drawn
+        decoded, logits = computed.decoded, computed.logits
 
         def draw(extras: SamplingExtras) -> Drawn:
-            drawn = plain
-            # A graph that kept its logits would hold memory for every shape: the last product is done again.
             if not extras.plain:
                 if decoded.verify is not None:
-                    decoded.verify.put_back(self._tables)
-                drawn = self._draw(decoded, shape, extras)
-            elif extras.num_logprobs is not None:
-                drawn = self._sampler.with_logprobs(
-                    self._decoder.whole_logits(decoded.drawing), plain, extras.num_logprobs
-                )
+                    decoded.verify.put_back(self._tables)  # a shape's first step is drawn plainly before
+                drawn = self._draw(decoded, logits, shape, extras)
+            else:
+                drawn = computed.draw()
+                if extras.num_logprobs is not None:
+                    whole = self._decoder.vocabulary.whole(logits)
+                    drawn = self._sampler.with_logprobs(whole, drawn, extras.num_logprobs)
             decoded.finish(follows)
             return drawn
 
@@ -289,7 +282,9 @@ class DeviceRunner:
         if step.masked:
             bits = np.full((entries, -(-self._info.vocab_size // 32)), -1, np.int32)
             extras = replace(extras, masks=EntryMasks.sent(range(entries), bits, self._device))
-        self.compute(shape, extras, self._decoder.warmup_layers).decoded.finish()
+        computed = self.compute(shape, self._decoder.warmup_layers)
+        self._draw(computed.decoded, computed.logits, shape, extras)
+        computed.decoded.finish()
 
     @torch.inference_mode()
     def make_graph(self, shape: StepShape) -> None:
@@ -330,9 +325,9 @@ class DeviceRunner:
         if params.prompt_logprobs is not None:
             self._rows_with_prompt_logprobs.add(row)
 
-    def _draw(self, decoded: DecodedStep, shape: StepShape, extras: SamplingExtras) -> Drawn:
-        """Tokens behind those that draw, which go into the token table."""
-        logits, tables, verify = self._decoder.logits(decoded.drawing), self._tables, decoded.verify
+    def _draw(self, decoded: DecodedStep, logits: torch.Tensor, shape: StepShape, extras: SamplingExtras) -> Drawn:
+        """Tokens behind those that draw, from their logits [E, C], which go into the token table."""
+        tables, verify = self._tables, decoded.verify
         entries = self._inputs.entries(shape) if verify is None else verify.draws
         held = (tables.params, entries.rows, entries.lengths, tables.tokens)
         drawn = self._sampler.draw(logits, *held, extras, shape.whole_logits)

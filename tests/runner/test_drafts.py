@@ -282,7 +282,9 @@ def test_a_plan_with_drafts_is_padded_by_dummy_entries() -> None:
 
 
 def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
-    outcome = ComputedStep(DecodedStep(torch.zeros(1), torch.zeros(1)), Drawn(torch.zeros(1)))
+    outcome = ComputedStep(
+        DecodedStep(torch.zeros(1), torch.zeros(1)), torch.zeros(1, 1), lambda: Drawn(torch.zeros(1))
+    )
     made = StepGraphs(lambda shape: outcome, Recorder(), 4, 64, 256, max_drafts=3)
     assert {shape for shape in made.first_shapes if shape.drafts} == {
         made.drafted(0, entries, 3) for entries in (1, 2, 4)

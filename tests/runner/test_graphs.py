@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 
 from engine.cache.writes import BlockWrite
@@ -27,8 +29,10 @@ from engine.runner.graphs import (
     StepGraphs,
     find_wave_aligned_tokens,
     mixed_shapes,
+    unowned,
 )
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
+from engine.runner.pending import MaskedStep
 from engine.runner.runner import DeviceRunner
 from engine.sampling.sampler import Drawn
 from engine.types import SamplingParams, TokenLogprobs
@@ -275,25 +279,51 @@ def with_extras(runner: DeviceRunner, extras: list[dict[str, Any]], steps: int) 
     return told
 
 
-def test_a_step_is_drawn_once_more_only_while_an_entry_has_extras(checkpoint: Path) -> None:
+class Counts:
+    """How often a runner's head and its draws ran."""
+
+    def __init__(self, runner: DeviceRunner) -> None:
+        self.heads = self.draws = 0
+        self._logits, self._draw = runner.decoder.logits, runner._draw
+        runner.decoder.logits = self._count_head  # type: ignore[method-assign]
+        runner._draw = self._count_draw  # type: ignore[method-assign]
+
+    def _count_head(self, x: torch.Tensor) -> torch.Tensor:
+        self.heads += 1
+        return self._logits(x)
+
+    def _count_draw(self, *arguments: Any) -> Drawn:
+        self.draws += 1
+        return self._draw(*arguments)
+
+
+@pytest.mark.parametrize("name", [*EXTRAS, "logprobs", "masks"])
+def test_a_replayed_step_computes_its_logits_and_draws_once(checkpoint: Path, name: str) -> None:
     runner = make_runner(checkpoint, Recorder())
-    assert runner.graphs is not None
-    run, draw = runner.graphs.run, runner._draw
-    within, behind = [False], []
+    asked = {"logprobs": 2} if name == "logprobs" else EXTRAS.get(name, {})
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 64, **asked})
+    start = RowStart(0, [3] * 9, 9, params)
+    runner.launch(StepPlan(0, [0], [0], [9], [True], starts=[start], block_writes=[own_blocks(0)])).wait()
+    runner.launch(StepPlan(1, [0], [9], [1], [True])).wait()  # makes the graph
+    counts = Counts(runner)
+    for step in (2, 3):
+        pending = runner.launch(StepPlan(step, [0], [8 + step], [1], [True], masked=[0] if name == "masks" else []))
+        if name == "masks":
+            assert counts.draws == step - 2, "the draw waits for its mask"
+            cast(MaskedStep, pending).draw(np.full((1, 320 // 32), -1, np.int32))
+        pending.wait()
+        assert (counts.heads, counts.draws) == (step - 1, step - 1)
 
-    def running(shape: StepShape) -> Any:
-        within.append(True)
-        outcome = run(shape)
-        within.pop()
-        return outcome
 
-    def counted(*arguments: Any) -> Any:
-        behind.append(not within[-1])
-        return draw(*arguments)
-
-    runner.graphs.run, runner._draw = running, counted  # type: ignore[method-assign,assignment]
-    with_extras(runner, [{"min_tokens": 2, "stop_token_ids": (5,)}, {}], steps=6)
-    assert sum(behind) == 2
+def test_logits_of_a_graph_are_read_where_they_are_without_keeping_their_memory() -> None:
+    logits = torch.arange(24.0).view(4, 6)[1:, :5]
+    alias = unowned(logits)
+    logits[1, 2] = 100
+    assert torch.equal(alias, logits)
+    assert alias.stride() == logits.stride()
+    held = weakref.ref(logits)
+    del logits
+    assert held() is None
 
 
 @pytest.mark.parametrize("name", EXTRAS)
@@ -334,7 +364,8 @@ def test_steps_of_a_full_server_are_made_first() -> None:
     def capture(compute: Compute, shape: StepShape) -> Replay:
         return lambda: compute(shape)
 
-    outcome = ComputedStep(DecodedStep(torch.zeros(1), torch.zeros(1)), Drawn(torch.zeros(1)))
+    nothing = torch.zeros(1, 1)
+    outcome = ComputedStep(DecodedStep(nothing, nothing), nothing, lambda: Drawn(nothing))
     graphs = StepGraphs(lambda shape: outcome, capture, 64, 8192, 20480)
     made: list[StepShape] = []
     while (shape := graphs.next_shape) is not None:
