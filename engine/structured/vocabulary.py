@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import numpy as np
@@ -28,9 +29,23 @@ _NO_TOKEN = "NoExtensionBias"
 # 50,000 half a second, and no published schema needs 5,000 (docs/experiments/2026-11-24-hostile-grammars-and-texts.md).
 _LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000, step_max_items=20_000, max_items_in_row=1_000)
 # A step whose masks took SLOW_S is followed by one in which each is timed, and that by others while one takes more than
-# a token gives back; else by STEPS_UNTIMED without, for masks are made side by side otherwise.
+# a token gives back; else by STEPS_UNTIMED without, which spares Python a loop over them.
 SLOW_S = 0.02
 STEPS_UNTIMED = 8
+
+
+# Threads that masks of a step take at most, of half of the machine's: frontends want the others.
+MAX_THREADS = 8
+
+
+def _timed_masks(run: Sequence[tuple[LLMatcher, int, GrammarMatcher]], masks: Masks) -> list[float]:
+    """Fill the rows of some masks; processor seconds of each."""
+    took = []
+    for inner, row, _ in run:
+        began = time.thread_time()
+        fill_next_token_bitmask(inner, masks, row)
+        took.append(time.thread_time() - began)
+    return took
 
 
 class Vocabulary:
@@ -56,7 +71,9 @@ class Vocabulary:
         self._special = SpecialTokens({tokenizer.token_text(i): i for i in special}, self._eos)
         tokens = cast(TokenizerWrapper, _Tokens(tokenizer, self._size, min(self._eos)))
         self._tokens = LLTokenizer(tokens, self._size, sorted(self._eos))
-        self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
+        self._num_threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
+        self._executor = LLExecutor(self._num_threads)
+        self._pool = ThreadPoolExecutor(self._num_threads, "nereid-masks")
         self._timed = False
         self._untimed = 0
         self._ending = np.zeros(-(-self._size // 32), np.uint32)
@@ -139,14 +156,19 @@ class Vocabulary:
         return masks
 
     def _fill_timed(self, open_: Sequence[tuple[LLMatcher, int, GrammarMatcher]], masks: Masks) -> None:
-        """One after the other, each on its own account: only so is it known whose masks take long."""
+        """Each on its own account, on whichever thread: only so is it known whose masks take long."""
+        # A thread each for as many runs of them; one mask needs no other thread.
+        runs = [open_[i :: self._num_threads] for i in range(min(self._num_threads, len(open_)))]
+        took: Iterable[list[float]] = (
+            [_timed_masks(runs[0], masks)]
+            if len(runs) == 1
+            else self._pool.map(_timed_masks, runs, [masks] * len(runs))
+        )
         longest = 0.0
-        for inner, row, of in open_:
-            began = time.thread_time()
-            fill_next_token_bitmask(inner, masks, row)
-            took = time.thread_time() - began
-            of.took(took)
-            longest = max(longest, took)
+        for run, seconds in zip(runs, took, strict=True):
+            for (_, _, of), spent in zip(run, seconds, strict=True):
+                of.took(spent)
+                longest = max(longest, spent)
         self._timed, self._untimed = longest > ALLOWED_TOKEN_S, STEPS_UNTIMED
 
     def _look_ahead(self, matcher: GrammarMatcher, tokens: Sequence[int], masks: Masks, row: int) -> None:
