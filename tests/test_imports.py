@@ -24,6 +24,7 @@ CONTRACTS = {
     "engine.plain",
     "engine.signals",
     "engine.terminal",
+    "engine.watcher",
     "engine.core.plan",
     "engine.cache.spec",
     "engine.cache.writes",

@@ -17,9 +17,9 @@ from engine import env, signals
 from engine.config import EngineConfig
 from engine.parallel.rendezvous import UNUSABLE, Assignment, Rendezvous
 from engine.parallel.ring import RingWriter
+from engine.watcher import STILL_S, Watcher
 
 _LOOK_S = 0.1
-_STILL_S = 1.0  # without a look, or without a beat, a process does not run
 _END_S = 10.0  # for ranks to end by themselves
 _MAX_WORDS = 1 << 16
 
@@ -95,15 +95,15 @@ class LocalRanks:
         started.put(None)
         for bell in self._ring.theirs:
             bell.close()
-        waits, before = Waits(len(self._ranks)), time.monotonic()
+        waits = Waits(len(self._ranks))
         while not self._closing.wait(_LOOK_S):
-            waits.look(before, [self._ring.done(index) for index in range(len(self._ranks))], self._ring.sent)
+            waits.look([self._ring.done(index) for index in range(len(self._ranks))], self._ring.sent)
             found = self._fault(waits)
             if found is not None:
                 self._failed(*found)
                 self.kill()
                 return
-            before = time.monotonic()
+            waits.rest()
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         ring, bell, rank, local = self._ring, self._ring.theirs[index], self._ranks[index], self._rendezvous.local
@@ -153,30 +153,29 @@ def cause(codes: Sequence[int | None]) -> int | None:
 
 
 class Waits:
-    """How long ranks have been waited for. The time for which this process stood still itself does not count: it heard
-    nobody then, as when all processes of a container are paused."""
+    """How long ranks have been waited for, in the looks of a `Watcher`."""
 
-    def __init__(self, ranks: int) -> None:
-        self._now = self._went_on = time.monotonic()
-        self._behind = [(0, self._now)] * ranks  # steps done, and since when they are so many
+    def __init__(self, ranks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._watcher = Watcher(clock)
+        self._behind = [(0, self._watcher.now)] * ranks  # steps done, and since when they are so many
 
-    def look(self, before: float, done: list[int], sent: int) -> None:
-        """before: when the pause between two looks began."""
-        self._now = time.monotonic()
-        if self._now - before > _STILL_S:
-            self._went_on = self._now
+    def look(self, done: list[int], sent: int) -> None:
+        self._watcher.look()
         for index, count in enumerate(done):
             if count == sent or count != self._behind[index][0]:
-                self._behind[index] = (count, self._now)
+                self._behind[index] = (count, self._watcher.now)
+
+    def rest(self) -> None:
+        self._watcher.rest()
 
     def fault(self, silent: list[float | None], timeout_s: float) -> tuple[int, str] | None:
         """Which rank has been waited for too long, and what it does, in words behind its name. One that stands still is
         why others are at their step for so long. silent: seconds since each was heard."""
-        most = self._now - self._went_on
-        still = [min(seconds or 0.0, most) for seconds in silent]
-        behind = [min(self._now - since, most) for _, since in self._behind]
+        now, counted = self._watcher.now, self._watcher.counted
+        still = [counted(seconds or 0.0) for seconds in silent]
+        behind = [counted(now - since) for _, since in self._behind]
         stillest, slowest = still.index(max(still)), behind.index(max(behind))
         late = behind[slowest] > timeout_s
-        if still[stillest] > (min(_STILL_S, timeout_s) if late else timeout_s):
+        if still[stillest] > (min(STILL_S, timeout_s) if late else timeout_s):
             return stillest, f"has not run for {still[stillest]:.0f} s"
         return (slowest, f"has been at the same step for {behind[slowest]:.0f} s") if late else None

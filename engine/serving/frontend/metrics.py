@@ -269,7 +269,6 @@ class NoMetrics(Metrics):
         pass
 
     def first_token(self, seconds: float, num_prompt: int, num_cached: int) -> None:
-        """A request's first token came so many seconds after the request, of whose prompt `num_cached` were cached."""
         pass
 
     def next_token(self, seconds: float) -> None:

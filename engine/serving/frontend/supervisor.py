@@ -17,12 +17,12 @@ from engine.config import EngineConfig
 from engine.serving.link.engine_view import EngineView
 from engine.serving.link.process_watch import ProcessWatch, start_time
 from engine.serving.link.run_folder import EngineState, RunFolder
+from engine.watcher import Watcher
 
 logger = logging.getLogger("nereid.supervisor")
 
 _LEAD_S = 0.2  # between tries to become the leader
 _WATCH_S = 0.1  # between looks at a living engine
-_STILL_S = 1.0  # a look that comes so late
 _STEADY_S = 60.0  # an engine that lived so long was not part of a row of crashes
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _CLOSE_S = 10.0
@@ -180,24 +180,20 @@ class Supervisor:
         return state
 
     def _watch(self, state: EngineState, lock: int) -> bool:
-        """Wait for the engine to die, or kill it when it hangs. False when the frontend closes or another leads.
-
-        The time for which this process stood still itself does not count: all of a container may have been paused."""
-        watch = ProcessWatch(state.pid)
-        before = went_on = time.monotonic()
+        """Wait for the engine to die, or kill it when it hangs. False when the frontend closes or another leads."""
+        watch, watcher = ProcessWatch(state.pid), Watcher()
         try:
             while not watch.wait(_WATCH_S):
-                now = time.monotonic()
-                went_on = now if now - before > _STILL_S else went_on
+                watcher.look()
                 if self._closing.is_set() or not self._folder.holds(lock):
                     return False
-                if min(self._engine.silent_s, now - went_on) > self._hang_timeout_s:
+                if watcher.counted(self._engine.silent_s) > self._hang_timeout_s:
                     watch.kill(signal.SIGKILL)
                 with contextlib.suppress(OSError):
                     self._folder.restore()
                 if self._complaint is not None:
                     self._publish(state)
-                before = time.monotonic()
+                watcher.rest()
         finally:
             watch.close()
         return not self._closing.is_set()
