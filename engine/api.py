@@ -352,10 +352,14 @@ class Engine:
                 f"output_ids holds {len(input.output_ids)} tokens, more than max_tokens ({params.max_tokens})"
             )
         self._check_ids("prompt_ids", prompt)
-        self._check_ids("output_ids", input.output_ids)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logit_bias", params.logit_bias)
-        self._check_ids("allowed_token_ids", params.allowed_token_ids)
+        for name, ids in (
+            ("output_ids", input.output_ids),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids),
+        ):
+            if ids:
+                self._check_ids(name, ids)
         if params.speculation is not None:
             self._check_ids("speculation.token_ids", params.speculation.token_ids)
             if params.speculation.method == "prediction" and not self._takes_predictions:
@@ -366,7 +370,8 @@ class Engine:
         check_bad_word_ids(input.bad_word_ids)
         for word in input.bad_word_ids:
             self._check_ids("bad_word_ids", word)
-        _check_bans(input, () if params.ignore_eos else self.info.eos_ids)
+        if params.allowed_token_ids:
+            _check_bans(input, () if params.ignore_eos else self.info.eos_ids)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         if isinstance(ids, array) and len(ids) > _MANY_IDS:
@@ -468,11 +473,9 @@ class Engine:
 
 
 def _check_bans(input: RequestInput, eos_ids: Iterable[int]) -> None:
-    """Raises RequestError when nothing is left to draw of the tokens that a request allows."""
+    """Raises RequestError when nothing is left to draw of the tokens that a request allows alone."""
     params = input.params
     allowed = set(params.allowed_token_ids)
-    if not allowed:
-        return
     allowed.difference_update(word[0] for word in input.bad_word_ids if len(word) == 1)
     if not allowed:
         raise RequestError("allowed_token_ids: bad_words bans every one of them; allow another token")

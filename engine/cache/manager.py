@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.cache.blocks import BlockPool
+from engine.cache.blocks import BlockPool, KVTable
 from engine.cache.checkpoints import StateSlots
 from engine.cache.radix import Hash, Node, PrefixTree, chain_hash
 from engine.cache.spec import PoolSpec, Recurrent, window_of
-from engine.cache.table import KVTable
 from engine.cache.writes import BlockWrite, StateCopy
 
 

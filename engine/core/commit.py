@@ -106,7 +106,8 @@ class Committer:
         self.num_accepted_tokens += len(run) - 1
         for place in range(len(run) - 1):
             self.accepted_at[place] += 1
-        request.acceptance.drafted(draft.count, len(run) - 1)
+        if request.acceptance is not None:
+            request.acceptance.drafted(draft.count, len(run) - 1)
         request.num_draft_tokens += draft.count
         request.num_accepted_tokens += len(run) - 1
         if request.status is Status.RUNNING:

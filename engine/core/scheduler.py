@@ -123,7 +123,7 @@ class Scheduler:
         behind = self._plan_decodes()
         decoding = len(self._rows) + sum(self._long_count)
         prefill_budget = self._budget - decoding
-        if decoding:
+        if decoding and (behind or self.waiting):
             prefill_budget = min(
                 prefill_budget, self.mixed_budget or self._prefill_tokens(decoding, behind) or prefill_budget
             )
@@ -262,7 +262,9 @@ class Scheduler:
         spare = self._budget - len(self._rows) - sum(self._long_count)
         counts = [self._draft_tokens] * len(self._drafting)
         if self._depth is not None:
-            counts = self._depth.draft_counts(len(self._rows), [request.acceptance for _, request in self._drafting])
+            counts = self._depth.draft_counts(
+                len(self._rows), [of for _, r in self._drafting if (of := r.acceptance) is not None]
+            )
         for (place, request), most in zip(self._drafting, counts, strict=True):
             known, unsure, held = request.num_computed, request.num_drafted, request.num_inflight - 1
             count = min(most, spare, request.limit - 1 - known)

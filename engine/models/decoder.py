@@ -201,7 +201,7 @@ class Decoder(Loaded):
         if self.config.hyper is not None:
             x = x[:, None].expand(-1, self.config.hyper.streams, -1)
         # Copies, since a sum may stand in its residual's place.
-        seen = x.new_zeros(len(x), len(taps), *x.shape[1:])
+        seen = x.new_zeros(len(x), len(taps), *x.shape[1:]) if taps else x[:, :0]
         ran = range(len(self.layers)) if only is None else only
         for place, i in enumerate(ran):
             _copy_taps(seen, taps, i, x)

@@ -1,4 +1,4 @@
-"""What the decoder sees of a step: device tensors with their shapes. Built by `inputs`, read by layers."""
+"""What decoder and sampler see of a step: device tensors with their shapes. Built by `inputs`, read by layers."""
 
 from __future__ import annotations
 
@@ -82,6 +82,26 @@ class LastTokens:
 
     places: torch.Tensor
     starts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampledEntries:
+    """What sampling needs of a step's entries, each [B] int32: table row, row that takes the token, tokens held."""
+
+    rows: torch.Tensor
+    out_rows: torch.Tensor
+    lengths: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """What entries draft: of each entry [B] int32 how many tokens, and of its proposals the first's position and how
+    many there are; the proposals [L, W] int32 of the L entries past num_single."""
+
+    count: torch.Tensor
+    start: torch.Tensor
+    size: torch.Tensor
+    tokens: torch.Tensor
 
 
 def select_last(x: torch.Tensor, last_tokens: LastTokens | None) -> torch.Tensor:

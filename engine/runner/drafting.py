@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from engine.core.plan import StepPlan
-from engine.runner.batch import DeviceBatch
-from engine.runner.inputs import Inputs, SampledEntries, StepShape
+from engine.runner.batch import DeviceBatch, SampledEntries
+from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import Drawn
 

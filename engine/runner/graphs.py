@@ -25,15 +25,15 @@ import contextlib
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
 from engine.config import MAX_DRAFTS
 from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
-from engine.runner.drafting import Verify
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
+from engine.runner.pending import ComputedStep
 from engine.sampling.sampler import Drawn
 from kernels.linear.waves import filled
 from kernels.thresholds import SHORT_CONTEXT
@@ -64,41 +64,6 @@ DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
 # Made before the engine is ready.
 FIRST_ENTRIES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedStep:
-    """A step behind the decoder, before its draws, of T tokens and E draws.
-
-    x           [T, hidden]  the residual stream, or [E, hidden] where only `drawing` was kept of it
-    drawing     [E, hidden]  of it what draws: each entry's last token, with drafts each of its draws
-    verify      what drafts are verified by, in a step with drafts
-    Once the step is drawn for good,
-    advance_states  brings running states up to the accepted drafts
-    follow          lets what drafts on the device compute the step's tokens too
-    """
-
-    x: torch.Tensor
-    drawing: torch.Tensor
-    verify: Verify | None = None
-    advance_states: Callable[[], None] | None = None
-    follow: Callable[[], None] | None = None
-
-    def finish(self, follows: bool = True) -> None:
-        """The step is drawn for good."""
-        if self.advance_states is not None:
-            self.advance_states()
-        if self.follow is not None and follows:
-            self.follow()
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedStep:
-    """A decoded step with the logits of its draws [E, C], of this rank's tokens, and a plain draw from them."""
-
-    decoded: DecodedStep
-    logits: torch.Tensor
-    draw: Callable[[], Drawn]
 
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from engine.cache.spec import PoolSpec
 from engine.config import MAX_DRAFTS
 from engine.core.plan import StepPlan
 from engine.parallel.context import own_tokens
-from engine.runner.batch import DeviceBatch, LastTokens
+from engine.runner.batch import DeviceBatch, LastTokens, Proposals, SampledEntries
 from engine.runner.tables import Change, RowTables, Words
 from kernels.select import Ops
 
@@ -27,6 +27,31 @@ from kernels.select import Ops
 CHANGE_WORDS = 1 << 16
 # Entries of a padded step behind those of one token: chunks of prompts, and at least one dummy entry.
 MULTI_TOKEN_ENTRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where in the buffer the parts of a staged step stand, and how many words they take together."""
+
+    parts: tuple[slice, ...]
+    words: int
+
+
+@lru_cache(maxsize=4096)
+def layout_of(entries: int, tokens: int, longer: int = 0) -> Layout:
+    """Of query_start, context_len, rows, out_rows, last, positions and entries, in the buffer's order. Behind them,
+    where `longer` entries may draft, stand each entry's count, start and size, and all proposals: in the step under
+    way and in this one an entry drafts so many at most.
+
+    Each starts on 16 bytes, because Triton compiles a kernel anew for a pointer that does not."""
+    sizes = [entries + 1, *[entries] * 4, tokens, tokens]
+    if longer:
+        sizes += [*[entries] * 3, longer * 2 * MAX_DRAFTS]
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(slice(start, start + size))
+        start += -(-size // 4) * 4
+    return Layout(tuple(parts), start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +72,9 @@ class StepShape:
     drafting: int = 0
     whole_logits: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class SampledEntries:
-    """What sampling needs of a step's entries, each [B] int32: table row, row that takes the token, tokens held."""
-
-    rows: torch.Tensor
-    out_rows: torch.Tensor
-    lengths: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Proposals:
-    """What entries draft: of each entry [B] int32 how many tokens, and of its proposals the first's position and how
-    many there are; the proposals [L, W] int32 of the L entries past num_single."""
-
-    count: torch.Tensor
-    start: torch.Tensor
-    size: torch.Tensor
-    tokens: torch.Tensor
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.entries, self.tokens, self.entries - self.num_single if self.drafts else 0)
 
 
 class Inputs:
@@ -90,10 +99,10 @@ class Inputs:
         self._cuda = device.type == "cuda"
         # Dummy entries that pad a prompt, a mixed step or one with drafts come on top of max_rows.
         self.max_entries = max_entries = (4 * max_rows if drafts else max_rows) + MULTI_TOKEN_ENTRIES
-        largest = StepShape(max_entries, max_tokens, 0, 0, 0, drafts=MAX_DRAFTS if drafts else 0)
-        size = _layout(largest)[-1].stop
+        size = layout_of(max_entries, max_tokens, max_entries if drafts else 0).words
         # Two host buffers: while one is on its way up, the next step is written into the other.
         self._hosts = [self._host(size + CHANGE_WORDS) for _ in range(1 + self._cuda)]
+        self._arrays = [host.numpy() for host in self._hosts]
         self._changes = [host[:0] for host in self._hosts]  # held until they are up
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
@@ -106,19 +115,18 @@ class Inputs:
         `padded` is a shape to fill up with dummy entries: of one token each, but for the last, which takes what is
         left.
         """
-        step, shape = self._pack(plan, padded)
         changes = [self._tables.start(start) for start in plan.starts]
         if plan.block_writes:
             changes.append(self._tables.block_writes(plan.block_writes))
         if self._cuda:
             self._turn = 1 - self._turn
             self._sent[self._turn].synchronize()
-        host, end = self._hosts[self._turn], len(step)
-        host.numpy()[:end] = step
-        size = 2 * sum(len(words) for words, _ in changes)
+        host, words = self._hosts[self._turn], self._arrays[self._turn]
+        shape, end = self._pack(plan, padded, words)
+        size = 2 * sum(len(places) for places, _ in changes)
         pairs = host[end : end + size] if size <= CHANGE_WORDS else self._host(size)
         if changes:
-            _join(changes, pairs.numpy())
+            _join(changes, words[end : end + size] if size <= CHANGE_WORDS else pairs.numpy())
         self._changes[self._turn] = pairs
         self._ops.move_words(host[:end], self._words[:end], pairs.view(2, -1), self._tables.arena)
         if self._cuda:
@@ -132,8 +140,9 @@ class Inputs:
     def _host(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int32, pin_memory=self._cuda)
 
-    def _pack(self, plan: StepPlan, padded: StepShape | None) -> tuple[Words, StepShape]:
-        """The plan's numbers as the staging buffer holds them, filled up to `padded`, and the shape that they have."""
+    def _pack(self, plan: StepPlan, padded: StepShape | None, words: Words) -> tuple[StepShape, int]:
+        """Write the plan's numbers as the staging buffer holds them, filled up to `padded`: the shape that they have,
+        and how many words they are."""
         dummy = self._tables.dummy
         table = np.array((plan.rows, plan.samples, plan.first, plan.count), np.int32)
         if padded is not None:
@@ -152,25 +161,25 @@ class Inputs:
         rows, samples, first, count = table
         held = first + count
         shape = padded or _shape(count, held, max((draft.count for draft in plan.drafts.values()), default=0))
-        layout = _layout(shape)
-        step = np.zeros(layout[-1].stop, np.int32)
-        parts = [step[part.start : part.start + size] for part, size in zip(layout, _sizes(shape), strict=True)]
+        layout = shape.layout
+        parts = [words[part] for part in layout.parts]
         start, lengths, table_rows, out_rows, last, positions, entries = parts[:7]
         if shape.drafts:
             _propose(plan, shape, parts[7:])
-        np.cumsum(count, out=start[1:])
+        start[0] = 0
+        count.cumsum(out=start[1:])
         assert start[-1] == shape.tokens
         lengths[:] = held
         table_rows[:] = rows
         out_rows[:] = np.where(samples, rows, dummy)
         np.subtract(start[1:], 1, out=last)
-        entries[:] = np.repeat(np.arange(shape.entries), count)
+        entries[:] = np.arange(shape.entries).repeat(count)
         np.add(np.arange(shape.tokens), (first - start[:-1])[entries], out=positions, casting="same_kind")
-        return step, shape
+        return shape, layout.words
 
     def batch(self, shape: StepShape) -> DeviceBatch:
         """The staged step as the decoder sees it: gathers on the device, no copy from the host."""
-        query_start, context_len, rows, _, _, positions, entries = self._parts(shape)[:7]
+        query_start, context_len, rows, _, _, positions, entries = self._parts(shape, 0, 7)
         batch = self._gather_batch(shape, query_start, context_len, rows, positions, entries)
         return replace(batch, deferred=[]) if shape.drafts and self._pool.num_state_slots else batch
 
@@ -220,28 +229,28 @@ class Inputs:
             max_query=shape.max_query,
             max_context=shape.max_context,
             max_total_context=shape.max_total_context,
-            own=own_tokens(slots, positions, self._pool),
+            own=None if self._pool.ranks == 1 else own_tokens(slots, positions, self._pool),
         )
 
     def entries(self, shape: StepShape) -> SampledEntries:
         """The staged step as the sampler sees it."""
-        _, lengths, rows, out_rows = self._parts(shape)[:4]
+        lengths, rows, out_rows = self._parts(shape, 1, 4)
         return SampledEntries(rows, out_rows, lengths)
 
     def tokens(self, shape: StepShape) -> SampledEntries:
         """As if each of the staged step's tokens were the last of an entry of its own, each [T]."""
-        _, _, rows, out_rows, _, positions, entries = self._parts(shape)[:7]
+        rows, out_rows, _, positions, entries = self._parts(shape, 2, 7)
         return SampledEntries(rows.index_select(0, entries), out_rows.index_select(0, entries), positions + 1)
 
     def proposals(self, shape: StepShape) -> Proposals:
         """What the entries of a staged step with drafts propose."""
-        count, start, size, tokens = self._parts(shape)[7:]
+        count, start, size, tokens = self._parts(shape, 7, 11)
         return Proposals(count, start, size, tokens.view(shape.entries - shape.num_single, -1))
 
     def begin_at_true_ends(self, shape: StepShape) -> None:
         """Move entries that draw to where their rows truly end: the plan counted on drafts which may not have stood."""
         entries = self.entries(shape)
-        positions, of = self._parts(shape)[5:7]
+        positions, of = self._parts(shape, 5, 7)
         ahead = entries.lengths - self._tables.lengths.index_select(0, entries.rows)
         if shape.drafts:
             ahead = ahead - self.proposals(shape).count
@@ -251,12 +260,11 @@ class Inputs:
 
     def last_indices(self, shape: StepShape) -> torch.Tensor:
         """Place of each entry's last token, [B] int32."""
-        return self._parts(shape)[4]
+        return self._parts(shape, 4, 5)[0]
 
-    def _parts(self, shape: StepShape) -> list[torch.Tensor]:
-        """What is staged, in the buffer's order."""
-        layout = _layout(shape)
-        return [self._words[part.start : part.start + size] for part, size in zip(layout, _sizes(shape), strict=True)]
+    def _parts(self, shape: StepShape, first: int, stop: int) -> list[torch.Tensor]:
+        """Of what is staged, in the buffer's order."""
+        return [self._words[part] for part in shape.layout.parts[first:stop]]
 
     def last_tokens(self, shape: StepShape) -> LastTokens | None:
         """The staged step's last token of each entry; None when no entry has two."""
@@ -289,29 +297,14 @@ def _shape(count: Words, held: Words, drafts: int) -> StepShape:
 def _propose(plan: StepPlan, shape: StepShape, parts: Sequence[Words]) -> None:
     """Write what the plan's entries draft where it goes up."""
     count, start, size, words = parts
+    for part in parts:
+        part.fill(0)
     tokens = words.reshape(shape.entries - shape.num_single, -1)
     behind = shape.num_single - plan.count.count(1)
     for entry, draft in plan.drafts.items():
         place, held = entry + behind, len(draft.tokens)
         count[place], start[place], size[place] = draft.count, draft.start, held
         tokens[place - shape.num_single, :held] = draft.tokens
-
-
-def _sizes(shape: StepShape) -> tuple[int, ...]:
-    """Words of query_start, context_len, rows, out_rows, last, positions and entries, in the buffer's order; behind
-    them with drafts, of an entry's count, start and size, and all proposals: in the step under way and in this one an
-    entry drafts so many at most."""
-    entries, tokens = shape.entries, shape.tokens
-    sizes = (entries + 1, entries, entries, entries, entries, tokens, tokens)
-    if not shape.drafts:
-        return sizes
-    return (*sizes, entries, entries, entries, (entries - shape.num_single) * 2 * MAX_DRAFTS)
-
-
-def _layout(shape: StepShape) -> list[slice]:
-    """Where those lie. Each starts on 16 bytes, because Triton compiles a kernel anew for a pointer that does not."""
-    stops = list(accumulate(-(-size // 4) * 4 for size in _sizes(shape)))
-    return [slice(start, end) for start, end in zip([0, *stops], stops, strict=False)]
 
 
 def _join(changes: Sequence[Change], out: Words) -> None:

@@ -1,4 +1,4 @@
-"""A launched step: its tokens are on their way to the host while the next one is prepared."""
+"""A step behind the decoder: what draws its tokens, then those on their way to the host while the next is prepared."""
 
 from __future__ import annotations
 
@@ -10,12 +10,49 @@ import numpy.typing as npt
 import torch
 
 from engine.core.plan import StepResult
+from engine.runner.drafting import Verify
+from engine.sampling.sampler import Drawn
 from engine.types import TokenLogprobs
 from kernels.select import Ops
 
 NOT_FINITE = (
     "the model gave logits that are not finite numbers for this request, or everything was banned; it cannot go on"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStep:
+    """A step behind the decoder, before its draws, of T tokens and E draws.
+
+    x           [T, hidden]  the residual stream, or [E, hidden] where only `drawing` was kept of it
+    drawing     [E, hidden]  of it what draws: each entry's last token, with drafts each of its draws
+    verify      what drafts are verified by, in a step with drafts
+    Once the step is drawn for good,
+    advance_states  brings running states up to the accepted drafts
+    follow          lets what drafts on the device compute the step's tokens too
+    """
+
+    x: torch.Tensor
+    drawing: torch.Tensor
+    verify: Verify | None = None
+    advance_states: Callable[[], None] | None = None
+    follow: Callable[[], None] | None = None
+
+    def finish(self, follows: bool = True) -> None:
+        """The step is drawn for good."""
+        if self.advance_states is not None:
+            self.advance_states()
+        if self.follow is not None and follows:
+            self.follow()
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedStep:
+    """A decoded step with the logits of its draws [E, C], of this rank's tokens, and a plain draw from them."""
+
+    decoded: DecodedStep
+    logits: torch.Tensor
+    draw: Callable[[], Drawn]
 
 
 class Download:
@@ -82,12 +119,12 @@ class PendingStep:
         tensors = self.download.wait()
         tokens, rest = tensors[0].tolist(), tensors[1:]
         at: Sequence[int] = range(len(self.samples)) if self.places is None else self.places
-        given = [1] * len(self.samples)
+        given, accepted = [1] * len(self.samples), {}
         if self.gave is not None:
             told, rest = rest[0].tolist(), rest[1:]
             given = [told[entry] for entry in self.gave]
+            accepted = {i: tokens[at[i] + 1 : at[i] + count] for i, count in enumerate(given) if count > 1}
         drawn = [tokens[place] if sampled else -1 for place, sampled in zip(at, self.samples, strict=True)]
-        accepted = {i: tokens[at[i] + 1 : at[i] + count] for i, count in enumerate(given) if count > 1}
         errors = {i: NOT_FINITE for i, sampled in enumerate(self.samples) if sampled and drawn[i] < 0}
         logprobs = {}
         if self.wanted:

@@ -23,9 +23,9 @@ from engine.runner.batch import DeviceBatch, select_last
 from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
 from engine.runner.drafting import HeadInput, Verify, draw_places, first_draws, put_proposals
-from engine.runner.graphs import Capture, ComputedStep, DecodedStep, StepGraphs, find_wave_aligned_tokens
+from engine.runner.graphs import Capture, StepGraphs, find_wave_aligned_tokens
 from engine.runner.inputs import Inputs, StepShape, places
-from engine.runner.pending import Download, MaskedStep, PendingStep, PromptLogprobs
+from engine.runner.pending import ComputedStep, DecodedStep, Download, MaskedStep, PendingStep, PromptLogprobs
 from engine.runner.tables import RowTables
 from engine.runner.warmup import WarmupStep, logprobs_bucket
 from engine.sampling.logits import EDIT_IDS, EntryEdits, RowEdits, sent
@@ -134,8 +134,11 @@ class DeviceRunner:
             at, found = draw_places(plan)
             at_draws = sent(found, self._device)
         extras, wanted = self._sampling_extras(plan, at)
-        shape = replace(self._inputs.stage(plan, padded), whole_logits=whole_logits)
-        self._caches.copy_states(plan.state_copies)
+        shape = self._inputs.stage(plan, padded)
+        if whole_logits and not shape.whole_logits:
+            shape = replace(shape, whole_logits=True)
+        if plan.state_copies:
+            self._caches.copy_states(plan.state_copies)
         if self._graphs is not None and padded is not None:
             x, draw = self._replay(self._graphs, padded, plan.follows)
         else:
@@ -149,14 +152,24 @@ class DeviceRunner:
             gave = None if found.given is None else entries or range(len(plan.rows))
             return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, gave)
 
-        @torch.inference_mode()
-        def masked(bits: np.ndarray) -> PendingStep:
-            first = {entry: entry if at is None else at[entry] for entry in plan.masked}
-            counts = {entry: plan.drafts[entry].count if entry in plan.drafts else 0 for entry in plan.masked}
-            held = [place + i for entry, place in first.items() for i in range(1 + counts[entry])]
-            return drawn(replace(extras, masks=EntryMasks.sent(held, bits, self._device)))
+        if plan.masked:
+            return MaskedStep(partial(self._draw_masked, plan, at, extras, drawn))
+        return drawn(extras)
 
-        return MaskedStep(masked) if plan.masked else drawn(extras)
+    @torch.inference_mode()
+    def _draw_masked(
+        self,
+        plan: StepPlan,
+        at: Sequence[int] | None,
+        extras: SamplingExtras,
+        drawn: Callable[[SamplingExtras], PendingStep],
+        bits: np.ndarray,
+    ) -> PendingStep:
+        """Draw a launched step, now that it is known what its masked entries may draw. at: entries' places."""
+        first = {entry: entry if at is None else at[entry] for entry in plan.masked}
+        counts = {entry: plan.drafts[entry].count if entry in plan.drafts else 0 for entry in plan.masked}
+        held = [place + i for entry, place in first.items() for i in range(1 + counts[entry])]
+        return drawn(replace(extras, masks=EntryMasks.sent(held, bits, self._device)))
 
     def compute(self, shape: StepShape, only: Sequence[int] | None = None) -> ComputedStep:
         """The staged step from token ids to logits, and what draws plainly from them: both on the device alone. `only`:

@@ -59,23 +59,25 @@ class RowTables:
         self.blocks, self.lengths = tuple(parts[3:-1]), parts[-1]
         self._widths = [max_model_len + 1, rows, *entries]
         self._starts = np.cumsum(sizes)[:-1].tolist()
+        # Of a row's parameters, then its length: the words of row 0, and how far those of the next row are from them.
+        params = self._starts[1] + rows * np.arange(NUM_PARAMS)
+        long = np.add.outer(2 * rows * np.arange(NUM_LONG), np.arange(2)).ravel()
+        self._row_words = np.concatenate((params, long, (self._starts[-1],)), dtype=np.int32)
+        self._row_steps = np.repeat(np.array((1, 2, 1), np.int32), (NUM_PARAMS, 2 * NUM_LONG, 1))
 
     def start(self, start: RowStart) -> Change:
         """The words that a row start changes: its row of the token table, its parameters and its length."""
-        at = self._starts[0] + start.row * self._widths[0]
-        words = (
-            np.arange(at, at + len(start.token_ids)),
-            self._starts[1] + start.row + self._widths[1] * np.arange(NUM_PARAMS),
-            (2 * (start.row + self._widths[1] * np.arange(NUM_LONG))[:, None] + np.arange(2)).ravel(),
-            (self._starts[-1] + start.row,),
-        )
-        values = (start.token_ids, param_words(start), long_words(start).ravel(), (len(start.token_ids),))
-        return np.concatenate(words, dtype=np.int32), np.concatenate(values, dtype=np.int32)
+        at, count = self._starts[0] + start.row * self._widths[0], len(start.token_ids)
+        own = self._row_words + start.row * self._row_steps
+        words = np.concatenate((np.arange(at, at + count), own), dtype=np.int32)
+        values = (start.token_ids, param_words(start), long_words(start).ravel(), (count,))
+        return words, np.concatenate(values, dtype=np.int32)
 
     def block_writes(self, writes: list[BlockWrite]) -> Change:
         """The words that block writes change."""
-        starts = [self._starts[2 + w.group] + w.row * self._widths[2 + w.group] + w.index for w in writes]
         counts = [len(w.blocks) for w in writes]
-        run = np.arange(sum(counts)) - np.repeat(np.cumsum(counts) - counts, counts)
-        words = np.repeat(np.array(starts), counts) + run
-        return words.astype(np.int32), np.fromiter(chain.from_iterable(w.blocks for w in writes), np.int32, len(words))
+        starts = [self._starts[2 + w.group] + w.row * self._widths[2 + w.group] + w.index for w in writes]
+        runs = (range(start, start + count) for start, count in zip(starts, counts, strict=True))
+        size = sum(counts)
+        words = np.fromiter(chain.from_iterable(runs), np.int32, size)
+        return words, np.fromiter(chain.from_iterable(w.blocks for w in writes), np.int32, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +14,14 @@ from engine.core.plan import RowStart
 # Order of the words: floats, top_k, num_prompt; of the long ones: seed, slot of recurrent state.
 FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 NUM_PARAMS, NUM_LONG = len(FLOATS) + 2, 2
+_FLOATS_OF = attrgetter(*FLOATS)
 
 
 def param_words(start: RowStart) -> npt.NDArray[np.int32]:
     """A row's column: NUM_PARAMS words."""
     params = start.params
-    words = np.empty(NUM_PARAMS, np.int32)
-    words[: len(FLOATS)] = np.array([getattr(params, name) for name in FLOATS], np.float32).view(np.int32)
-    words[len(FLOATS) :] = (min(params.top_k, 2**31 - 1), start.num_prompt)
-    return words
+    floats = np.array(_FLOATS_OF(params), np.float32).view(np.int32)
+    return np.concatenate((floats, (min(params.top_k, 2**31 - 1), start.num_prompt)), dtype=np.int32)
 
 
 def long_words(start: RowStart) -> npt.NDArray[np.int32]:

@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from engine.cache.blocks import KVTable
 from engine.cache.manager import KVManager
 from engine.cache.radix import chain_hash
 from engine.cache.spec import CompressedKV, Group, LatentKV, PagedKV, PoolSpec, Recurrent
-from engine.cache.table import KVTable
 from tests.core.scripted_runner import pool
 
 

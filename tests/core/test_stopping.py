@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine.cache.blocks import KVTable
 from engine.cache.radix import PrefixTree
-from engine.cache.table import KVTable
 from engine.core import stopping
 from engine.core.request import Request, Status
 from engine.types import FinishReason, RequestInput, SamplingParams, TokenEvent

@@ -23,8 +23,9 @@ from engine.core.commit import InFlight
 from engine.core.plan import Draft, StepPlan
 from engine.core.request import Drafter
 from engine.runner.build import build_runner, largest_step
-from engine.runner.graphs import Capture, ComputedStep, DecodedStep, StepGraphs
+from engine.runner.graphs import Capture, StepGraphs
 from engine.runner.inputs import StepShape
+from engine.runner.pending import ComputedStep, DecodedStep
 from engine.sampling.sampler import Drawn
 from engine.serving.frontend.settings import SettingsError, parse
 from engine.types import RequestInput, SamplingParams, TokenEvent

@@ -23,8 +23,6 @@ from engine.runner.graphs import (
     BOUNDED_PAST,
     Capture,
     Compute,
-    ComputedStep,
-    DecodedStep,
     Replay,
     StepGraphs,
     find_wave_aligned_tokens,
@@ -32,7 +30,7 @@ from engine.runner.graphs import (
     unowned,
 )
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
-from engine.runner.pending import MaskedStep
+from engine.runner.pending import ComputedStep, DecodedStep, MaskedStep
 from engine.runner.runner import DeviceRunner
 from engine.sampling.sampler import Drawn
 from engine.types import SamplingParams, TokenLogprobs

@@ -27,8 +27,9 @@ from engine.config import CacheConfig, EngineConfig, ParallelConfig, RuntimeConf
 from engine.core.plan import Draft, RowStart, StepPlan
 from engine.parallel.communicator import Communicator
 from engine.runner import build
-from engine.runner.graphs import Compute, ComputedStep, Replay
+from engine.runner.graphs import Compute, Replay
 from engine.runner.inputs import StepShape
+from engine.runner.pending import ComputedStep
 from engine.runner.runner import DeviceRunner
 from engine.runner.warmup import warmup_steps
 from engine.types import SamplingParams
