@@ -18,7 +18,7 @@ def case(
     channels: int,
     width: int = 4,
     small: bool = True,
-    kept: list[int] | None = None,
+    taken_back: int = 0,
 ) -> Case:
     def make(device: torch.device, g: torch.Generator) -> dict[str, Any]:
         batch = mixed(device, g, seqs)
@@ -27,9 +27,9 @@ def case(
             # Inputs stand beside other columns of a projection.
             "x": randn(g, device, dtype, batch.num_tokens, channels + 8)[:, :channels],
             "weight": randn(g, device, dtype, channels, width),
-            "state": randn(g, device, dtype, len(seqs) + 2, width, channels),
+            "state": randn(g, device, dtype, len(seqs) + 2, width + taken_back, channels),
             "state_slots": slots.to(device),
-            "batch": batch.keeping(kept),
+            "batch": batch.attention,
         }
 
     tokens = sum(count for count, _ in seqs)
@@ -45,7 +45,7 @@ def cases() -> list[Case]:
         case("decode", f32, [(1, 1), (1, 2), (1, 9)], 37),
         case("mixed lines, shorter than the filter and longer", f32, [(1, 5), (2, 2), (2, 7), (11, 11), (19, 30)], 24),
         case("a line that begins within the filter", f32, [(1, 2), (1, 3), (2, 4), (3, 5), (70, 71)], 600),
-        case("drafts", f32, [(1, 1), (1, 9), (2, 7), (5, 5), (5, 30), (19, 30)], 24, kept=[1, 0, 2, 3, 0, 5]),
+        case("drafts", f32, [(1, 1), (1, 9), (2, 7), (5, 5), (5, 30), (19, 30)], 24, taken_back=3),
         case("two taps, bfloat16", bf16, [(1, 4), (5, 9)], 40, width=2),
         case("64 lines, 8192 channels", bf16, [(1, 1024)] * 64, 8192, small=False),
         case("one chunk of 4096, 8192 channels", bf16, [(4096, 4096)], 8192, small=False),

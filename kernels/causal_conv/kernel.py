@@ -32,7 +32,7 @@ def tap(filters, w, BLOCK_W: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["first_seq"],
-    do_not_specialize_on_alignment=["state_slots", "query_start", "context_len", "kept"],
+    do_not_specialize_on_alignment=["state_slots", "query_start", "context_len"],
 )
 def _conv(
     x,
@@ -41,17 +41,16 @@ def _conv(
     state_slots,
     query_start,
     context_len,
-    kept,
     out,
     first_seq,
     channels,
     x_stride,
     slot_stride,
     WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
     BLOCK_W: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -79,19 +78,16 @@ def _conv(
         # Taps are added in their order wherever chunks begin: kept inputs are those of a chunk's first tokens alone.
         position = first + source
         held = inside & ((source < 0) & (position >= 0))[:, None]
-        old = tl.load(slot + ((position + WIDTH) % WIDTH)[:, None] * channels + c[None], mask=held, other=0.0)
+        old = tl.load(slot + ((position + PLACES) % PLACES)[:, None] * channels + c[None], mask=held, other=0.0)
         y += (v.to(tl.float32) + old.to(tl.float32)) * tap(filters, w, BLOCK_W)[None]
     if begin == 0:
         # every thread has read the state before any writes to it
         tl.debug_barrier()
-        stop = count
-        if KEPT:
-            stop = tl.load(kept + seq).to(tl.int64)
-        for w in tl.static_range(WIDTH):
-            last = stop - WIDTH + w
+        for w in tl.static_range(PLACES):
+            last = count - PLACES + w
             fresh = c < tl.where(last >= 0, channels, 0)
             v_last = tl.load(row + last * x_stride + c, mask=fresh, other=0.0)
-            place = slot + (first + last + WIDTH) % WIDTH * channels
+            place = slot + (first + last + PLACES) % PLACES * channels
             tl.store(place + c, v_last.to(state.dtype.element_ty), mask=fresh)
     y = y / (1.0 + tl.exp(-y))
     tl.store(out + (lo + q)[:, None] * channels + c[None], y.to(out.dtype.element_ty), mask=inside)
@@ -110,7 +106,6 @@ def conv_seqs(
     stop: int,
     longest: int,
     deterministic: bool = False,
-    kept: torch.Tensor | None = None,
 ) -> None:
     """Sequences first … stop − 1 of the op, each of at most `longest` tokens, into their rows of `out`."""
     channels, width = weight.shape
@@ -123,17 +118,16 @@ def conv_seqs(
         state_slots,
         query_start,
         context_len,
-        context_len if kept is None else kept,
         out,
         first,
         channels,
         x.stride(0),
         state.stride(0),
         WIDTH=width,
+        PLACES=state.shape[1],
         BLOCK_W=next_power_of_2(width),
         QUERIES=queries,
         BLOCK_C=BLOCK_C,
-        KEPT=kept is not None,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=WARPS,
@@ -157,5 +151,5 @@ def causal_conv(
     for first, stop, longest in ((0, alone, 1), (alone, seqs, batch.max_query)):
         if stop > first:
             given = (x, weight, state, state_slots, batch.query_start, batch.context_len, out)
-            conv_seqs(workspace, *given, first, stop, longest, deterministic, batch.num_kept)
+            conv_seqs(workspace, *given, first, stop, longest, deterministic)
     return out

@@ -24,6 +24,7 @@ def case(
     dv: int,
     small: bool = True,
     kept: list[int] | None = None,
+    taken_back: int = 0,
 ) -> Case:
     channels, values = 2 * key_heads * dk + heads * dv, heads * dv
 
@@ -38,7 +39,7 @@ def case(
             "a": a,
             "b": b,
             "conv_weight": randn(g, device, dtype, channels, WIDTH, scale=0.5),
-            "conv_state": randn(g, device, dtype, len(seqs) + 2, WIDTH, channels),
+            "conv_state": randn(g, device, dtype, len(seqs) + 2, WIDTH + taken_back, channels),
             "a_log": randn(g, device, torch.float32, heads),
             "dt_bias": randn(g, device, torch.float32, heads),
             "state": randn(g, device, torch.float32, len(seqs) + 2, heads, dk, dv),
@@ -64,7 +65,19 @@ def cases() -> list[Case]:
         case("decode from the first tokens on", f32, [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 30)], 2, 4, 16, 16),
         case("mixed lines, odd sizes", f32, [(1, 9), (2, 2), (2, 3), (3, 40), (65, 66), (90, 130)], 1, 3, 24, 20),
         case("mixed lines, bfloat16", bf16, [(1, 9), (1, 1), (70, 70)], 1, 2, 32, 32),
-        case("drafts", f32, [(1, 1), (1, 9), (2, 7), (5, 5), (5, 30), (19, 30)], 1, 3, 24, 20, kept=[1, 0, 2, 3, 0, 5]),
+        case(
+            "drafts",
+            f32,
+            [(1, 1), (1, 9), (2, 7), (5, 5), (5, 30), (19, 30)],
+            1,
+            3,
+            24,
+            20,
+            True,
+            [1, 0, 2, 3, 0, 5],
+            3,
+        ),
+        case("decode, places for drafts", f32, [(1, 1), (1, 2), (1, 5), (1, 30)], 2, 4, 16, 16, taken_back=3),
         case("float32, heads of 128 x 128", f32, [(1, 9), (1, 1), (70, 70), (130, 190)], 2, 4, 128, 128, small=False),
         case("1 line, 32 heads of 128 x 128", bf16, [(1, 1024)], *real, small=False),
         case("64 lines, 32 heads of 128 x 128", bf16, [(1, 1024)] * 64, *real, small=False),

@@ -43,7 +43,7 @@ def delta_net(
     if deterministic or batch.num_kept is not None:
         qkv = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         places = (state_slots, batch.query_start, batch.context_len)
-        conv_seqs(workspace, x, conv_weight, conv_state, *places, qkv, 0, seqs, batch.max_query, True, batch.num_kept)
+        conv_seqs(workspace, x, conv_weight, conv_state, *places, qkv, 0, seqs, batch.max_query, True)
         recurrent_seqs(workspace, qkv, *delta, o, batch.num_kept)
         return gated_norm(workspace, o, z, norm_weight, eps)
     if num_single:

@@ -29,12 +29,13 @@ def delta_net(
 ) -> torch.Tensor:
     """y = gated_norm(gated_delta(causal_conv(x)), z), as these three ops are defined.
 
-    x [T, 2·Hk·Dk + H·Dv]; z [T, H·Dv]; a, b [T, H]; conv_weight [C, W], conv_state [S, W, C]; a_log, dt_bias [H];
+    x [T, 2·Hk·Dk + H·Dv]; z [T, H·Dv]; a, b [T, H]; conv_weight [C, W], conv_state [S, R, C]; a_log, dt_bias [H];
     state [S, H, Dk, Dv] float32; norm_weight [Dv]; state_slots [B] int64; query_start [B+1], context_len [B] int32 →
     [T, H·Dv] in x's dtype. conv_state and state are written in place,
-    as far as `batch.num_kept` says.
+    state as far as `batch.num_kept` says.
     deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
     """
     qkv = causal_conv(x, conv_weight, conv_state, state_slots, batch, deterministic)
     o = gated_delta(qkv, a, b, a_log, dt_bias, state, state_slots, batch, num_key_heads, deterministic)
+    assert o is not None
     return gated_norm(o, z, norm_weight, eps)

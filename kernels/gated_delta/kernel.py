@@ -24,13 +24,17 @@ def gated_delta(
     batch: AttentionBatch,
     num_key_heads: int,
     deterministic: bool = False,
-) -> torch.Tensor:
+    states_only: bool = False,
+) -> torch.Tensor | None:
     """See the reference. The last axes of qkv, a and b, and a slot of the state, are dense."""
     num_single = batch.num_single
     _, heads, _, dv = state.shape
     seqs = batch.context_len.shape[0]
-    out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
     values = (qkv, a, b, a_log, dt_bias, state, state_slots, batch.query_start, batch.context_len, num_key_heads)
+    if states_only:
+        recurrent_seqs(workspace, *values, None, batch.num_kept)
+        return None
+    out = torch.empty(qkv.shape[0], heads, dv, dtype=qkv.dtype, device=qkv.device)
     if deterministic or batch.num_kept is not None:
         recurrent_seqs(workspace, *values, out, batch.num_kept)
         return out

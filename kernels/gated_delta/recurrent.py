@@ -2,7 +2,8 @@
 """The gated delta rule a token at a time, however many a sequence has: what a token gives does not hang on where chunks
 of its sequence begin, nor on what stands beside it.
 
-A program holds a slice of one head's state of one sequence in registers and walks the sequence's tokens.
+A program is one warp. It holds a slice of one head's state of one sequence in registers and walks the sequence's
+tokens: sums over keys need no other warp. A slice has the same size in every launch, so that sums have one order.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from kernels.gated_delta.step import one_token, softplus
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
-# Values of a slice, and warps.
-SLICE, WARPS = 32, 4
+# Values of a slice: 64 bytes of each key's row.
+SLICE = 16
 
 
 @triton.jit(do_not_specialize_on_alignment=["state_slots", "query_start", "context_len", "kept"])
@@ -44,17 +45,19 @@ def _recurrent(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     KEPT: tl.constexpr,
+    OUT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         gdc_launch_dependents()
-    seq = tl.program_id(0)
+    # Slices of one head's state stand beside each other in memory: their programs start together.
+    seq = tl.program_id(2)
     head = tl.program_id(1)
     lo = tl.load(query_start + seq).to(tl.int64)
     count = (tl.load(query_start + seq + 1) - lo).to(tl.int32)
     length = tl.load(context_len + seq)
     k_i = tl.arange(0, BLOCK_K)
-    v_i = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    v_i = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     m_k = k_i < DK
     m_v = v_i < DV
     p_q = x + lo * x_stride + head // (HEADS // KEY_HEADS) * DK + k_i
@@ -63,14 +66,17 @@ def _recurrent(
     p_state = state + tl.load(state_slots + seq) * slot_stride + head * DK * DV + k_i[:, None] * DV + v_i[None]
     inside = m_k[:, None] & m_v[None]
     known = tl.where(length > count, DK, 0)
+    # Written by an earlier step.
+    s = tl.load(p_state, mask=(k_i < known)[:, None] & m_v[None], other=0.0)
     rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
     shift = tl.load(dt_bias + head).to(tl.float32)
     if PDL:
         gdc_wait()
+    stop = tl.load(kept + seq) if KEPT else count
+    if not OUT:
+        count = tl.minimum(count, stop)
     if count <= 0:
         return
-    stop = tl.load(kept + seq) if KEPT else count
-    s = tl.load(p_state, mask=(k_i < known)[:, None] & m_v[None], other=0.0)
     # A token's inputs are on their way while the one before it is worked on.
     q_x = tl.load(p_q, mask=m_k, other=0.0)
     k_x = tl.load(p_k, mask=m_k, other=0.0)
@@ -90,11 +96,12 @@ def _recurrent(
         a_x = tl.load(a + (lo + following) * a_stride + head)
         b_x = tl.load(b + (lo + following) * b_stride + head)
         s, o = one_token(s, q, k, v, g, beta, DK)
-        tl.store(out + ((lo + i) * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
-        if KEPT:
+        if OUT:
+            tl.store(out + ((lo + i) * HEADS + head) * DV + v_i, o.to(out.dtype.element_ty), mask=m_v)
+        if KEPT and OUT:
             live = tl.where(i + 1 == stop, DK, 0)
             tl.store(p_state, s, mask=(k_i < live)[:, None] & m_v[None])
-    if not KEPT:
+    if not (KEPT and OUT):
         tl.store(p_state, s, mask=inside)
 
 
@@ -110,17 +117,17 @@ def recurrent_seqs(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     num_key_heads: int,
-    out: torch.Tensor,
+    out: torch.Tensor | None,
     kept: torch.Tensor | None = None,
 ) -> None:
-    """All sequences of `gated_delta` into `out` [T, H, Dv]."""
+    """All sequences of `gated_delta` into `out` [T, H, Dv]; without it only states are brought up."""
     _, heads, dk, dv = state.shape
     block_v = min(SLICE, next_power_of_2(dv))
     pdl = workspace.pdl
-    workspace.launch(_recurrent, (len(context_len), heads, cdiv(dv, block_v)))(
+    workspace.launch(_recurrent, (cdiv(dv, block_v), heads, len(context_len)))(
         x, a, b, a_log, dt_bias, state, state_slots, query_start, context_len,
-        context_len if kept is None else kept, out, x.stride(0), a.stride(0),
+        context_len if kept is None else kept, x if out is None else out, x.stride(0), a.stride(0),
         b.stride(0), state.stride(0), KEY_HEADS=num_key_heads, HEADS=heads, DK=dk, DV=dv,
         BLOCK_K=max(16, next_power_of_2(dk)), BLOCK_V=block_v, KEPT=kept is not None,
-        PDL=pdl, launch_pdl=pdl, num_warps=WARPS,
+        OUT=out is not None, PDL=pdl, launch_pdl=pdl, num_warps=1,
     )  # fmt: skip

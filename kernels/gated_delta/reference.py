@@ -23,7 +23,8 @@ def gated_delta(
     batch: AttentionBatch,
     num_key_heads: int,
     deterministic: bool = False,
-) -> torch.Tensor:
+    states_only: bool = False,
+) -> torch.Tensor | None:
     """For each token of a sequence, a head's state S [Dk, Dv] becomes
         S ← eᵍ S,   S ← S + k ⊗ β (v − kᵀS),   o = qᵀS / √Dk,
     with g = −e^a_log · softplus(a + dt_bias), β = sigmoid(b), and q and k divided by their length √(Σx² + 1e-6).
@@ -36,6 +37,7 @@ def gated_delta(
     written in place; state_slots [B] int64; query_start [B+1], context_len [B] int32 → [T, H, Dv] in qkv's dtype.
     Computed in float32.
     deterministic: a token's result has the same bits whatever else the batch holds and however prompts are chunked.
+    states_only: gives None; tokens behind those that are kept are not computed.
     """
     _, heads, dk, dv = state.shape
     t = qkv.shape[0]
@@ -70,7 +72,7 @@ def gated_delta(
             out[c] = o.transpose(0, 1).to(out.dtype)
         if stop == hi:
             state[slot] = s
-    return out
+    return None if states_only else out
 
 
 def _chunk(

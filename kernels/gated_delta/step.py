@@ -38,13 +38,15 @@ def one_token(s, q, k, v, g, beta, DK: tl.constexpr):
 
 
 @triton.jit
-def _kept(inputs, conv, c, live, p, channels, WIDTH: tl.constexpr):
+def _kept(inputs, conv, c, live, p, channels, WIDTH: tl.constexpr, PLACES: tl.constexpr):
     """What the inputs before position p add to its convolution, a channel at a time."""
     y = tl.zeros(c.shape, tl.float32)
     for w in tl.static_range(WIDTH - 1):
         before = p - (WIDTH - 1) + w
         bound = tl.where(before >= 0, channels, 0)
-        v = tl.load(inputs + (before + WIDTH) % WIDTH * channels + c, mask=live & (c < bound), other=0.0).to(tl.float32)
+        v = tl.load(inputs + (before + PLACES) % PLACES * channels + c, mask=live & (c < bound), other=0.0).to(
+            tl.float32
+        )
         y += v * tl.load(conv + c * WIDTH + w, mask=live, other=0.0).to(tl.float32)
     return y
 
@@ -73,6 +75,7 @@ def _step(
     DK: tl.constexpr,
     DV: tl.constexpr,
     WIDTH: tl.constexpr,
+    PLACES: tl.constexpr,
     CONV: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -102,9 +105,9 @@ def _step(
     shift = tl.load(dt_bias + head).to(tl.float32)
     if CONV:
         p_inputs = inputs + slot * input_stride
-        q_y = _kept(p_inputs, conv, q_c, m_k, length - 1, channels, WIDTH)
-        k_y = _kept(p_inputs, conv, k_c, m_k, length - 1, channels, WIDTH)
-        v_y = _kept(p_inputs, conv, v_c, m_v, length - 1, channels, WIDTH)
+        q_y = _kept(p_inputs, conv, q_c, m_k, length - 1, channels, WIDTH, PLACES)
+        k_y = _kept(p_inputs, conv, k_c, m_k, length - 1, channels, WIDTH, PLACES)
+        v_y = _kept(p_inputs, conv, v_c, m_v, length - 1, channels, WIDTH, PLACES)
         q_tap = tl.load(conv + q_c * WIDTH + (WIDTH - 1), mask=m_k, other=0.0).to(tl.float32)
         k_tap = tl.load(conv + k_c * WIDTH + (WIDTH - 1), mask=m_k, other=0.0).to(tl.float32)
         v_tap = tl.load(conv + v_c * WIDTH + (WIDTH - 1), mask=m_v, other=0.0).to(tl.float32)
@@ -122,7 +125,7 @@ def _step(
     v = v_x.to(tl.float32)
     if CONV:
         # No program of this step reads the place that the new inputs go to.
-        place = p_inputs + (length - 1) % WIDTH * channels
+        place = p_inputs + (length - 1) % PLACES * channels
         first = (head % (HEADS // KEY_HEADS) == 0) & (tl.program_id(2) == 0)
         if first:
             tl.store(place + q_c, q_x.to(inputs.dtype.element_ty), mask=m_k)
@@ -157,7 +160,7 @@ def step_seqs(
 ) -> None:
     """The first `count` sequences, of one token each, into their rows of `out` [T, H·Dv].
 
-    conv is the weight [C, W] and the kept inputs [S, W, C] of a convolution that comes before; x is its input then.
+    conv is the weight [C, W] and the kept inputs [S, R, C] of a convolution that comes before; x is its input then.
     """
     _, heads, dk, dv = state.shape
     weight, inputs = (x, x) if conv is None else conv
@@ -187,6 +190,7 @@ def step_seqs(
         DK=dk,
         DV=dv,
         WIDTH=weight.shape[1] if conv is not None else 1,
+        PLACES=inputs.shape[1],
         CONV=conv is not None,
         BLOCK_K=max(16, next_power_of_2(dk)),
         BLOCK_V=block_v,
