@@ -2,10 +2,11 @@
 
     python -m perf.bench.drafts [--model FOLDER] [--method mtp] [--drafts 4] [--rows 1 64] [--prompt-queries 33]
 
-First a small model of random weights answers the same requests without drafts and with drafts that are right with
-probability 0.7, in batch-invariant bfloat16 and in float32, overlapped and in turn, and all tokens are compared. Then
-steps of a model of the shape of Llama-3.1-8B, or of the one in FOLDER, are timed with dummy weights; --method mtp has
-the model's own module make the drafts within them. Exits with 1 when a token differs. --prompt-queries 33 takes
+First small models of random weights, one of attention and one with running states too, answer the same requests
+without drafts and with drafts that are right with probability 0.7, in batch-invariant bfloat16 and in float32,
+overlapped and in turn, and all tokens are compared. Then steps of a model of the shape of Llama-3.1-8B, or of the one
+in FOLDER, are timed with dummy weights; --method mtp has the model's own module make the drafts within them. Exits
+with 1 when a token differs. --prompt-queries 33 takes
 attention to lines with drafts from the kernel for prompts to that which splits keys.
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
@@ -49,6 +51,18 @@ SMALL = {
     "torch_dtype": "bfloat16",
 }
 
+STATES = {
+    **SMALL,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"},
+}
 
 WIDE = {
     **SMALL,
@@ -126,9 +140,9 @@ def play(config: EngineConfig, drafter: Callable[[], Drafter] | None) -> tuple[d
     return heard.tokens, steps, stats.accepted_tokens / max(stats.draft_tokens, 1)
 
 
-def same_tokens(folder: Path, drafts: int, device: str) -> bool:
+def same_tokens(folder: Path, shape: dict[str, Any], drafts: int, device: str) -> bool:
     """Whether answers with drafts are those without; prints what was played."""
-    (folder / "config.json").write_text(json.dumps(SMALL))
+    (folder / "config.json").write_text(json.dumps(shape))
     good = True
     for dtype, overlap in (("bfloat16", True), ("float32", True), ("float32", False)):
         found: list[tuple[dict[str, list[int]], int, float]] = []
@@ -154,7 +168,8 @@ def same_tokens(folder: Path, drafts: int, device: str) -> bool:
         (want, before, _), (got, after, stood) = found
         differ = [name for name in want if want[name] != got[name]]
         print(
-            f"{dtype}, overlap {overlap}: {before} steps, with drafts {after}, {stood:.2f} of them stood, "
+            f"{shape['architectures'][0]}, {dtype}, overlap {overlap}: {before} steps, with drafts {after}, "
+            f"{stood:.2f} of them stood, "
             f"{len(want)} answers, {len(differ)} differ",
             flush=True,
         )
@@ -203,7 +218,8 @@ def main() -> None:
                     stack.enter_context(LONGER.changed(variant.name, declines=declines))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not args.skip_small:
-            good = same_tokens(folder, args.drafts, args.device)
+            for shape in (SMALL, STATES):
+                good &= same_tokens(folder, shape, args.drafts, args.device)
         if not args.skip_wide:
             (folder / "config.json").write_text(json.dumps(WIDE))
             time_steps(args.model or str(folder), args.rows, args.method, args.drafts, args.context)
