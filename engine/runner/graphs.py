@@ -14,9 +14,9 @@ Short prompts and one entry have a second graph, for little in the cache: their 
 over latents, and 8-bit caches, want to know how many tokens the longer entries have in the cache at most: all their
 steps have a second graph.
 
-A shape's first step runs eagerly, which compiles what it needs, and is captured after: up to its logits, and the plain
-draw from them as a second graph, which steps with constraints, penalties or biases leave out. A few shapes are made at
-start, the rest when the engine is idle, or when a step needs one.
+A shape's first step runs eagerly, which compiles what it needs, and is captured after, with a plain draw. Steps with
+constraints, penalties or biases draw once more from the logits that it leaves. What drafts on the device follows in a
+graph of its own. A few shapes are made at start, the rest when the engine is idle, or when a step needs one.
 """
 
 from __future__ import annotations
@@ -105,25 +105,22 @@ def unowned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class CudaCapture:
-    """Turns a computation into two graphs, up to the logits and the plain draw: a step that draws otherwise replays
-    the first alone. They share their memory with the others: one step runs at a time."""
+    """Turns a computation and its plain draw into a graph. Graphs share their memory: one step runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, compute: Compute, shape: StepShape) -> Replay:
-        graph, outcome = self._captured(lambda: compute(shape))
+        def work() -> tuple[ComputedStep, Drawn]:
+            computed = compute(shape)
+            return computed, computed.draw()
+
+        graph, (outcome, drawn) = self._captured(work)
         decoded = outcome.decoded
-        drawing, drawn = self._captured(outcome.draw)
         advance_states, follow = map(self._behind, (decoded.advance_states, decoded.follow))
         decoded = replace(decoded, advance_states=advance_states, follow=follow)
-
-        def draw() -> Drawn:
-            drawing.replay()
-            return drawn
-
-        outcome = ComputedStep(decoded, unowned(outcome.logits), draw)
+        outcome = ComputedStep(decoded, unowned(outcome.logits), lambda: drawn)
 
         def replay() -> ComputedStep:
             graph.replay()

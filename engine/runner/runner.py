@@ -236,14 +236,14 @@ class DeviceRunner:
         return decoded.x, draw
 
     def _replay(self, graphs: StepGraphs, shape: StepShape, follows: bool) -> tuple[torch.Tensor, Draw]:
-        """The same by a graph. Its plain draw is another; entries that ask for more are drawn from its logits."""
+        """The same by a graph, which draws plainly: entries that ask for more are drawn once more, from its logits."""
         computed = graphs.run(shape)
         decoded, logits = computed.decoded, computed.logits
 
         def draw(extras: SamplingExtras) -> Drawn:
             if not extras.plain:
                 if decoded.verify is not None:
-                    decoded.verify.put_back(self._tables)  # a shape's first step is drawn plainly before
+                    decoded.verify.put_back(self._tables)
                 drawn = self._draw(decoded, logits, shape, extras)
             else:
                 drawn = computed.draw()
