@@ -98,10 +98,10 @@ def modelopt(algorithm: str, **other: Any) -> dict[str, Any]:
     return {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"], **other}
 
 
-# As meta-llama/Llama-3.1-405B-Instruct-FP8 says it, with a bound that inputs of small models reach.
+# By the keys that transformers and vLLM read, with a bound that inputs of small models reach.
 FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1.5, "modules_to_not_convert": ["lm_head"]}
 
-# As nvidia/Qwen3.6-35B-A3B-NVFP4 says it, with all that may be said: what a name stands for has parts, the nearest
+# In the form of modelopt's mixed exports, with all that may be said: what a name stands for has parts, the nearest
 # holds, and what is not named is stored as it is.
 MIXED = {
     **modelopt("MIXED_PRECISION", producer={"name": "modelopt", "version": "0.44.0"}),

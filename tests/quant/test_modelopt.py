@@ -12,7 +12,7 @@ from engine.quant.scheme import Fp4Scheme, Fp8Scheme
 
 BLOCKS, MXFP8 = Fp8Scheme("as they are", (128, 128)), Fp8Scheme("dynamic by 32", (1, 32), power_of_two=True)
 
-# nvidia/Qwen3.6-35B-A3B-NVFP4, one name of each kind.
+# In the form of modelopt's mixed exports, one name of each kind; whole published files were not read.
 MIXED: dict[str, Any] = {
     "quant_method": "modelopt",
     "quant_algo": "MIXED_PRECISION",
@@ -74,7 +74,7 @@ def test_algorithms_for_all_layers(algorithm: str, other: dict[str, Any], scheme
 
 
 def test_fbgemm_bounds_the_inputs_of_rows() -> None:
-    """meta-llama/Llama-3.1-405B-Instruct-FP8 names its attention, and the first and last layers, one by one."""
+    """By the keys that transformers and vLLM read; modules left out are named one by one."""
     left_out = ["model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj", "model.layers.125"]
     made = read({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": left_out})
     assert made.scheme("model.layers.1.mlp.up_proj") == Fp8Scheme("dynamic by token", largest=1200.0)
