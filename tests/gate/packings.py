@@ -155,6 +155,11 @@ def as_rounded(module: str) -> bool:
     return not module.endswith("kv_b_proj")
 
 
+def whole_groups(module: str) -> bool:
+    """Experts of the shapes have 48 channels, which are no whole groups of 32 inputs."""
+    return not (".experts." in module and module.endswith("down_proj"))
+
+
 PACKINGS = (
     Packing("fp8-blocks-f32", BLOCKS, fp8_blocks(torch.float32)),
     Packing("fp8-blocks-bf16", BLOCKS, fp8_blocks(torch.bfloat16)),
@@ -174,10 +179,10 @@ PACKINGS = (
     Packing("fbgemm-fp8", FBGEMM, fp8_rows, quick=()),
     Packing("modelopt-mixed", MIXED, fp8_rows, mixed_packs, mixed_pack, quick=("qwen3",)),
     Packing("ct-parts", PARTS, pack_quantized(4, 64), lambda m: not m.endswith("v_proj"), part_pack, quick=("qwen3",)),
-    Packing("ct-mxfp4", fp4_config("mxfp4-pack-quantized"), mxfp4(), quick=()),
+    Packing("ct-mxfp4", fp4_config("mxfp4-pack-quantized"), mxfp4(), whole_groups, quick=()),
     Packing("ct-nvfp4", fp4_config("nvfp4-pack-quantized"), nvfp4(), quick=("qwen3",)),
     Packing("modelopt-nvfp4", MODELOPT, nvfp4(modelopt=True), quick=()),
-    Packing("ct-mxfp4-inputs", fp4_config("mxfp4-pack-quantized", inputs=True), mxfp4(), quick=()),
+    Packing("ct-mxfp4-inputs", fp4_config("mxfp4-pack-quantized", inputs=True), mxfp4(), whole_groups, quick=()),
     Packing("ct-nvfp4-inputs", fp4_config("nvfp4-pack-quantized", inputs=True), nvfp4(inputs=True), quick=("qwen3",)),
     Packing("modelopt-nvfp4-inputs", MODELOPT_INPUTS, nvfp4(modelopt=True, inputs=True), quick=()),
     Packing("ct-int4-g32", compressed(4, 32), pack_quantized(4, 32), quick=()),
