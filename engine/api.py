@@ -154,8 +154,8 @@ class Engine:
             drafter, draft_tokens = maker(config.speculation), config.speculation.most
         self.runner, self.info = runner, runner.info
         self._kv = KVManager(self.info.pool, prefix_cache=config.cache.prefix_cache, max_length=self.info.max_model_len)
-        chosen = DraftDepth(draft_tokens, runner.drafts_ready, not self._drafts_on_host)
-        self._depth = chosen if config.speculation.tokens == "auto" else None
+        auto = config.speculation.tokens == "auto"
+        self._depth = DraftDepth(draft_tokens, runner.drafts_ready, not self._drafts_on_host) if auto else None
         self.scheduler = Scheduler(
             config.scheduler,
             self._kv,
@@ -276,7 +276,7 @@ class Engine:
             drafter=self._drafter_of(input),
         )
         request.awaits_matcher = constrained
-        if self._depth is not None:
+        if self._depth is not None and request.drafter is not None:
             request.acceptance = Acceptance(self._depth.overall)
         return request
 

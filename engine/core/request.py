@@ -83,8 +83,8 @@ class Request:
     num_inflight   drawn tokens that are still on the device; num_tokens + num_inflight is what the row holds
     num_drafted    of these, drafts that may yet be rejected: the row holds that many less at least
     drafter        proposes tokens for it; None when each of its steps gives one
-    acceptance     how likely its drafts are accepted, with a drafter; num_draft_tokens, num_accepted_tokens: how many
-                   were proposed, and accepted
+    acceptance     how likely its drafts are accepted, where that says how many there are; num_draft_tokens,
+                   num_accepted_tokens: how many were proposed, and accepted
     want_reports   its events say more than their tokens
     matcher        says what its answer may be; None when that is free, or not known yet
     awaits_matcher it waits for its matcher
@@ -165,7 +165,7 @@ class Request:
         self.num_inflight = 0
         self.num_drafted = 0
         self.drafter = drafter
-        self.acceptance = None if drafter is None else Acceptance()
+        self.acceptance: Acceptance | None = None
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.matcher: Matcher | None = None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.models.reader import ConfigError, Reader
-from engine.quant.method import Method
+from engine.quant.method import Method, Uniform
 from engine.quant.methods import auto_round, awq, compressed_tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4, w4afp8
 from engine.quant.scheme import Fp4Scheme
 
@@ -44,9 +44,10 @@ def read(values: dict[str, Any], file: str = "config.json") -> Method | None:
     if not isinstance(said, dict):
         raise ConfigError(f"{file}: {where} must be an object, not {type(said).__name__}")
     reader = Reader(said, f"{file}: {where}")
-    made = METHODS[reader.require("quant_method", *METHODS)](reader)
+    name = reader.require("quant_method", *METHODS)
+    made = METHODS[name](reader)
     reader.finish()
-    if isinstance(made, fp8.Fp8Method) and "fp4" in (values.get("expert_dtype"), said.get("expert_dtype")):
+    if name == "fp8" and isinstance(made, Uniform) and "fp4" in (values.get("expert_dtype"), said.get("expert_dtype")):
         return replace(made, experts=Fp4Scheme("scale"))
     return made
 

@@ -1,9 +1,11 @@
-"""The interface of a quantization method, as a config.json describes it. No torch."""
+"""The interface of a quantization method, as a config.json describes it, and the most common one. No torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from engine.quant.module_names import NOTHING, ModuleNames
 from engine.quant.scheme import Scheme
 
 
@@ -18,3 +20,24 @@ class Method(Protocol):
     def scheme(self, module: str) -> Scheme | None:
         """How the weight of `module` (a name of the checkpoint, without `.weight`) is stored; None: as it is."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every projection is stored as `stored`, less those that `ignored` holds.
+
+    experts: how routed experts are stored, where that is another way.
+    """
+
+    stored: Scheme
+    ignored: ModuleNames = NOTHING
+    experts: Scheme | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.ignored.steps
+
+    def scheme(self, module: str) -> Scheme | None:
+        if self.ignored.hold(module):
+            return None
+        return self.experts if self.experts is not None and ".experts." in module else self.stored

@@ -15,7 +15,7 @@ from engine.cache.tensors import LayerCache
 from engine.layers.embedding import Embedding
 from engine.models.draft_heads import DraftHead
 from engine.runner.batch import DeviceBatch, LastTokens
-from engine.runner.drafting import HeadInput, Verify
+from engine.runner.drafting import Verify
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import PLAIN, Sampler
@@ -51,16 +51,23 @@ class HeadDrafter:
         return self._head.taps
 
     def follow(
-        self, head_input: HeadInput, shape: StepShape, verify: Verify | None, given: torch.Tensor | None, trims: bool
+        self,
+        batch: DeviceBatch,
+        seen: torch.Tensor,
+        shape: StepShape,
+        verify: Verify | None,
+        given: torch.Tensor | None,
+        trims: bool,
     ) -> None:
-        """Compute the tokens of a step whose draws are in the token table. given [B] int32: how many tokens each entry
-        of a step with drafts gave. trims: let the last layer give each entry's last token alone."""
+        """Compute the tokens of a step whose draws are in the token table. seen: what `Decoder.tapped` saw of them.
+        given [B] int32: how many tokens each entry of a step with drafts gave. trims: let the last layer give each
+        entry's last token alone."""
         inputs, entries = self._inputs, self._inputs.entries(shape)
         last_tokens = inputs.last_tokens(shape)
-        hidden = self._head.combine(head_input.hidden)
+        hidden = self._head.combine(seen)
         tokens = inputs.tokens(shape)
         within = last_tokens if trims and verify is None else None
-        x = self._compute(tokens.rows, tokens.lengths, hidden, head_input.batch, within)
+        x = self._compute(tokens.rows, tokens.lengths, hidden, batch, within)
         if verify is not None:
             assert given is not None
             x = x.index_select(0, verify.last - verify.count + given - 1)

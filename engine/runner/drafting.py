@@ -38,14 +38,6 @@ def put_proposals(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadInput:
-    """Of a computed step what a head that drafts goes on with: its tokens, and what `Decoder.tapped` saw of them."""
-
-    batch: DeviceBatch
-    hidden: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Verify:
     """What of a computed step with drafts is drawn and compared, of T tokens in B entries.
 

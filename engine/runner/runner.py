@@ -22,7 +22,7 @@ from engine.models.draft_heads import DraftHead
 from engine.runner.batch import DeviceBatch, select_last
 from engine.runner.draft_head import HeadDrafter
 from engine.runner.draft_model import DraftModel
-from engine.runner.drafting import HeadInput, Verify, draw_places, first_draws, put_proposals
+from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
 from engine.runner.graphs import Capture, StepGraphs, find_wave_aligned_tokens
 from engine.runner.inputs import Inputs, StepShape, places
 from engine.runner.pending import ComputedStep, DecodedStep, Download, MaskedStep, PendingStep, PromptLogprobs
@@ -200,7 +200,7 @@ class DeviceRunner:
         taps = () if head is None else head.taps
         last_tokens = None if shape.drafts else self._inputs.last_tokens(shape)
         trimmed = self._trims and not keep_all and not shape.drafts and len(self._decoder.layers) not in taps
-        x, hidden = self._decoder.tapped(batch, self._caches.layers, taps, only, last_tokens if trimmed else None)
+        x, seen = self._decoder.tapped(batch, self._caches.layers, taps, only, last_tokens if trimmed else None)
         verify = advance_states = follow = None
         if shape.drafts:
             verify = Verify.of(self._inputs, shape, batch.token_ids, draw_places)
@@ -209,7 +209,7 @@ class DeviceRunner:
             follow = partial(model.follow, batch, last_tokens if self._trims else None, only is not None)
         elif head is not None:
             given = None if verify is None else self._given[: len(verify.count)]
-            follow = partial(head.follow, HeadInput(batch, hidden), shape, verify, given, self._trims)
+            follow = partial(head.follow, batch, seen, shape, verify, given, self._trims)
         if verify is not None:
             return DecodedStep(x, verify.select_drawing(x), verify, advance_states, follow)
         drawing = x if trimmed else select_last(x, last_tokens)

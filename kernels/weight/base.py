@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -43,3 +44,22 @@ class Weight(Protocol):
         deterministic: a row's result has the same bits whatever T is and wherever in x the row stands.
         """
         ...
+
+
+def rows_of_parts(
+    ids: torch.Tensor,
+    counts: Sequence[int],
+    inputs: int,
+    dtype: torch.dtype,
+    read: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Rows `ids` [T] of a matrix whose parts have `counts` rows, one part behind another: [T, inputs], zeros for rows
+    that are not there. read(part, own rows [T] int64) gives a part's own rows in `dtype`."""
+    chosen, start = ids.long(), 0
+    made = torch.zeros(len(ids), inputs, dtype=dtype, device=ids.device)
+    for part, count in enumerate(counts):
+        own = chosen - start
+        inside = (own >= 0) & (own < count)
+        made = torch.where(inside[:, None], read(part, own.clamp(0, count - 1)), made)
+        start += count
+    return made

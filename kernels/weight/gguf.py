@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.sizes import cdiv
-from kernels.weight.base import Weight
+from kernels.weight.base import Weight, rows_of_parts
 from kernels.weight.dense import Dense
 
 # What the 4 bits of the IQ4 formats stand for.
@@ -57,15 +57,10 @@ class GgufBlocks(Weight):
         return GgufBlocks(tuple(part[index] for part in self.parts), self.formats, self.inputs)
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        chosen, start = ids.long(), 0
-        made = torch.zeros(len(ids), self.inputs, dtype=dtype, device=ids.device)
-        for part, name in zip(self.parts, self.formats, strict=True):
-            own = chosen - start
-            inside = (own >= 0) & (own < len(part))
-            numbers = dequantize(part[own.clamp(0, len(part) - 1)], name).to(dtype)
-            made = torch.where(inside[:, None], numbers, made)
-            start += len(part)
-        return made
+        def read(part: int, own: torch.Tensor) -> torch.Tensor:
+            return dequantize(self.parts[part][own], self.formats[part]).to(dtype)
+
+        return rows_of_parts(ids, [len(part) for part in self.parts], self.inputs, dtype, read)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None, deterministic: bool = False) -> torch.Tensor:
         """Rows are written out in runs of about CHUNK numbers, so that a large weight never stands whole in float32."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.weight.base import Weight
+from kernels.weight.base import Weight, rows_of_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,10 @@ class Parts(Weight):
         return Parts(tuple(part.matrix(index) for part in self.parts))
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        chosen, start = ids.long(), 0
-        made = torch.zeros(len(ids), self.shape[-1], dtype=dtype, device=ids.device)
-        for part, count in zip(self.parts, self.rows_of, strict=True):
-            own = chosen - start
-            inside = (own >= 0) & (own < count)
-            made = torch.where(inside[:, None], part.rows(own.clamp(0, count - 1), dtype), made)
-            start += count
-        return made
+        def read(part: int, own: torch.Tensor) -> torch.Tensor:
+            return self.parts[part].rows(own, dtype)
+
+        return rows_of_parts(ids, self.rows_of, self.shape[-1], dtype, read)
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None = None, deterministic: bool = False) -> torch.Tensor:
         biases = (None,) * len(self.parts) if bias is None else bias.split(self.rows_of)

@@ -31,7 +31,7 @@ from engine.serving.frontend.settings import SettingsError, parse
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from tests.gate import families
 from tests.gate.shapes import Shape
-from tests.runner.test_graphs import Recorder
+from tests.runner.test_graphs import DrawingRecorder, Recorder
 from tests.runner.tiny import CONFIG
 
 VOCAB = 320
@@ -261,6 +261,19 @@ def test_drafts_change_no_token_of_padded_steps(folders: dict[str, Path], family
     assert len({shape.drafts for shape in drafted}) > 1, "an entry that drafts less has a shape of fewer tokens"
     assert any(shape.num_single for shape in drafted)
     assert accepted > 50
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=in_one_process(family)) for family in ("dense", "states")]
+)
+def test_draws_behind_a_graph_take_back_its_plain_draw(folders: dict[str, Path], family: str) -> None:
+    """Some of the requests ask for penalties, biases or bans."""
+    seed = SEEDS.get(family, (1,))[0]
+    want = plain(folders[family], seed)
+    answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(seed)}
+    got, stats = play(folders[family], seed, DEEP, partial(Oracle, answers, 0.7), capture=DrawingRecorder())
+    same(got, want)
+    assert stats.accepted_tokens > 20
 
 
 def test_a_plan_with_drafts_is_padded_by_dummy_entries() -> None:

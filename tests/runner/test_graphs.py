@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -72,6 +73,20 @@ class Recorder:
             return compute(shape)
 
         return replay
+
+
+class DrawingRecorder(Recorder):
+    """Draws plainly within the replay, as a CUDA graph does, whoever draws behind it."""
+
+    def __call__(self, compute: Compute, shape: StepShape) -> Replay:
+        replay = super().__call__(compute, shape)
+
+        def drawn() -> ComputedStep:
+            computed = replay()
+            found = computed.draw()
+            return replace(computed, draw=lambda: found)
+
+        return drawn
 
 
 @pytest.fixture(scope="module")

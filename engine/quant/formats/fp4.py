@@ -10,7 +10,7 @@ from math import prod
 import torch
 
 from engine.quant.format import Declared, Format
-from engine.quant.formats.matrices import no_scale, unlike
+from engine.quant.formats.matrices import EXPONENTS, no_scale, unlike
 from engine.quant.scheme import Fp4Layout, Fp4Scheme
 from engine.weights.checkpoint import Entry, WeightsError
 from engine.weights.rules import Concat, Rule, Shape
@@ -19,7 +19,7 @@ from kernels.weight import Fp4 as Value
 from kernels.weight.inputs import FP4_MAX, FP8_MAX, Inputs
 
 DATA, SPLITS = ("weight_packed", "weight"), False
-EXPONENTS, BYTES = (torch.uint8, torch.float8_e8m0fnu), (torch.uint8, torch.int8)
+BYTES = (torch.uint8, torch.int8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.quant.format import Declared, Format
+from engine.quant.formats.matrices import EXPONENTS, check_scales, no_scale
 from engine.quant.formats.matrices import SCALES as NUMBERS
-from engine.quant.formats.matrices import check_scales, no_scale
 from engine.quant.scheme import MX_GROUP, Activations, Fp8Scheme
 from engine.weights.checkpoint import Entry, WeightsError
 from engine.weights.rules import Block, Concat, Rule, Shape
@@ -24,8 +24,6 @@ SCALES = ("weight_scale_inv", "weight_scale", "scale")
 INPUT_SCALE = "input_scale"
 # Inputs that share a scale.
 GROUPS: dict[Activations, int] = {"dynamic by 128": 128, "dynamic by 32": MX_GROUP}
-# What exponents are stored as.
-EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 
 
 @dataclass(frozen=True, slots=True)

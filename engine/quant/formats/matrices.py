@@ -10,6 +10,8 @@ from engine.weights.checkpoint import Entry, WeightsError, listed
 
 # What a scale is stored as: numbers of other kinds are counts, or exponents, which mean something else.
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# What exponents are stored as.
+EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 
 
 def unlike(

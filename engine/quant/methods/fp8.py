@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from engine.models.reader import Reader
-from engine.quant.module_names import NOTHING, ModuleNames, listed
-from engine.quant.scheme import Activations, Fp4Scheme, Fp8Scheme
+from engine.quant.method import Uniform
+from engine.quant.module_names import listed
+from engine.quant.scheme import Activations, Fp8Scheme
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Method:
-    """Every projection is stored so, less those that `ignored` holds.
-
-    experts: how routed experts are stored, where that is another way.
-    """
-
-    stored: Fp8Scheme
-    ignored: ModuleNames = NOTHING
-    experts: Fp4Scheme | None = None
-
-    @property
-    def steps(self) -> int:
-        return self.ignored.steps
-
-    def scheme(self, module: str) -> Fp4Scheme | Fp8Scheme | None:
-        if self.ignored.hold(module):
-            return None
-        return self.experts if self.experts is not None and ".experts." in module else self.stored
-
-
-def read(reader: Reader) -> Fp8Method:
+def read(reader: Reader) -> Uniform:
     """Raises ConfigError for a value that is not implemented."""
     scheme = reader.require("activation_scheme", "dynamic", "static", default="dynamic")
     reader.require("fmt", "e4m3", "float8_e4m3fn", default="e4m3")
@@ -45,4 +23,4 @@ def read(reader: Reader) -> Fp8Method:
     names = (reader.items(str, "modules_to_not_convert") or []) + (reader.items(str, "ignored_layers") or [])
     activations: Activations = "dynamic by 128" if by_block else "static" if scheme == "static" else "dynamic by token"
     stored = Fp8Scheme(activations, (128, 128) if by_block else None, ue8m0)
-    return Fp8Method(stored, listed(reader.where, names, with_parts=True))
+    return Uniform(stored, listed(reader.where, names, with_parts=True))

@@ -6,35 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.models.reader import ConfigError, Reader
+from engine.quant.method import Uniform
 from engine.quant.module_names import NOTHING, ModuleNames, globs
-from engine.quant.scheme import Fp4Scheme, Fp8Scheme, Scheme
+from engine.quant.scheme import MX_GROUP, Fp4Scheme, Fp8Scheme, Scheme
 
 # quant_algo → how a projection is stored. A scale of inputs is given for FP8. FP8_PB_WO is of weights alone, by blocks.
 ALGORITHMS: dict[str, Scheme] = {
     "FP8": Fp8Scheme("static"),
     "FP8_PER_CHANNEL_PER_TOKEN": Fp8Scheme("dynamic by token"),
     "FP8_PB_WO": Fp8Scheme("as they are", (128, 128)),
-    "MXFP8": Fp8Scheme("dynamic by 32", (1, 32), power_of_two=True),
+    "MXFP8": Fp8Scheme("dynamic by 32", (1, MX_GROUP), power_of_two=True),
     "NVFP4": Fp4Scheme("modelopt", True),
     "W4A16_NVFP4": Fp4Scheme("modelopt"),
 }
 # Of which each layer says its own.
 MIXED = "MIXED_PRECISION"
-
-
-@dataclass(frozen=True, slots=True)
-class Modelopt:
-    """Every projection is stored as `stored`, less those that `ignored` holds."""
-
-    stored: Scheme
-    ignored: ModuleNames = NOTHING
-
-    @property
-    def steps(self) -> int:
-        return self.ignored.steps
-
-    def scheme(self, module: str) -> Scheme | None:
-        return None if self.ignored.hold(module) else self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +44,7 @@ class ModeloptMixed:
         return None
 
 
-def read(reader: Reader) -> Modelopt | ModeloptMixed:
+def read(reader: Reader) -> Uniform | ModeloptMixed:
     """Raises ConfigError for a value that is not implemented."""
     # The same in other words, and who wrote it.
     reader.skip("config_groups", "producer", "version")
@@ -69,7 +55,7 @@ def read(reader: Reader) -> Modelopt | ModeloptMixed:
         # Of layers that say none of their own.
         reader.require("group_size", None, 16, default=None)
         return ModeloptMixed(_layers(reader), ignored)
-    return Modelopt(_stored(reader, (MIXED,)), ignored)
+    return Uniform(_stored(reader, (MIXED,)), ignored)
 
 
 def _layers(reader: Reader) -> dict[str, Scheme]:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from engine.models.reader import Reader
-from engine.quant.module_names import NOTHING, ModuleNames, listed
+from engine.quant.method import Uniform
+from engine.quant.module_names import listed
 from engine.quant.scheme import Fp8Scheme, PackedScheme
 
 GROUP = 128
@@ -14,23 +13,7 @@ EXPERTS = PackedScheme("w4afp8", 4, GROUP, activations="static", number="fp8")
 OTHERS = Fp8Scheme("dynamic by 128", (128, 128))
 
 
-@dataclass(frozen=True, slots=True)
-class W4AFp8:
-    """Every projection is stored so, less those that `ignored` holds."""
-
-    ignored: ModuleNames = NOTHING
-
-    @property
-    def steps(self) -> int:
-        return self.ignored.steps
-
-    def scheme(self, module: str) -> Fp8Scheme | PackedScheme | None:
-        if self.ignored.hold(module):
-            return None
-        return EXPERTS if ".experts." in module else OTHERS
-
-
-def read(reader: Reader) -> W4AFp8:
+def read(reader: Reader) -> Uniform:
     """Raises ConfigError for a value that is not implemented."""
     reader.require("group_size", GROUP, default=GROUP)
     reader.require("activation_scheme", "dynamic", default="dynamic")
@@ -39,4 +22,4 @@ def read(reader: Reader) -> W4AFp8:
     reader.check(block in (None, [128, 128]), f"weight_block_size = {block} is not implemented, [128, 128] is")
     keys = ("ignored_layers", "modules_to_not_convert", "ignore")
     names = [name for key in keys for name in reader.items(str, key) or []]
-    return W4AFp8(listed(reader.where, names, with_parts=True))
+    return Uniform(OTHERS, listed(reader.where, names, with_parts=True), EXPERTS)
