@@ -26,11 +26,13 @@ import torch
 from engine.gguf_file import FORMATS
 from engine.layers.build_context import BuildContext
 from engine.models import registry
+from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.gguf import names as gguf_names
 from engine.models.parts import with_shared_apart
 from engine.quant import plan as quant
 from engine.quant.formats import fp4, layouts
+from engine.quant.method import Method
 from engine.quant.scheme import Fp4Scheme, Fp8Scheme, Int8Scheme, PackedScheme, Scheme
 from engine.weights.checkpoint import DTYPES
 from engine.weights.rules import Rule
@@ -102,14 +104,20 @@ def write(
         return draft.rename(target)
 
 
-def tensors_of(folder: Path) -> Tensors:
-    """What a checkpoint of the folder's config.json holds, by the names that the family's rules know."""
+def ruled(folder: Path) -> tuple[ModelConfig, registry.Family, Method | None, list[Rule]]:
+    """The folder's config.json as an engine takes it: the model, its family, how it is quantized, its rules."""
     model, family = registry.load(folder)
     method = registry.quantization(folder)
     rules = family.rules(model)
     if quant.shared_apart(rules, None, method):
         model = with_shared_apart(model)
         rules = family.rules(model)
+    return model, family, method, rules
+
+
+def tensors_of(folder: Path) -> Tensors:
+    """What a checkpoint of the folder's config.json holds, by the names that the family's rules know."""
+    model, family, method, rules = ruled(folder)
     cpu = torch.device("cpu")
     decoder = Decoder(BuildContext(select(Workspace(cpu)), model, torch.bfloat16, cpu, 8))
     made: Tensors = {}

@@ -3,10 +3,11 @@
     python -m perf.draft_pairs FOLDER qwen3-8b [--acceptance 0.75 0] [--drafts 32000]
 
 Writes FOLDER/qwen3-8b and a head for each probability, FOLDER/qwen3-8b-head-0.75: files of the full size, in the
-published layout. Every layer is
-computed, and adds next to nothing to a residual stream that is the same for all tokens. So each position draws from one
-distribution over `LIKELY` tokens, at temperature 1. The head draws with the same noise from logits that differ from
-them by as much as makes both draw the same token with probability `--acceptance`. 0: no draft ever stands.
+published layout. Every layer is computed, and adds next to nothing to a residual stream that is the same for all
+tokens. So each position draws from one distribution over `LIKELY` tokens, at temperature 1. The head draws with the
+same noise from logits that differ from them by as much as makes both draw the same token with probability
+`--acceptance`. 0: no draft ever stands.
+
 The steps are those of trained weights. The acceptance is synthetic: it is what a server makes of drafts that is
 measured, and not a head.
 """

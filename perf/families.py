@@ -58,18 +58,13 @@ def floor_ms(model: Path) -> float:
     from engine.cache.spec import Recurrent, group_layers, window_of
     from engine.layers.build_context import BuildContext
     from engine.layers.moe import Moe
-    from engine.models import registry
     from engine.models.decoder import Decoder
-    from engine.models.parts import with_shared_apart
     from engine.quant import plan as quant
     from kernels.select import select
     from kernels.workspace import Workspace
+    from perf.checkpoints import ruled
 
-    config, family = registry.load(model)
-    method, rules = registry.quantization(model), family.rules(config)
-    if quant.shared_apart(rules, None, method):
-        config = with_shared_apart(config)
-        rules = family.rules(config)
+    config, _, method, rules = ruled(model)
     dtype = getattr(torch, config.dtype or "bfloat16")
     cpu = torch.device("cpu")
     decoder = Decoder(BuildContext(select(Workspace(cpu)), config, dtype, cpu, 128, router_dtype=dtype))

@@ -6,8 +6,8 @@ First small models of random weights, one of attention and one with running stat
 without drafts and with drafts that are right with probability 0.7, in batch-invariant bfloat16 and in float32,
 overlapped and in turn, and all tokens are compared. Then steps of a model of the shape of Llama-3.1-8B, or of the one
 in FOLDER, are timed with dummy weights; --method mtp has the model's own module make the drafts within them. Exits
-with 1 when a token differs. --prompt-queries 33 takes
-attention to lines with drafts from the kernel for prompts to that which splits keys.
+with 1 when a token differs. --prompt-queries 33 takes attention to lines with drafts from the kernel for prompts to
+that which splits keys.
 """
 
 from __future__ import annotations
@@ -169,8 +169,7 @@ def same_tokens(folder: Path, shape: dict[str, Any], drafts: int, device: str) -
         differ = [name for name in want if want[name] != got[name]]
         print(
             f"{shape['architectures'][0]}, {dtype}, overlap {overlap}: {before} steps, with drafts {after}, "
-            f"{stood:.2f} of them stood, "
-            f"{len(want)} answers, {len(differ)} differ",
+            f"{stood:.2f} of them stood, {len(want)} answers, {len(differ)} differ",
             flush=True,
         )
         good &= not differ
