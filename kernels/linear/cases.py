@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernels.linear import gguf_operand
 from kernels.linear.gguf_cases import with_blocks
 from kernels.linear.parts_cases import with_parts
 from kernels.registry import Case, Tolerance
@@ -371,18 +372,28 @@ def gguf_case(
 def gguf_cases() -> list[Case]:
     f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
     made = [gguf_case(f"{name} blocks", f32, 3, 41, 768, name, bias=True) for name in FORMATS]
-    mixed = {"Q4_K": 33, "Q6_K": 20, "F16": 7}
+    mixed, pair = {"Q4_K": 33, "Q6_K": 20, "F16": 7}, {"Q4_K": 24, "Q5_K": 24}
     made += [
         gguf_case("blocks of 32, several of a tile", f32, 2, 20, 96, "Q5_0", residual=True),
         gguf_case("blocks of three formats, several slices", f32, 5, 60, 1280, mixed, bias=True, residual=True),
         gguf_case("Q4_K blocks, silu, norm", bf16, 17, 40, 512, "Q4_K", activation="silu", norm=True),
-        gguf_case("blocks, gate and up in two formats", f32, 4, 24, 256, {"Q4_K": 24, "Q5_K": 24}, activation="silu"),
+        gguf_case("blocks, gate and up in two formats", f32, 4, 24, 256, pair, activation="silu"),
         gguf_case("Q6_K blocks, more rows than a tile has", bf16, 70, 40, 256, "Q6_K", bias=True),
         gguf_case("blocks of three formats, many rows", f16, 260, 60, 256, mixed, residual=True, norm=True, offset=1.0),
         gguf_case("IQ4_XS blocks, many rows, gelu", bf16, 258, 24, 256, "IQ4_XS", activation="gelu_tanh", bias=True),
         gguf_case("Q8_0 blocks, deterministic", bf16, 11, 40, 288, "Q8_0", deterministic=True, residual=True),
     ]
-    for t in (1, 8, 64, 1024):
+    # Of the kernel of few rows: rows that are none of a program's, units that are none of its warps'.
+    for name in gguf_operand.FORMS:
+        made.append(gguf_case(f"{name} blocks, one row", bf16, 1, 41, 1280, name, bias=True, residual=True, norm=True))
+        made.append(gguf_case(f"{name} blocks, three rows", f16, 3, 72, 768, name, residual=True, norm=True))
+    made += [
+        gguf_case("Q4_K blocks, one row, silu", bf16, 1, 40, 2304, "Q4_K", norm=True, offset=1.0, activation="silu"),
+        gguf_case("Q6_K blocks, two rows, gelu", f16, 2, 24, 512, "Q6_K", bias=True, activation="gelu_tanh"),
+        gguf_case("blocks, one row, gate and up in two formats", bf16, 1, 24, 256, pair, norm=True, activation="silu"),
+        gguf_case("blocks, four rows of two formats, many inputs", bf16, 4, 60, 8448, {"Q8_0": 33, "Q5_K": 27}),
+    ]
+    for t in (1, 4, 8, 64, 1024):
         for name, n, k, formats, fused in (
             ("qkv", 6144, 4096, {"Q4_K": 5120, "Q6_K": 1024}, {"norm": True}),
             ("gate and up", 14336, 4096, "Q4_K", {"norm": True, "activation": "silu"}),

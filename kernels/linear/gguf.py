@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.linear.gguf_dispatch import DISPATCH, GgufOperands, GgufProblem
-from kernels.rms_norm.kernel import rms_norm
+from kernels.linear.gguf_vector import reads_blocks
 from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
 
@@ -26,9 +26,9 @@ def linear(
     rows, k = x.shape
     if not rows:
         return x.new_zeros((0, weight.shape[0] // (2 if activation else 1)))
-    if norm_weight is not None:
-        x, _ = rms_norm(workspace, x, norm_weight, eps, offset=offset, deterministic=deterministic)
-    outputs = tuple(part.shape[0] for part in weight.parts)
-    choice = DISPATCH.choose(GgufProblem(rows, outputs, k, activation is not None, deterministic, workspace.table))
-    y: torch.Tensor = choice.launch(GgufOperands(workspace, x, weight, bias, residual, activation), choice.config)
+    outputs, vector = tuple(part.shape[0] for part in weight.parts), reads_blocks(x, weight)
+    problem = GgufProblem(rows, outputs, k, activation is not None, deterministic, workspace.table, vector)
+    choice, normed = DISPATCH.choose(problem), (norm_weight, eps, offset)
+    operands = GgufOperands(workspace, x, weight, bias, residual, activation, normed, deterministic)
+    y: torch.Tensor = choice.launch(operands, choice.config)
     return y

@@ -1,6 +1,6 @@
-"""Which kernels multiply by blocks of GGUF files, decided once a shape. Few rows read them packed; for many the numbers
-are written out once, and the dense product takes them. Each run of rows in a format of its own has a launch of its
-own."""
+"""Which kernels multiply by blocks of GGUF files, decided once a shape. Up to sixteen rows read them packed in a kernel
+of registers (`gguf_vector`), and few in one of tiles; for many the numbers are written out once, and the dense product
+takes them. Each run of rows in a format of its own has a launch of its own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from kernels.gated_activation.kernel import gated_activation
 from kernels.linear import dense
 from kernels.linear.fp8_rows import RowTile
 from kernels.linear.gguf_rows import rows_product, unpacked
+from kernels.linear.gguf_vector import GgufVectorTile, gguf_vector
 from kernels.linear.packed_dispatch import not_written_out, row_tile
+from kernels.rms_norm.kernel import rms_norm
 from kernels.tuned.tables import DEFAULT
 from kernels.weight import Dense, GgufBlocks
 from kernels.workspace import Workspace
+
+NOT_NORMED = (None, 0.0, 0.0)
 
 
 class GgufProblem(NamedTuple):
@@ -31,10 +35,11 @@ class GgufProblem(NamedTuple):
     gated: bool
     deterministic: bool
     table: str = DEFAULT
+    vector: bool = False
 
 
 class GgufOperands(NamedTuple):
-    """What kernels are launched on; a norm was taken already."""
+    """What kernels are launched on; x is not normed yet. normed: weight, eps and offset of its norm."""
 
     workspace: Workspace
     x: torch.Tensor
@@ -42,11 +47,21 @@ class GgufOperands(NamedTuple):
     bias: torch.Tensor | None
     residual: torch.Tensor | None
     activation: str | None
+    normed: tuple[torch.Tensor | None, float, float] = NOT_NORMED
+    deterministic: bool = False
+
+    def normed_before(self) -> GgufOperands:
+        """The same with the norm taken."""
+        weight, eps, offset = self.normed
+        if weight is None:
+            return self
+        x, _ = rms_norm(self.workspace, self.x, weight, eps, offset=offset, deterministic=self.deterministic)
+        return self._replace(x=x, normed=NOT_NORMED)
 
 
 def _row_config(problem: GgufProblem) -> tuple[RowTile, ...]:
     """The cut of each part's product."""
-    rows, outputs, inputs, gated, deterministic, table = problem
+    rows, outputs, inputs, gated, deterministic, table, _ = problem
     return tuple(row_tile(rows, n // (2 if gated else 1), inputs, gated, deterministic, table) for n in outputs)
 
 
@@ -57,7 +72,7 @@ def _not_written_out(problem: GgufProblem) -> str | None:
 
 
 def _written_out(operands: GgufOperands, _: Any = None) -> torch.Tensor:
-    workspace, x, weight, bias, residual, activation = operands
+    workspace, x, weight, bias, residual, activation, *_ = operands.normed_before()
     whole = Dense(unpacked(workspace, weight, x.dtype))
     return dense.linear(workspace, x, whole, bias, residual=residual, activation=activation)
 
@@ -69,21 +84,65 @@ def _apart(operands: GgufOperands, tiles: tuple[RowTile, ...]) -> torch.Tensor:
 
 
 def _tiles(operands: GgufOperands, tiles: tuple[RowTile, ...]) -> torch.Tensor:
-    workspace, x, weight, bias, residual, activation = operands
+    workspace, x, *_, activation, _, _ = operands = operands.normed_before()
+    y, parts = _parts(operands)
+    for (part, name, bias, residual, out), tile in zip(parts, tiles, strict=True):
+        rows_product(workspace, x, part, name, bias, residual, out, activation, tile)
+    return y
+
+
+def _vector(operands: GgufOperands, tile: GgufVectorTile) -> torch.Tensor:
+    if len(operands.x) > 1:
+        operands = operands.normed_before()
+    activation = operands.activation
+    apart = activation is not None and len(operands.weight.parts) > 1
+    y, parts = _parts(operands._replace(activation=None) if apart else operands)
+    for part, name, bias, residual, out in parts:
+        gguf_vector(
+            operands.workspace, operands.x, part, name, bias, operands.normed, residual, out,
+            None if apart else activation, tile,
+        )  # fmt: skip
+    return gated_activation(operands.workspace, y, activation) if apart and activation is not None else y
+
+
+def _parts(
+    operands: GgufOperands,
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, str, torch.Tensor | None, torch.Tensor | None, torch.Tensor]]]:
+    """Room for all outputs; of each part: rows, format, bias, residual, and its place among the outputs."""
+    _, x, weight, bias, residual, activation, *_ = operands
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device) if residual is None else residual
-    start = 0
-    for part, name, tile in zip(weight.parts, weight.formats, tiles, strict=True):
+    made, start = [], 0
+    for part, name in zip(weight.parts, weight.formats, strict=True):
         stop = start + (n if activation else len(part))
         own = bias if bias is None or activation else bias[start:stop]
-        left = None if residual is None else residual[:, start:stop]
-        rows_product(workspace, x, part, name, own, left, y[:, start:stop], activation, tile)
+        made.append((part, name, own, None if residual is None else residual[:, start:stop], y[:, start:stop]))
         start = stop
-    return y
+    return y, made
+
+
+def vector_tile(rows: int, inputs: int) -> GgufVectorTile:
+    """More warps where there are many inputs; units ahead as registers allow."""
+    return GgufVectorTile(8 if inputs > 8192 else 4, 2 if rows == 1 else 1)
+
+
+def _not_vector(problem: GgufProblem) -> str | None:
+    if problem.deterministic:
+        return "its sums depend on the number of rows"
+    if not problem.vector:
+        return "for up to 16 rows of 16 bits, whole units of 256 inputs, formats with bits in words, and Ampere"
+    return None
 
 
 DISPATCH: Dispatch[GgufProblem] = Dispatch(
     [
+        Variant(
+            "vector",
+            _not_vector,
+            lambda problem: vector_tile(problem.rows, problem.inputs),
+            _vector,
+            "docs/experiments/2026-11-27-few-rows-of-gguf-blocks.md",
+        ),
         Variant(
             "written_out",
             _not_written_out,

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def"
 """Feed-forward parts of chosen experts whose weights are blocks of GGUF files: tiles of pairs that share an expert, on
-tensor cores, with the weight read packed and on their long side (`kernels.linear.gguf_rows`)."""
+tensor cores, with the weight read packed and on their long side (`kernels.linear.gguf_blocks`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.linear.gguf_rows import WIDTH, block_numbers, constants, stride, views
+from kernels.linear.gguf_blocks import WIDTH, block_numbers, constants, stride, views
 from kernels.moe_gemm.pair_tiles import pair_products, pairs_at
 from kernels.moe_gemm.rows import activate, bias_of
 from kernels.moe_gemm.tiles import _find, combined
@@ -24,8 +24,8 @@ OUTPUTS = 64
 
 @triton.jit
 def gguf_up(
-    x, gate, gate_half, up, up_half, pairs, offsets, ends, h, num_experts, hidden, inter, gate_rows, up_rows, up_first,
-    GATE_B, UP_B, limit, biases,
+    x, gate, gate_shorts, up, up_shorts, pairs, offsets, ends, h, num_experts, hidden, inter,
+    gate_rows, up_rows, up_first, GATE_B, UP_B, limit, biases,
     BIASED: tl.constexpr, GATE: tl.constexpr, GATE_VALUES: tl.constexpr, GATE_SIZE: tl.constexpr,
     GATE_GROUP: tl.constexpr,
     UP: tl.constexpr, UP_VALUES: tl.constexpr, UP_SIZE: tl.constexpr, UP_GROUP: tl.constexpr,
@@ -57,10 +57,12 @@ def gguf_up(
         inside = first + m < hidden
         a = tl.trans(tl.load(x_rows + (first + m)[None, :], mask=inside[None, :], other=0.0))
         w = block_numbers(
-            gate, gate_half, gate_row, first, live, hidden, GATE, GATE_VALUES, GATE_SIZE, GATE_GROUP, BLOCK_N, BLOCK_M
+            gate, gate_shorts, gate_row, first, live, hidden, GATE, GATE_VALUES, GATE_SIZE, GATE_GROUP, BLOCK_N, BLOCK_M
         )
         g += tl.dot(w.to(dtype), a, input_precision=PRECISION)
-        w = block_numbers(up, up_half, up_row, first, live, hidden, UP, UP_VALUES, UP_SIZE, UP_GROUP, BLOCK_N, BLOCK_M)
+        w = block_numbers(
+            up, up_shorts, up_row, first, live, hidden, UP, UP_VALUES, UP_SIZE, UP_GROUP, BLOCK_N, BLOCK_M
+        )
         u += tl.dot(w.to(dtype), a, input_precision=PRECISION)
     if BIASED:
         first_row = expert.to(tl.int64) * 2 * inter
@@ -72,7 +74,7 @@ def gguf_up(
 
 @triton.jit
 def gguf_down(
-    h, data, half, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, biases,
+    h, data, shorts, weights, pairs, offsets, ends, y, num_experts, hidden, inter, B, biases,
     BIASED: tl.constexpr, FORMAT: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -95,7 +97,7 @@ def gguf_down(
     for first in tl.range(0, inter, BLOCK_M, num_stages=STAGES):
         inside = first + m < inter
         a = tl.trans(tl.load(h_rows + (first + m)[None, :], mask=inside[None, :], other=0.0))
-        w = block_numbers(data, half, row, first, live, inter, FORMAT, VALUES, SIZE, GROUP, BLOCK_N, BLOCK_M)
+        w = block_numbers(data, shorts, row, first, live, inter, FORMAT, VALUES, SIZE, GROUP, BLOCK_N, BLOCK_M)
         acc += tl.dot(w.to(dtype), a, input_precision=PRECISION)
     if BIASED:
         acc += bias_of(biases, expert.to(tl.int64) * hidden + n, live)
