@@ -277,6 +277,7 @@ def attend(
     MERGE: tl.constexpr,
     IS_NEAR: tl.constexpr,
     IS_SINGLE: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     IS_DEALT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -291,19 +292,25 @@ def attend(
     i_group = tl.program_id(1)
     i_split = tl.program_id(2)
     active = 1
-    if IS_SINGLE:
+    # The first query of a sequence reads the furthest keys.
+    reach = window + BLOCK_Q - 1
+    if IS_WHOLE:
         i_tile = tl.program_id(0)
         if IS_DEALT:
             # A sequence's heads stand side by side.
             i_group = tl.program_id(0)
             i_tile, i_split, active, split_size = dealt_split(
-                p_context, num_seqs, splits, programs, least, window, tl.program_id(1), G, BLOCK_B, BLOCK_N, HAS_WINDOW
-            )
+                p_context + first_seq, num_seqs, splits, programs, least, reach, tl.program_id(1), G, BLOCK_B, BLOCK_N,
+                HAS_WINDOW,
+            )  # fmt: skip
             if i_tile >= num_seqs:
                 return
-        seq = i_tile
-        query_first = i_tile
+        seq = first_seq + i_tile
+        query_first = seq
         count = 1
+        if not IS_SINGLE:
+            query_first = tl.load(p_query_start + seq)
+            count = tl.load(p_query_start + seq + 1) - query_first
         tile_query = 0
     else:
         # Sequences start at tile floor(tokens before / BLOCK_Q) + sequences before: enough for each, found without a
@@ -342,9 +349,10 @@ def attend(
     if SPLITS > 1:
         if not IS_DEALT:
             split_size = (chunk + splits - 1) // splits
-            if IS_SINGLE:
+            if IS_WHOLE:
                 split_size = tl.maximum(
-                    split_size, fair_split_size(p_context, num_seqs, window, programs, G, BLOCK_B, HAS_WINDOW)
+                    split_size,
+                    fair_split_size(p_context + first_seq, num_seqs, reach, programs, G, BLOCK_B, HAS_WINDOW),
                 )
             split_size, active = even_splits(chunk, tl.maximum(split_size, least), BLOCK_N)
             if i_split >= active:
@@ -376,7 +384,7 @@ def attend(
     p_blocks = p_table + seq.to(tl.int64) * table_stride
 
     plain = start
-    if not HAS_WINDOW and not IS_SINGLE:
+    if not HAS_WINDOW and not IS_WHOLE:
         plain = tl.maximum(tl.minimum(stop, (past + tile_query + 1) // BLOCK_N * BLOCK_N), start)
         acc, m, l = _keys(
             acc,

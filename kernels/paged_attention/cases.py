@@ -201,10 +201,19 @@ def cases() -> list[Case]:
                 dirty=True,
             ),
         ]
+        few = [(1, 65), (1, 300), (4, 200), (3, 3), (4, 0), (2, 700)]
+        made += [
+            case("entries of few queries, padding", dtype, few, 8, 2, 64, bound=1000),
+            case("entries of few queries, window, sinks", dtype, few[2:], 4, 1, 64, window=333, sinks=True, bound=9000),
+        ]
     qwen: dict[str, Any] = {"h": 32, "g": 8, "d": 128, "strided": True, "small": False}
     for batch, context in ((1, 384), (1, 16384), (8, 1100), (64, 1100), (256, 1100), (256, 384)):
         name = f"Qwen3-4B decode {batch} x {context}"
         made.append(case(name, torch.bfloat16, [(1, context)] * batch, **qwen))
+    for batch, context in ((1, 1100), (8, 1100), (64, 1100)):
+        made.append(case(f"Qwen3-8B {batch} x 4 of {context}", torch.bfloat16, [(4, context)] * batch, **qwen))
+    wide: dict[str, Any] = {**qwen, "h": 64, "bound": 20480}
+    made.append(case("Qwen3-32B 5 x 3, one of 16384", torch.bfloat16, [(3, 900)] * 4 + [(3, 16384)], **wide))
     # Sequences that stream: nearly equal, and of any length with padding among them.
     for g, name in ((4, "Qwen3-30B-A3B"), (8, "Llama-3.1-8B")):
         heads: dict[str, Any] = {**qwen, "g": g, "dirty": True}

@@ -7,6 +7,7 @@ some numbers of sequences of one query (`decode_persistent`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ OP = "paged_attention"
 # Every sequence through one tile, keys from the first on: a query's result does not depend on what stands beside it. A
 # warp has 16 rows of the tile to itself, so a tile of one warp gives them the same bits.
 INVARIANT, INVARIANT_WARP = Tile(64, 32, warps=4, stages=2), Tile(16, 32, warps=1, stages=3)
+
+# Rows of a tile that has all queries of a sequence, at most.
+WHOLE_ROWS = 32
 
 
 class SingleProblem(NamedTuple):
@@ -166,6 +170,34 @@ def _split_cut(problem: SingleProblem) -> Cut:
     return split_cut(problem, tile)
 
 
+def whole_tile(problem: LongerProblem) -> Tile:
+    """A tile for all queries of a sequence and a kv head. Measured on an H200."""
+    dtype, group, kv_heads, channels, seqs, _, queries, *_ = problem
+    wide = max(16, next_power_of_2(channels))
+    if next_power_of_2(queries * group) > 16 or dtype == torch.float32 or wide > 128:
+        return replace(attention_tile(dtype, group, wide, queries, False, seqs, kv_heads, problem.table), near=8)
+    made = tiles(problem.table, OP, "decode_tiles", Tile)
+    return made["wave" if seqs * kv_heads <= numbers(problem.table, OP)["wave"] else "four_waves"]
+
+
+def whole_cut(problem: LongerProblem, tile: Tile) -> Cut:
+    """Sequences of few queries, with that tile."""
+    sizes = (problem.group, problem.kv_heads, problem.seqs, problem.tokens, problem.max_context)
+    return cut(tile, *sizes, False, problem.multiprocessors, whole=True)
+
+
+def _whole_cut(problem: LongerProblem) -> Cut:
+    return whole_cut(problem, whole_tile(problem))
+
+
+def _not_whole(problem: LongerProblem) -> str | None:
+    if problem.deterministic:
+        return "its sums depend on how keys are cut"
+    if next_power_of_2(problem.queries * problem.group) > WHOLE_ROWS:
+        return f"for sequences of {WHOLE_ROWS} rows at most: queries times heads that share keys"
+    return None
+
+
 def _tiles_cut(problem: LongerProblem) -> Cut:
     if problem.deterministic:
         return tiles_cut(problem, invariant_tile(problem))
@@ -287,6 +319,13 @@ LONGER: Dispatch[LongerProblem] = Dispatch(
             _tiles_cut,
             attend_tiles,
             "not the fastest: each output is the same sum in any batch; docs/performance.md, batch invariance",
+        ),
+        Variant(
+            "whole",
+            _not_whole,
+            _whole_cut,
+            attend_tiles,
+            "docs/experiments/2026-11-27-attention-of-drafted-entries.md",
         ),
         Variant(
             "prompt",

@@ -70,12 +70,13 @@ class Tile:
 class Cut(NamedTuple):
     """A launch over `seqs` sequences, those of one query each (`single`) or the last ones of the batch.
 
-    queries of a tile; tiles of all sequences; splits that one's keys may have; programs that keys are split for; rows
-    whose partials are kept; whether splits are dealt out by number.
+    whole: whether each sequence is one tile; queries of a tile; tiles of all sequences; splits that one's keys may
+    have; programs that keys are split for; rows whose partials are kept; whether splits are dealt out by number.
     """
 
     tile: Tile
     single: bool
+    whole: bool
     seqs: int
     queries: int
     tiles: int
@@ -95,17 +96,20 @@ def cut(
     single: bool,
     multiprocessors: int,
     splits: bool = True,
+    whole: bool = False,
 ) -> Cut:
-    """For `seqs` sequences of `tokens` queries in all. splits: whether keys may be split."""
+    """For `seqs` sequences of `tokens` queries in all. splits: whether keys may be split. whole: none has more queries
+    than a tile."""
+    whole = whole or single
     programs = tile.programs * multiprocessors
     queries = 1 if single else tile.rows // group
-    tiles = seqs if single else tokens // queries + seqs
-    spare = SPARE * programs if single else programs
+    tiles = seqs if whole else tokens // queries + seqs
+    spare = SPARE * programs if whole else programs
     most = min(power_below(spare // (tiles * kv_heads)), next_power_of_2(cdiv(max_context, tile.keys)))
     most = max(1, min(most, MAX_SPLITS)) if splits else 1
     rows = next_power_of_2(group) if single else tile.rows
     programs = dealt_to(programs, tiles * kv_heads) if tile.rounded else programs
-    return Cut(tile, single, seqs, queries, tiles, most, programs, rows, tile.dealt and single and most > 1)
+    return Cut(tile, single, whole, seqs, queries, tiles, most, programs, rows, tile.dealt and whole and most > 1)
 
 
 def dealt_to(programs: int, tiles: int) -> int:
@@ -150,10 +154,10 @@ def attend_tiles(operands: Operands, made: Cut) -> None:
         made.programs, tile.least,
         H=h, G=g, GROUP=h // g, D=d, DV=dv, BLOCK_SIZE=block_size, BLOCK_M=tile.rows, BLOCK_Q=made.queries,
         BLOCK_N=tile.keys, BLOCK_D=block_d, BLOCK_DV=block_dv,
-        BLOCK_B=max(MIN_SEQS, next_power_of_2(seqs)) if single and splits > 1 else 1,
+        BLOCK_B=max(MIN_SEQS, next_power_of_2(seqs)) if made.whole and splits > 1 else 1,
         ROWS=rows, SPLITS=1 if splits == 1 else MAX_SPLITS, MERGE=tile.merged(rows * block_dv),
-        IS_NEAR=tile.near > 0, IS_SINGLE=single, IS_DEALT=made.dealt, HAS_WINDOW=window is not None,
-        HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
+        IS_NEAR=tile.near > 0, IS_SINGLE=single, IS_WHOLE=made.whole, IS_DEALT=made.dealt,
+        HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None, HAS_SINKS=sinks is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", PDL=pdl, launch_pdl=pdl,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
