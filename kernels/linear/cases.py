@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernels.linear import gguf_operand
+from kernels.linear.fine_cases import fine_cases
 from kernels.linear.gguf_cases import with_blocks
 from kernels.linear.parts_cases import with_parts
 from kernels.registry import Case, Tolerance
@@ -279,6 +280,7 @@ def packed_case(
     *,
     zeros: bool = False,
     ordered: bool = False,
+    scales: torch.dtype = torch.bfloat16,
     rounding: Inputs = AS_THEY_ARE,
     small: bool = True,
     **fused: Any,
@@ -287,7 +289,7 @@ def packed_case(
     rows = 2 * n if fused.get("activation") else n
 
     def make(device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-        weight = packed_int(generator, device, (rows, k), bits, group, zeros, ordered, rounding=rounding)
+        weight = packed_int(generator, device, (rows, k), bits, group, zeros, ordered, scales, rounding)
         return {**plain.make(device, generator), "weight": weight}
 
     groups = rows * -(-k // group)
@@ -464,4 +466,13 @@ def cases() -> list[Case]:
     made.append(case("T64 DeepSeek-V2-Lite out", n=2048, k=2048, residual=True, **bf16))
     made.append(case("T1 Llama-3.1-8B down", torch.bfloat16, 1, 4096, 14336, residual=True, small=False))
     made.append(case("T8192 Qwen3-4B gate and up", torch.bfloat16, 8192, 9728, 2560, activation="silu", small=False))
-    return made + fp8_cases() + int8_cases() + packed_cases() + fp4_cases() + gguf_cases() + parts_cases()
+    return (
+        made
+        + fp8_cases()
+        + int8_cases()
+        + packed_cases()
+        + fine_cases(packed_case)
+        + fp4_cases()
+        + gguf_cases()
+        + parts_cases()
+    )

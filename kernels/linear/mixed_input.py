@@ -33,6 +33,7 @@ from kernels.hopper.compat import load_box, view
 from kernels.hopper.epilogue import combine, in_columns
 from kernels.hopper.ring import cursor, ring_of
 from kernels.hopper.schedule import first_unit, next_unit, work_of
+from kernels.linear.packed_groups import fine
 from kernels.linear.quantized_stream import WIDTH, streams_packed
 from kernels.weight import PackedInt
 from kernels.workspace import Workspace
@@ -288,8 +289,10 @@ class MixedInputTile:
 
 
 def mixed_input_fits(x: torch.Tensor, weight: PackedInt) -> bool:
-    """Whether `mixed_input_linear` takes both: what `packed_stream` takes, with scales in x's dtype."""
-    return weight.scale.dtype == x.dtype and weight.scale.numel() < 1 << 31 and streams_packed(x, weight)
+    """Whether `mixed_input_linear` takes both: what `packed_stream` takes in groups of 128 inputs or multiples of them,
+    with scales in x's dtype."""
+    held = weight.scale.dtype == x.dtype and weight.scale.numel() < 1 << 31
+    return held and not fine(weight) and streams_packed(x, weight)
 
 
 def mixed_input_linear(

@@ -8,6 +8,7 @@ import torch
 from kernels.hardware import multiprocessors
 from kernels.linear.mixed_input import mixed_input_fits
 from kernels.linear.packed_dispatch import DISPATCH, PackedOperands, PackedProblem
+from kernels.linear.packed_groups import fine
 from kernels.linear.packed_rows import as_numbers
 from kernels.linear.quantized_stream import streams_packed
 from kernels.linear.quantized_vector import reads_packed
@@ -41,7 +42,13 @@ def linear(
     streams = integers is not None and streams_packed(x, integers)
     mixed = integers is not None and mixed_input_fits(x, integers)
     shape = (rows, n, k, activation is not None, deterministic, vector, streams)
-    about = (multiprocessors(x.device), workspace.table, mixed, scales is not None)
+    about = (
+        multiprocessors(x.device),
+        workspace.table,
+        mixed,
+        scales is not None,
+        integers is not None and fine(integers),
+    )
     choice = DISPATCH.choose(PackedProblem(*shape, *about))
     beside = (norm_weight, eps, offset, residual, activation, deterministic)
     y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, *beside, scales), choice.config)

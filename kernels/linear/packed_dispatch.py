@@ -23,7 +23,7 @@ from kernels.linear.fp8_rows import RowTile
 from kernels.linear.mixed_input import MixedInputTile, mixed_input_linear
 from kernels.linear.packed_rows import WIDTH, packed_linear
 from kernels.linear.quantized_row_stream import MAX_NORMED, RowStreamTile, packed_row_stream, whole_tiles
-from kernels.linear.quantized_stream import MAX_ROWS, packed_stream
+from kernels.linear.quantized_stream import FINE_ROWS, MAX_ROWS, packed_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, packed_vector
 from kernels.linear.skinny import counters
 from kernels.linear.stream import StreamTile
@@ -47,9 +47,10 @@ class PackedProblem(NamedTuple):
     """What the choice of a kernel depends on.
 
     rows, outputs (of which a gated product has two halves), inputs: [rows, inputs] @ [outputs, inputs]ᵀ. vector: one
-    row of 16-bit floats, by 4-bit integers in groups of whole blocks, on a GPU whose warps multiply from registers.
-    streams: such groups, which the bulk copy engine can read, on a GPU of this kind. table: of tuned numbers. mixed:
-    groups that stream, with scales in the rows' dtype. scaled: rows are 8-bit numbers, each with a scale.
+    row of 16-bit floats, by 4-bit integers in groups of whole blocks, 32 or 64, on a GPU whose warps multiply from
+    registers. streams: such groups, which the bulk copy engine can read, on a GPU of this kind. table: of tuned
+    numbers. mixed: groups of whole blocks that stream, with scales in the rows' dtype. scaled: rows are 8-bit numbers,
+    each with a scale. fine: groups of 32 or 64.
     """
 
     rows: int
@@ -63,6 +64,7 @@ class PackedProblem(NamedTuple):
     table: str = DEFAULT
     mixed: bool = False
     scaled: bool = False
+    fine: bool = False
 
     @property
     def weight_rows(self) -> int:
@@ -146,7 +148,8 @@ def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, t
 def _not_vector(problem: PackedProblem) -> str | None:
     if not problem.vector:
         return (
-            "needs one 16-bit row on 16 bytes, 4-bit integers in order and in groups of whole blocks of 128, and Ampere"
+            "needs one 16-bit row on 16 bytes, 4-bit integers in order and in groups of 32, 64 or whole blocks of 128, "
+            "and Ampere"
         )
     return not_narrow(problem.outputs, problem.gated, problem.table)
 
@@ -168,13 +171,14 @@ def _not_row_streamed(problem: PackedProblem) -> str | None:
 
 def _not_streamed(problem: PackedProblem) -> str | None:
     if not problem.streams:
-        return "needs Hopper, 16-bit rows on 16 bytes, and 4-bit integers in groups of whole blocks of 128"
-    return None if problem.rows <= MAX_ROWS else f"for up to {MAX_ROWS} rows"
+        return "needs Hopper, 16-bit rows on 16 bytes, and 4-bit integers in groups of 32, 64 or whole blocks of 128"
+    most = FINE_ROWS if problem.fine else MAX_ROWS
+    return None if problem.rows <= most else f"for up to {most} rows"
 
 
 def _not_mixed(problem: PackedProblem) -> str | None:
     if not problem.mixed:
-        return "needs what `stream` needs, and scales in the rows' dtype"
+        return "needs what `stream` needs, groups of whole blocks, and scales in the rows' dtype"
     held = numbers(problem.table, "linear")
     most, least = held["mixed_input_rows"], held["mixed_input_integers"]
     if problem.weight_rows * problem.inputs < least:

@@ -91,17 +91,18 @@ def bytes_layout(height, warps):
 
 
 @gluon.constexpr_function
-def scales_layout(height, scales):
-    """That layout of four warps, of [height, scales, 64 / scales] bytes."""
+def scales_layout(height, scales, warps=4):
+    """That layout, of [height, scales, 64 / scales] bytes."""
     each = 64 // scales
 
     def base(byte: int) -> list[int]:
         return [0, byte // each, byte % each]
 
-    again = [[64, 0, 0]] if height == 128 else []
+    again = [[16 * warps, 0, 0]] if height > 16 * warps else []
     registers = [*(base(1 << bit) for bit in range(4)), [8, 0, 0], *again]
     lanes = [base(16), base(32), [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0, 0], [32, 0, 0]], [], [height, scales, each])
+    own = [[16 << bit, 0, 0] for bit in range(warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, own, [], [height, scales, each])
 
 
 @gluon.constexpr_function
@@ -145,18 +146,18 @@ def group_scales(ptr, rows, G, block, S: gl.constexpr, GROUP: gl.constexpr, BY_S
 
 
 @gluon.jit
-def spread(bits, BY_SCALES: gl.constexpr, BYTES: gl.constexpr):
-    """[H, S] int16 for each byte of a block, [H, 64] bfloat16."""
+def spread(bits, BY_SCALES: gl.constexpr, BYTES: gl.constexpr, DTYPE: gl.constexpr = gl.bfloat16):
+    """[H, S] int16 for each byte of a block, [H, 64] of DTYPE."""
     H: gl.constexpr = bits.shape[0]
     S: gl.constexpr = bits.shape[1]
     wide = gl.expand_dims(bits, 2) + gl.zeros([H, S, 64 // S], gl.int16, BY_SCALES)
     wide = gl.convert_layout(gl.reshape(wide, (H, 64)), BYTES, assert_trivial=True)
-    return wide.to(gl.bfloat16, bitcast=True)
+    return wide.to(DTYPE, bitcast=True)
 
 
 @gluon.jit
-def _operand_of(low, high, OPERAND: gl.constexpr):
-    """What a word's two registers of low and two of high numbers are of an operand."""
+def operand_of(low, high, OPERAND: gl.constexpr):
+    """What a word's two registers of low and two of high numbers [H, 64] are of an operand [H, 128]."""
     H: gl.constexpr = low.shape[0]
     # [H, quarter, pair of bytes, byte, half]: two bytes of a half stand in a register
     w = gl.reshape(gl.join(low, high), (H, 4, 8, 2, 2))
@@ -175,7 +176,7 @@ def integers_of(bytes_, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
         low, high = gl.inline_asm_elementwise(
             F16_BITS, "=&r,=&r,=&r,=&r,r", [bytes_], (gl.float16, gl.float16), True, 4
         )
-    return _operand_of(low, high, OPERAND)
+    return operand_of(low, high, OPERAND)
 
 
 @gluon.jit
@@ -192,7 +193,7 @@ def weights_of(bytes_, bits, zero, FLOAT: gl.constexpr, BY_SCALES: gl.constexpr,
             INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r", [bytes_, scale, spread(zero, BY_SCALES, BYTES)],
             (gl.bfloat16, gl.bfloat16), True, 4,
         )  # fmt: skip
-    return _operand_of(low, high, OPERAND)
+    return operand_of(low, high, OPERAND)
 
 
 @gluon.jit
@@ -215,12 +216,32 @@ def row_layout(warps):
 
 
 @gluon.jit
-def row_of(row, DTYPE: gl.constexpr, WARPS: gl.constexpr, OPERAND: gl.constexpr):
-    """A block of one row, [128] int16, as the other operand [128, 8], in the order of `weights_of`."""
-    x = gl.expand_dims(row, 0) + gl.zeros([8, 128], gl.int16, row_layout(WARPS))
+def _row_operand(x, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
     x = gl.reshape(x.to(DTYPE, bitcast=True), (8, 4, 4, 2, 2, 2))
     x = gl.reshape(gl.permute(x, (1, 3, 4, 2, 5, 0)), (128, 8))
     return gl.convert_layout(x, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def row_of(row, DTYPE: gl.constexpr, WARPS: gl.constexpr, OPERAND: gl.constexpr):
+    """A block of one row, [128] int16, as the other operand [128, 8], in the order of `weights_of`."""
+    x = gl.expand_dims(row, 0) + gl.zeros([8, 128], gl.int16, row_layout(WARPS))
+    return _row_operand(x, DTYPE, OPERAND)
+
+
+@gluon.jit
+def quarters_of(row, DTYPE: gl.constexpr, WARPS: gl.constexpr, OPERAND: gl.constexpr):
+    """As `row_of`, but column c has zeros outside of the row's quarter c // 2, so that a product's columns are sums of
+    32 inputs. Those that a thread holds are of one quarter: it has them all or none."""
+    LAYOUT: gl.constexpr = row_layout(WARPS)
+    place = gl.arange(0, 128, gl.SliceLayout(0, LAYOUT))
+    column = gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
+    own = gl.expand_dims((place >> 3) & 3, 0) == gl.expand_dims(column >> 1, 1)
+    # a word of two inputs times one or zero: multiplications leave the logic unit to the integers' masks
+    factor = (own & gl.expand_dims((place & 1) == 0, 0)).to(gl.int16)
+    wide = gl.expand_dims(row, 0) + gl.zeros([8, 128], gl.int16, LAYOUT)
+    x = gl.inline_asm_elementwise("mul.lo.s32 $0, $1, $2;", "=r,r,r", [wide, factor], gl.int16, True, 2)
+    return _row_operand(x, DTYPE, OPERAND)
 
 
 @gluon.jit

@@ -25,7 +25,8 @@ from kernels.hopper.compat import sync, view
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor, load_weights
 from kernels.hopper.schedule import first_unit, next_unit, work_of
-from kernels.linear.packed_operand import bytes_layout, integers_of, row_layout, row_of
+from kernels.linear.packed_groups import is_fine, quarter_sums, quarters_layout, unit_groups
+from kernels.linear.packed_operand import bytes_layout, integers_of, quarters_of, row_layout, row_of
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import PackedInt
 from kernels.workspace import Workspace
@@ -37,25 +38,44 @@ MAX_NORMED = 8192
 
 
 @gluon.jit
-def _stage(x, g, offset, held, totals, NORM: gl.constexpr, OFFSET: gl.constexpr):
+def _stage(x, g, offset, held, totals, NORM: gl.constexpr, OFFSET: gl.constexpr, FINE: gl.constexpr):
     """Stores blocks [H, 128] of a row, with NORM times the norm's weight, in the order of `row_of`, and their sums for
-    every column."""
+    every column; FINE: the sums of their quarters."""
     H: gl.constexpr = x.shape[0]
     COMING: gl.constexpr = x.type.layout
     if NORM:
         by = g.to(gl.float32) + offset if OFFSET else g.to(gl.float32)
         x = (x.to(gl.float32) * by).to(x.dtype)
-    sums = gl.expand_dims(gl.sum(x.to(gl.float32), axis=1), 1)
-    totals.store(gl.reshape(sums + gl.zeros([H, 8], gl.float32, COMING), (H * 8,)))
+    if FINE:
+        totals.store(gl.reshape(gl.sum(gl.reshape(x.to(gl.float32), (H, 4, 32)), axis=2), (H * 4,)))
+    else:
+        sums = gl.expand_dims(gl.sum(x.to(gl.float32), axis=1), 1)
+        totals.store(gl.reshape(sums + gl.zeros([H, 8], gl.float32, COMING), (H * 8,)))
     # [H, quarter, word, which of two that are four apart, half, pair of bytes in a word]
     x = gl.reshape(x.to(gl.int16, bitcast=True), (H, 4, 4, 2, 2, 2))
     held.store(gl.reshape(gl.permute(x, (0, 2, 1, 5, 4, 3)), (H * 128,)))
 
 
 @gluon.jit
-def _column(acc):
-    """[BN, 8] of eight equal columns as [BN, 1]."""
-    return gl.expand_dims(gl.sum(acc, axis=1) * 0.125, 1)
+def _column(acc, FINE: gl.constexpr, MMA: gl.constexpr):
+    """[BN, 8] of eight equal columns as [BN, 1]; FINE: [BN, 4], sums of quarters."""
+    if FINE:
+        one = gl.convert_layout(gl.sum(acc, axis=1), gl.SliceLayout(1, MMA))
+    else:
+        one = gl.sum(acc, axis=1) * 0.125
+    return gl.expand_dims(one, 1)
+
+
+@gluon.jit
+def _scaled(w, x, total, groups, PLACE: gl.constexpr, DTYPE: gl.constexpr, ZERO: gl.constexpr, QUARTERS: gl.constexpr,
+            LEFT: gl.constexpr):  # fmt: skip
+    """A block's sums of quarters [BN, 4], of bytes w of integers, whose scales stand at PLACE of `groups`; total [4]:
+    of inputs."""
+    BN: gl.constexpr = w.shape[0]
+    ADDED: gl.constexpr = 128.0 if gl.bfloat16 == DTYPE else 1024.0
+    off = groups[PLACE + 1].to(gl.float32) + ADDED if ZERO else ADDED + 8.0
+    part = mma_v2(integers_of(w, DTYPE, LEFT), x, gl.zeros((BN, 8), gl.float32, LEFT.parent))
+    return (quarter_sums(part, QUARTERS) - gl.expand_dims(total, 0) * off) * groups[PLACE].to(gl.float32)
 
 
 @gluon.jit
@@ -70,8 +90,12 @@ def quantized_row_stream_kernel(
     unit.
 
     HELD: a power of two that the blocks of a program's units fit in. ROW: one that a row to be normed fits in. GROUP:
-    inputs that share a scale of the weight, a multiple of 128; 0: all. ZERO: the weight has zero points.
+    inputs that share a scale of the weight, a multiple of 128, 64 or 32; 0: all. ZERO: the weight has zero points.
+
+    In groups of 64 or 32, each of the matrix instructions' columns holds a quarter of a block of the row alone. So
+    quarters have sums of their own. A unit's scales are asked for a unit ahead.
     """
+    FINE: gl.constexpr = is_fine(GROUP)
     WIDE: gl.constexpr = 1 if ACT is None else 2
     WARPS: gl.constexpr = gl.num_warps()
     DTYPE: gl.constexpr = x_ptr.dtype.element_ty
@@ -86,6 +110,12 @@ def quantized_row_stream_kernel(
     coming: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
     whole: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    # of groups of a block: their sums, quarters of each, what one has of a row of a unit
+    quarters: gl.constexpr = quarters_layout(BN, WARPS)
+    by_quarter: gl.constexpr = gl.SliceLayout(2, quarters)
+    QUARTERS: gl.constexpr = GROUP // 32 if FINE else 1
+    TENSORS: gl.constexpr = WIDE * (2 if ZERO else 1)
+    SUMS: gl.constexpr = 4 if FINE else 8
 
     program = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -99,7 +129,7 @@ def quantized_row_stream_kernel(
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BLOCKS * WIDE, BN, 64], w_desc.layout)
     bars = barriers(STAGES, 1)
     held = gl.allocate_shared_memory(gl.int16, [HELD * 128], plain)
-    totals = gl.allocate_shared_memory(gl.float32, [HELD * 8], plain)
+    totals = gl.allocate_shared_memory(gl.float32, [HELD * SUMS], plain)
     fence_async_shared()
     ask_tile = first // slices
     ask_slice = first % slices
@@ -110,6 +140,15 @@ def quantized_row_stream_kernel(
     for stage in gl.static_range(STAGES):
         load_weights(w_desc, bars, w_ring, stage, ask_tile, N, ask_slice, first + stage < stop, BYTES, BN, BLOCKS, WIDE)
         ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
+    if FINE:
+        offsets = gl.arange(0, 4, gl.SliceLayout(0, by_quarter)) // QUARTERS
+        ahead_tile = first // slices
+        ahead_slice = first % slices
+        rows = (ahead_tile * BN + gl.arange(0, BN, gl.SliceLayout(1, by_quarter))).to(gl.int64)
+        up = N.to(gl.int64)
+        ahead = unit_groups(
+            scale_ptr, zero_ptr, rows, up, offsets, G, ahead_slice * BLOCKS, BLOCKS, 4 // QUARTERS, WIDE, ZERO
+        )
     g = gl.load(norm_ptr + spot, mask=live, other=0.0) if NORM else spot
     if PDL:
         gdc_wait()
@@ -119,53 +158,89 @@ def quantized_row_stream_kernel(
         k = gl.arange(0, ROW, whole)
         row = gl.load(x_ptr + k, mask=k < K, other=0.0).to(gl.float32)
         factor = gl.rsqrt(gl.sum(row * row, axis=0) / K + eps)
-    _stage(given, g, offset, held, totals, NORM, OFFSET)
+    _stage(given, g, offset, held, totals, NORM, OFFSET, FINE)
     x_blocks = view(held, gl.int16, [HELD, 128], plain)
-    x_sums = view(totals, gl.float32, [HELD, 8], plain)
+    x_sums = view(totals, gl.float32, [HELD, SUMS], plain)
 
     at = cursor(first * 0)
     for tile in range(first // slices, (stop + slices - 1) // slices):
         begin = gl.maximum(first, tile * slices)
         end = gl.minimum(stop, (tile + 1) * slices)
-        acc = gl.zeros((BN, 8), gl.float32, mma)
+        if FINE:
+            acc = gl.zeros((BN, 4), gl.float32, by_quarter)
+        else:
+            acc = gl.zeros((BN, 8), gl.float32, mma)
+            n = (tile * BN + gl.arange(0, BN, gl.SliceLayout(1, mma))).to(gl.int64)
+            scale_row = scale_ptr + n * G
+            zero_row = zero_ptr + n * G if ZERO else scale_row
+            up = N.to(gl.int64) * G
         acc_up = acc
-        n = (tile * BN + gl.arange(0, BN, gl.SliceLayout(1, mma))).to(gl.int64)
-        scale_row = scale_ptr + n * G
-        zero_row = zero_ptr + n * G if ZERO else scale_row
-        up = N.to(gl.int64) * G
         for unit in range(begin, end):
+            if FINE:
+                groups = ahead
+                ahead_tile, ahead_slice = next_unit(ahead_tile, ahead_slice, slices)
+                following = ahead_tile * BN + gl.arange(0, BN, gl.SliceLayout(1, by_quarter))
+                following = gl.where(unit + 1 < stop, following, -1).to(gl.int64)
+                ahead = unit_groups(
+                    scale_ptr,
+                    zero_ptr,
+                    following,
+                    up,
+                    offsets,
+                    G,
+                    ahead_slice * BLOCKS,
+                    BLOCKS,
+                    4 // QUARTERS,
+                    WIDE,
+                    ZERO,
+                )
             for block in gl.static_range(BLOCKS):
                 number = (unit - tile * slices) * BLOCKS + block
-                group = number * 128 // GROUP if GROUP > 0 else number * 0
-                scale = gl.load(scale_row + group)
-                scale_up = gl.load(scale_row + up + group) if WIDE == 2 else scale
-                if ZERO:
-                    off = gl.expand_dims(gl.load(zero_row + group).to(gl.float32) + ADDED, 1)
-                    off_up = off
-                    if WIDE == 2:
-                        off_up = gl.expand_dims(gl.load(zero_row + up + group).to(gl.float32) + ADDED, 1)
-                else:
-                    off = ADDED + 8.0
-                    off_up = off
+                if not FINE:
+                    group = number * 128 // GROUP if GROUP > 0 else number * 0
+                    scale = gl.load(scale_row + group)
+                    scale_up = gl.load(scale_row + up + group) if WIDE == 2 else scale
+                    if ZERO:
+                        off = gl.expand_dims(gl.load(zero_row + group).to(gl.float32) + ADDED, 1)
+                        off_up = off
+                        if WIDE == 2:
+                            off_up = gl.expand_dims(gl.load(zero_row + up + group).to(gl.float32) + ADDED, 1)
+                    else:
+                        off = ADDED + 8.0
+                        off_up = off
                 mine = (unit - first) * BLOCKS + block
-                x = row_of(x_blocks.index(mine).load(gl.SliceLayout(0, row_layout(WARPS))), DTYPE, WARPS, right)
-                total = gl.expand_dims(x_sums.index(mine).load(columns), 0)
+                held_row = x_blocks.index(mine).load(gl.SliceLayout(0, row_layout(WARPS)))
+                if FINE:
+                    x = quarters_of(held_row, DTYPE, WARPS, right)
+                    quarter_total = x_sums.index(mine).load(gl.SliceLayout(0, by_quarter))
+                else:
+                    x = row_of(held_row, DTYPE, WARPS, right)
+                    total = gl.expand_dims(x_sums.index(mine).load(columns), 0)
                 if block == 0:
                     mbarrier.wait(bars.index(at.stage), at.phase)
                 box = (at.stage * BLOCKS + block) * WIDE
-                none = gl.zeros((BN, 8), gl.float32, mma)
-                part = mma_v2(integers_of(w_ring.index(box).load(bytes_), DTYPE, left), x, none)
-                acc += (part - total * off) * gl.expand_dims(scale.to(gl.float32), 1)
-                if WIDE == 2:
-                    part = mma_v2(integers_of(w_ring.index(box + 1).load(bytes_), DTYPE, left), x, none)
-                    acc_up += (part - total * off_up) * gl.expand_dims(scale_up.to(gl.float32), 1)
+                if FINE:
+                    w = w_ring.index(box).load(bytes_)
+                    acc += _scaled(w, x, quarter_total, groups, block * TENSORS, DTYPE, ZERO, quarters, left)
+                    if WIDE == 2:
+                        w = w_ring.index(box + 1).load(bytes_)
+                        acc_up += _scaled(
+                            w, x, quarter_total, groups, block * TENSORS + TENSORS // 2, DTYPE, ZERO, quarters, left
+                        )
+                else:
+                    none = gl.zeros((BN, 8), gl.float32, mma)
+                    part = mma_v2(integers_of(w_ring.index(box).load(bytes_), DTYPE, left), x, none)
+                    acc += (part - total * off) * gl.expand_dims(scale.to(gl.float32), 1)
+                    if WIDE == 2:
+                        part = mma_v2(integers_of(w_ring.index(box + 1).load(bytes_), DTYPE, left), x, none)
+                        acc_up += (part - total * off_up) * gl.expand_dims(scale_up.to(gl.float32), 1)
             sync()
             more = unit + STAGES < stop
             load_weights(w_desc, bars, w_ring, at.stage, ask_tile, N, ask_slice, more, BYTES, BN, BLOCKS, WIDE)
             ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
             at = at.next(STAGES)
         close_tile(
-            _column(acc) * factor, _column(acc_up) * factor, tile, begin, end, slices, units,
+            _column(acc, FINE, mma) * factor, _column(acc_up, FINE, mma) * factor, tile, begin, end, slices, units,
             bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr, 1, N, N, N, SHARED, ACT, BIAS, RESIDUAL,
         )  # fmt: skip
 

@@ -3,7 +3,8 @@
 streams through shared memory as it is stored.
 
 Work is cut as in `stream`: every program takes an equal range of all tiles' slices (stream-K, arXiv:2301.03598). Each
-block of 128 inputs has sums of its own, which are scaled and added up in float32.
+block of 128 inputs has sums of its own, which are scaled and added up in float32. Integers in groups of 32 or 64 are
+scaled before the product, as where weights are written out (`unpack`): both ways multiply the same numbers.
 
 8-bit floats are multiplied as they are, by inputs that are 8-bit floats too. 4-bit integers are unpacked in registers:
 a thread reads 16 bytes of a row, 32 inputs, and makes them the operand of its matrix instructions without an exchange
@@ -32,7 +33,15 @@ from kernels.hopper.compat import load_box, sync
 from kernels.hopper.epilogue import close_tile
 from kernels.hopper.ring import barriers, cursor, load_weights
 from kernels.hopper.schedule import first_unit, next_slice, next_unit, work_of
-from kernels.linear.packed_operand import bytes_layout, inputs_layout, inputs_of, integers_of
+from kernels.linear.packed_groups import LOWERED, fine, is_fine, scaled_integers, unit_groups
+from kernels.linear.packed_operand import (
+    bytes_layout,
+    inputs_layout,
+    inputs_of,
+    integers_of,
+    operand_of,
+    scales_layout,
+)
 from kernels.linear.stream import StreamTile, streams
 from kernels.sizes import cdiv
 from kernels.weight import Fp8, PackedInt
@@ -40,8 +49,8 @@ from kernels.workspace import Workspace
 
 # Inputs of a block.
 WIDTH = 128
-# Integers: inputs are ordered by a launch of their own beyond the first; the most of them.
-FEW_ROWS, MAX_ROWS = 16, 128
+# Integers: inputs are ordered by a launch of their own beyond the first; the most of them, and with groups of 32 or 64.
+FEW_ROWS, MAX_ROWS, FINE_ROWS = 16, 128, 64
 
 _SPLIT = """
 {
@@ -83,9 +92,8 @@ F16_MIDDLE, F16_ZERO = _asm("f16", 0x6400, _MIDDLE), _asm("f16", 0x6400, _ZERO)
 
 
 @gluon.jit
-def weights_of(bytes_, zero, ZERO: gl.constexpr, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
+def _integers(bytes_, zero, ZERO: gl.constexpr, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
     """Bytes [BN, 64] of a row's 128 integers, less their zero points [BN, 64], as an operand [BN, 128] of a product."""
-    BN: gl.constexpr = bytes_.shape[0]
     given: gl.constexpr = "=&r,=&r,=&r,=&r,r,r,r" if ZERO else "=&r,=&r,=&r,=&r,r"
     args = [bytes_, zero] if ZERO else [bytes_]
     bf16: gl.constexpr = BF16_ZERO if ZERO else BF16_MIDDLE
@@ -94,10 +102,7 @@ def weights_of(bytes_, zero, ZERO: gl.constexpr, DTYPE: gl.constexpr, OPERAND: g
         low, high = gl.inline_asm_elementwise(bf16, given, args, (gl.bfloat16, gl.bfloat16), True, 4)
     else:
         low, high = gl.inline_asm_elementwise(f16, given, args, (gl.float16, gl.float16), True, 4)
-    # [BN, quarter, pair of bytes, byte, half]: two bytes' low halves stand in a register, then their high halves
-    w = gl.reshape(gl.join(low, high), (BN, 4, 8, 2, 2))
-    w = gl.reshape(gl.permute(w, (0, 2, 4, 1, 3)), (BN, 128))
-    return gl.convert_layout(w, OPERAND, assert_trivial=True)
+    return operand_of(low, high, OPERAND)
 
 
 @gluon.jit
@@ -133,6 +138,24 @@ def _zero_of(zero_ptr, rows, N, G, group, DTYPE: gl.constexpr, BYTES: gl.constex
     return gl.expand_dims(zero.to(DTYPE), 1) + gl.zeros([rows.shape[0], 64], DTYPE, BYTES)
 
 
+@gluon.jit
+def _add_scaled(
+    acc, w, x, groups, PLACE: gl.constexpr, INPUTS: gl.constexpr, BY_SCALES: gl.constexpr, ZERO: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Sums acc and a block's, of bytes w of integers, whose scales stand at PLACE of `groups`, and rows of x in shared
+    memory."""
+    mma: gl.constexpr = acc.type.layout
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    zero = groups[PLACE + 1 if ZERO else PLACE]
+    operand = scaled_integers(w, groups[PLACE], zero, ZERO, not REGISTERS, BY_SCALES, left)
+    if REGISTERS:
+        acc = mma_v2(operand, inputs_of(x.load(INPUTS), gl.DotOperandLayout(1, mma, 2)), acc)
+    else:
+        acc = warpgroup_mma(operand, x.permute((1, 0)), acc)
+    return acc
+
+
 @gluon.jit(do_not_specialize=["M", "xs_row", "xs_group"])
 def quantized_stream_kernel(
     x_desc, xs_ptr, w_desc, scale_ptr, zero_ptr, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
@@ -145,8 +168,10 @@ def quantized_stream_kernel(
 
     GROUP: inputs that share a scale of the weight, a multiple of 128; 0: all. ROWS: outputs that share it. PACKED: the
     weight is 4-bit integers, ZERO: with zero points, and x 16-bit floats; else both are 8-bit floats, and x has a scale
-    for 128 inputs of a row (GROUPED), or one a row.
+    for 128 inputs of a row (GROUPED), or one a row. Integers may have groups of 32 or 64 too, with scales in x's dtype,
+    which are asked for a unit ahead.
     """
+    FINE: gl.constexpr = is_fine(GROUP)
     WIDE: gl.constexpr = 1 if ACT is None else 2
     BK: gl.constexpr = 64 if PACKED else 128
     BYTES: gl.constexpr = (BN * WIDE * BK + BM * (256 if PACKED else 128)) * BLOCKS
@@ -164,6 +189,10 @@ def quantized_stream_kernel(
     right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     bytes_: gl.constexpr = bytes_layout(BN, WARPS)
     inputs: gl.constexpr = inputs_layout(BM if REGISTERS else 8, WARPS)
+    # of groups: those of a block, and what belongs to one in a unit
+    SCALES: gl.constexpr = 128 // GROUP if FINE else 1
+    by_scales: gl.constexpr = scales_layout(BN, SCALES, WARPS)
+    TENSORS: gl.constexpr = WIDE * (2 if ZERO else 1)
 
     program = gl.program_id(0)
     programs = gl.num_programs(0)
@@ -186,13 +215,23 @@ def quantized_stream_kernel(
         live = first + place < stop
         load_weights(w_desc, bars, w_ring, place, ask_tile, N, ask_slice, live, BYTES, BN, BLOCKS, WIDE)
         ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
+    if FINE:
+        offsets = gl.arange(0, SCALES, gl.SliceLayout(0, gl.SliceLayout(2, by_scales)))
+        own_rows = gl.arange(0, BN, gl.SliceLayout(1, gl.SliceLayout(2, by_scales)))
+        ahead_tile = first // slices
+        ahead_slice = first % slices
+        rows = ahead_tile * BN + own_rows
+        rows = gl.where(rows < N, rows, -1).to(gl.int64)
+        ahead = unit_groups(
+            scale_ptr, zero_ptr, rows, N.to(gl.int64), offsets, G, ahead_slice * BLOCKS, BLOCKS, SCALES, WIDE, ZERO
+        )
     if PDL:
         gdc_wait()
     for place in gl.static_range(STAGES):
         _ask_inputs(x_desc, bars, x_ring, place, x_slice, first + place < stop, BLOCKS)
         x_slice = next_slice(x_slice, slices)
 
-    if REGISTERS:
+    if REGISTERS and not FINE:
         ones = gl.full((BN, 128), 1.0, DTYPE, left)
     at = cursor(first * 0)
     for tile in range(first // slices, (stop + slices - 1) // slices):
@@ -207,64 +246,89 @@ def quantized_stream_kernel(
         up_rows = (n + N) // ROWS
         last_row = ((N * WIDE + ROWS - 1) // ROWS).to(gl.int32)
         for unit in range(begin, end):
+            if FINE:
+                groups = ahead
+                ahead_tile, ahead_slice = next_unit(ahead_tile, ahead_slice, slices)
+                following = ahead_tile * BN + own_rows
+                following = gl.where((following < N) & (unit + 1 < stop), following, -1).to(gl.int64)
+                ahead = unit_groups(
+                    scale_ptr, zero_ptr, following, N.to(gl.int64), offsets, G, ahead_slice * BLOCKS, BLOCKS, SCALES,
+                    WIDE, ZERO,
+                )  # fmt: skip
             for block in gl.static_range(BLOCKS):
                 number = (unit - tile * slices) * BLOCKS + block
-                group = number * 128 // GROUP if GROUP > 0 else number * 0
-                scale = _scale_of(scale_ptr, scale_rows, last_row, G, group)
-                if WIDE == 2:
-                    scale_up = _scale_of(scale_ptr, up_rows, last_row, G, group)
-                if REGISTERS:
-                    zero = _taken_off(zero_ptr, n, N * WIDE, G, group, ADDED, ZERO)
-                    zero_up = _taken_off(zero_ptr, n + N, N * WIDE, G, group, ADDED, ZERO) if WIDE == 2 else zero
-                elif ZERO:
-                    zero = _zero_of(zero_ptr, cells, N * WIDE, G, group, DTYPE, bytes_)
+                if FINE:
+                    if block == 0:
+                        mbarrier.wait(bars.index(at.stage), at.phase)
+                    box = at.stage * BLOCKS + block
+                    x = x_ring.index(box)
+                    w = w_ring.index(box * WIDE).load(bytes_)
+                    acc = _add_scaled(acc, w, x, groups, block * TENSORS, inputs, by_scales, ZERO, REGISTERS)
                     if WIDE == 2:
-                        zero_up = _zero_of(zero_ptr, cells + N, N * WIDE, G, group, DTYPE, bytes_)
+                        w = w_ring.index(box * WIDE + 1).load(bytes_)
+                        acc_up = _add_scaled(
+                            acc_up, w, x, groups, block * TENSORS + TENSORS // 2, inputs, by_scales, ZERO, REGISTERS
+                        )
                 else:
-                    zero = cells
-                    zero_up = cells
-                if not PACKED:
-                    spot = xs_ptr + m.to(gl.int64) * xs_row + (number * xs_group if GROUPED else number * 0)
-                    there = (m < M) & (number * 128 < K)
-                    sx = gl.expand_dims(gl.load(spot, mask=there, other=0.0), 0)
-                if block == 0:
-                    mbarrier.wait(bars.index(at.stage), at.phase)
-                box = at.stage * BLOCKS + block
-                none = gl.zeros((BN, BM), gl.float32, mma)
-                if REGISTERS:
-                    x = inputs_of(x_ring.index(box).load(inputs), right)
-                    total = mma_v2(ones, x, none)
-                    w = integers_of(w_ring.index(box * WIDE).load(bytes_), DTYPE, left)
-                    part = mma_v2(w, x, none) - total * zero
+                    group = number * 128 // GROUP if GROUP > 0 else number * 0
+                    scale = _scale_of(scale_ptr, scale_rows, last_row, G, group)
                     if WIDE == 2:
-                        w = integers_of(w_ring.index(box * WIDE + 1).load(bytes_), DTYPE, left)
-                        part_up = mma_v2(w, x, none) - total * zero_up
-                else:
-                    x = x_ring.index(box).permute((1, 0))
-                    if PACKED:
-                        w = weights_of(w_ring.index(box * WIDE).load(bytes_), zero, ZERO, DTYPE, left)
+                        scale_up = _scale_of(scale_ptr, up_rows, last_row, G, group)
+                    if REGISTERS:
+                        zero = _taken_off(zero_ptr, n, N * WIDE, G, group, ADDED, ZERO)
+                        zero_up = _taken_off(zero_ptr, n + N, N * WIDE, G, group, ADDED, ZERO) if WIDE == 2 else zero
+                    elif ZERO:
+                        zero = _zero_of(zero_ptr, cells, N * WIDE, G, group, DTYPE, bytes_)
+                        if WIDE == 2:
+                            zero_up = _zero_of(zero_ptr, cells + N, N * WIDE, G, group, DTYPE, bytes_)
                     else:
-                        w = w_ring.index(box * WIDE)
-                    part = warpgroup_mma(w, x, none, use_acc=False)
-                    if WIDE == 2:
-                        if PACKED:
-                            w = weights_of(w_ring.index(box * WIDE + 1).load(bytes_), zero_up, ZERO, DTYPE, left)
-                        else:
-                            w = w_ring.index(box * WIDE + 1)
-                        part_up = warpgroup_mma(w, x, none, use_acc=False)
-                if not PACKED:
-                    part *= sx
-                acc += part * gl.expand_dims(scale, 1)
-                if WIDE == 2:
+                        zero = cells
+                        zero_up = cells
                     if not PACKED:
-                        part_up *= sx
-                    acc_up += part_up * gl.expand_dims(scale_up, 1)
+                        spot = xs_ptr + m.to(gl.int64) * xs_row + (number * xs_group if GROUPED else number * 0)
+                        there = (m < M) & (number * 128 < K)
+                        sx = gl.expand_dims(gl.load(spot, mask=there, other=0.0), 0)
+                    if block == 0:
+                        mbarrier.wait(bars.index(at.stage), at.phase)
+                    box = at.stage * BLOCKS + block
+                    none = gl.zeros((BN, BM), gl.float32, mma)
+                    if REGISTERS:
+                        x = inputs_of(x_ring.index(box).load(inputs), right)
+                        total = mma_v2(ones, x, none)
+                        w = integers_of(w_ring.index(box * WIDE).load(bytes_), DTYPE, left)
+                        part = mma_v2(w, x, none) - total * zero
+                        if WIDE == 2:
+                            w = integers_of(w_ring.index(box * WIDE + 1).load(bytes_), DTYPE, left)
+                            part_up = mma_v2(w, x, none) - total * zero_up
+                    else:
+                        x = x_ring.index(box).permute((1, 0))
+                        if PACKED:
+                            w = _integers(w_ring.index(box * WIDE).load(bytes_), zero, ZERO, DTYPE, left)
+                        else:
+                            w = w_ring.index(box * WIDE)
+                        part = warpgroup_mma(w, x, none, use_acc=False)
+                        if WIDE == 2:
+                            if PACKED:
+                                w = _integers(w_ring.index(box * WIDE + 1).load(bytes_), zero_up, ZERO, DTYPE, left)
+                            else:
+                                w = w_ring.index(box * WIDE + 1)
+                            part_up = warpgroup_mma(w, x, none, use_acc=False)
+                    if not PACKED:
+                        part *= sx
+                    acc += part * gl.expand_dims(scale, 1)
+                    if WIDE == 2:
+                        if not PACKED:
+                            part_up *= sx
+                        acc_up += part_up * gl.expand_dims(scale_up, 1)
             sync()
             more = unit + STAGES < stop
             load_weights(w_desc, bars, w_ring, at.stage, ask_tile, N, ask_slice, more, BYTES, BN, BLOCKS, WIDE)
             _ask_inputs(x_desc, bars, x_ring, at.stage, ask_slice, more, BLOCKS)
             ask_tile, ask_slice = next_unit(ask_tile, ask_slice, slices)
             at = at.next(STAGES)
+        if FINE and gl.bfloat16 == DTYPE:
+            acc *= LOWERED
+            acc_up *= LOWERED
         close_tile(
             acc, acc_up, tile, begin, end, slices, units, bias_ptr, residual_ptr, y_ptr, partial_ptr, count_ptr,
             M, N, y_stride, residual_stride, SHARED, ACT, BIAS, RESIDUAL,
@@ -298,11 +362,12 @@ def order_inputs(workspace: Workspace, x: torch.Tensor, order: torch.Tensor | No
 
 def streams_packed(x: torch.Tensor, weight: PackedInt) -> bool:
     """Whether `packed_stream` takes both, but for the number of rows: 16-bit rows, 4-bit integers, groups of 128 inputs
-    or multiples of them."""
+    or multiples of them, or of 32 or 64 with scales in x's dtype."""
+    whole = weight.group % WIDTH == 0 or weight.group >= weight.inputs
     return (
         weight.bits == 4
         and weight.inputs % WIDTH == 0
-        and (weight.group % WIDTH == 0 or weight.group >= weight.inputs)
+        and (whole or (fine(weight) and weight.scale.dtype == x.dtype))
         and (weight.order is None or len(x) > FEW_ROWS)
         and group_products(x.device)
         and streams(x, weight.data)

@@ -26,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.hardware import fp8_conversions, register_products
 from kernels.hopper.compat import view
+from kernels.linear.packed_groups import fine, is_fine, quarter_sums
 from kernels.linear.quantized_operand import floats, integers, pairs
 from kernels.linear.quantized_row import stage_quantized_row, stage_row
 from kernels.sizes import cdiv, next_power_of_2
@@ -40,11 +41,22 @@ _KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
-def _scales(scale_rows, zero_rows, block, GROUP: gl.constexpr, ZERO: gl.constexpr):
-    """Scales and zero points [W, 16] of each warp's block."""
-    group = block * 128 // GROUP if GROUP > 0 else block * 0
+def _scales(scale_rows, zero_rows, block, offsets, GROUP: gl.constexpr, ZERO: gl.constexpr):
+    """Scales and zero points [W, 16] of each warp's block, or [W, 16, 4] of its quarters, whose groups stand at
+    `offsets` from its first."""
+    if is_fine(GROUP):
+        group = block * (128 // GROUP) + offsets
+    else:
+        group = block * 128 // GROUP if GROUP > 0 else block * 0
     scale = gl.load(scale_rows + group)
     return scale, gl.load(zero_rows + group) if ZERO else scale
+
+
+@gluon.jit
+def _by_column(each, FINE: gl.constexpr):
+    """What `_scales` gives, in float32, for sums [W, 16, 8], or [W, 16, 4] of quarters."""
+    wide = each.to(gl.float32)
+    return wide if FINE else gl.expand_dims(wide, 2)
 
 
 @gluon.jit
@@ -64,8 +76,12 @@ def quantized_vector_kernel(
 
     PACKED: the weight is 4-bit integers, ZERO: with zero points. Else it is 8-bit floats, and x becomes such, with a
     scale for 128 inputs (GROUPED) or one: x_scale_ptr's (STATIC), or its own, as a power of two (POWER). GROUP: inputs
-    that share a scale of the weight, a multiple of 128; 0: all. ROWS: outputs that share it.
+    that share a scale of the weight, a multiple of 128, or 64 or 32 of integers; 0: all. ROWS: outputs that share it.
+
+    In groups of 64 or 32, each of the matrix instructions' columns holds a quarter of a block of the row alone. So
+    quarters have sums of their own.
     """
+    FINE: gl.constexpr = is_fine(GROUP)
     W: gl.constexpr = gl.num_warps()
     # words of a row of a block: of the weight, of x
     WORDS: gl.constexpr = 16 if PACKED else 32
@@ -87,6 +103,12 @@ def quantized_vector_kernel(
         [[0, 0, 1], [0, 0, 2]] + ([[0, 0, 4], [0, 0, 8]] if PACKED else [[0, 0, 16]]),
         ([[0, 0, 16], [0, 0, 32]] if PACKED else quarter) + row_lanes, warps, [], [W, 8, X_WORDS],
     )  # fmt: skip
+    # sums [W, 16, 8] of a row's quarters: a quarter has two equal columns
+    quarters: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 0, 0, 1], [0, 8, 0, 0]], [[0, 0, 1, 0], [0, 0, 2, 0], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]],
+        [base + [0] for base in warps], [], [W, 16, 4, 2],  # noqa: RUF005
+    )  # fmt: skip
+    by_scale: gl.constexpr = gl.SliceLayout(3, quarters) if FINE else mma
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     first = gl.program_id(0) * 16
     blocks = K // 128
@@ -97,11 +119,16 @@ def quantized_vector_kernel(
     starts = gl.minimum(row, N - 1).to(gl.int64)[None, :] * w_stride + (warp * 0)[:, None]
     place = w_ptr + gl.expand_dims(starts, 2) + word[None, None, :]
     mine = gl.expand_dims(warp[:, None], 2)
-    s_warp = gl.arange(0, W, gl.SliceLayout(1, gl.SliceLayout(2, mma)))[:, None]
-    s_row = first + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, mma)))
+    s_warp = gl.arange(0, W, gl.SliceLayout(1, gl.SliceLayout(2, by_scale)))[:, None]
+    s_row = first + gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, by_scale)))
     s_row = gl.minimum(s_row, N - 1).to(gl.int64)[None, :]
     scale_rows = scale_ptr + s_row // ROWS * G
     zero_rows = zero_ptr + s_row * G if ZERO else scale_rows
+    offsets = s_warp
+    if FINE:
+        offsets = (gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, by_scale))) * 32 // GROUP)[None, None, :]
+        s_warp, scale_rows = gl.expand_dims(s_warp, 2), gl.expand_dims(scale_rows, 2)
+        zero_rows = gl.expand_dims(zero_rows, 2)
 
     if PDL:
         gdc_launch_dependents()
@@ -109,7 +136,7 @@ def quantized_vector_kernel(
     for turn in gl.static_range(AHEAD):
         # the last block in the place of those behind it
         ws = ws + (gl.load(place + gl.minimum(mine + turn * W, blocks - 1) * WORDS),)  # noqa: RUF005
-        held = _scales(scale_rows, zero_rows, gl.minimum(s_warp + turn * W, blocks - 1), GROUP, ZERO)
+        held = _scales(scale_rows, zero_rows, gl.minimum(s_warp + turn * W, blocks - 1), offsets, GROUP, ZERO)
         scales = scales + (held[0],)  # noqa: RUF005
         zeros = zeros + (held[1],)  # noqa: RUF005
 
@@ -135,33 +162,43 @@ def quantized_vector_kernel(
     tiled: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     x_rounds = view(held_row, gl.int32, [ROW_WORDS // X_WORDS // W, W, X_WORDS], tiled)
 
-    acc = gl.zeros((W, 16, 8), gl.float32, mma)
+    acc = gl.zeros((W, 16, 4), gl.float32, by_scale) if FINE else gl.zeros((W, 16, 8), gl.float32, mma)
     sums = gl.zeros((W, 16, 8), gl.float32, mma)
+    if FINE:
+        quarter_of = gl.arange(0, X_WORDS, gl.SliceLayout(0, gl.SliceLayout(1, inputs))) // (X_WORDS // 4)
+        column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, inputs)))
+        own = (quarter_of[None, None, :] == (column >> 1)[None, :, None]).to(gl.int32)
+        own += gl.zeros([W, 8, X_WORDS], gl.int32, inputs)
     ones = gl.full((W, 16, 128), 1.0, DTYPE if PACKED else gl.float16, left)
     for turn in gl.static_range(ROUNDS):
         block = turn * W
         now = gl.expand_dims(x_rounds.index(turn).load(gl.SliceLayout(1, inputs)), 1)
         now += gl.zeros([W, 8, X_WORDS], gl.int32, inputs)
+        if FINE:
+            # a thread's words are of one quarter
+            now = gl.inline_asm_elementwise("mul.lo.s32 $0, $1, $2;", "=r,r,r", [now, own], gl.int32, True, 1)
         operand = gl.permute(pairs(now, DTYPE) if PACKED else floats(now), (0, 2, 1))
         operand = gl.convert_layout(operand, right, assert_trivial=True)
         if PACKED:
             w = integers(ws[turn % AHEAD], DTYPE, left)
         else:
             w = gl.convert_layout(floats(ws[turn % AHEAD]), left, assert_trivial=True)
-        scale = gl.expand_dims(scales[turn % AHEAD].to(gl.float32), 2)
-        middle = gl.expand_dims(zeros[turn % AHEAD].to(gl.float32), 2) if ZERO else 8.0
+        scale = _by_column(scales[turn % AHEAD], FINE)
+        middle = _by_column(zeros[turn % AHEAD], FINE) if ZERO else 8.0
         if turn + AHEAD < ROUNDS:
             beyond = block + AHEAD * W
             new = gl.load(place + gl.minimum(mine + beyond, blocks - 1) * WORDS)
             ws = ws[: turn % AHEAD] + (new,) + ws[turn % AHEAD + 1 :]  # noqa: RUF005
             if GROUP > 0:
-                held = _scales(scale_rows, zero_rows, gl.minimum(s_warp + beyond, blocks - 1), GROUP, ZERO)
+                held = _scales(scale_rows, zero_rows, gl.minimum(s_warp + beyond, blocks - 1), offsets, GROUP, ZERO)
                 scales = scales[: turn % AHEAD] + (held[0],) + scales[turn % AHEAD + 1 :]  # noqa: RUF005
                 zeros = zeros[: turn % AHEAD] + (held[1],) + zeros[turn % AHEAD + 1 :]  # noqa: RUF005
         if GROUP > 0 or GROUPED:
             part = mma_v2(w, operand, gl.zeros((W, 16, 8), gl.float32, mma))
             if PACKED:
                 total = mma_v2(ones, operand, gl.zeros((W, 16, 8), gl.float32, mma))
+                if FINE:
+                    part, total = quarter_sums(part, quarters), quarter_sums(total, quarters)
                 part -= (middle + ADDED) * total
             if GROUPED:
                 sx = gl.expand_dims(scale_rounds.index(turn).load(of_blocks), 1)
@@ -178,8 +215,12 @@ def quantized_vector_kernel(
             acc -= (middle + ADDED) * sums
         acc *= gl.expand_dims(scales[0].to(gl.float32), 2)
 
-    y = gl.sum(acc, axis=0) * factor
-    cells: gl.constexpr = y.type.layout
+    cells: gl.constexpr = gl.SliceLayout(0, mma)
+    if FINE:
+        whole_sums = gl.convert_layout(gl.sum(gl.sum(acc, axis=2), axis=0), gl.SliceLayout(1, cells))
+        y = gl.expand_dims(whole_sums, 1) * factor + gl.zeros((16, 8), gl.float32, cells)
+    else:
+        y = gl.sum(acc, axis=0) * factor
     n = (first + gl.arange(0, 16, gl.SliceLayout(1, cells)))[:, None]
     stored = (n < N) & (gl.arange(0, 8, gl.SliceLayout(0, cells)) == 0)[None, :]
     if BIAS:
@@ -200,12 +241,13 @@ class QuantizedVectorTile:
 
 
 def reads_packed(x: torch.Tensor, weight: PackedInt) -> bool:
-    """Whether `packed_vector` takes both: a 16-bit row, 4-bit integers in groups of whole blocks, inputs in order."""
+    """Whether `packed_vector` takes both: a 16-bit row, 4-bit integers in groups of whole blocks, 64 or 32, inputs in
+    order."""
     return (
         _readable(x, weight.data)
         and weight.bits == 4
         and weight.order is None
-        and (weight.group % WIDTH == 0 or weight.group >= weight.inputs)
+        and (weight.group % WIDTH == 0 or weight.group >= weight.inputs or fine(weight))
     )
 
 

@@ -120,6 +120,9 @@ def test_packed_weights_are_written_out_for_more_rows_than_a_kernel_has(
         (128, {"inputs": 2048}, "stream"),
         (256, {"inputs": 2048}, "written_out"),
         (128, {"inputs": 2048, "gated": True}, "mixed_input"),
+        (64, {"mixed": False, "fine": True}, "stream"),
+        (65, {"mixed": False, "fine": True}, "written_out"),
+        (8, {"mixed": False, "fine": True, "deterministic": True}, "invariant"),
     ],
 )
 def test_hundreds_of_rows_take_large_packed_weights_that_stream(

@@ -1,0 +1,62 @@
+"""Instructions of PTX on two 16-bit numbers in a register, carried out one by one: enough for texts that kernels have
+inline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import torch
+
+FULL = 0xFFFFFFFF
+DTYPES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+
+
+def execute(text: str, given: Mapping[int, int]) -> dict[int, int]:
+    """What stands in operands $0, $1, … after a text, of registers that stand in $n before it."""
+    held = {f"${place}": value for place, value in given.items()}
+    for instruction in text.strip().strip("{}").split(";"):
+        name, _, rest = instruction.strip().partition(" ")
+        if not name or name == ".reg":
+            continue
+        to, *sources = (part.strip() for part in rest.split(","))
+        values = [held[source] if source in held else int(source, 0) for source in sources]
+        held[to] = _whole(name, values) if name.endswith(".b32") or name == "shr.u32" else _numbers(name, values)
+    return {int(place[1:]): value for place, value in held.items() if re.fullmatch(r"\$\d+", place)}
+
+
+def _whole(name: str, values: list[int]) -> int:
+    does: dict[str, Callable[..., int]] = {
+        "mov": lambda a: a,
+        "and": lambda a, b: a & b,
+        "or": lambda a, b: a | b,
+        "shr": lambda a, by: a >> by,
+        "shl": lambda a, by: a << by & FULL,
+        "prmt": _chosen,
+        "lop3": _and_or,
+    }
+    return does[name.split(".")[0]](*values)
+
+
+def _and_or(a: int, b: int, c: int, table: int) -> int:
+    assert table == 0xEA
+    return a & b | c
+
+
+def _chosen(a: int, b: int, selector: int) -> int:
+    both = b << 32 | a
+    return sum((both >> 8 * (selector >> 4 * place & 7) & 0xFF) << 8 * place for place in range(4))
+
+
+def _numbers(name: str, values: list[int]) -> int:
+    """In float64, which holds products of two 16-bit numbers, and rounded once."""
+    dtype = DTYPES[name.split(".")[-1]]
+    made = 0
+    for shift in (0, 16):
+        halves = [value >> shift & 0xFFFF for value in values]
+        signed = torch.tensor([half - (half >> 15 << 16) for half in halves], dtype=torch.int16)
+        a, b, *c = signed.view(dtype).double().tolist()
+        exact = {"sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "fma": lambda a, b, c: a * b + c}
+        number = torch.tensor(exact[name.split(".")[0]](a, b, *c), dtype=torch.float64)
+        made |= (int(number.to(dtype).view(torch.int16)) & 0xFFFF) << shift
+    return made
