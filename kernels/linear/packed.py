@@ -42,13 +42,8 @@ def linear(
     streams = integers is not None and streams_packed(x, integers)
     mixed = integers is not None and mixed_input_fits(x, integers)
     shape = (rows, n, k, activation is not None, deterministic, vector, streams)
-    about = (
-        multiprocessors(x.device),
-        workspace.table,
-        mixed,
-        scales is not None,
-        integers is not None and fine(integers),
-    )
+    groups = integers is not None and fine(integers)
+    about = (multiprocessors(x.device), workspace.table, mixed, scales is not None, groups)
     choice = DISPATCH.choose(PackedProblem(*shape, *about))
     beside = (norm_weight, eps, offset, residual, activation, deterministic)
     y: torch.Tensor = choice.launch(PackedOperands(workspace, x, weight, bias, *beside, scales), choice.config)

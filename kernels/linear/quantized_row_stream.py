@@ -182,18 +182,9 @@ def quantized_row_stream_kernel(
                 following = ahead_tile * BN + gl.arange(0, BN, gl.SliceLayout(1, by_quarter))
                 following = gl.where(unit + 1 < stop, following, -1).to(gl.int64)
                 ahead = unit_groups(
-                    scale_ptr,
-                    zero_ptr,
-                    following,
-                    up,
-                    offsets,
-                    G,
-                    ahead_slice * BLOCKS,
-                    BLOCKS,
-                    4 // QUARTERS,
-                    WIDE,
+                    scale_ptr, zero_ptr, following, up, offsets, G, ahead_slice * BLOCKS, BLOCKS, 4 // QUARTERS, WIDE,
                     ZERO,
-                )
+                )  # fmt: skip
             for block in gl.static_range(BLOCKS):
                 number = (unit - tile * slices) * BLOCKS + block
                 if not FINE:

@@ -1,7 +1,7 @@
 """Measures the cuts of products with quantized weights on the GPU: experts by tiles of pairs, and the ways that a
 packed dense weight is multiplied with more rows than one tile has.
 
-    python -m perf.tune.quantized [--experts gpt-oss-20b] [--tokens 1 64 8192] [--dense llama-3.1-8b] [--json FILE]
+    python -m perf.tune.quantized [--experts gpt-oss-20b] [--tokens 1 64] [--dense qwen3-8b] [--group 32] [--json FILE]
 
 Each figure is a chain of calls over several layers' weights (so that little of them is in the cache), inside a CUDA
 graph. Every variant is compared with the first of its list.
@@ -65,7 +65,10 @@ EXPERTS = {
     "deepseek-v4-flash/2": Shape("mxfp4", 4096, 1024, 256, 6),
 }
 # (outputs, inputs) of each product; gate and up together are one.
-DENSE = {"llama-3.1-8b": ((6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False))}
+DENSE = {
+    "llama-3.1-8b": ((6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False)),
+    "qwen3-8b": ((6144, 4096, False), (4096, 4096, False), (24576, 4096, True), (4096, 12288, False)),
+}
 
 
 @dataclass(frozen=True)
@@ -218,8 +221,11 @@ def time_experts(name: str, tokens: int, layers: int, cuts: Collection[str]) -> 
     return found
 
 
-def routes(rows: int, n: int, gated: bool) -> Iterator[tuple[str, Callable[[torch.Tensor, PackedInt], torch.Tensor]]]:
-    """Ways to multiply `rows` rows: each takes x and the weight."""
+Route = Callable[[torch.Tensor, PackedInt], torch.Tensor]
+
+
+def routes(rows: int, n: int, gated: bool, group: int) -> Iterator[tuple[str, Route]]:
+    """Ways to multiply `rows` rows with a weight in groups of `group` inputs: each takes x and the weight."""
     activation = "silu" if gated else None
 
     def tiles(x: torch.Tensor, w: PackedInt) -> torch.Tensor:
@@ -251,7 +257,8 @@ def routes(rows: int, n: int, gated: bool) -> Iterator[tuple[str, Callable[[torc
 
     yield "tiles", tiles
     yield "written out", written_out
-    yield "mixed input", mixed_input
+    if group % 128 == 0:
+        yield "mixed input", mixed_input
     yield "only written out", only_written_out
     yield "parts of 64", streamed(stream_tile(64, n, gated, 132), True)
     for outputs, stages, warps, programs in (
@@ -265,14 +272,14 @@ def routes(rows: int, n: int, gated: bool) -> Iterator[tuple[str, Callable[[torc
         yield f"parts of 128 {outputs, stages, warps, programs}", streamed(tile, False)
 
 
-def time_dense(name: str, rows: int) -> Iterator[dict[str, Any]]:
+def time_dense(name: str, rows: int, group: int) -> Iterator[dict[str, Any]]:
     for n, k, gated in DENSE[name]:
         layers = max(2, (160 << 20) // (n * k))
         held = [
-            packed_int(seeded(torch.device("cuda"), i), torch.device("cuda"), (n, k), 4, 128) for i in range(layers)
+            packed_int(seeded(torch.device("cuda"), i), torch.device("cuda"), (n, k), 4, group) for i in range(layers)
         ]
         x, want = torch.randn(rows, k, device="cuda").bfloat16(), None
-        for route, call in routes(rows, n, gated):
+        for route, call in routes(rows, n, gated, group):
 
             def chain(call: Callable[..., torch.Tensor] = call, x: torch.Tensor = x, held: Any = held) -> None:
                 for w in held:
@@ -287,8 +294,8 @@ def time_dense(name: str, rows: int) -> Iterator[dict[str, Any]]:
             want = got if want is None else want
             error = float((got - want).norm() / want.norm()) if got.shape == want.shape else 0.0
             yield {
-                "shape": name, "rows": rows, "n": n, "k": k, "route": route, "us": round(seconds * 1e6, 1),
-                "error": round(error, 5),
+                "shape": name, "rows": rows, "group": group, "n": n, "k": k, "route": route,
+                "us": round(seconds * 1e6, 1), "error": round(error, 5),
             }  # fmt: skip
 
 
@@ -297,6 +304,7 @@ def main() -> None:
     parser.add_argument("--experts", nargs="*", default=[], choices=EXPERTS)
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64, 8192])
     parser.add_argument("--dense", nargs="*", default=[], choices=DENSE)
+    parser.add_argument("--group", type=int, default=128, help="inputs of dense weights that share a scale")
     parser.add_argument("--rows", type=int, nargs="*", default=[64, 96, 128, 192, 256, 512])
     parser.add_argument("--cuts", nargs="*", default=[], choices=("rings", "tiles"), help="vary these too")
     parser.add_argument("--layers", type=int, default=3)
@@ -324,7 +332,7 @@ def main() -> None:
                 print(f"{name} {tokens:5} {varied:5} {f['us']:8} us, error {f['error']}, rows {f['rows']} {cut}")
         torch.cuda.empty_cache()
     for name, rows in itertools.product(args.dense, args.rows):
-        for f in time_dense(name, rows):
+        for f in time_dense(name, rows, args.group):
             every.append(f)
             print(f"{name} {rows:4} rows {f['n']}x{f['k']}: {f['us']:7} us, error {f['error']}, {f['route']}")
     if args.json:
