@@ -189,13 +189,6 @@ def inputs_layout(name, warps):
 
 
 @gluon.constexpr_function
-def lines_layout(warps):
-    """Of places in 16 rows of each warp [W, 16, 4], each in one thread."""
-    rows = [[0, 1, 0], [0, 2, 0], [0, 4, 0]]
-    return gl.DistributedLinearLayout([[0, 8, 0]], [[0, 0, 1], [0, 0, 2], *rows], _own(warps), [], [warps, 16, 4])
-
-
-@gluon.constexpr_function
 def header_layout(warps):
     """Of the first four words of a block [W, 16, 4], which four threads read alike."""
     rows = [[0, 1, 0], [0, 2, 0], [0, 4, 0]]

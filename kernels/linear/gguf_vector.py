@@ -36,7 +36,6 @@ from kernels.linear.gguf_operand import (
     header_layout,
     inputs,
     inputs_layout,
-    lines_layout,
     num_chunks,
     numbers,
     paired_inputs,
@@ -53,7 +52,6 @@ from kernels.workspace import Workspace
 WIDTH, OUTPUTS, EACH, MAX_ROWS = 256, 16, 4, 16
 # The most inputs: code without a loop.
 MAX_INPUTS = 32768
-FETCH = gl.constexpr("prefetch.global.L2 [$1]; mov.u32 $0, 0;")
 _KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
@@ -84,16 +82,6 @@ def _coming(word_ptr, short_ptr, half_ptr, first, behind, N, unit, units, B, FOR
     own = _place(first, behind, N, unit, units, B * (ALIGN // 2), BYTES // 2, CELLS)
     header = _place(first, behind, N, unit, units, B * (ALIGN // WORD), BYTES // WORD, HEADER)
     return low, high, coming_scales(word_ptr, short_ptr, half_ptr, header, own, n, FORMAT)
-
-
-@gluon.jit
-def _fetch(short_ptr, first, behind, N, unit, units, B, FORMAT: gl.constexpr):
-    """Asks the L2 cache for units `unit` + w."""
-    LAYOUT: gl.constexpr = lines_layout(gl.num_warps())
-    WORDS: gl.constexpr = unit_bytes(FORMAT) // 2
-    start = _place(first, behind, N, unit, units, B * (form_of(FORMAT).align // 2), WORDS, LAYOUT)
-    place = short_ptr + start + gl.minimum(along(4, LAYOUT) * 32, WORDS - 1)
-    gl.inline_asm_elementwise(FETCH, "=r,l", [place.to(gl.uint64, bitcast=True)], gl.int32, False, 1)
 
 
 @gluon.jit
@@ -172,7 +160,7 @@ def _products(sums, x, coming, FORMAT: gl.constexpr, DTYPE: gl.constexpr, CELLS:
 def gguf_vector_kernel(
     x_ptr, norm_ptr, word_ptr, short_ptr, half_ptr, bias_ptr, residual_ptr, y_ptr,
     M, N, K, B, x_stride, y_stride, residual_stride, eps, offset,
-    ROWS: gl.constexpr, AHEAD: gl.constexpr, X_AHEAD: gl.constexpr, ROUNDS: gl.constexpr, FETCHED: gl.constexpr,
+    ROWS: gl.constexpr, AHEAD: gl.constexpr, X_AHEAD: gl.constexpr, ROUNDS: gl.constexpr,
     FORMAT: gl.constexpr, DTYPE: gl.constexpr,
     NORM: gl.constexpr, OFFSET: gl.constexpr, ACT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
     PDL: gl.constexpr,
@@ -199,10 +187,6 @@ def gguf_vector_kernel(
         coming = coming + (  # noqa: RUF005
             _coming(word_ptr, short_ptr, half_ptr, first, N * (step % WIDE), N, unit, units, B, FORMAT, CELLS),
         )
-    for step in gl.static_range(AHEAD, STEPS):
-        if FETCHED:
-            unit = first * 0 + step // WIDE * W
-            _fetch(short_ptr, first, N * (step % WIDE), N, unit, units, B, FORMAT)
     for turn in gl.static_range(X_AHEAD):
         if NORM:
             gs = gs + (_row_units(norm_ptr, first * 0 + turn * W, units, M > 0, FORMAT),)  # noqa: RUF005
@@ -266,12 +250,11 @@ def gguf_vector_kernel(
 
 @dataclass(frozen=True, slots=True)
 class GgufVectorTile:
-    """How `gguf_vector_kernel` is cut: warps (4 or 8) that share a program's inputs, units of a warp that are on their
-    way, and whether the L2 cache is asked for the others at once."""
+    """How `gguf_vector_kernel` is cut: warps (4 or 8) that share a program's inputs, and units of a warp that are on
+    their way."""
 
     warps: int
     ahead: int
-    fetched: bool = True
 
 
 def reads_blocks(x: torch.Tensor, weight: GgufBlocks) -> bool:
@@ -309,7 +292,7 @@ def gguf_vector(
         part.view(torch.int16), part.view(torch.float16), bias, residual, y,
         rows, n, k, part.shape[-1] // align, x.stride(0) // 2, y.stride(0),
         0 if residual is None else residual.stride(0), eps, offset,
-        ROWS=height, AHEAD=min(tile.ahead, rounds), X_AHEAD=min(2, rounds), ROUNDS=rounds, FETCHED=tile.fetched,
+        ROWS=height, AHEAD=min(tile.ahead, rounds), X_AHEAD=min(2, rounds), ROUNDS=rounds,
         FORMAT=name, DTYPE=_KINDS[x.dtype],
         NORM=norm_weight is not None, OFFSET=offset != 0.0, ACT=activation, BIAS=bias is not None,
         RESIDUAL=residual is not None, PDL=workspace.pdl, num_warps=tile.warps, launch_pdl=workspace.pdl,

@@ -74,7 +74,8 @@ def _scaled(w, x, total, groups, PLACE: gl.constexpr, DTYPE: gl.constexpr, ZERO:
     BN: gl.constexpr = w.shape[0]
     ADDED: gl.constexpr = 128.0 if gl.bfloat16 == DTYPE else 1024.0
     off = groups[PLACE + 1].to(gl.float32) + ADDED if ZERO else ADDED + 8.0
-    part = mma_v2(integers_of(w, DTYPE, LEFT), x, gl.zeros((BN, 8), gl.float32, LEFT.parent))
+    SUMS: gl.constexpr = LEFT.parent
+    part = mma_v2(integers_of(w, DTYPE, LEFT), x, gl.zeros((BN, 8), gl.float32, SUMS))
     return (quarter_sums(part, QUARTERS) - gl.expand_dims(total, 0) * off) * groups[PLACE].to(gl.float32)
 
 

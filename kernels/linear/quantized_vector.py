@@ -106,7 +106,7 @@ def quantized_vector_kernel(
     # sums [W, 16, 8] of a row's quarters: a quarter has two equal columns
     quarters: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 0, 0, 1], [0, 8, 0, 0]], [[0, 0, 1, 0], [0, 0, 2, 0], [0, 1, 0, 0], [0, 2, 0, 0], [0, 4, 0, 0]],
-        [base + [0] for base in warps], [], [W, 16, 4, 2],  # noqa: RUF005
+        [[1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]][: 2 if W == 4 else 3], [], [W, 16, 4, 2],
     )  # fmt: skip
     by_scale: gl.constexpr = gl.SliceLayout(3, quarters) if FINE else mma
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
