@@ -59,6 +59,16 @@ class GgufOperands(NamedTuple):
         return self._replace(x=x, normed=NOT_NORMED)
 
 
+class GgufPart(NamedTuple):
+    """Rows of a weight in one format, and what of a product is theirs: bias, residual, and their place in y."""
+
+    rows: torch.Tensor
+    format: str
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    y: torch.Tensor
+
+
 def _row_config(problem: GgufProblem) -> tuple[RowTile, ...]:
     """The cut of each part's product."""
     rows, outputs, inputs, gated, deterministic, table, _ = problem
@@ -91,39 +101,45 @@ def _tiles(operands: GgufOperands, tiles: tuple[RowTile, ...]) -> torch.Tensor:
     return y
 
 
-def _vector(operands: GgufOperands, tile: GgufVectorTile) -> torch.Tensor:
+def _vector(operands: GgufOperands, tiles: tuple[GgufVectorTile, ...]) -> torch.Tensor:
     if len(operands.x) > 1:
         operands = operands.normed_before()
     activation = operands.activation
     apart = activation is not None and len(operands.weight.parts) > 1
-    y, parts = _parts(operands._replace(activation=None) if apart else operands)
-    for part, name, bias, residual, out in parts:
-        gguf_vector(
-            operands.workspace, operands.x, part, name, bias, operands.normed, residual, out,
-            None if apart else activation, tile,
-        )  # fmt: skip
+    inside = None if apart else activation
+    y, parts = _parts(operands._replace(activation=inside))
+    for (part, name, bias, residual, out), tile in zip(parts, tiles, strict=True):
+        gguf_vector(operands.workspace, operands.x, part, name, bias, operands.normed, residual, out, inside, tile)
     return gated_activation(operands.workspace, y, activation) if apart and activation is not None else y
 
 
-def _parts(
-    operands: GgufOperands,
-) -> tuple[torch.Tensor, list[tuple[torch.Tensor, str, torch.Tensor | None, torch.Tensor | None, torch.Tensor]]]:
-    """Room for all outputs; of each part: rows, format, bias, residual, and its place among the outputs."""
+def _parts(operands: GgufOperands) -> tuple[torch.Tensor, list[GgufPart]]:
+    """Room for all outputs, and the parts."""
     _, x, weight, bias, residual, activation, *_ = operands
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device) if residual is None else residual
-    made, start = [], 0
+    made: list[GgufPart] = []
+    start = 0
     for part, name in zip(weight.parts, weight.formats, strict=True):
         stop = start + (n if activation else len(part))
         own = bias if bias is None or activation else bias[start:stop]
-        made.append((part, name, own, None if residual is None else residual[:, start:stop], y[:, start:stop]))
+        left = None if residual is None else residual[:, start:stop]
+        made.append(GgufPart(part, name, own, left, y[:, start:stop]))
         start = stop
     return y, made
 
 
-def vector_tile(rows: int, inputs: int) -> GgufVectorTile:
-    """More warps where there are many inputs; units ahead as registers allow."""
-    return GgufVectorTile(8 if inputs > 8192 else 4, 2 if rows == 1 else 1)
+def vector_tile(rows: int, n: int, gated: bool) -> GgufVectorTile:
+    """Measured on an H200 (docs/experiments/2026-11-27-few-rows-of-gguf-blocks.md). n: outputs."""
+    if gated:
+        return GgufVectorTile(4, 2)
+    return GgufVectorTile(8, 2 if rows == 1 and n <= 4096 else 1)
+
+
+def _vector_config(problem: GgufProblem) -> tuple[GgufVectorTile, ...]:
+    """The cut of each part's product."""
+    gated = problem.gated and len(problem.outputs) == 1
+    return tuple(vector_tile(problem.rows, n // (2 if gated else 1), gated) for n in problem.outputs)
 
 
 def _not_vector(problem: GgufProblem) -> str | None:
@@ -139,7 +155,7 @@ DISPATCH: Dispatch[GgufProblem] = Dispatch(
         Variant(
             "vector",
             _not_vector,
-            lambda problem: vector_tile(problem.rows, problem.inputs),
+            _vector_config,
             _vector,
             "docs/experiments/2026-11-27-few-rows-of-gguf-blocks.md",
         ),

@@ -33,14 +33,15 @@ def _whole(name: str, values: list[int]) -> int:
         "shr": lambda a, by: a >> by,
         "shl": lambda a, by: a << by & FULL,
         "prmt": _chosen,
-        "lop3": _and_or,
+        "lop3": _and_with,
     }
     return does[name.split(".")[0]](*values)
 
 
-def _and_or(a: int, b: int, c: int, table: int) -> int:
-    assert table == 0xEA
-    return a & b | c
+def _and_with(a: int, b: int, c: int, table: int) -> int:
+    """a & b, or-ed with c or where they differ from it: tables as PTX writes them of 0xF0, 0xCC and 0xAA."""
+    assert table in (0xEA, 0x6A)
+    return a & b | c if table == 0xEA else a & b ^ c
 
 
 def _chosen(a: int, b: int, selector: int) -> int:

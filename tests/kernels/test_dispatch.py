@@ -235,6 +235,28 @@ def test_a_variant_is_changed_for_a_while_and_what_was_decided_is_kept() -> None
 
 
 @pytest.mark.parametrize(
+    ("seqs", "queries", "group", "rows"),
+    [
+        pytest.param(1, 4, 4, 16, id="three drafts"),
+        pytest.param(64, 4, 4, 16, id="of many sequences"),
+        pytest.param(8, 3, 8, 32, id="more heads that share keys"),
+        pytest.param(8, 9, 4, None, id="more queries than a tile has"),
+    ],
+)
+def test_entries_of_few_queries_are_a_tile_each(seqs: int, queries: int, group: int, rows: int | None) -> None:
+    from kernels.paged_attention import dispatch as attention
+
+    asked = attention.LongerProblem(
+        dtype=torch.bfloat16, group=group, kv_heads=8, channels=128, seqs=seqs, tokens=seqs * queries, queries=queries,
+        max_context=20480, windowed=False, prompts=True, upcasts=False, deterministic=False, multiprocessors=132,
+    )  # fmt: skip
+    chosen = attention.LONGER.choose(asked)
+    assert (chosen.name == "whole") == (rows is not None)
+    if rows is not None:
+        assert (chosen.config.tile.rows, chosen.config.tiles, chosen.config.whole) == (rows, seqs, True)
+
+
+@pytest.mark.parametrize(
     ("seqs", "queries", "differs", "rows"),
     [
         pytest.param(64, 1, {}, 16, id="sequences that fill the GPU twice over"),
