@@ -30,7 +30,8 @@ _STUB = "triton_python_backend_stub"
 _LOOK_S = 0.5  # between looks for stubs that are new
 _LOOK_BUSY_S = 0.01  # the same while some are started
 _RELEASE_S = 0.25  # between looks for what the server waits for with the dead
-_ORPHAN_S = 1.0  # between looks for stubs that died before they were seen
+_SETTLE_S = 1.0  # after the last instance of a load was ready (stub_rescue)
+_ORPHAN_S = 1.0  # between looks for stubs that died before they were seen, where none are started
 _REAP_S = 0.1  # the server collects a stub that it ended itself within milliseconds; one that died stays a zombie
 _BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _LONG_S = 10.0  # waits that are worth a sentence
@@ -130,7 +131,9 @@ class Replacement:
         self._control = 0  # of all stubs of a server it is the same
         self._dead: list[Stub] = []  # that the server may still wait for
         self._released = 0.0
-        self._orphans: set[str] = set()
+        self._started: set[int] = set()  # stubs whose model is initialized
+        self._starting: dict[str, float] = {}  # by model: when a stub was last seen to be started
+        self._orphans: dict[str, float] = {}  # regions, and since when they are nobody's
         self._looked = 0.0
         self._looks = 0
         self._lock = threading.Lock()  # over the losses
@@ -153,10 +156,10 @@ class Replacement:
                 self._wait()
                 for stub in self._died():
                     self._mourn(stub)
+                self._note_starts()
                 if self._dead and time.monotonic() > self._released + _RELEASE_S:
-                    self._dead = [stub for stub in self._dead if stub_rescue.release(stub.region, stub.control)]
-                    self._released = time.monotonic()
-                if time.monotonic() > self._looked + _ORPHAN_S:
+                    self._release()
+                if time.monotonic() > self._looked + (_RELEASE_S if self._any_starts() else _ORPHAN_S):
                     self._free_orphans()
             except OSError as error:  # as when descriptors run out: nobody else does this work
                 self._say(f"instances cannot be watched at the moment: {error}")
@@ -196,6 +199,28 @@ class Replacement:
             self._closing.wait(_REAP_S)
         return [stub for stub, _ in ended if parent(stub.pid) == self._server_pid]
 
+    def _note_starts(self) -> None:
+        for stub, _ in self._stubs.values():
+            if stub.pid not in self._started:
+                if stub_rescue.starts(stub.region, stub.control):
+                    self._starting[stub.model] = time.monotonic()
+                else:
+                    self._started.add(stub.pid)
+
+    def _release(self) -> None:
+        """Free the server of the dead."""
+        self._dead = [
+            stub
+            for stub in self._dead
+            if (stub_rescue.hold if self._held(stub) else stub_rescue.release)(stub.region, stub.control)
+        ]
+        self._started &= self._stubs.keys() | {stub.pid for stub in self._dead}
+        self._released = time.monotonic()
+
+    def _held(self, dead: Stub) -> bool:
+        """Whether one died while it was started, and others of its load are not ready yet, or were not a moment ago."""
+        return dead.pid not in self._started and time.monotonic() < self._starting.get(dead.model, 0.0) + _SETTLE_S
+
     def _living(self, model: str) -> set[str]:
         """Groups of a model that have a living stub at this moment."""
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -211,14 +236,22 @@ class Replacement:
         return {stub.group for stub, _ in stubs if stub.model == model and read_stub(stub.pid) is not None}
 
     def _free_orphans(self) -> None:
-        """Free the server of stubs that died before they were seen: their regions are nobody's in two looks."""
+        """Free the server of stubs that died before they were seen: their regions are nobody's for a while."""
         mapped = guard.regions(self._server_pid) or set()
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         words = [_command(pid) for pid in pids if parent(pid) == self._server_pid]  # of shells that become stubs too
+        words += [stub.region for stub in self._dead]
+        now = self._looked = time.monotonic()
         orphans = {region for region in mapped if not any(region in command for command in words)}
-        for region in orphans & self._orphans:
-            stub_rescue.release(region, self._control)
-        self._orphans, self._looked = orphans, time.monotonic()
+        self._orphans = {region: self._orphans.get(region, now) for region in orphans}
+        for region, since in self._orphans.items():
+            if self._any_starts():  # their model is not known
+                stub_rescue.hold(region, self._control)
+            elif now >= since + _ORPHAN_S:
+                stub_rescue.release(region, self._control)
+
+    def _any_starts(self) -> bool:
+        return time.monotonic() < max(self._starting.values(), default=0.0) + _SETTLE_S
 
     def _mourn(self, dead: Stub) -> None:
         """Have the model of a dead stub mended."""

@@ -23,7 +23,7 @@ from typing import IO
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from engine import env
+from engine import env, signals
 from engine.serving.launch import catalog, guard, launcher
 from engine.serving.launch.replacement import Replacement, Repository
 from engine.serving.link import messages
@@ -33,6 +33,9 @@ _LOOK_S = 0.25
 _REPORT_BYTES = 1 << 16
 _LINES_KEPT = 200
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<name>[^']+)' version \d+: (?:\w+ ?\w*: )?(?P<reason>.*?)\"?$")
+_LOADING = re.compile(r"\"loading: (?P<name>\S+):\d+\"")
+_LOADED = re.compile(r"successfully loaded '(?P<name>[^']+)'")
+_INSTANCE_FAILURE = re.compile(r"Failed to create instance: (?P<reason>.*?)\"?$")
 
 # What tritonserver says, some of it as an error, on a machine without a GPU, where all is well.
 _NO_GPU_NOISE = (
@@ -86,7 +89,7 @@ def serve(options: launcher.Options, console: Console) -> int:
         guardian.wait()
         log.join()
         if status != 0:
-            log.explain(console)
+            log.explain(console, status)
         return status
     finally:
         bars.close()
@@ -177,9 +180,12 @@ class _Log:
     def join(self) -> None:
         self._thread.join(timeout=5)
 
-    def explain(self, console: Console) -> None:
-        """Repeat why models did not load, as sentences."""
-        for sentence in load_failures(self._lines):
+    def explain(self, console: Console, status: int) -> None:
+        """Repeat why models did not load, as sentences, and what signal ended the server, if one did."""
+        sentences = load_failures(self._lines.copy())
+        if status < 0:
+            sentences.append(f"tritonserver was ended by {signals.name(-status)}")
+        for sentence in sentences:
             console.print(f"[red]error:[/] {escape(sentence)}", highlight=False)
 
     def _copy(self, stream: IO[str], console: Console) -> None:
@@ -191,14 +197,32 @@ class _Log:
 
 
 def load_failures(lines: Iterable[str]) -> list[str]:
-    """The reasons in Triton's log lines `failed to load 'NAME' version 1: Internal: TritonModelException: ...`."""
-    found = []
+    """The reasons in Triton's log lines `failed to load 'NAME' version 1: Internal: TritonModelException: ...`.
+
+    Where the server died before that line, they are in those of the instances, which name no model: it is one of those
+    that were being loaded.
+    """
+    told: list[tuple[str, str]] = []  # models and reasons
+    untold: list[str] = []
+    loading: dict[str, None] = {}
     for line in lines:
-        match = _LOAD_FAILURE.search(line)
-        if match:
-            reason = match["reason"].rpartition("TritonModelException: ")[2].partition("\\n\\nAt:")[0]
-            found.append(f"model {match['name']}: {reason.strip()}")
-    return list(dict.fromkeys(found))
+        if match := _LOADING.search(line):
+            loading[match["name"]] = None
+        elif match := _LOADED.search(line):
+            loading.pop(match["name"], None)
+        elif match := _INSTANCE_FAILURE.search(line):
+            untold.append(_reason(match))
+        elif match := _LOAD_FAILURE.search(line):
+            loading.pop(match["name"], None)
+            told.append((match["name"], _reason(match)))
+    reasons = {reason for _, reason in told}
+    if loading:
+        told += [(" or ".join(loading), reason) for reason in untold if reason not in reasons]
+    return [f"model {name}: {reason}" for name, reason in dict.fromkeys(told)]
+
+
+def _reason(match: re.Match[str]) -> str:
+    return match["reason"].rpartition("TritonModelException: ")[2].partition("\\n\\nAt:")[0].strip()
 
 
 def _pass_signals(process: subprocess.Popen[str], guardian: subprocess.Popen[bytes], replacement: Replacement) -> None:

@@ -8,6 +8,10 @@ tritonserver 2.51 waits without a limit in two places, and with it every later l
 - for the stub to take what it has asked for (whether a request was cancelled, a metric, that a response was sent), by a
   flag under a condition. The instance cannot be ended before. So the flag is taken back in the dead stub's place.
 
+A load that fails while another of its instances has just become ready may end the server (SIGSEGV): it destroys that
+instance, whose own thread has not yet noted it (core r24.10, src/backend_model_instance.cc, StopBackendThread). A load
+lasts as long as its slowest instance in any case, so a server can be held until the others are ready.
+
 Source of the layouts: python_backend r24.10, src/pb_utils.h (IPCControlShm, SendMessageBase, ResponseSenderBase),
 src/ipc_message.h (IPCMessageShm), src/message_queue.h (MessageQueueShm), src/shm_manager.h (16 bytes in front of each
 object); for conditions glibc 2.25 to 2.40, nptl/pthread_cond_wait.c. Memory is held against what it must show, and left
@@ -16,22 +20,26 @@ alone when it differs, as it may in other versions.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from engine.serving.launch.guard import SHARED_MEMORY
 
 _OWNERSHIP = 16  # bytes in front of each object: its reference count
 _QUEUES = struct.Struct("<96xqq")  # of IPCControlShm: queues of answers, and of what the stub asks
+_HEALTH = 0  # its offset of what a living stub sets true, whenever the server has set it false
 # MessageQueueShm: two semaphores of 32 bytes (free and used places), a mutex, places, handle of the buffer, head, tail.
 _QUEUE = struct.Struct("<I28xI28x40xQqii")
 _USED = 32  # offset of the semaphore of used places
 _MAX_PLACES = 1 << 20
 _MESSAGE = struct.Struct("<I12xi4xq")  # references, command, handle of what the message holds
 # ResponseSend, LogRequest, the six of metrics and their families, load, unload and readiness, IsRequestCancelled
+_WORDS_OF_A_START = 2  # answers of a stub that is ready: that it can be watched, and that its model is initialized
 _ANSWERED = frozenset({12, 16, *range(19, 31)})
 # What such a message holds: references, a mutex of 40 bytes, a condition of 48 that ends with the count of those who
 # wait and two words on which they do (__wrefs, __g_signals), and whether it is the stub's turn.
@@ -47,16 +55,58 @@ def release(region: str, control: int) -> bool:
 
     region, control: the stub's shared memory and the handle of its control block, as in its command line.
     """
+    with _memory(region) as memory:
+        if memory is None:
+            return False  # the server has given it up already
+        _free(memory, control)
+        return True
+
+
+def hold(region: str, control: int) -> bool:
+    """Have the server take a stub that died while it was started for a living one, for another second. Whether its
+    memory is still there."""
+    with _memory(region) as memory:
+        if memory is None:
+            return False
+        if _answers(memory, control) is not None:
+            memory[control + _OWNERSHIP + _HEALTH] = 1
+        return True
+
+
+def starts(region: str, control: int) -> bool:
+    """Whether a stub has not yet told the server that its model is initialized. False where nobody can tell."""
+    with _memory(region) as memory:
+        at = None if memory is None else _answers(memory, control)
+        if memory is None or at is None:
+            return False
+        *_, head, _ = _QUEUE.unpack_from(memory, at)
+        return bool(head < _WORDS_OF_A_START)
+
+
+@contextlib.contextmanager
+def _memory(region: str) -> Iterator[mmap.mmap | None]:
+    """A stub's shared memory; None when it is gone."""
     try:
         descriptor = os.open(SHARED_MEMORY / Path(region).name, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return False  # the server has given it up already
+        yield None
+        return
     try:
         with mmap.mmap(descriptor, 0) as memory:
-            _free(memory, control)
+            yield memory
     finally:
         os.close(descriptor)
-    return True
+
+
+def _answers(memory: mmap.mmap, control: int) -> int | None:
+    """Where the queue of answers is; None in memory that is not laid out as it is known."""
+    try:
+        at = int(_QUEUES.unpack_from(memory, control + _OWNERSHIP)[0]) + _OWNERSHIP
+        free, used, places, _, head, tail = _QUEUE.unpack_from(memory, at)
+    except struct.error:
+        return None
+    known = 0 < places <= _MAX_PLACES and free + used <= places and 0 <= head < places and 0 <= tail < places
+    return at if known and at % 8 == 0 else None
 
 
 def _free(memory: mmap.mmap, control: int) -> None:

@@ -193,6 +193,16 @@ def test_load_failures_are_read_from_the_servers_log() -> None:
     assert serve_loop.load_failures(lines) == ["model demo: there is no checkpoint folder /x"]
 
 
+def test_a_failure_that_the_server_died_of_is_told_of_the_models_that_were_being_loaded() -> None:
+    reason = "Stub process 'demo_1_0' is not healthy."
+    loads = [f'I1120 model_lifecycle.cc:472] "loading: {name}:1"' for name in ("tokenizer", "demo", "other")]
+    loaded = "I1120 model_lifecycle.cc:839] \"successfully loaded 'tokenizer'\""
+    failed = f"E1120 model_lifecycle.cc:642] \"failed to load 'demo' version 1: Internal: {reason}\""
+    instance = f'E1120 backend_model.cc:692] "ERROR: Failed to create instance: {reason}"'
+    assert serve_loop.load_failures([*loads, loaded, instance]) == [f"model demo or other: {reason}"]
+    assert serve_loop.load_failures([*loads, loaded, instance, failed]) == [f"model demo: {reason}"]
+
+
 @pytest.mark.parametrize(
     ("report", "text"),
     [

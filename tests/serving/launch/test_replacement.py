@@ -7,6 +7,7 @@ configuration with other instance groups in place.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -36,6 +37,7 @@ class Server(Repository):
         self.silences = 0  # calls of `config` that are not answered, once a load was
         self.newborn: list[set[str]] = []  # groups whose new stubs die as they appear, a set for each of the next loads
         self.seen: Callable[[], set[int]] = set  # pids of stubs that are watched
+        self._regions = itertools.count()
         self._arrange(groups_)
 
     def state(self, model: str) -> str:
@@ -71,7 +73,8 @@ class Server(Repository):
 
     def _stub(self, instance: str) -> subprocess.Popen[bytes]:
         """A shell under a stub's command line, which waits for a line that never comes."""
-        words = ["/x/triton_python_backend_stub", str(self._model_py), *"rszpb0", instance, "DEFAULT"]
+        region = f"no-region-{next(self._regions)}"
+        words = ["/x/triton_python_backend_stub", str(self._model_py), region, *"szpb0", instance, "DEFAULT"]
         stub = subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE)
         # A load returns when its stub is up. The kernel shows the command line a moment after exec has begun.
         wait_until(lambda: read_stub(stub.pid) is not None)
@@ -262,6 +265,53 @@ def test_a_death_while_others_are_started_is_not_waited_for(
     monkeypatch.setattr(server, "load", wait)
     kill(server.stubs["g1"][0])
     wait_until(lambda: any("complete" in sentence for sentence in sentences))
+    assert server.whole()
+
+
+def test_a_death_is_kept_from_the_server_until_the_others_of_its_load_are_ready(
+    tend: Callable[..., tuple[Server, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that fails as another of its instances becomes ready may end the server."""
+    starting: set[str] = set()
+    held, released = threading.Event(), threading.Event()
+    early: list[str] = []
+
+    def release(region: str, control: int) -> bool:
+        if region == dead:
+            released.set()
+            early.extend(starting)
+        return False
+
+    monkeypatch.setattr("engine.serving.launch.stub_rescue.starts", lambda region, control: region in starting)
+    monkeypatch.setattr("engine.serving.launch.stub_rescue.hold", lambda region, control: held.set() or True)
+    monkeypatch.setattr("engine.serving.launch.stub_rescue.release", release)
+    server, sentences = tend(2)
+    load, dead = server.load, ""
+
+    def wait(model: str, config: Config) -> None:
+        nonlocal dead
+        if dead:
+            load(model, config)
+            return
+        starting.update(("no-region-2", "no-region-3"))
+        load(model, config)
+        newborn = server.stubs["g1"][0]
+        wait_until(lambda: newborn.pid in server.seen())
+        kill(newborn)
+        dead = "no-region-3"
+        starting.remove(dead)
+        assert held.wait(20)
+        held.clear()
+        assert held.wait(20)
+        starting.clear()
+        assert released.wait(20)
+        raise RepositoryError("Stub process 'g1_0' is not healthy")
+
+    monkeypatch.setattr(server, "load", wait)
+    for stubs in server.stubs.values():
+        kill(stubs[0])
+    wait_until(lambda: any("complete" in sentence for sentence in sentences))
+    assert early == []
     assert server.whole()
 
 

@@ -48,6 +48,23 @@ def test_a_log_that_cannot_be_written_stops_no_server(made: Callable[[], IO[str]
             file.close()
 
 
+def test_a_server_that_a_signal_ends_is_explained(tmp_path: Path) -> None:
+    """tritonserver 2.51 may die between the failure of an instance and that of its model."""
+    lines = ['"loading: demo:1"', '"ERROR: Failed to create instance: it is not healthy."']
+    script = f"import os; print(*{lines}, sep=chr(10), flush=True); os.kill(os.getpid(), 11)"
+    dies = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, errors="replace")
+    with (tmp_path / "log").open("w") as file:
+        console = Console(file=file, goes_on=True)
+        log = _Log(dies, console)
+        status = dies.wait(20)
+        log.join()
+        log.explain(console, status)
+    assert (tmp_path / "log").read_text().splitlines()[2:] == [
+        "error: model demo: it is not healthy.",
+        "error: tritonserver was ended by SIGSEGV",
+    ]
+
+
 def test_what_the_log_says_arrives(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w", encoding="ascii") as file:
         Console(file=file, goes_on=True).print("a line with é in it")

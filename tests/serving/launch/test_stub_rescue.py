@@ -152,13 +152,34 @@ def test_a_first_word_is_counted_once_where_there_never_was_one(regions: list[Re
     assert used == 1
 
 
+def test_a_dead_stub_is_taken_for_a_living_one_while_it_is_held(regions: list[Region]) -> None:
+    regions.append(region := Region(waiting=False))
+    before = bytes(region.memory)
+    assert stub_rescue.hold(region.name, CONTROL)
+    assert region.memory[CONTROL + HEAD] == 1
+    region.memory[CONTROL + HEAD] = 0
+    assert bytes(region.memory) == before, "nothing else is touched"
+
+
+@pytest.mark.parametrize(("answers", "starts"), [(0, True), (1, True), (2, False), (7, False)])
+def test_a_stub_starts_until_it_has_answered_twice(answers: int, starts: bool, regions: list[Region]) -> None:
+    regions.append(region := Region(waiting=False))
+    struct.pack_into("<ii", region.memory, ANSWERS + HEAD + 120, answers, answers)
+    assert stub_rescue.starts(region.name, CONTROL) == starts
+
+
 @pytest.mark.parametrize("fill", [b"\xff", b"\x7f", b"\x01"])
 def test_memory_that_is_laid_out_otherwise_is_left_alone(fill: bytes, regions: list[Region]) -> None:
     regions.append(region := Region(waiting=False))
     region.memory[:] = fill * 4096
     assert stub_rescue.release(region.name, CONTROL)
+    assert stub_rescue.hold(region.name, CONTROL)
+    assert not stub_rescue.starts(region.name, CONTROL)
     assert bytes(region.memory) == fill * 4096
 
 
 def test_a_region_that_is_gone_needs_nothing_more() -> None:
-    assert not stub_rescue.release("stub-rescue-that-never-was", 0)
+    region = "stub-rescue-that-never-was"
+    assert not stub_rescue.release(region, 0)
+    assert not stub_rescue.hold(region, 0)
+    assert not stub_rescue.starts(region, 0)
