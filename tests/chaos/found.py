@@ -49,6 +49,10 @@ FOUND = {
         "seed 3 for 20; 3 kill-frontends 0 for 1.2 x2; 12 kill-frontends 1 for 1.2 x2",
         "the load that was to replace them waited for the dead to take an answer, for 300 s",
     ),
+    "frontends-die-while-the-dead-are-taken-out": Found(
+        "seed 22402 for 60; 41.8 kill-frontends 1 pick 5 for 0.6 x2",
+        "the load waited 67 s for dead instances that refused what waited for the model, at a second each",
+    ),
     "serve-killed": Found("seed 1 for 8; 3 kill-serve 0", "tritonserver, frontends and engine stayed, with the ports"),
     "hostile-fields": Found(
         "seed 1 for 10; 1 hostile-deep-arguments 0; 2 hostile-only-stops-allowed 0; 3 hostile-huge-bias 0; "

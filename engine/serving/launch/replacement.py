@@ -30,6 +30,7 @@ _STUB = "triton_python_backend_stub"
 _LOOK_S = 0.5  # between looks for stubs that are new
 _LOOK_BUSY_S = 0.01  # the same while some are started
 _RELEASE_S = 0.25  # between looks for what the server waits for with the dead
+_STUCK_S = 2.0  # that a load needs at most until an instance of it lives
 _SETTLE_S = 1.0  # after the last instance of a load was ready (stub_rescue)
 _ORPHAN_S = 1.0  # between looks for stubs that died before they were seen, where none are started
 _REAP_S = 0.1  # the server collects a stub that it ended itself within milliseconds; one that died stays a zombie
@@ -67,7 +68,7 @@ class Stub:
 class _Loss:
     """What a model has lost. whole: its configuration before, until it is back; arranged: names of groups that it was
     given meanwhile; dead: stubs whose end was not looked into yet; deaths: in a row, those at once as one; due: when to
-    start others; mending: a thread is at it."""
+    start others; mending: a thread is at it; loading: since when a load is under way."""
 
     whole: Config | None = None
     arranged: list[set[str]] = field(default_factory=list)
@@ -76,6 +77,7 @@ class _Loss:
     last: float = -_STEADY_S
     due: float = 0.0
     mending: bool = False
+    loading: float | None = None
 
 
 class Repository:
@@ -209,6 +211,9 @@ class Replacement:
 
     def _release(self) -> None:
         """Free the server of the dead."""
+        for stub in self._dead:
+            if self._stuck(stub):
+                stub_rescue.refuse(stub.region, stub.control, f"Stub process '{stub.instance}' is not healthy.")
         self._dead = [
             stub
             for stub in self._dead
@@ -216,6 +221,14 @@ class Replacement:
         ]
         self._started &= self._stubs.keys() | {stub.pid for stub in self._dead}
         self._released = time.monotonic()
+
+    def _stuck(self, dead: Stub) -> bool:
+        """Whether a load may wait for a dead instance that works off what waits for the model, as no other does."""
+        loss = self._losses.get(dead.model)
+        since = None if loss is None else loss.loading
+        if dead.pid not in self._started or since is None or time.monotonic() < since + _STUCK_S:
+            return False
+        return not any(stub.model == dead.model for stub, _ in self._stubs.values())
 
     def _held(self, dead: Stub) -> bool:
         """Whether one died while it was started, and others of its load are not ready yet, or were not a moment ago."""
@@ -372,11 +385,14 @@ class Replacement:
 
     def _load(self, model: str, loss: _Loss, config: Config, groups: list[Config]) -> bool:
         loss.arranged.append(names(groups))
+        loss.loading = time.monotonic()
         try:
             self._repository.load(model, {**config, "instance_group": groups})
         except RepositoryError as error:
             self._fail(model, error)
             return False
+        finally:
+            loss.loading = None
         return True
 
     def _fail(self, model: str, error: Exception) -> None:

@@ -8,14 +8,17 @@ tritonserver 2.51 waits without a limit in two places, and with it every later l
 - for the stub to take what it has asked for (whether a request was cancelled, a metric, that a response was sent), by a
   flag under a condition. The instance cannot be ended before. So the flag is taken back in the dead stub's place.
 
+And a dead instance that it ends first works off all requests that wait for the model, at a second each, where no
+living one takes them: requests are refused in the dead stub's place.
+
 A load that fails while another of its instances has just become ready may end the server (SIGSEGV): it destroys that
 instance, whose own thread has not yet noted it (core r24.10, src/backend_model_instance.cc, StopBackendThread). A load
 lasts as long as its slowest instance in any case, so a server can be held until the others are ready.
 
-Source of the layouts: python_backend r24.10, src/pb_utils.h (IPCControlShm, SendMessageBase, ResponseSenderBase),
-src/ipc_message.h (IPCMessageShm), src/message_queue.h (MessageQueueShm), src/shm_manager.h (16 bytes in front of each
-object); for conditions glibc 2.25 to 2.40, nptl/pthread_cond_wait.c. Memory is held against what it must show, and left
-alone when it differs, as it may in other versions.
+Source of the layouts: python_backend r24.10, src/pb_utils.h (IPCControlShm, SendMessageBase, ResponseSenderBase,
+ResponseBatch), src/ipc_message.h (IPCMessageShm), src/pb_string.h (StringShm), src/message_queue.h (MessageQueueShm),
+src/shm_manager.h (16 bytes in front of each object); for conditions glibc 2.25 to 2.40, nptl/pthread_cond_wait.c.
+Memory is held against what it must show, and left alone when it differs, as it may in other versions.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ from pathlib import Path
 from engine.serving.launch.guard import SHARED_MEMORY
 
 _OWNERSHIP = 16  # bytes in front of each object: its reference count
-_QUEUES = struct.Struct("<96xqq")  # of IPCControlShm: queues of answers, and of what the stub asks
+_QUEUES = struct.Struct("<96xqqq")  # of IPCControlShm: of answers, of what the stub asks, and of what it is told beside
 _HEALTH = 0  # its offset of what a living stub sets true, whenever the server has set it false
 # MessageQueueShm: two semaphores of 32 bytes (free and used places), a mutex, places, handle of the buffer, head, tail.
 _QUEUE = struct.Struct("<I28xI28x40xQqii")
-_USED = 32  # offset of the semaphore of used places
+_USED, _HEAD = 32, 120  # offsets of the semaphore of used places, and of the head
 _MAX_PLACES = 1 << 20
 _MESSAGE = struct.Struct("<I12xi4xq")  # references, command, handle of what the message holds
 # ResponseSend, LogRequest, the six of metrics and their families, load, unload and readiness, IsRequestCancelled
@@ -46,6 +49,12 @@ _ANSWERED = frozenset({12, 16, *range(19, 31)})
 _HELD = struct.Struct("<I12x40x36xIII?")
 _WORDS, _TURN = _OWNERSHIP + 80, _OWNERSHIP + 88
 _SHARED, _ONE_WAITER, _ONE_SIGNAL = 1, 8, 2
+# An answer that is an error: references, IPCMessageShm (48 bytes), and of ResponseBatch the error's handle, whether
+# there is one, and whether it has a text. Behind it the text: references, handle and length; references, characters.
+_REFUSAL = struct.Struct("<I12x48x96xq?x?13x")
+_TEXT, _CHARACTERS = struct.Struct("<I12xqQ"), struct.Struct("<I12x")
+_REFUSALS = 64  # that wait at once; the server takes them as fast as it has requests
+_REFUSAL_BYTES = 1024
 _SYS_FUTEX, _FUTEX_WAKE = 202, 1  # of x86-64, as the layouts are
 
 
@@ -83,6 +92,44 @@ def starts(region: str, control: int) -> bool:
         return bool(head < _WORDS_OF_A_START)
 
 
+def refuse(region: str, control: int, sentence: str) -> None:
+    """Answer, in a dead stub's place, the next requests that the server has for it with an error."""
+    with _memory(region) as memory:
+        at = None if memory is None else _answers(memory, control)
+        if memory is None or at is None:
+            return
+        message = _write_refusal(memory, control, sentence.encode()[: _REFUSAL_BYTES // 2])
+        if message is None:
+            return
+        _, used, places, buffer, head, _ = _QUEUE.unpack_from(memory, at)
+        for _ in range(used, min(_REFUSALS, places)):
+            if _semaphore("sem_trywait", memory, at) != 0:
+                return
+            struct.pack_into("<q", memory, buffer + _OWNERSHIP + 8 * head, message)
+            head = (head + 1) % places
+            struct.pack_into("<i", memory, at + _HEAD, head)
+            _semaphore("sem_post", memory, at + _USED)
+
+
+def _write_refusal(memory: mmap.mmap, control: int, text: bytes) -> int | None:
+    """The handle of an error, where nobody reads or allocates: at the end of the queue of what the stub is told beside
+    its requests. Its references never end, so it stays. None where that queue is not as it is known."""
+    at = _queue(memory, control, 2)
+    if at is None:
+        return None
+    _, _, places, buffer, head, _ = _QUEUE.unpack_from(memory, at)
+    if 8 * (places - head) < 2 * _REFUSAL_BYTES:
+        return None
+    message = int(buffer + _OWNERSHIP + 8 * places - _REFUSAL_BYTES) & -_OWNERSHIP
+    told = message + _REFUSAL.size + -_REFUSAL.size % _OWNERSHIP
+    characters = told + _TEXT.size
+    _REFUSAL.pack_into(memory, message, 1, told, True, True)
+    _TEXT.pack_into(memory, told, 1, characters, len(text))
+    _CHARACTERS.pack_into(memory, characters, 1)
+    memory[characters + _CHARACTERS.size : characters + _CHARACTERS.size + len(text)] = text
+    return message
+
+
 @contextlib.contextmanager
 def _memory(region: str) -> Iterator[mmap.mmap | None]:
     """A stub's shared memory; None when it is gone."""
@@ -100,18 +147,24 @@ def _memory(region: str) -> Iterator[mmap.mmap | None]:
 
 def _answers(memory: mmap.mmap, control: int) -> int | None:
     """Where the queue of answers is; None in memory that is not laid out as it is known."""
+    return _queue(memory, control, 0)
+
+
+def _queue(memory: mmap.mmap, control: int, number: int) -> int | None:
+    """Where a queue of _QUEUES is; None in memory that is not laid out as it is known."""
     try:
-        at = int(_QUEUES.unpack_from(memory, control + _OWNERSHIP)[0]) + _OWNERSHIP
-        free, used, places, _, head, tail = _QUEUE.unpack_from(memory, at)
+        at = int(_QUEUES.unpack_from(memory, control + _OWNERSHIP)[number]) + _OWNERSHIP
+        free, used, places, buffer, head, tail = _QUEUE.unpack_from(memory, at)
     except struct.error:
         return None
-    known = 0 < places <= _MAX_PLACES and free + used <= places and 0 <= head < places and 0 <= tail < places
-    return at if known and at % 8 == 0 else None
+    known = 0 < places <= _MAX_PLACES and 0 <= head < places and 0 <= tail < places and at % 8 == 0
+    known = known and free + used <= places + 1  # one more where a word was counted that was never put in
+    return at if known and 0 < buffer < len(memory) - _OWNERSHIP - 8 * places else None
 
 
 def _free(memory: mmap.mmap, control: int) -> None:
     try:
-        answers, requests = _QUEUES.unpack_from(memory, control + _OWNERSHIP)
+        answers, requests, _ = _QUEUES.unpack_from(memory, control + _OWNERSHIP)
         _count(memory, answers + _OWNERSHIP)
         _take_turns(memory, requests + _OWNERSHIP)
     except struct.error:
@@ -122,7 +175,7 @@ def _count(memory: mmap.mmap, at: int) -> None:
     """Count a message in the queue at `at`, if there never was one."""
     free, used, places, _, head, tail = _QUEUE.unpack_from(memory, at)
     if 0 < places <= _MAX_PLACES and free == places and used == head == tail == 0 and at % 8 == 0:
-        _post(memory, at + _USED)
+        _semaphore("sem_post", memory, at + _USED)
 
 
 def _take_turns(memory: mmap.mmap, at: int) -> None:
@@ -151,10 +204,10 @@ def _signal(memory: mmap.mmap, at: int, signals: list[int]) -> None:
         _wake(memory, at + 4 * word)
 
 
-def _post(memory: mmap.mmap, at: int) -> None:
+def _semaphore(call: str, memory: mmap.mmap, at: int) -> int:
     there = ctypes.c_char.from_buffer(memory, at)
     try:
-        ctypes.CDLL(None).sem_post(ctypes.byref(there))
+        return int(getattr(ctypes.CDLL(None), call)(ctypes.byref(there)))
     finally:
         del there  # the memory cannot be given back while it is held
 

@@ -315,6 +315,56 @@ def test_a_death_is_kept_from_the_server_until_the_others_of_its_load_are_ready(
     assert server.whole()
 
 
+def test_what_waits_for_a_model_is_refused_where_a_load_waits_for_its_dead_alone(
+    tend: Callable[..., tuple[Server, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead instance that the server ends first works off all requests of the model, at a second each."""
+    looks = threading.Semaphore(0)
+    refused: list[str] = []
+    refusing = threading.Event()
+
+    def release(region: str, control: int) -> bool:
+        looks.release()
+        return True
+
+    def refuse(region: str, control: int, sentence: str) -> None:
+        refused.append(sentence)
+        refusing.set()
+
+    monkeypatch.setattr("engine.serving.launch.replacement._STUCK_S", 0.01)
+    monkeypatch.setattr("engine.serving.launch.replacement._RELEASE_S", 0.01)
+    monkeypatch.setattr("engine.serving.launch.stub_rescue.release", release)
+    monkeypatch.setattr("engine.serving.launch.stub_rescue.refuse", refuse)
+    server, sentences = tend(2)
+    load, waits = server.load, 0
+
+    def wait(model: str, config: Config) -> None:
+        nonlocal waits
+        waits += 1
+        load(model, config)
+        if waits > 1:
+            return
+        newborn = [stubs[0] for stubs in server.stubs.values()]
+        wait_until(lambda: {stub.pid for stub in newborn} <= server.seen())
+        refused.clear()  # of the moment before they appeared
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(6):
+            assert looks.acquire(timeout=20)
+        assert refused == [], "others take the requests"
+        refusing.clear()
+        for stub in newborn:
+            kill(stub)
+        assert refusing.wait(20)
+
+    monkeypatch.setattr(server, "load", wait)
+    for stubs in server.stubs.values():
+        kill(stubs[0])
+    wait_until(lambda: any("complete" in sentence for sentence in sentences))
+    assert set(refused) <= {"Stub process 'g0_0' is not healthy.", "Stub process 'g1_0' is not healthy."}
+    assert server.whole()
+
+
 def test_groups_that_somebody_else_changes_meanwhile_stay_changed(
     tend: Callable[..., tuple[Server, list[str]]],
 ) -> None:

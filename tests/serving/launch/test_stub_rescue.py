@@ -22,6 +22,7 @@ from engine.serving.launch.guard import SHARED_MEMORY
 
 LIBC = ctypes.CDLL(None)
 CONTROL, ANSWERS, REQUESTS, BUFFER, MESSAGE, HELD = 0x100, 0x200, 0x300, 0x400, 0x800, 0x900
+TOLD, TOLD_BUFFER, TOLD_PLACES, SIZE = 0xA00, 0x1000, 1000, 0x4000  # of what a stub is told beside its requests
 HEAD = 16  # in front of each object
 PLACES = 8
 CANCELLED, CLEANUP = 30, 18  # commands: one that the stub has to take the answer of, one that it has not
@@ -34,10 +35,11 @@ class Region:
     def __init__(self, command: int = CANCELLED, waiting: bool = True) -> None:
         self.name = f"stub-rescue-{uuid.uuid4().hex[:8]}"
         self._file = SHARED_MEMORY / self.name
-        self._file.write_bytes(bytes(4096))
+        self._file.write_bytes(bytes(SIZE))
         with self._file.open("r+b") as file:
             self.memory = mmap.mmap(file.fileno(), 0)
-        struct.pack_into("<qq", self.memory, CONTROL + HEAD + 96, ANSWERS, REQUESTS)
+        struct.pack_into("<qqq", self.memory, CONTROL + HEAD + 96, ANSWERS, REQUESTS, TOLD)
+        struct.pack_into("<I28xI28x40xQqii", self.memory, TOLD + HEAD, TOLD_PLACES, 0, TOLD_PLACES, TOLD_BUFFER, 0, 0)
         for queue, head in ((ANSWERS, 1), (REQUESTS, 1)):  # one message was put in, and taken out
             struct.pack_into("<I28xI28x40xQqii", self.memory, queue + HEAD, PLACES, 0, PLACES, BUFFER, head, head)
         struct.pack_into("<q", self.memory, BUFFER + HEAD, MESSAGE)
@@ -161,6 +163,24 @@ def test_a_dead_stub_is_taken_for_a_living_one_while_it_is_held(regions: list[Re
     assert bytes(region.memory) == before, "nothing else is touched"
 
 
+def test_requests_for_a_dead_stub_are_answered_with_an_error(regions: list[Region]) -> None:
+    """As many as the queue has places for, by one message, which 2.51 reads as ProcessRequests does."""
+    regions.append(region := Region(waiting=False))
+    for _ in range(2):
+        stub_rescue.refuse(region.name, CONTROL, "it is dead")
+        free, used = struct.unpack_from("<I28xI", region.memory, ANSWERS + HEAD)
+        assert (free, used) == (0, PLACES)
+    (message,) = set(struct.unpack_from(f"<{PLACES}q", region.memory, BUFFER + HEAD))
+    assert TOLD_BUFFER + HEAD < message < TOLD_BUFFER + HEAD + 8 * TOLD_PLACES
+    batch = message + HEAD + 48
+    error, has_error, has_text, factory_is_gone = struct.unpack_from("<q?x?5x?", region.memory, batch + 96)
+    assert (has_error, has_text, factory_is_gone) == (True, True, False)
+    characters, length = struct.unpack_from("<qQ", region.memory, error + HEAD)
+    assert region.memory[characters + HEAD : characters + HEAD + length] == b"it is dead"
+    for counted in (message, error, characters):
+        assert region.memory[counted] == 1, "it is never given back"
+
+
 @pytest.mark.parametrize(("answers", "starts"), [(0, True), (1, True), (2, False), (7, False)])
 def test_a_stub_starts_until_it_has_answered_twice(answers: int, starts: bool, regions: list[Region]) -> None:
     regions.append(region := Region(waiting=False))
@@ -171,15 +191,17 @@ def test_a_stub_starts_until_it_has_answered_twice(answers: int, starts: bool, r
 @pytest.mark.parametrize("fill", [b"\xff", b"\x7f", b"\x01"])
 def test_memory_that_is_laid_out_otherwise_is_left_alone(fill: bytes, regions: list[Region]) -> None:
     regions.append(region := Region(waiting=False))
-    region.memory[:] = fill * 4096
+    region.memory[:] = fill * SIZE
     assert stub_rescue.release(region.name, CONTROL)
     assert stub_rescue.hold(region.name, CONTROL)
     assert not stub_rescue.starts(region.name, CONTROL)
-    assert bytes(region.memory) == fill * 4096
+    stub_rescue.refuse(region.name, CONTROL, "it is dead")
+    assert bytes(region.memory) == fill * SIZE
 
 
 def test_a_region_that_is_gone_needs_nothing_more() -> None:
     region = "stub-rescue-that-never-was"
     assert not stub_rescue.release(region, 0)
     assert not stub_rescue.hold(region, 0)
+    stub_rescue.refuse(region, 0, "it is dead")
     assert not stub_rescue.starts(region, 0)
