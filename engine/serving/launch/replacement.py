@@ -32,7 +32,7 @@ _LOOK_BUSY_S = 0.01  # the same while some are started
 _RELEASE_S = 0.25  # between looks for what the server waits for with the dead
 _STUCK_S = 2.0  # that a load needs at most until an instance of it lives
 _SETTLE_S = 1.0  # after the last instance of a load was ready (stub_rescue)
-_ORPHAN_S = 1.0  # between looks for stubs that died before they were seen, where none are started
+_ORPHAN_S = 1.0  # between looks for stubs that died before they were seen
 _REAP_S = 0.1  # the server collects a stub that it ended itself within milliseconds; one that died stays a zombie
 _BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _LONG_S = 10.0  # waits that are worth a sentence
@@ -161,7 +161,7 @@ class Replacement:
                 self._note_starts()
                 if self._dead and time.monotonic() > self._released + _RELEASE_S:
                     self._release()
-                if time.monotonic() > self._looked + (_RELEASE_S if self._any_starts() else _ORPHAN_S):
+                if time.monotonic() > self._looked + _ORPHAN_S:
                     self._free_orphans()
             except OSError as error:  # as when descriptors run out: nobody else does this work
                 self._say(f"instances cannot be watched at the moment: {error}")
@@ -214,11 +214,7 @@ class Replacement:
         for stub in self._dead:
             if self._stuck(stub):
                 stub_rescue.refuse(stub.region, stub.control, f"Stub process '{stub.instance}' is not healthy.")
-        self._dead = [
-            stub
-            for stub in self._dead
-            if (stub_rescue.hold if self._held(stub) else stub_rescue.release)(stub.region, stub.control)
-        ]
+        self._dead = [stub for stub in self._dead if self._held(stub) or stub_rescue.release(stub.region, stub.control)]
         self._started &= self._stubs.keys() | {stub.pid for stub in self._dead}
         self._released = time.monotonic()
 
@@ -258,9 +254,7 @@ class Replacement:
         orphans = {region for region in mapped if not any(region in command for command in words)}
         self._orphans = {region: self._orphans.get(region, now) for region in orphans}
         for region, since in self._orphans.items():
-            if self._any_starts():  # their model is not known
-                stub_rescue.hold(region, self._control)
-            elif now >= since + _ORPHAN_S:
+            if now >= since + _ORPHAN_S and not self._any_starts():  # their model is not known
                 stub_rescue.release(region, self._control)
 
     def _any_starts(self) -> bool:

@@ -13,7 +13,7 @@ living one takes them: requests are refused in the dead stub's place.
 
 A load that fails while another of its instances has just become ready may end the server (SIGSEGV): it destroys that
 instance, whose own thread has not yet noted it (core r24.10, src/backend_model_instance.cc, StopBackendThread). A load
-lasts as long as its slowest instance in any case, so a server can be held until the others are ready.
+lasts as long as its slowest instance in any case, so a first word is better counted once the others are ready.
 
 Source of the layouts: python_backend r24.10, src/pb_utils.h (IPCControlShm, SendMessageBase, ResponseSenderBase,
 ResponseBatch), src/ipc_message.h (IPCMessageShm), src/pb_string.h (StringShm), src/message_queue.h (MessageQueueShm),
@@ -35,7 +35,6 @@ from engine.serving.launch.guard import SHARED_MEMORY
 
 _OWNERSHIP = 16  # bytes in front of each object: its reference count
 _QUEUES = struct.Struct("<96xqqq")  # of IPCControlShm: of answers, of what the stub asks, and of what it is told beside
-_HEALTH = 0  # its offset of what a living stub sets true, whenever the server has set it false
 # MessageQueueShm: two semaphores of 32 bytes (free and used places), a mutex, places, handle of the buffer, head, tail.
 _QUEUE = struct.Struct("<I28xI28x40xQqii")
 _USED, _HEAD = 32, 120  # offsets of the semaphore of used places, and of the head
@@ -68,17 +67,6 @@ def release(region: str, control: int) -> bool:
         if memory is None:
             return False  # the server has given it up already
         _free(memory, control)
-        return True
-
-
-def hold(region: str, control: int) -> bool:
-    """Have the server take a stub that died while it was started for a living one, for another second. Whether its
-    memory is still there."""
-    with _memory(region) as memory:
-        if memory is None:
-            return False
-        if _answers(memory, control) is not None:
-            memory[control + _OWNERSHIP + _HEALTH] = 1
         return True
 
 

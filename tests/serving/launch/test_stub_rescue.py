@@ -154,15 +154,6 @@ def test_a_first_word_is_counted_once_where_there_never_was_one(regions: list[Re
     assert used == 1
 
 
-def test_a_dead_stub_is_taken_for_a_living_one_while_it_is_held(regions: list[Region]) -> None:
-    regions.append(region := Region(waiting=False))
-    before = bytes(region.memory)
-    assert stub_rescue.hold(region.name, CONTROL)
-    assert region.memory[CONTROL + HEAD] == 1
-    region.memory[CONTROL + HEAD] = 0
-    assert bytes(region.memory) == before, "nothing else is touched"
-
-
 def test_requests_for_a_dead_stub_are_answered_with_an_error(regions: list[Region]) -> None:
     """As many as the queue has places for, by one message, which 2.51 reads as ProcessRequests does."""
     regions.append(region := Region(waiting=False))
@@ -193,7 +184,6 @@ def test_memory_that_is_laid_out_otherwise_is_left_alone(fill: bytes, regions: l
     regions.append(region := Region(waiting=False))
     region.memory[:] = fill * SIZE
     assert stub_rescue.release(region.name, CONTROL)
-    assert stub_rescue.hold(region.name, CONTROL)
     assert not stub_rescue.starts(region.name, CONTROL)
     stub_rescue.refuse(region.name, CONTROL, "it is dead")
     assert bytes(region.memory) == fill * SIZE
@@ -202,6 +192,5 @@ def test_memory_that_is_laid_out_otherwise_is_left_alone(fill: bytes, regions: l
 def test_a_region_that_is_gone_needs_nothing_more() -> None:
     region = "stub-rescue-that-never-was"
     assert not stub_rescue.release(region, 0)
-    assert not stub_rescue.hold(region, 0)
     stub_rescue.refuse(region, 0, "it is dead")
     assert not stub_rescue.starts(region, 0)
