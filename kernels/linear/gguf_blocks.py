@@ -53,15 +53,15 @@ def _iq4(q):
 
 @triton.jit
 def _bits(shorts, start, there, first, CHUNKS: tl.constexpr, APART: tl.constexpr, WORDS: tl.constexpr,
-          PARTS: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
+          NUMBERS: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
     """BITS bits of each of 128 numbers, int32 [BN, 128]. start [BN]: the word at which the first chunk begins; there
-    [BN, CHUNKS]: what is read. A chunk is WORDS words, APART words from the one before; PARTS: a byte has bits of so
+    [BN, CHUNKS]: what is read. A chunk is WORDS words, APART words from the one before; NUMBERS: a byte has bits of so
     many numbers, 2 · WORDS inputs from each other, from its bit `first` on."""
     chunk, word = tl.arange(0, CHUNKS), tl.arange(0, WORDS)
     place = start[:, None, None] + (chunk * APART)[None, :, None] + word[None, None, :]
     held = tl.load(shorts + place, mask=there[:, :, None], other=0).to(tl.int32)
-    part, byte = tl.arange(0, PARTS), tl.arange(0, 2)
-    shift = first + (part * BITS)[None, None, :, None, None] + (byte * 8)[None, None, None, None, :]
+    number, byte = tl.arange(0, NUMBERS), tl.arange(0, 2)
+    shift = first + (number * BITS)[None, None, :, None, None] + (byte * 8)[None, None, None, None, :]
     return tl.reshape(held[:, :, None, :, None] >> shift & ((1 << BITS) - 1), (start.shape[0], 128))
 
 

@@ -59,7 +59,7 @@ class GgufOperands(NamedTuple):
         return self._replace(x=x, normed=NOT_NORMED)
 
 
-class GgufPart(NamedTuple):
+class FormatRows(NamedTuple):
     """Rows of a weight in one format, and what of a product is theirs: bias, residual, and their place in y."""
 
     rows: torch.Tensor
@@ -95,8 +95,8 @@ def _apart(operands: GgufOperands, tiles: tuple[RowTile, ...]) -> torch.Tensor:
 
 def _tiles(operands: GgufOperands, tiles: tuple[RowTile, ...]) -> torch.Tensor:
     workspace, x, *_, activation, _, _ = operands = operands.normed_before()
-    y, parts = _parts(operands)
-    for (part, name, bias, residual, out), tile in zip(parts, tiles, strict=True):
+    y, runs = _runs(operands)
+    for (part, name, bias, residual, out), tile in zip(runs, tiles, strict=True):
         rows_product(workspace, x, part, name, bias, residual, out, activation, tile)
     return y
 
@@ -107,24 +107,24 @@ def _vector(operands: GgufOperands, tiles: tuple[GgufVectorTile, ...]) -> torch.
     activation = operands.activation
     apart = activation is not None and len(operands.weight.parts) > 1
     inside = None if apart else activation
-    y, parts = _parts(operands._replace(activation=inside))
-    for (part, name, bias, residual, out), tile in zip(parts, tiles, strict=True):
+    y, runs = _runs(operands._replace(activation=inside))
+    for (part, name, bias, residual, out), tile in zip(runs, tiles, strict=True):
         gguf_vector(operands.workspace, operands.x, part, name, bias, operands.normed, residual, out, inside, tile)
     return gated_activation(operands.workspace, y, activation) if apart and activation is not None else y
 
 
-def _parts(operands: GgufOperands) -> tuple[torch.Tensor, list[GgufPart]]:
-    """Room for all outputs, and the parts."""
+def _runs(operands: GgufOperands) -> tuple[torch.Tensor, list[FormatRows]]:
+    """Room for all outputs, and each format's rows."""
     _, x, weight, bias, residual, activation, *_ = operands
     n = weight.shape[0] // (2 if activation else 1)
     y = torch.empty(len(x), n, dtype=x.dtype, device=x.device) if residual is None else residual
-    made: list[GgufPart] = []
+    made: list[FormatRows] = []
     start = 0
     for part, name in zip(weight.parts, weight.formats, strict=True):
         stop = start + (n if activation else len(part))
         own = bias if bias is None or activation else bias[start:stop]
         left = None if residual is None else residual[:, start:stop]
-        made.append(GgufPart(part, name, own, left, y[:, start:stop]))
+        made.append(FormatRows(part, name, own, left, y[:, start:stop]))
         start = stop
     return y, made
 

@@ -201,7 +201,7 @@ def _own(warps):
     return [[1 << bit, 0, 0] for bit in range(warps.bit_length() - 1)]
 
 
-BF16_PARTS, F16_PARTS = gl.constexpr((gl.bfloat16,) * 4), gl.constexpr((gl.float16,) * 4)
+BF16_REGISTERS, F16_REGISTERS = gl.constexpr((gl.bfloat16,) * 4), gl.constexpr((gl.float16,) * 4)
 TWO_WORDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r")
 FOUR_WORDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r")
 SIX_WORDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r")
@@ -256,11 +256,11 @@ def numbers(low, high, GROUP: gl.constexpr, UPPER: gl.constexpr, FORMAT: gl.cons
     """Both steps of a group of 16 outputs, [W, 16, 16] each: of chunks' words low and high."""
     PAIRED: gl.constexpr = form_of(FORMAT).paired
     ASM: gl.constexpr = numbers_asm(FORMAT, GROUP, gl.bfloat16 == DTYPE, UPPER)
-    PARTS: gl.constexpr = BF16_PARTS if gl.bfloat16 == DTYPE else F16_PARTS
+    REGISTERS: gl.constexpr = BF16_REGISTERS if gl.bfloat16 == DTYPE else F16_REGISTERS
     if form_of(FORMAT).high is None:
-        a, b, c, d = gl.inline_asm_elementwise(ASM, TWO_WORDS, [low], PARTS, True, 2)
+        a, b, c, d = gl.inline_asm_elementwise(ASM, TWO_WORDS, [low], REGISTERS, True, 2)
     else:
-        a, b, c, d = gl.inline_asm_elementwise(ASM, FOUR_WORDS, [low, high], PARTS, True, 2)
+        a, b, c, d = gl.inline_asm_elementwise(ASM, FOUR_WORDS, [low, high], REGISTERS, True, 2)
     return _step(a, b, PAIRED, OPERAND), _step(c, d, PAIRED, OPERAND)
 
 
@@ -277,8 +277,8 @@ def paired_inputs(words):
 def inputs(even, odd, mask, FORMAT: gl.constexpr, DTYPE: gl.constexpr, OPERAND: gl.constexpr):
     """Both steps of groups' inputs, [W, 16, 8] each: `paired_inputs` where the mask has ones."""
     PAIRED: gl.constexpr = form_of(FORMAT).paired
-    PARTS: gl.constexpr = BF16_PARTS if gl.bfloat16 == DTYPE else F16_PARTS
-    a, b, c, d = gl.inline_asm_elementwise(MASKED, SIX_WORDS, [even, odd, mask], PARTS, True, 2)
+    REGISTERS: gl.constexpr = BF16_REGISTERS if gl.bfloat16 == DTYPE else F16_REGISTERS
+    a, b, c, d = gl.inline_asm_elementwise(MASKED, SIX_WORDS, [even, odd, mask], REGISTERS, True, 2)
     return _step(a, b, PAIRED, OPERAND), _step(c, d, PAIRED, OPERAND)
 
 
@@ -328,8 +328,8 @@ def coming_scales(word_ptr, short_ptr, half_ptr, header_start, start, n, FORMAT:
 @gluon.jit
 def _six_bits(low, high, n):
     """Number n of eight of 6 bits: of the first four in a byte of `low` each, of the others 4 bits in `high`."""
-    eight = gl.where(n < 4, low & 0x3F3F3F3F, high & 0x0F0F0F0F | (low >> 2) & 0x30303030)
-    return (eight >> (n % 4 * 8) & 63).to(gl.float32)
+    bits = gl.where(n < 4, low & 0x3F3F3F3F, high & 0x0F0F0F0F | (low >> 2) & 0x30303030)
+    return (bits >> (n % 4 * 8) & 63).to(gl.float32)
 
 
 @gluon.jit
