@@ -193,8 +193,11 @@ def _whole_cut(problem: LongerProblem) -> Cut:
 def _not_whole(problem: LongerProblem) -> str | None:
     if problem.deterministic:
         return "its sums depend on how keys are cut"
-    if next_power_of_2(problem.queries * problem.group) > WHOLE_ROWS:
+    rows, wave = next_power_of_2(problem.queries * problem.group), numbers(problem.table, OP)["wave"]
+    if rows > WHOLE_ROWS:
         return f"for sequences of {WHOLE_ROWS} rows at most: queries times heads that share keys"
+    if rows > 16 and problem.seqs * problem.kv_heads > wave:
+        return f"for up to {wave} tiles of more than 16 rows"
     return None
 
 

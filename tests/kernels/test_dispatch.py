@@ -241,6 +241,7 @@ def test_a_variant_is_changed_for_a_while_and_what_was_decided_is_kept() -> None
         pytest.param(64, 4, 4, 16, id="of many sequences"),
         pytest.param(8, 3, 8, 32, id="more heads that share keys"),
         pytest.param(8, 9, 4, None, id="more queries than a tile has"),
+        pytest.param(32, 4, 8, None, id="more of such tiles than run at once"),
     ],
 )
 def test_entries_of_few_queries_are_a_tile_each(seqs: int, queries: int, group: int, rows: int | None) -> None:
