@@ -11,6 +11,7 @@ import torch
 from kernels.linear import gguf_operand
 from kernels.linear.fine_cases import fine_cases
 from kernels.linear.gguf_cases import with_blocks
+from kernels.linear.model_shapes import QWEN3_8B
 from kernels.linear.parts_cases import with_parts
 from kernels.registry import Case, Tolerance
 from kernels.testing import TOLERANCES, randn
@@ -123,14 +124,8 @@ def fp8_cases() -> list[Case]:
         fp8_case("fp8 rows, silu, a given scale", bf16, 64, 136, 528, None, static, activation="silu", bias=True),
     ]
     for t in (1, 8, 64, 1024, 8192):
-        for name, n, k, fused in (
-            ("qkv", 6144, 4096, {"norm": True}),
-            ("out", 4096, 4096, {"residual": True}),
-            ("gate and up", 12288, 4096, {"norm": True, "activation": "silu"}),
-            ("down", 4096, 12288, {"residual": True}),
-        ):
-            given: Any = {"small": False, **fused}
-            made.append(fp8_case(f"T{t} Qwen3-8B-FP8 {name}", bf16, t, n, k, square, group, **given))
+        for name, n, k, fused in QWEN3_8B:
+            made.append(fp8_case(f"T{t} Qwen3-8B-FP8 {name}", bf16, t, n, k, square, group, **fused))
     made.append(fp8_case("T96 fp8 blocks, seven of them a row", bf16, 96, 1024, 896, square, group, small=False))
     for t in (1, 64, 1024):
         made.append(

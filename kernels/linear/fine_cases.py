@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kernels.linear.model_shapes import QWEN3_8B
 from kernels.registry import Case
 
 
@@ -50,12 +51,6 @@ def fine_cases(packed_case: Callable[..., Case]) -> list[Case]:
         ),
     ]  # fmt: skip
     for t in (1, 2, 8, 16, 32, 64, 1024):
-        for name, n, k, fused in (
-            ("qkv", 6144, 4096, {"norm": True}),
-            ("out", 4096, 4096, {"residual": True}),
-            ("gate and up", 12288, 4096, {"norm": True, "activation": "silu"}),
-            ("down", 4096, 12288, {"residual": True}),
-        ):
-            given: Any = {"small": False, **fused}
-            made.append(packed_case(f"T{t} Qwen3-8B-int4 {name}", bf16, t, n, k, 4, 32, **given))
+        for name, n, k, fused in QWEN3_8B:
+            made.append(packed_case(f"T{t} Qwen3-8B-int4 {name}", bf16, t, n, k, 4, 32, **fused))
     return made

@@ -55,8 +55,8 @@ def _iq4(q):
 def _bits(shorts, start, there, first, CHUNKS: tl.constexpr, APART: tl.constexpr, WORDS: tl.constexpr,
           NUMBERS: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
     """BITS bits of each of 128 numbers, int32 [BN, 128]. start [BN]: the word at which the first chunk begins; there
-    [BN, CHUNKS]: what is read. A chunk is WORDS words, APART words from the one before; NUMBERS: a byte has bits of so
-    many numbers, 2 · WORDS inputs from each other, from its bit `first` on."""
+    [BN, CHUNKS] or [BN, 1]: what is read. A chunk is WORDS words, APART words from the one before; NUMBERS: a byte has
+    bits of so many numbers, 2 · WORDS inputs from each other, from its bit `first` on."""
     chunk, word = tl.arange(0, CHUNKS), tl.arange(0, WORDS)
     place = start[:, None, None] + (chunk * APART)[None, :, None] + word[None, None, :]
     held = tl.load(shorts + place, mask=there[:, :, None], other=0).to(tl.int32)
@@ -69,7 +69,6 @@ def _bits(shorts, start, there, first, CHUNKS: tl.constexpr, APART: tl.constexpr
 def _quants(shorts, row, at, live, K, FORMAT: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr):
     """Numbers [BN, 128] of inputs from `at` on, less their zero point, int32. row [BN]: words at which rows begin."""
     start = row + at // VALUES * (SIZE // 2)
-    two = live[:, None] & (tl.arange(0, 2) < 2)[None, :]
     second = at % VALUES // 128
     one = live[:, None]
     four = one & (at + tl.arange(0, 4) * 32 < K)[None, :]
@@ -93,9 +92,9 @@ def _quants(shorts, row, at, live, K, FORMAT: tl.constexpr, VALUES: tl.constexpr
         low = _bits(shorts, start + 16 + second * 16, one, 0, 1, 0, 16, 4, 2)
         q = low + 4 * _bits(shorts, start, one, second * 4, 1, 0, 16, 4, 1) - 4
     elif FORMAT == "Q4_K":
-        q = _bits(shorts, start + 8 + second * 32, two, 0, 2, 16, 16, 2, 4)
+        q = _bits(shorts, start + 8 + second * 32, one, 0, 2, 16, 16, 2, 4)
     elif FORMAT == "Q5_K":
-        low = _bits(shorts, start + 24 + second * 32, two, 0, 2, 16, 16, 2, 4)
+        low = _bits(shorts, start + 24 + second * 32, one, 0, 2, 16, 16, 2, 4)
         q = low | _bits(shorts, start + 8, one, second * 4, 1, 0, 16, 4, 1) << 4
     else:
         tl.static_assert(FORMAT == "Q6_K")

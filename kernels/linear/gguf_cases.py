@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from kernels.linear.gguf_blocks import PLAIN
 from kernels.registry import Case
 from kernels.weight import GgufBlocks
 from kernels.weight.gguf import FORMATS, dequantize, row_bytes
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Bytes at which a block holds 16-bit floats, which random bytes would make infinite or NaN.
 SCALES = {
     "Q4_0": (0,),

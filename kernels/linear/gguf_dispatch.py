@@ -4,6 +4,8 @@ takes them. Each run of rows in a format of its own has a launch of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -87,30 +89,31 @@ def _written_out(operands: GgufOperands, _: Any = None) -> torch.Tensor:
     return dense.linear(workspace, x, whole, bias, residual=residual, activation=activation)
 
 
-def _apart(operands: GgufOperands, tiles: tuple[RowTile, ...]) -> torch.Tensor:
+def _apart(launch: Callable[[GgufOperands, Any], torch.Tensor], operands: GgufOperands, tiles: Any) -> torch.Tensor:
+    """Gate and up without the activation, and that behind them."""
     assert operands.activation is not None
-    both = _tiles(operands._replace(activation=None), tiles)
+    both = launch(operands._replace(activation=None), tiles)
     return gated_activation(operands.workspace, both, operands.activation)
 
 
 def _tiles(operands: GgufOperands, tiles: tuple[RowTile, ...]) -> torch.Tensor:
-    workspace, x, *_, activation, _, _ = operands = operands.normed_before()
+    operands = operands.normed_before()
     y, runs = _runs(operands)
     for (part, name, bias, residual, out), tile in zip(runs, tiles, strict=True):
-        rows_product(workspace, x, part, name, bias, residual, out, activation, tile)
+        rows_product(operands.workspace, operands.x, part, name, bias, residual, out, operands.activation, tile)
     return y
 
 
 def _vector(operands: GgufOperands, tiles: tuple[GgufVectorTile, ...]) -> torch.Tensor:
+    if operands.activation is not None and len(operands.weight.parts) > 1:
+        return _apart(_vector, operands, tiles)
     if len(operands.x) > 1:
         operands = operands.normed_before()
-    activation = operands.activation
-    apart = activation is not None and len(operands.weight.parts) > 1
-    inside = None if apart else activation
-    y, runs = _runs(operands._replace(activation=inside))
+    workspace, x, *_, activation, normed, _ = operands
+    y, runs = _runs(operands)
     for (part, name, bias, residual, out), tile in zip(runs, tiles, strict=True):
-        gguf_vector(operands.workspace, operands.x, part, name, bias, operands.normed, residual, out, inside, tile)
-    return gated_activation(operands.workspace, y, activation) if apart and activation is not None else y
+        gguf_vector(workspace, x, part, name, bias, normed, residual, out, activation, tile)
+    return y
 
 
 def _runs(operands: GgufOperands) -> tuple[torch.Tensor, list[FormatRows]]:
@@ -172,7 +175,7 @@ DISPATCH: Dispatch[GgufProblem] = Dispatch(
                 None if problem.gated and len(problem.outputs) > 1 else "for gate and up in several formats"
             ),
             lambda problem: _row_config(problem._replace(gated=False)),
-            _apart,
+            partial(_apart, _tiles),
             "the only one: a launch has one format, and the halves of a pair would be in two",
         ),
         Variant(

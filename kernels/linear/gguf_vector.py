@@ -43,7 +43,7 @@ from kernels.linear.gguf_operand import (
     unit_bytes,
     words_layout,
 )
-from kernels.linear.quantized_operand import halves_of, times
+from kernels.linear.quantized_operand import KINDS, halves_of, times
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import GgufBlocks
 from kernels.workspace import Workspace
@@ -52,7 +52,6 @@ from kernels.workspace import Workspace
 WIDTH, OUTPUTS, EACH, MAX_ROWS = 256, 16, 4, 16
 # The most inputs: code without a loop.
 MAX_INPUTS = 32768
-_KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
@@ -183,17 +182,17 @@ def gguf_vector_kernel(
         gdc_launch_dependents()
     coming, gs, xs = (), (), ()
     for step in gl.static_range(AHEAD):
-        unit = first * 0 + step // WIDE * W
-        coming = coming + (  # noqa: RUF005
-            _coming(word_ptr, short_ptr, half_ptr, first, N * (step % WIDE), N, unit, units, B, FORMAT, CELLS),
+        own = _coming(
+            word_ptr, short_ptr, half_ptr, first, N * (step % WIDE), N, step // WIDE * W, units, B, FORMAT, CELLS
         )
+        coming = coming + (own,)  # noqa: RUF005
     for turn in gl.static_range(X_AHEAD):
         if NORM:
-            gs = gs + (_row_units(norm_ptr, first * 0 + turn * W, units, M > 0, FORMAT),)  # noqa: RUF005
+            gs = gs + (_row_units(norm_ptr, turn * W, units, M > 0, FORMAT),)  # noqa: RUF005
     if PDL:
         gdc_wait()
     for turn in gl.static_range(X_AHEAD):
-        xs = xs + (_rows_coming(x_ptr, x_stride, row, M, first * 0 + turn * W, units, ROWS, FORMAT),)  # noqa: RUF005
+        xs = xs + (_rows_coming(x_ptr, x_stride, row, M, turn * W, units, ROWS, FORMAT),)  # noqa: RUF005
     none = gl.zeros((W, 16, 8), gl.float32, CELLS)
     acc, acc_up = (), ()
     for _ in gl.static_range(ROWS):
@@ -205,7 +204,7 @@ def gguf_vector_kernel(
         if step % WIDE == 0:
             x = xs[0]
             xs = xs[1:]
-            unit = first * 0 + (step // WIDE + X_AHEAD) * W
+            unit = (step // WIDE + X_AHEAD) * W
             if step // WIDE + X_AHEAD < ROUNDS:
                 xs = xs + (_rows_coming(x_ptr, x_stride, row, M, unit, units, ROWS, FORMAT),)  # noqa: RUF005
             if NORM:
@@ -219,11 +218,9 @@ def gguf_vector_kernel(
         now = coming[0]
         coming = coming[1:]
         if step + AHEAD < STEPS:
-            unit = first * 0 + (step + AHEAD) // WIDE * W
-            behind = N * ((step + AHEAD) % WIDE)
-            coming = coming + (  # noqa: RUF005
-                _coming(word_ptr, short_ptr, half_ptr, first, behind, N, unit, units, B, FORMAT, CELLS),
-            )
+            behind, unit = N * ((step + AHEAD) % WIDE), (step + AHEAD) // WIDE * W
+            own = _coming(word_ptr, short_ptr, half_ptr, first, behind, N, unit, units, B, FORMAT, CELLS)
+            coming = coming + (own,)  # noqa: RUF005
         if step % WIDE == 0:
             acc = _products(acc, x, now, FORMAT, DTYPE, CELLS)
         else:
@@ -262,7 +259,7 @@ def reads_blocks(x: torch.Tensor, weight: GgufBlocks) -> bool:
     on a GPU whose warps multiply from registers."""
     return (
         len(x) <= MAX_ROWS
-        and x.dtype in _KINDS
+        and x.dtype in KINDS
         and x.shape[1] % WIDTH == 0
         and x.shape[1] <= MAX_INPUTS
         and x.stride(1) == 1
@@ -293,7 +290,7 @@ def gguf_vector(
         rows, n, k, part.shape[-1] // align, x.stride(0) // 2, y.stride(0),
         0 if residual is None else residual.stride(0), eps, offset,
         ROWS=height, AHEAD=min(tile.ahead, rounds), X_AHEAD=min(2, rounds), ROUNDS=rounds,
-        FORMAT=name, DTYPE=_KINDS[x.dtype],
+        FORMAT=name, DTYPE=KINDS[x.dtype],
         NORM=norm_weight is not None, OFFSET=offset != 0.0, ACT=activation, BIAS=bias is not None,
         RESIDUAL=residual is not None, PDL=workspace.pdl, num_warps=tile.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip

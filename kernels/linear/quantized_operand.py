@@ -9,6 +9,7 @@ float16 (Kim et al. 2022, arXiv:2211.10017). 8-bit floats become float16, which 
 
 from __future__ import annotations
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -25,6 +26,7 @@ def _nibbles(magic: int) -> str:
     return "{ .reg .b32 t; " + " ".join(made) + " }"
 
 
+KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 BF16_NIBBLES, F16_NIBBLES = gl.constexpr(_nibbles(0x43004300)), gl.constexpr(_nibbles(0x64006400))
 NIBBLE_REGISTERS, FLOAT_REGISTERS = gl.constexpr("=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r"), gl.constexpr("=r,=r,=r,=r,r,r")
 BF16_PARTS, F16_PARTS = gl.constexpr((gl.bfloat16,) * 8), gl.constexpr((gl.float16,) * 8)

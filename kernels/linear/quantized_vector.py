@@ -27,7 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from kernels.hardware import fp8_conversions, register_products
 from kernels.hopper.compat import view
 from kernels.linear.packed_groups import fine, is_fine, quarter_sums
-from kernels.linear.quantized_operand import floats, integers, pairs
+from kernels.linear.quantized_operand import KINDS, floats, integers, pairs
 from kernels.linear.quantized_row import stage_quantized_row, stage_row
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.weight import Fp8, PackedInt
@@ -37,7 +37,6 @@ from kernels.workspace import Workspace
 WIDTH, OUTPUTS = 128, 16
 # The most inputs: of a row in shared memory, and of code without a loop.
 MAX_INPUTS = 16384
-_KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
@@ -268,7 +267,7 @@ def _readable(x: torch.Tensor, data: torch.Tensor) -> bool:
     """Whether a row of whole blocks and a weight stand on 16 bytes, on a GPU whose warps multiply from registers."""
     return (
         len(x) == 1
-        and x.dtype in _KINDS
+        and x.dtype in KINDS
         and x.shape[1] % WIDTH == 0
         and x.shape[1] <= MAX_INPUTS
         and x.stride(1) == 1
@@ -326,7 +325,7 @@ def _launch(
         n, k, scale.shape[1], data.stride(0) * data.itemsize // 4, eps, offset,
         AHEAD=min(tile.ahead, rounds), ROUNDS=rounds,
         ROW_WORDS=next_power_of_2(rounds) * tile.warps * (WIDTH // 2 if constants["PACKED"] else WIDTH // 4),
-        DTYPE=_KINDS[x.dtype], NORM=norm_weight is not None, OFFSET=offset != 0.0, BIAS=bias is not None,
+        DTYPE=KINDS[x.dtype], NORM=norm_weight is not None, OFFSET=offset != 0.0, BIAS=bias is not None,
         RESIDUAL=residual is not None, PDL=workspace.pdl, **constants, num_warps=tile.warps, launch_pdl=workspace.pdl,
     )  # fmt: skip
     return y

@@ -158,10 +158,10 @@ def invariant_tile(problem: LongerProblem) -> Tile:
     return INVARIANT_WARP if fits and fills and known else INVARIANT
 
 
-def tiles_cut(problem: LongerProblem, tile: Tile) -> Cut:
-    """Longer sequences, with that tile."""
+def tiles_cut(problem: LongerProblem, tile: Tile, whole: bool = False) -> Cut:
+    """Longer sequences, with that tile. whole: none has more queries than it."""
     sizes = (problem.group, problem.kv_heads, problem.seqs, problem.tokens, problem.max_context)
-    return cut(tile, *sizes, False, problem.multiprocessors, not problem.deterministic)
+    return cut(tile, *sizes, False, problem.multiprocessors, not problem.deterministic, whole)
 
 
 def _split_cut(problem: SingleProblem) -> Cut:
@@ -180,14 +180,8 @@ def whole_tile(problem: LongerProblem) -> Tile:
     return made["wave" if seqs * kv_heads <= numbers(problem.table, OP)["wave"] else "four_waves"]
 
 
-def whole_cut(problem: LongerProblem, tile: Tile) -> Cut:
-    """Sequences of few queries, with that tile."""
-    sizes = (problem.group, problem.kv_heads, problem.seqs, problem.tokens, problem.max_context)
-    return cut(tile, *sizes, False, problem.multiprocessors, whole=True)
-
-
 def _whole_cut(problem: LongerProblem) -> Cut:
-    return whole_cut(problem, whole_tile(problem))
+    return tiles_cut(problem, whole_tile(problem), whole=True)
 
 
 def _not_whole(problem: LongerProblem) -> str | None:
