@@ -40,8 +40,8 @@ _QUEUE = struct.Struct("<I28xI28x40xQqii")
 _USED, _HEAD = 32, 120  # offsets of the semaphore of used places, and of the head
 _MAX_PLACES = 1 << 20
 _MESSAGE = struct.Struct("<I12xi4xq")  # references, command, handle of what the message holds
-# ResponseSend, LogRequest, the six of metrics and their families, load, unload and readiness, IsRequestCancelled
 _WORDS_OF_A_START = 2  # answers of a stub that is ready: that it can be watched, and that its model is initialized
+# ResponseSend, LogRequest, the six of metrics and their families, load, unload and readiness, IsRequestCancelled
 _ANSWERED = frozenset({12, 16, *range(19, 31)})
 # What such a message holds: references, a mutex of 40 bytes, a condition of 48 that ends with the count of those who
 # wait and two words on which they do (__wrefs, __g_signals), and whether it is the stub's turn.
