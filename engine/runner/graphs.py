@@ -227,12 +227,6 @@ class StepGraphs:
         )
         return self._with_total_context(shape, past)
 
-    def drafted(self, singles: int, entries: int, depth: int) -> StepShape:
-        """`entries` entries of up to `depth` drafts each beside `singles` without."""
-        tokens, longest = singles + entries * (1 + depth), self._max_context
-        # Each entry that drafts less than it might leaves tokens to a dummy entry.
-        return StepShape(singles + 2 * entries, tokens, singles, 1 + depth, longest, drafts=depth, drafting=entries)
-
     def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         """Whether there is a graph of such a step, or none is ever made."""
         if self._failed:
@@ -249,7 +243,8 @@ class StepGraphs:
         at = bisect_left(self._beside, singles), bisect_left(self._drafted, entries), bisect_left(self._depths, deepest)
         if at[0] == len(self._beside) or at[1] == len(self._drafted) or at[2] == len(self._depths):
             return None
-        shape = self.drafted(self._beside[at[0]], self._drafted[at[1]], self._depths[at[2]])
+        sizes = self._beside[at[0]], self._drafted[at[1]], self._depths[at[2]]
+        shape = StepShape.drafted(*sizes, self._max_context)
         return shape if shape.tokens <= self._max_tokens else None
 
     @property
@@ -258,7 +253,8 @@ class StepGraphs:
         beside = (
             (n, entries, depth) for n in self._beside for depth in reversed(self._depths) for entries in self._drafted
         )
-        shapes = [self.drafted(*size) for size in beside if size[0] + size[1] <= 2 * self._entries[-1]]
+        sizes = (size for size in beside if size[0] + size[1] <= 2 * self._entries[-1])
+        shapes = [StepShape.drafted(*size, self._max_context) for size in sizes]
         return [shape for shape in shapes if shape.tokens <= self._max_tokens]
 
     def _with_total_context(self, shape: StepShape, past: int) -> StepShape:
@@ -298,7 +294,8 @@ class StepGraphs:
         shapes = [shape for shape in self._decodes if shape.entries in FIRST_ENTRIES]
         shapes += [self.prompt(n) for n in self._tokens if n in FIRST_TOKENS]
         if self._depths:
-            shapes += [self.drafted(0, n, self._depths[-1]) for n in self._drafted if n in FIRST_ENTRIES]
+            entries = (n for n in self._drafted if n in FIRST_ENTRIES)
+            shapes += [StepShape.drafted(0, n, self._depths[-1], self._max_context) for n in entries]
         return shapes
 
     @property

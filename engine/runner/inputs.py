@@ -76,6 +76,13 @@ class StepShape:
     def layout(self) -> Layout:
         return layout_of(self.entries, self.tokens, self.entries - self.num_single if self.drafts else 0)
 
+    @classmethod
+    def drafted(cls, singles: int, entries: int, depth: int, max_context: int) -> StepShape:
+        """What a step of `entries` entries of up to `depth` drafts each, beside `singles` without, is padded to."""
+        tokens = singles + entries * (1 + depth)
+        # Each entry that drafts less than it might leaves tokens to a dummy entry.
+        return cls(singles + 2 * entries, tokens, singles, 1 + depth, max_context, drafts=depth, drafting=entries)
+
 
 class Inputs:
     """Staging for steps of at most `max_rows` entries and `max_tokens` tokens; `drafts`: they may hold drafts.

@@ -290,8 +290,10 @@ class DeviceRunner:
         # the same, and what they would take for indices must not be left from a step of another shape.
         self._inputs.clear()
         self._tables.lengths.zero_()
-        shape = replace(self._inputs.stage(plan), whole_logits=step.whole_logits)
-        extras = step.extras
+        *_, max_context = self._limits
+        drafted = StepShape.drafted(step.singles, step.longer, step.count - 1, max_context)
+        shape = self._inputs.stage(plan, drafted if step.padded else None)
+        shape, extras = replace(shape, whole_logits=step.whole_logits), step.extras
         if step.masked:
             bits = np.full((entries, -(-self._info.vocab_size // 32)), -1, np.int32)
             extras = replace(extras, masks=EntryMasks.sent(range(entries), bits, self._device))

@@ -6,7 +6,7 @@ longest context. The steps here pass every threshold of those choices; a test pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.sampling.sampler import PLAIN, SamplingExtras
@@ -20,8 +20,8 @@ LOGPROBS = (0, 1, 5, MAX_LOGPROBS)
 class WarmupStep:
     """A step: `singles` entries of one token, then `longer` entries of `count` tokens, each behind `first` cached ones.
 
-    masked: all of them draw under a mask. drafts: the longer entries draw behind each of their tokens. whole_logits:
-    they draw from the logits of all ranks' tokens.
+    masked: all of them draw under a mask. drafts: the longer entries draw behind each of their tokens. padded: like a
+    step of a graph, with as many dummy entries as draft. whole_logits: they draw from the logits of all ranks' tokens.
     """
 
     singles: int
@@ -31,6 +31,7 @@ class WarmupStep:
     extras: SamplingExtras = PLAIN
     masked: bool = False
     drafts: bool = False
+    padded: bool = False
     whole_logits: bool = False
 
     @property
@@ -93,6 +94,7 @@ def warmup_steps(
             for entries in (1, 2, 4, 8, 16, 32, 64, 128, 256, max_rows)
             for singles, first in ((0, 0), (0, 2048), (8, 100))
         ]
+        made += [replace(step, padded=True) for step in made if step.drafts and not step.singles + step.first]
         for extras in (SamplingExtras(penalties=True), *(SamplingExtras(num_logprobs=count) for count in LOGPROBS)):
             made += [WarmupStep(0, entries, 40, 1 + max_drafts, extras, drafts=True) for entries in (1, 16)]
         made += [WarmupStep(0, entries, 40, 1 + max_drafts, masked=True, drafts=True) for entries in (1, 16)]

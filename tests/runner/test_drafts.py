@@ -301,7 +301,7 @@ def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
     )
     made = StepGraphs(lambda shape: outcome, Recorder(), 4, 64, 256, max_drafts=3)
     assert {shape for shape in made.first_shapes if shape.drafts} == {
-        made.drafted(0, entries, 3) for entries in (1, 2, 4)
+        StepShape.drafted(0, entries, 3, 256) for entries in (1, 2, 4)
     }
     assert not made.drafts_ready(0, 4, 3)
     while (shape := made.next_shape) is not None:
