@@ -1,11 +1,18 @@
 """How many tokens to draft in a step, of which requests: as many as raise the tokens a second, down to none.
 
-A step of R entries and m drafts takes about plain(R) + m · extra(R) seconds, both measured. A draft behind j others of
-its request is accepted with probability p^(j+1), where p is the request's acceptance rate: of the drafts that were
-compared, the part that was accepted, the last ones counting most. The likeliest drafts of all requests are taken in
-turn while they raise
+A step in which n of R entries draft up to d tokens each takes about
 
-    (R + sum of their probabilities) / (plain(R) + m · extra(R)).
+    plain(R) + extra(R, d) · (1 + n / R) / 2
+
+seconds: each depth is a pass of what drafts, and each draft one more token of the step. Both are measured; a depth that
+was not costs as one that was, in proportion. Steps are padded, so that a draft within the depth of a step is free:
+depths are those of padded steps (`DRAFT_COUNTS`), and who drafts at all drafts so deep.
+
+A draft behind j others of its request is accepted with probability p^(j+1), where p is the request's acceptance rate:
+of the drafts that were compared, the part that was accepted, the last ones counting most. Of all depths and all n, with
+the requests of the highest rates, the step with the most expected tokens a second is taken:
+
+    (R + sum of the drafts' probabilities) / seconds.
 
 A new request begins with the rate of those before it. What drafts on the device computes every token of the model's
 steps, beside prompts too, which costs time as well. When accepted drafts have not made up for that over a number of
@@ -17,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.core.plan import StepPlan
+from engine.core.plan import StepPlan, draft_depths
 
-# What a draft adds to a step, as a part of the plain step's time an entry, before any was measured.
+# What each draft of all entries adds to a step, as a part of the plain step's time, before any was measured.
 GUESSED_DRAFT_COST = 0.03
 # Weight of the newest measured time, and of a request's past at each draft that is compared.
 NEWEST_WEIGHT, PAST_WEIGHT = 0.1, 0.95
@@ -37,7 +44,7 @@ MIN_GAIN = 0.05
 # it.
 STRETCH, FIRST_REST, MAX_REST, FAR_FEWER = 64, 256, 4096, 0.5
 # After so many steps without a draft a request tries one. After so many steps one is made without drafts, to measure
-# it; so are the first ones of a number of entries that was not measured yet, up to so many.
+# it; so are the first ones while no step without drafts was measured, up to so many.
 STEPS_BEFORE_TRIAL, STEPS_BEFORE_PLAIN, MAX_PLAIN_TRIES = 64, 256, 4
 
 
@@ -91,15 +98,15 @@ class DraftDepth:
     def __init__(
         self, max_drafts: int, ready: Callable[[int, int, int], bool] = lambda *_: True, rests: bool = False
     ) -> None:
-        self.max_drafts = max_drafts
         self.overall = Acceptance(past_weight=OVERALL_PAST_WEIGHT)
+        self._depths = draft_depths(max_drafts)
         self._ready = ready
         self._rests = rests
         self._stretch = Stretch()
         self._rest, self._rest_left, self._rest_entries = FIRST_REST, 0, 0
         self._plain: dict[int, float] = {}  # seconds of a step without drafts, by kind
-        self._extra: dict[int, float] = {}  # seconds that a draft adds, by kind
-        self._plain_tries: dict[int, int] = {}  # steps without drafts that were to be measured, by kind
+        self._extra: dict[int, dict[int, float]] = {}  # seconds that drafts of all entries add, by kind and depth
+        self._plain_tries = 0  # steps without drafts that were to be measured
         self._calls = 0
 
     def follows(self, entries: int) -> bool:
@@ -118,39 +125,29 @@ class DraftDepth:
         if not plan.drafts:
             self._plain[kind] = _mixed(self._plain.get(kind), seconds)
         elif kind in self._plain:
-            drafted = sum(draft.count for draft in plan.drafts.values())
-            extra = max(0.0, seconds - self._plain[kind]) / drafted
-            self._extra[kind] = _mixed(self._extra.get(kind), extra)
+            deepest = max(draft.count for draft in plan.drafts.values())
+            depth = next(depth for depth in self._depths if depth >= deepest)
+            extra = max(0.0, seconds - self._plain[kind]) / _share(len(plan.drafts), len(plan.rows))
+            known = self._extra.setdefault(kind, {})
+            known[depth] = _mixed(known.get(depth), extra)
 
     def draft_counts(self, entries: int, requests: Sequence[Acceptance]) -> list[int]:
         """How many drafts each of the requests gets in a step of `entries` entries."""
+        counts = [0] * len(requests)
         if self._rest_left:
-            return [0] * len(requests)
-        kind = _kind(entries)
+            return counts
         self._calls += 1
-        waits = self._plain_tries.get(kind, 0)
-        if self._calls % STEPS_BEFORE_PLAIN == 0 or (kind not in self._plain and waits < MAX_PLAIN_TRIES):
-            self._plain_tries[kind] = waits + 1
-            return [0] * len(requests)
-        # Where no time is known a plain step takes 1.
-        seconds = self._plain.get(kind, 1.0)
-        extra = self._extra.get(kind, GUESSED_DRAFT_COST * seconds / entries)
-        gains = sorted(
-            (
-                (of.acceptance_rate**depth, i)
-                for i, of in enumerate(requests)
-                for depth in range(1, self.max_drafts + 1)
-            ),
-            reverse=True,
-        )
-        counts, tokens = [0] * len(requests), float(entries)
-        plain = tokens / seconds  # a second
-        for gain, i in gains:
-            # It raises the rate where it gives more of a token a second than all before it.
-            if gain * seconds <= tokens * extra:
-                break
-            tokens, seconds = tokens + gain, seconds + extra
-            counts[i] += 1
+        if self._calls % STEPS_BEFORE_PLAIN == 0:
+            return counts
+        plain = self._plain_seconds(entries)
+        if plain is None and self._plain_tries < MAX_PLAIN_TRIES:
+            self._plain_tries += 1
+            return counts
+        by_rate = sorted(range(len(requests)), key=lambda i: requests[i].acceptance_rate, reverse=True)
+        rates = [requests[i].acceptance_rate for i in by_rate]
+        drafting, depth = self._best(entries, rates, 1.0 if plain is None else plain)
+        for i in by_rate[:drafting]:
+            counts[i] = depth
         for i, of in enumerate(requests):
             of.steps_without_drafts += 1
             if of.steps_without_drafts > STEPS_BEFORE_TRIAL:
@@ -159,19 +156,43 @@ class DraftDepth:
                 of.steps_without_drafts = 0
         drafting = len(counts) - counts.count(0)
         if drafting and not self._ready(entries - drafting, drafting, max(counts)):
-            return self._same_for_all(entries, requests, max(counts), extra, plain)
+            return [0] * len(requests)
         return counts
 
-    def _same_for_all(
-        self, entries: int, requests: Sequence[Acceptance], depth: int, extra: float, plain: float
-    ) -> list[int]:
-        """The same depth for all requests, where such a step is ready and gives more tokens a second; else none."""
-        rates = [of.acceptance_rate for of in requests]
-        tokens = entries + sum(rate**j for rate in rates for j in range(1, depth + 1))
-        seconds = entries / plain + depth * len(requests) * extra
-        if tokens <= seconds * plain or not self._ready(entries - len(requests), len(requests), depth):
-            return [0] * len(requests)
-        return [depth] * len(requests)
+    def _best(self, entries: int, rates: Sequence[float], plain: float) -> tuple[int, int]:
+        """How many of the requests draft, those of the highest rates, and how deep. Of each depth the step with the
+        most tokens a second is compared, and that in which all draft; those that are not ready are left out.
+
+        rates: falling. plain: seconds of the step without drafts."""
+        steps = [(entries / plain, 0, 0)]
+        for depth in self._depths:
+            full, tokens = self._extra_seconds(entries, depth, plain), float(entries)
+            gains = []
+            for drafting, rate in enumerate(rates, 1):
+                tokens += rate * (1 - rate**depth) / (1 - rate)
+                gains.append((tokens / (plain + full * _share(drafting, entries)), drafting, depth))
+            steps += dict.fromkeys((max(gains), gains[-1])) if gains else ()
+        return next(
+            (drafting, depth)
+            for _, drafting, depth in sorted(steps, reverse=True)
+            if not drafting or self._ready(entries - drafting, drafting, depth)
+        )
+
+    def _plain_seconds(self, entries: int) -> float | None:
+        """Of a step without drafts: as measured, or as the nearest number of entries took."""
+        kind = _kind(entries)
+        if kind in self._plain or not self._plain:
+            return self._plain.get(kind)
+        return self._plain[min(self._plain, key=lambda other: abs(other - kind))]
+
+    def _extra_seconds(self, entries: int, depth: int, plain: float) -> float:
+        """What drafts of all entries add to a step: as measured, or in proportion to the nearest depth that was; before
+        any was measured, by a guess."""
+        known = self._extra.get(_kind(entries), {})
+        if not known:
+            return depth * GUESSED_DRAFT_COST * plain
+        nearest = min(known, key=lambda other: abs(other - depth))
+        return known[nearest] * depth / nearest
 
     def _observe_gain(self, plan: StepPlan, seconds: float, plain: float) -> None:
         """Behind a stretch that saved too little, rest. plain: seconds of such a step without drafts."""
@@ -197,6 +218,11 @@ def _mixed(before: float | None, new: float) -> float:
     if before is None or new < MUCH_LESS * before:
         return new
     return before + NEWEST_WEIGHT * ((min(new, MUCH_MORE * before) if before else new) - before)
+
+
+def _share(drafting: int, entries: int) -> float:
+    """What of the seconds that drafts of all entries add is there when so many draft."""
+    return (1 + drafting / entries) / 2
 
 
 def _kind(entries: int) -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.cache.spec import PoolSpec
 from engine.cache.writes import BlockWrite, StateCopy
+from engine.config import MAX_DRAFTS
 from engine.types import SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 
 # Upper bounds, with the bound, of the buckets by which steps are counted: vLLM's.
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Drafts an entry that steps are padded to.
+DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
+
+
+def draft_depths(most: int) -> tuple[int, ...]:
+    """Drafts an entry of padded steps, rising, where an entry has at most so many; none of 0."""
+    return (*(depth for depth in DRAFT_COUNTS if depth < most), most) if most else ()
 
 
 @dataclass(frozen=True, slots=True)

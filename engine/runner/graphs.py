@@ -30,8 +30,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.config import MAX_DRAFTS
-from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan
+from engine.core.plan import NO_SHAPES, MixedShapes, StepPlan, draft_depths
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES, StepShape
 from engine.runner.pending import ComputedStep
 from engine.sampling.sampler import Drawn
@@ -58,9 +57,8 @@ COMMON_TOKENS = (1152, 1088)
 # smaller one may be, in parts of the time. With 8 billion weights, beside 64 rows: 19.6 µs a token in 1,024, 20.9 in
 # 1,536.
 WAVE_CANDIDATES, WAVE_ALIGNED_WITH_EXPERTS, WAVE_TOLERANCE = (1024, 1152, 1280, 1536, 1792), 1536, 0.025
-# Entries with drafts, and drafts an entry. Beside them stand MIXED_ENTRIES.
+# Entries with drafts. Beside them stand MIXED_ENTRIES.
 DRAFTED_ENTRIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
 # Made before the engine is ready.
 FIRST_ENTRIES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -168,7 +166,7 @@ class StepGraphs:
         wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS,
         max_drafts: int = 0,
     ) -> None:
-        self._depths = _up_to(max_drafts, DRAFT_COUNTS) if max_drafts else ()
+        self._depths = draft_depths(max_drafts)
         self._drafted = _up_to(max_rows, DRAFTED_ENTRIES)
         self._beside = (0, *_up_to(max_rows, MIXED_ENTRIES)) if max_rows > 1 else (0,)
         # A shape holds no more tokens than are staged.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.core.plan import draft_depths
 from engine.runner.inputs import MULTI_TOKEN_ENTRIES
 from engine.sampling.sampler import PLAIN, SamplingExtras
 from engine.types import MAX_LOGPROBS
@@ -87,10 +88,9 @@ def warmup_steps(
         WarmupStep(0, entries, first, count) for entries in (4, 70, 130) for first in contexts for count in (3, 40)
     ]
     if max_drafts:
-        deep = [depth for depth in (1, 2, 4, 8) if depth < max_drafts] + [max_drafts]
         made += [
             WarmupStep(singles, entries, first, 1 + depth, drafts=True)
-            for depth in deep
+            for depth in draft_depths(max_drafts)
             for entries in (1, 2, 4, 8, 16, 32, 64, 128, 256, max_rows)
             for singles, first in ((0, 0), (0, 2048), (8, 100))
         ]

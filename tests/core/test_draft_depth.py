@@ -107,6 +107,43 @@ def test_what_a_draft_costs_decides_who_drafts() -> None:
     assert sorted(depths, reverse=True) == depths
 
 
+def test_who_drafts_goes_as_deep_as_the_padded_step() -> None:
+    """Drafts within it are free. The more they cost, the fewer of them, and the fewer who draft."""
+    found = []
+    for extra in (0.0001, 0.002, 0.0045, 0.02):
+        depth, requests = DraftDepth(8), [Acceptance() for _ in range(3)]
+        for of, accepted in zip(requests, (0, 3, 7), strict=True):
+            for _ in range(10):
+                of.drafted(8, accepted)
+        depth.observe_step(plan(3, 0), 0.01)
+        depth.observe_step(plan(3, 4), 0.01 + 4 * extra)
+        found.append(depth.draft_counts(3, requests))
+    assert found == [[0, 8, 8], [0, 4, 4], [0, 2, 2], [0, 0, 0]]
+
+
+def test_a_deeper_step_is_measured_for_itself() -> None:
+    """Eight drafts cost more than twice what four do, as where their tokens no longer fit a tile."""
+    depth, requests = DraftDepth(8), [Acceptance() for _ in range(4)]
+    for of in requests:
+        for _ in range(30):
+            of.drafted(8, 8)
+    depth.observe_step(plan(4, 0), 0.01)
+    depth.observe_step(plan(4, 4), 0.012)
+    assert depth.draft_counts(4, requests) == [8] * 4, "as much for each draft, as far as is known"
+    depth.observe_step(plan(4, 8), 0.03)
+    assert depth.draft_counts(4, requests) == [4] * 4
+    depth.observe_step(plan(4, 3), 0.012)
+    assert depth.draft_counts(4, requests) == [4] * 4, "three drafts are padded to four"
+
+
+def test_other_numbers_of_entries_go_by_the_nearest() -> None:
+    """Each would lose steps without drafts to be measured, of which a load of a few hundred steps has not many."""
+    depth = DraftDepth(4)
+    depth.observe_step(plan(8, 0), 0.01)
+    for entries in range(1, 9):
+        assert all(depth.draft_counts(entries, [Acceptance() for _ in range(entries)])), entries
+
+
 def test_plain_steps_are_measured_before_drafts_and_now_and_then() -> None:
     depth, of = DraftDepth(4), [Acceptance()]
     found = [depth.draft_counts(1, of) for _ in range(2 * STEPS_BEFORE_PLAIN)]
