@@ -22,6 +22,9 @@ Choice = Literal["auto", "reference", "triton"]
 
 OPS = (
     "move_words",
+    "shift_entries",
+    "put_drafts",
+    "draft_places",
     "token_inputs",
     "embedding",
     "rms_norm",
@@ -63,6 +66,7 @@ OPS = (
     "sample_candidates",
     "sample_merge",
     "keep_tokens",
+    "accept_drafts",
     "logprobs",
 )
 

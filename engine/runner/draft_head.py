@@ -56,21 +56,21 @@ class HeadDrafter:
         seen: torch.Tensor,
         shape: StepShape,
         verify: Verify | None,
-        given: torch.Tensor | None,
+        last_kept: torch.Tensor | None,
         trims: bool,
     ) -> None:
         """Compute the tokens of a step whose draws are in the token table. seen: what `Decoder.tapped` saw of them.
-        given [B] int32: how many tokens each entry of a step with drafts gave. trims: let the last layer give each
-        entry's last token alone."""
+        last_kept [B] int32: place of the last token that is kept of each entry of a step with drafts. trims: let the
+        last layer give each entry's last token alone."""
         inputs, entries = self._inputs, self._inputs.entries(shape)
         last_tokens = inputs.last_tokens(shape)
         hidden = self._head.combine(seen)
-        tokens = inputs.tokens(shape)
+        tokens = inputs.tokens(shape) if verify is None or verify.places is not None else verify.draws
         within = last_tokens if trims and verify is None else None
         x = self._compute(tokens.rows, tokens.lengths, hidden, batch, within)
         if verify is not None:
-            assert given is not None
-            x = x.index_select(0, verify.last - verify.count + given - 1)
+            assert last_kept is not None
+            x = x.index_select(0, last_kept)
         elif within is None and last_tokens is not None:
             x = x.index_select(0, last_tokens.places)
         self._states[entries.out_rows] = x
@@ -80,19 +80,17 @@ class HeadDrafter:
         wants no more of them computes a dummy token."""
         tables, first, end = self._tables, shape.num_single, shape.num_single + shape.drafting
         count, entries = self._inputs.proposals(shape).count[first:end], self._inputs.entries(shape)
-        last, own = entries.lengths[first:end] - count - 1, entries.rows[first:end]
+        own, lengths = entries.rows[first:end], entries.lengths[first:end]
         x = self._states.index_select(0, own)
-        for drafted in range(shape.drafts):
-            wanted = count > drafted
-            rows = torch.where(wanted, own, tables.dummy)
+        places = self._ops.draft_places(lengths, count, own, shape.drafts, tables.dummy)
+        for drafted, (rows, before, newest, behind) in enumerate(places.unbind(1)):
             if drafted:
-                at = torch.where(wanted, last + drafted - 1, 0)
-                x = self._compute(rows, at + 1, x, self._inputs.single_tokens(rows, at, shape.max_context))
-            held = torch.where(wanted, last + 1 + drafted, 1)
+                batch = self._inputs.single_tokens(rows, before, newest, shape.max_context)
+                x = self._compute(rows, newest, x, batch)
             logits = self._head.logits(x)
-            of = (tables.params, rows, held, tables.tokens, PLAIN)
+            of = (tables.params, rows, behind, tables.tokens, PLAIN)
             drawn = self._sampler.draw(logits, *of, shape.whole_logits)
-            self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, held)
+            self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, behind)
 
     def _compute(
         self,

@@ -3,8 +3,6 @@ more. Its keys and values lie in the same pool, in blocks that are given, shared
 
 from __future__ import annotations
 
-import torch
-
 from engine.cache.tensors import LayerCache
 from engine.models.decoder import Decoder
 from engine.runner.batch import DeviceBatch, LastTokens
@@ -37,14 +35,11 @@ class DraftModel:
         wants no more of them computes a dummy token."""
         tables, first, end = self._tables, shape.num_single, shape.num_single + shape.drafting
         count, entries = self._inputs.proposals(shape).count[first:end], self._inputs.entries(shape)
-        last, own = entries.lengths[first:end] - count - 1, entries.rows[first:end]
+        own, lengths = entries.rows[first:end], entries.lengths[first:end]
         only = self._decoder.warmup_layers if briefly else None
-        for drafted in range(shape.drafts):
-            wanted = count > drafted
-            rows = torch.where(wanted, own, tables.dummy)
-            at = torch.where(wanted, last + drafted, 0)
-            x = self._decoder(self._inputs.single_tokens(rows, at, shape.max_context), self._caches, only)
-            held = at + 1
+        places = self._ops.draft_places(lengths, count, own, shape.drafts, tables.dummy)
+        for rows, _, newest, behind in places.unbind(1):
+            x = self._decoder(self._inputs.single_tokens(rows, newest, behind, shape.max_context), self._caches, only)
             logits = self._decoder.logits(x)
-            drawn = self._sampler.draw(logits, tables.params, rows, held, tables.tokens, PLAIN)
-            self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, held)
+            drawn = self._sampler.draw(logits, tables.params, rows, behind, tables.tokens, PLAIN)
+            self._ops.keep_tokens(drawn.tokens, tables.tokens, rows, behind)

@@ -12,29 +12,24 @@ All of it goes by what is staged on the device, in tensors whose sizes a step's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from engine.core.plan import StepPlan
-from engine.runner.batch import DeviceBatch, SampledEntries
+from engine.runner.batch import SampledEntries
 from engine.runner.inputs import Inputs, StepShape
 from engine.runner.tables import RowTables
 from engine.sampling.sampler import Drawn
+from kernels.select import Ops
 
 
-def put_proposals(inputs: Inputs, shape: StepShape, tables: RowTables) -> None:
+def put_proposals(inputs: Inputs, shape: StepShape, tables: RowTables, ops: Ops) -> None:
     """Put drafts that the plan names into the token table, behind the true ends of the staged step's entries."""
-    singles, entries, proposals = shape.num_single, inputs.entries(shape), inputs.proposals(shape)
-    count = proposals.count[singles:]
-    within = torch.arange(shape.drafts, dtype=torch.int32, device=count.device)
-    at = (entries.lengths[singles:] - count)[:, None] + within
-    own = torch.minimum((at - proposals.start[singles:, None]).clamp(min=0), (proposals.size[singles:, None] - 1))
-    tokens = proposals.tokens.gather(1, own.clamp(min=0).long())
-    drafted = within < count[:, None]
-    row = torch.where(drafted, entries.rows[singles:, None], tables.dummy)
-    tables.tokens[row, torch.where(drafted, at, 0)] = tokens
+    first, entries, proposals = shape.num_single, inputs.entries(shape), inputs.proposals(shape)
+    proposed = (proposals.start[first:], proposals.size[first:], proposals.count[first:])
+    ops.put_drafts(proposals.tokens, *proposed, entries.lengths[first:], entries.rows[first:], tables.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +70,15 @@ class Verify:
         """The step's tokens stand in the token table again, where draws behind them were put since."""
         tables.tokens[self.draws.rows, self.draws.lengths - 1] = self.ids
 
-    def num_kept(self, batch: DeviceBatch, given: torch.Tensor) -> torch.Tensor:
-        """Tokens of each entry of the step that are kept, [B] int32, of what each gave."""
-        return batch.query_start.diff() - 1 - self.count + given
-
-    def accept(self, drawn: Drawn, tables: RowTables) -> Drawn:
-        """Says how many tokens each entry gave, of drawn [E]; the rows are longer by as many from now on. A draw behind
-        a draft that is no token (−1) is left to the next step."""
-        singles, count = self.shape.num_single, self.count[self.shape.num_single :]
+    def accept(self, drawn: Drawn, tables: RowTables, ops: Ops) -> torch.Tensor:
+        """How many tokens each entry gave, of drawn [E], and the place of its last kept one, [2, B] int32; the rows are
+        longer by as many from now on. A draw behind a draft that is no token (−1) is left to the next step."""
         tokens = drawn.tokens
         if self.places is not None:
             tokens = torch.full_like(self.ids, -1).index_copy(0, self.places, tokens)
-        within = torch.arange(1 + self.shape.drafts, dtype=torch.int32, device=tokens.device)
-        places = ((self.last[singles:] - count)[:, None] + within).clamp(max=len(tokens) - 1)
-        run = tokens[places]
-        equal = (run[:, :-1] == self.ids[places[:, 1:]]) & (within[1:] <= count[:, None])
-        accepted = equal.int().cumprod(1).sum(1, keepdim=True)
-        lost = (run.gather(1, accepted) < 0) & (accepted > 0)
-        longer = (accepted + 1 - lost.int())[:, 0].int()
-        given = torch.cat((torch.ones_like(self.count[:singles]), longer))
-        tables.lengths[self.entries.out_rows] = self.entries.lengths - self.count + given
-        return replace(drawn, given=given)
+        entries = (self.entries.lengths, self.entries.out_rows, tables.lengths)
+        told: torch.Tensor = ops.accept_drafts(tokens, self.ids, self.last, self.count, *entries, self.shape.drafts)
+        return told
 
 
 def draw_places(plan: StepPlan) -> tuple[list[int], np.ndarray]:

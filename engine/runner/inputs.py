@@ -190,12 +190,14 @@ class Inputs:
         batch = self._gather_batch(shape, query_start, context_len, rows, positions, entries)
         return replace(batch, deferred=[]) if shape.drafts and self._pool.num_state_slots else batch
 
-    def single_tokens(self, rows: torch.Tensor, positions: torch.Tensor, max_context: int) -> DeviceBatch:
-        """A step of entries of one token: row and position of each, [B] int32."""
+    def single_tokens(
+        self, rows: torch.Tensor, positions: torch.Tensor, behind: torch.Tensor, max_context: int
+    ) -> DeviceBatch:
+        """A step of entries of one token: row and position of each, and the position behind it, [B] int32."""
         count = len(rows)
         shape = StepShape(count, count, count, 1, max_context)
         entries = self._starts[:count]
-        return self._gather_batch(shape, self._starts[: count + 1], positions + 1, rows, positions, entries)
+        return self._gather_batch(shape, self._starts[: count + 1], behind, rows, positions, entries)
 
     def _gather_batch(
         self,
@@ -256,14 +258,11 @@ class Inputs:
 
     def begin_at_true_ends(self, shape: StepShape) -> None:
         """Move entries that draw to where their rows truly end: the plan counted on drafts which may not have stood."""
-        entries = self.entries(shape)
-        positions, of = self._parts(shape, 5, 7)
-        ahead = entries.lengths - self._tables.lengths.index_select(0, entries.rows)
-        if shape.drafts:
-            ahead = ahead - self.proposals(shape).count
-        ahead = torch.where(entries.out_rows == self._tables.dummy, 0, ahead)
-        entries.lengths.sub_(ahead)
-        positions.sub_(ahead.index_select(0, of))
+        query_start, lengths, rows, out_rows, _, positions = self._parts(shape, 0, 6)
+        counts = self.proposals(shape).count if shape.drafts else None
+        self._ops.shift_entries(
+            lengths, positions, rows, out_rows, query_start, counts, self._tables.lengths, self._tables.dummy
+        )
 
     def last_indices(self, shape: StepShape) -> torch.Tensor:
         """Place of each entry's last token, [B] int32."""

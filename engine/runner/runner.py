@@ -91,8 +91,9 @@ class DeviceRunner:
         self._rows_with_extras: set[int] = set()  # rows whose drawing takes more than their parameters on the device
         self._rows_with_prompt_logprobs: set[int] = set()  # rows that asked for log-probabilities of their prompt
         self._rows_of_whole_logits: set[int] = set()  # rows that candidates of ranks do not say enough for
-        # How many tokens the entries of a step with drafts gave, for what is done behind the draw.
-        self._given = torch.zeros(self._inputs.max_entries if drafts else 0, dtype=torch.int32, device=device)
+        # How many tokens the entries of a step with drafts gave, and where the last kept one stands, for what is done
+        # behind the draw.
+        self._given = torch.zeros(2, self._inputs.max_entries if drafts else 0, dtype=torch.int32, device=device)
         self._limits = (max_rows, token_budget, info.max_model_len)
         self._graphs: StepGraphs | None = None
         if capture is not None:
@@ -195,7 +196,7 @@ class DeviceRunner:
         elif shape.drafts and model is not None:
             model.propose(shape, only is not None)
         elif shape.drafts:
-            put_proposals(self._inputs, shape, self._tables)
+            put_proposals(self._inputs, shape, self._tables, self._ops)
         batch = self._inputs.batch(shape)
         taps = () if head is None else head.taps
         last_tokens = None if shape.drafts else self._inputs.last_tokens(shape)
@@ -208,8 +209,8 @@ class DeviceRunner:
         if model is not None:
             follow = partial(model.follow, batch, last_tokens if self._trims else None, only is not None)
         elif head is not None:
-            given = None if verify is None else self._given[: len(verify.count)]
-            follow = partial(head.follow, batch, seen, shape, verify, given, self._trims)
+            last_kept = None if verify is None else self._given[1, : len(verify.count)]
+            follow = partial(head.follow, batch, seen, shape, verify, last_kept, self._trims)
         if verify is not None:
             return DecodedStep(x, verify.select_drawing(x), verify, advance_states, follow)
         drawing = x if trimmed else select_last(x, last_tokens)
@@ -217,7 +218,7 @@ class DeviceRunner:
 
     def _advance_states(self, batch: DeviceBatch, verify: Verify) -> None:
         """Bring running states up to the tokens that stand: drafts may be drawn twice, and states not."""
-        num_kept = verify.num_kept(batch, self._given[: len(verify.count)])
+        num_kept = self._given[1, : len(verify.count)] + 1 - batch.query_start[:-1]
         for advance in batch.deferred or ():
             advance(num_kept)
 
@@ -349,9 +350,9 @@ class DeviceRunner:
         tokens = self._ops.keep_tokens(drawn.tokens, tables.tokens, entries.out_rows, entries.lengths)
         drawn = replace(drawn, tokens=tokens)
         if verify is not None:
-            drawn = verify.accept(drawn, tables)
-            assert drawn.given is not None
-            self._given[: len(drawn.given)] = drawn.given
+            told = verify.accept(drawn, tables, self._ops)
+            self._given[:, : told.shape[1]] = told
+            drawn = replace(drawn, given=told[0])
         elif self._drafts:
             tables.lengths[entries.out_rows] = entries.lengths + 1
         return drawn

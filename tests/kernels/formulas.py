@@ -29,6 +29,77 @@ def token_inputs(
     return torch.tensor(ids), torch.tensor(slots), torch.stack([blocks[row] for row in rows.tolist()])
 
 
+def shift_entries(
+    lengths: torch.Tensor,
+    positions: torch.Tensor,
+    rows: torch.Tensor,
+    out_rows: torch.Tensor,
+    query_start: torch.Tensor,
+    counts: torch.Tensor | None,
+    row_lengths: torch.Tensor,
+    dummy: int,
+) -> None:
+    for entry, row in enumerate(rows.tolist()):
+        if int(out_rows[entry]) == dummy:
+            continue
+        drafts = 0 if counts is None else int(counts[entry])
+        ahead = int(lengths[entry]) - drafts - int(row_lengths[row])
+        lengths[entry] -= ahead
+        for token in range(int(query_start[entry]), int(query_start[entry + 1])):
+            positions[token] -= ahead
+
+
+def put_drafts(
+    proposed: torch.Tensor,
+    starts: torch.Tensor,
+    sizes: torch.Tensor,
+    counts: torch.Tensor,
+    lengths: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+) -> None:
+    for entry, row in enumerate(rows.tolist()):
+        for place in range(int(lengths[entry]) - int(counts[entry]), int(lengths[entry])):
+            own = min(max(place - int(starts[entry]), 0), int(sizes[entry]) - 1)
+            tokens[row, place] = proposed[entry, max(own, 0)]
+
+
+def draft_places(
+    lengths: torch.Tensor, counts: torch.Tensor, rows: torch.Tensor, depth: int, dummy: int
+) -> torch.Tensor:
+    places = torch.empty(4, depth, len(rows), dtype=torch.int32)
+    for entry, row in enumerate(rows.tolist()):
+        held = int(lengths[entry]) - int(counts[entry])  # before the first draft
+        for i in range(depth):
+            wanted = i < int(counts[entry])
+            newest = held - 1 + i
+            places[:, i, entry] = torch.tensor((row, newest - 1, newest, newest + 1) if wanted else (dummy, 0, 1, 1))
+    return places
+
+
+def accept_drafts(
+    drawn: torch.Tensor,
+    ids: torch.Tensor,
+    last: torch.Tensor,
+    counts: torch.Tensor,
+    lengths: torch.Tensor,
+    out_rows: torch.Tensor,
+    row_lengths: torch.Tensor,
+    depth: int,
+) -> torch.Tensor:
+    told = torch.empty(2, len(counts), dtype=torch.int32)
+    for entry, count in enumerate(counts.tolist()):
+        place = int(last[entry]) - count
+        given = 1
+        while given <= count and int(ids[place + 1]) == int(drawn[place]):
+            place, given = place + 1, given + 1
+        if given > 1 and int(drawn[place]) < 0:
+            place, given = place - 1, given - 1
+        told[:, entry] = torch.tensor((given, place))
+        row_lengths[int(out_rows[entry])] = int(lengths[entry]) - count + given
+    return told
+
+
 def keep_tokens(drawn: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     for token, row, length in zip(drawn.tolist(), rows.tolist(), lengths.tolist(), strict=True):
         tokens[row, length] = max(token, 0)

@@ -80,6 +80,16 @@ def steps() -> dict[str, dict[str, Step]]:
             "decoding": lambda n: _made("token_inputs", "", [1] * n, LONGEST),
             "prompt": lambda n: _made("token_inputs", "", [n], LONGEST),
         },
+        "shift_entries": {
+            "decoding": lambda n: _made("shift_entries", "", [1] * n, drafts=False),
+            "drafts": lambda n: _made("shift_entries", "", [4] * n),
+        },
+        "put_drafts": {"seqs": lambda n: _made("put_drafts", "", n)},
+        "draft_places": {
+            "seqs": lambda n: _made("draft_places", "", n, 3),
+            "depth": lambda n: _made("draft_places", "", 5, n),
+        },
+        "accept_drafts": {"seqs": lambda n: _made("accept_drafts", "", [3] * n, 3)},
         "keep_tokens": {"seqs": lambda n: _made("keep_tokens", "", n)},
         "mask_logits": {"seqs": lambda n: _made("mask_logits", "", F32, n, n, 320)},
         "embedding": {"tokens": of_tokens("embedding", 320, 96)},
