@@ -36,6 +36,10 @@ STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
 
 
+# Tokens of rows that draft beside prompts, at most: more would take room from prompts.
+MAX_DRAFTING_TOKENS = 128
+
+
 def draft_depths(most: int) -> tuple[int, ...]:
     """Drafts an entry of padded steps, rising, where an entry has at most so many; none of 0."""
     return (*(depth for depth in DRAFT_COUNTS if depth < most), most) if most else ()
@@ -139,28 +143,42 @@ class MixedShapes:
     """What a runner pads steps of rows and up to `chunks` chunks of prompts to: rows to the next of `rows`, missing
     chunks by one token each, all tokens to the next of `tokens`. Empty when it pads none.
 
-    wave_aligned_tokens: of `tokens`, what to fill beside decoding rows, since a token is cheapest there.
+    wave_aligned_tokens: of `tokens`, what to fill beside decoding rows, since a token is cheapest there. drafts: how
+    many a row may draft beside prompts, where rows stay within MAX_DRAFTING_TOKENS; a row of such a step is padded to
+    as many.
     """
 
     rows: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     chunks: int = 0
     wave_aligned_tokens: int = 0
+    drafts: int = 0
 
-    def room(self, rows: int, max_tokens: int) -> int:
-        """Prompt tokens that fill the largest shape of up to `max_tokens` tokens beside `rows` rows; 0 without one."""
+    def width(self, rows: int, drafts: int) -> int:
+        """Tokens of each row of a shape of so many, of which some draft `drafts` tokens; 0 where it may not."""
+        if not drafts:
+            return 1
+        return 1 + self.drafts if drafts <= self.drafts and rows * (1 + self.drafts) <= MAX_DRAFTING_TOKENS else 0
+
+    def room(self, rows: int, max_tokens: int, drafting: bool = False) -> int:
+        """Prompt tokens that fill the largest shape of up to `max_tokens` tokens beside `rows` rows, which draft or do
+        not; 0 without one."""
         padded, tokens = bisect_left(self.rows, rows), bisect_right(self.tokens, max_tokens)
         if padded == len(self.rows) or not tokens:
             return 0
-        return max(0, self.tokens[tokens - 1] - self.rows[padded] - (self.chunks - 1))
+        width = self.width(self.rows[padded], self.drafts if drafting else 0) or 1
+        return max(0, self.tokens[tokens - 1] - self.rows[padded] * width - (self.chunks - 1))
 
-    def fit(self, rows: int, prompt: int, chunks: int) -> tuple[int, int] | None:
-        """Rows and all tokens that a step of `rows` rows and `prompt` tokens in `chunks` chunks is padded to; None when
-        no shape holds it."""
+    def fit(self, rows: int, prompt: int, chunks: int, drafts: int = 0) -> tuple[int, int] | None:
+        """Rows and all tokens that a step of `rows` rows, of up to `drafts` drafts each, and `prompt` tokens in
+        `chunks` chunks is padded to; None when no shape holds it."""
         padded = bisect_left(self.rows, rows)
         if padded == len(self.rows) or not 0 < chunks <= self.chunks:
             return None
-        tokens = bisect_left(self.tokens, self.rows[padded] + prompt + self.chunks - chunks)
+        width = self.width(self.rows[padded], drafts)
+        if not width:
+            return None
+        tokens = bisect_left(self.tokens, self.rows[padded] * width + prompt + self.chunks - chunks)
         return (self.rows[padded], self.tokens[tokens]) if tokens < len(self.tokens) else None
 
     def padded(self, rows: int, prompt: int, chunks: int) -> int:
@@ -229,9 +247,9 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> Pending: ...
 
-    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
-        """Whether a step of `entries` entries of up to `depth` drafts each beside `singles` of one token is launched as
-        fast as others, with nothing to be made first."""
+    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
+        """Whether a step of `entries` entries of up to `depth` drafts each beside `singles` of one token, and `prompt`
+        tokens in `chunks` chunks, is launched as fast as others, with nothing to be made first."""
         ...
 
     def idle(self) -> bool:

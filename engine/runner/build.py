@@ -233,6 +233,7 @@ def _runner(
         watch,
         config.runtime.trim_last_layer,
         config.speculation.most,
+        config.speculation.beside_prompts,
         drafter,
     )
 
