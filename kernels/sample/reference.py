@@ -17,23 +17,21 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24
 COLDEST = 1e-5
 
 
-def _multiply(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a product of two unsigned 32-bit values held in int64."""
-    high = (a * (b >> 16) + (a * (b & 0xFFFF) >> 16)) >> 16
-    return high & _WORD, (a * b) & _WORD
-
-
 def philox(seed: torch.Tensor, counter: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10 of counter (c0, c1, 0, 0) under the 64-bit key `seed`: four int64 tensors of 32-bit words."""
-    c0, c1 = counter[0] & _WORD, counter[1] & _WORD
-    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
-    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
+    """Philox4x32-10 of counter (c0, c1, 0, 0) under the 64-bit key `seed`: four int64 tensors of 32-bit words.
+
+    Words 0 and 2 stand in one tensor, 1 and 3 in another. Products of int64 wrap around: all 64 bits are there, as those
+    of a signed number.
+    """
+    c0, c1 = (torch.stack((part & _WORD, torch.zeros_like(part))) for part in counter)
+    shape = (2,) + (1,) * seed.dim()
+    multipliers, weyl = (torch.tensor(pair, device=seed.device).view(shape) for pair in (_MULTIPLIERS, _WEYL))
+    key = torch.stack((seed & _WORD, (seed >> 32) & _WORD))
     for _ in range(_ROUNDS):
-        high_a, low_a = _multiply(c0, _MULTIPLIERS[0])
-        high_b, low_b = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
-        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
-    return c0, c1, c2, c3
+        product = (c0 * multipliers).flip(0)
+        c0, c1 = ((product >> 32) & _WORD) ^ c1 ^ key, product & _WORD
+        key = (key + weyl) & _WORD
+    return c0[0], c1[0], c0[1], c1[1]
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab: int, first: int = 0) -> torch.Tensor:
