@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of Python processes: each module is compiled once and not by each of them.
+unexport PYTHONDONTWRITEBYTECODE
 
 # command=package
 WEB_PACKAGES    := chromium=chromium curl=curl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,16 @@ hypothesis.settings.load_profile("untimed")
 # Triton's own functions are bound to its interpreter when triton is first imported, whoever does that.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# Imports and items make millions of objects that stay: the collector would walk them again and again.
+gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 # First, so that no hook counts what this machine cannot run.

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# One process reads the files, once.
+pytestmark = pytest.mark.xdist_group("words")
+
 ROOT = Path(__file__).parents[1]
 EVERYWHERE = ("engine", "kernels", "clients", "perf", "tests")
 STEPS = ("engine/core", "engine/runner", "engine/sampling", "engine/layers", "engine/models/decoder.py", "tests/core")

@@ -20,8 +20,8 @@ COLDEST = 1e-5
 def philox(seed: torch.Tensor, counter: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Philox4x32-10 of counter (c0, c1, 0, 0) under the 64-bit key `seed`: four int64 tensors of 32-bit words.
 
-    Words 0 and 2 stand in one tensor, 1 and 3 in another. Products of int64 wrap around: all 64 bits are there, as those
-    of a signed number.
+    Words 0 and 2 stand in one tensor, 1 and 3 in another. Products of int64 wrap around: all 64 bits are there, as
+    those of a signed number.
     """
     c0, c1 = (torch.stack((part & _WORD, torch.zeros_like(part))) for part in counter)
     shape = (2,) + (1,) * seed.dim()

@@ -33,10 +33,10 @@ class Keeper:
             self._expected = undisturbed(self._fleet)
         return self._fleet
 
-    def storm(self, schedule: Schedule) -> storm.Report:
+    def storm(self, schedule: Schedule, streams: int = storm.STREAMS) -> storm.Report:
         fleet = self.fleet()
         try:
-            report = storm.run(fleet, schedule, self._expected)
+            report = storm.run(fleet, schedule, self._expected, streams)
         except BaseException:
             self.discard()
             raise

@@ -23,9 +23,10 @@ KINDS = (
     "load-unload",
     "scale",
 )
+STREAMS = 4  # half of what `make chaos` has
 
 
 def test_a_minute_of_faults_loses_nothing(keeper: Keeper) -> None:
-    report = keeper.storm(draw(44, 60.0, drawn(KINDS)))
+    report = keeper.storm(draw(44, 60.0, drawn(KINDS)), STREAMS)
     assert not report.violations, str(report)
     assert report.ends["ok"] > 20, str(report)

@@ -22,10 +22,12 @@ SETTINGS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of these tests share one server, so they share one worker."""
+    """These tests share a server, so they share a worker. Those of recovery, which mostly wait, take a third of the
+    time: they have another."""
     for item in items:
         if "tests/e2e/" in str(item.path):
-            item.add_marker(pytest.mark.xdist_group("server"))
+            group = "recovery" if item.path.stem == "test_recovery" else "server"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -97,7 +97,7 @@ def arrived(begin: Callable[[], None], seconds: float) -> Callable[..., Any]:
         began = time.monotonic()
         bits = tl.load(p_sent + at, mask=held, other=1)
         while (bits.handle.data == 0).any() and time.monotonic() - began < seconds:
-            time.sleep(0)
+            time.sleep(0.001)
             bits = tl.load(p_sent + at, mask=held, other=1)
         tl.store(p_sent + at, tl.zeros_like(bits), mask=held)
         return bits.to(kind, bitcast=True)
@@ -112,7 +112,7 @@ def late(piece: torch.Tensor) -> Callable[[], None]:
     def wait() -> None:
         began = time.monotonic()
         while sent not in piece.numpy().tobytes() and time.monotonic() - began < 2.0:
-            time.sleep(0)
+            time.sleep(0.001)
 
     return wait
 
@@ -129,7 +129,7 @@ def play(peers: Any, rank: int, numbers: range, device: torch.device = CPU) -> l
     for number in numbers:
         call = CALLS[number]
         if call.late == rank:
-            time.sleep(0.15)
+            time.sleep(0.05)
         x = call.inputs(number, rank).to(device)
         residual, weight = (tensor.to(device) for tensor in call.around(number))
         peers._two_shot = lambda x, way=call.two_shot: way

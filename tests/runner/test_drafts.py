@@ -99,7 +99,7 @@ class Oracle:
 
 def request(draw: random.Random, name: str, shared: list[int]) -> RequestInput:
     """A prompt of any length that repeats itself in parts, and any extras."""
-    asked: dict[str, Any] = {"max_tokens": draw.randint(1, 40), "temperature": draw.choice((0.0, 0.0, 0.3, 0.9))}
+    asked: dict[str, Any] = {"max_tokens": draw.randint(1, 28), "temperature": draw.choice((0.0, 0.0, 0.3, 0.9))}
     extras = {
         "top_k": draw.randint(1, 20),
         "top_p": draw.uniform(0.3, 1.0),
