@@ -177,7 +177,7 @@ class Engine:
             clock=clock,
             sleep=sleep,
             on_failure=on_failure,
-            masks=None if grammars is None else grammars.masks,
+            matchers=grammars,
         )
         self._grammars, self._lost, self._clock = grammars, lost, clock
         self._drafter = drafter

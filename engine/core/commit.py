@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engine.cache.manager import KVManager
 from engine.config import MAX_DRAFTS
@@ -15,6 +16,7 @@ from engine.core.scheduler import Scheduler
 from engine.types import ErrorCode, FinishReason, TokenEvent, TokenLogprobs, Usage
 
 Emit = Callable[[Request, TokenEvent], None]
+NONE_TAKEN: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,9 @@ class Committer:
         self._clock = clock
         self._filled: list[tuple[Request, int]] = []  # computed up to the second, at the end of a block or beyond
 
-    def commit(self, step: InFlight, result: StepResult) -> None:
-        """Give tokens to requests and end those that they end."""
+    def commit(self, step: InFlight, result: StepResult, taken: Mapping[int, int] = NONE_TAKEN) -> None:
+        """Give tokens to requests and end those that they end. taken: of entries with a matcher, how many tokens that
+        has taken (`engine.core.masking.advance`)."""
         plan, emit, filled = step.plan, self._emit, self._filled
         size = self._kv.block_size
         drawn, errors = result.tokens, result.errors
@@ -59,7 +62,7 @@ class Committer:
             if request.status is Status.FINISHED:
                 continue
             if drafts and i in drafts:
-                self._commit_drafted(request, i, drafts[i], result)
+                self._commit_drafted(request, i, drafts[i], result, taken.get(i))
                 continue
             if samples:
                 request.num_inflight -= 1
@@ -83,17 +86,14 @@ class Committer:
             if not samples:
                 continue
             ended = None
-            if request.matcher is not None:
-                request.matcher.advance(token)
-                ended = stopping.check(request)
-            elif request.num_tokens >= request.limit or token in request.stop_ids:
+            if request.matcher is not None or request.num_tokens >= request.limit or token in request.stop_ids:
                 ended = stopping.check(request)
             if ended is None and not (request.want_reports or request.first_event_pending):
                 emit(request, TokenEvent(request.id, [token]))
                 continue
             self._report(request, [token], logprobs.get(i), ended)
 
-    def _commit_drafted(self, request: Request, i: int, draft: Draft, result: StepResult) -> None:
+    def _commit_drafted(self, request: Request, i: int, draft: Draft, result: StepResult, taken: int | None) -> None:
         """Take an entry's own token and its accepted drafts. What follows a token that ends the request is dropped."""
         request.num_inflight -= 1 + draft.count
         request.num_drafted -= draft.count
@@ -112,17 +112,10 @@ class Committer:
         request.num_accepted_tokens += len(run) - 1
         if request.status is Status.RUNNING:
             request.num_computed -= 1 + draft.count - len(run)
-        ended, count = None, 0
-        while ended is None and count < len(run):
-            token = run[count]
-            request.tokens.append(token)
-            request.num_tokens += 1
-            count += 1
-            if request.matcher is not None:
-                request.matcher.advance(token)
-                ended = stopping.check(request)
-            elif request.num_tokens >= request.limit or token in request.stop_ids:
-                ended = stopping.check(request)
+        count = stopping.count_until_end(request, run) if taken is None else taken
+        request.tokens.extend(run[:count])
+        request.num_tokens += count
+        ended = stopping.check(request)
         self.num_generated += count
         end, size = request.num_tokens - 1, self._kv.block_size
         if end // size > (end - count) // size and request.status is Status.RUNNING:

@@ -1,14 +1,15 @@
 """The engine's loop: commands in, steps down to the runner, results up, events out.
 
-One iteration:  delay the launch → drain → schedule → launch step N → commit step N - 1 → draw masked entries of step N
-→ deliver → insert prefix blocks
+One iteration:  delay the launch → drain → schedule → launch step N → wait for step N - 1 → start masks of step N →
+commit step N - 1 → deliver → insert prefix blocks → draw masked entries of step N
 
 The step in flight is a value that one iteration hands to the next. With overlap off the same code commits step N
 itself. With overlap on, a plan is made before the tokens of the step before it are known: lengths advance at launch,
 token ids stay on the device, a request whose last token may be drawn already is not launched again, and what is
 computed after an end of sequence is dropped at its commit. An entry that may draw only certain tokens is computed
-meanwhile, and draws when the tokens before it are known. A launch is delayed until the step before it is about to
-end, so that it takes along who arrived until then.
+meanwhile, and draws when the tokens before it are known; which ones is found out on other threads while the tokens
+before are committed and delivered. A launch is delayed until the step before it is about to end, so that it takes along
+who arrived until then.
 """
 
 from __future__ import annotations
@@ -18,21 +19,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 from engine.cache.manager import KVManager
-from engine.core import stopping
-from engine.core.commit import Committer, InFlight
+from engine.core import masking, stopping
+from engine.core.commit import NONE_TAKEN, Committer, InFlight
 from engine.core.launch_timer import LaunchTimer
-from engine.core.plan import MaskedPending, Runner
-from engine.core.request import Matcher, Request, Sink, Status
+from engine.core.masking import StartedMasks
+from engine.core.plan import Runner, StepResult
+from engine.core.request import Matcher, Matchers, Request, Sink, Status
 from engine.core.scheduler import Scheduler
 from engine.types import ErrorCode, FinishReason, RequestError, TokenEvent
-
-if TYPE_CHECKING:
-    from engine.core.plan import Masks
 
 # Seconds without work before the runner does work that it put off.
 IDLE_S = 0.1
@@ -47,7 +45,7 @@ class EngineLoop:
     thread that calls `run` (or `iterate`). `live` holds every request that entered and has not ended.
 
     on_failure is called, on the loop's thread, after the runner failed and every request was given its error.
-    masks gives, of each matcher, the tokens that it lets through, as `MaskedPending.draw` takes them.
+    matchers does what is asked of all matchers of a step.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         on_failure: Callable[[BaseException], None] | None = None,
-        masks: Callable[[Sequence[Matcher], Sequence[Sequence[int]]], Masks] | None = None,
+        matchers: Matchers | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.kv = kv
@@ -80,7 +78,7 @@ class EngineLoop:
         self._matched: deque[tuple[Request, Matcher | RequestError]] = deque()
         self._called: deque[Callable[[], None]] = deque()
         self._awaiting_matcher: list[Request] = []
-        self._masks = masks
+        self._matchers = matchers
         self._num_matched = 0  # requests with a matcher that have not ended
         self._wake = threading.Condition()
         self._stopping = False
@@ -191,19 +189,23 @@ class EngineLoop:
             done, inflight = inflight, launched
         else:
             done, inflight = launched, None
-            if done is not None and done.plan.masked:
-                self._draw_masked(done)
-        if done is not None:
+            if done is not None:
+                self._draw(self._start_masks(done))
+        if done is None:
+            masks = self._start_masks(inflight)
+        else:
             awaited = not done.pending.done
             result = done.pending.wait()
             took = self._launch_timer.ended(seen=awaited)
+            taken = self._advance_matchers(done, result)
+            masks = self._start_masks(inflight)
             if took is not None:
                 self.scheduler.observe_step(done.plan, took)
-            self.committer.commit(done, result)
-        if inflight is not None and inflight.plan.masked:
-            self._draw_masked(inflight)
-        self.deliver()
-        self.committer.insert_prefix_blocks()
+            self.committer.commit(done, result, taken)
+        if masks is not None and not masks.made.done():
+            self._hand_out()
+        self._draw(masks)
+        self._hand_out()
         return inflight
 
     def _delay_launch(self, inflight: InFlight) -> None:
@@ -230,20 +232,25 @@ class EngineLoop:
             self.scheduler.observe_step(plan, self._clock() - began)  # by a device that is the host
         return InFlight(plan, requests, pending)
 
-    def _draw_masked(self, step: InFlight) -> None:
-        """Let a step's masked entries draw, now that all tokens before theirs are known. A matcher that cannot go on
-        ends its request alone."""
-        assert self._masks is not None
-        requests = [step.requests[entry] for entry in step.plan.masked]
-        matchers = [of.matcher for of in requests if of.matcher is not None]
-        drafts = [
-            draft.behind(of.num_tokens) if (draft := step.plan.drafts.get(entry)) is not None else ()
-            for entry, of in zip(step.plan.masked, requests, strict=True)
-        ]
-        cast(MaskedPending, step.pending).draw(self._masks(matchers, drafts))
-        for request, matcher in zip(requests, matchers, strict=True):
-            if matcher.error is not None and request.status is not Status.FINISHED:
-                self._end(request, FinishReason.ERROR, matcher.error, ErrorCode.INVALID_ARG)
+    def _advance_matchers(self, step: InFlight, result: StepResult) -> Mapping[int, int]:
+        if self._matchers is None or not step.plan.masked:
+            return NONE_TAKEN
+        return masking.advance(self._matchers, step, result)
+
+    def _start_masks(self, step: InFlight | None) -> StartedMasks | None:
+        if self._matchers is None or step is None or not step.plan.masked:
+            return None
+        return masking.start(self._matchers, step)
+
+    def _draw(self, masks: StartedMasks | None) -> None:
+        """Let a step's masked entries draw. A matcher that cannot go on ends its request alone."""
+        if masks is not None:
+            for request, error in masks.draw():
+                self._end(request, FinishReason.ERROR, error, ErrorCode.INVALID_ARG)
+
+    def _hand_out(self) -> None:
+        self.deliver()
+        self.committer.insert_prefix_blocks()
 
     def _drain(self) -> None:
         while self._submitted:

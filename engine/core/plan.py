@@ -228,9 +228,14 @@ class Pending(Protocol):
 class MaskedPending(Pending, Protocol):
     """A launched step of a plan with masked entries."""
 
-    def draw(self, masks: Masks) -> None:
-        """Draw the step's tokens: called once, and before `wait`. masks [n, W] int32, of each masked entry, and behind
-        it of each of its drafts: bit v % 32 of word v // 32 says whether it may draw token v there."""
+    def mask_rows(self, count: int, words: int) -> Masks:
+        """Where the step's masks are to be written before `draw`: [count, words] int32 of any content, of each masked
+        entry, and behind it of each of its drafts. Bit v % 32 of word v // 32 says whether it may draw token v there.
+        Called once; one step at a time is between this and `draw`."""
+        ...
+
+    def draw(self) -> None:
+        """Draw the step's tokens, by the masks that were written: called once, and before `wait`."""
         ...
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.cache.blocks import KVTable
 from engine.core.draft_depth import Acceptance
 from engine.types import RequestInput, TokenEvent, TokenLogprobs
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from engine.core.plan import Masks
 
 
 class Status(Enum):
@@ -41,7 +46,11 @@ class Drafter(Protocol):
 
 class Matcher(Protocol):
     """Where a request's answer stands in what it must be. The loop's thread calls it, so that what it takes is bounded
-    in time."""
+    in time.
+
+    count: tokens that the request was given."""
+
+    count: int
 
     @property
     def ended(self) -> bool:
@@ -62,8 +71,24 @@ class Matcher(Protocol):
         """Proposes the tokens that alone may follow, and what `other` does where there are several."""
         ...
 
-    def advance(self, token: int) -> None:
-        """The request was given a token."""
+
+class Matchers(Protocol):
+    """What matchers of one engine do together: a step's at once, on threads of their own."""
+
+    @property
+    def mask_words(self) -> int:
+        """Words of a mask: one bit a token."""
+        ...
+
+    def advance(self, matchers: Sequence[Matcher], runs: Sequence[Sequence[int]]) -> list[int]:
+        """Each request is given a run of tokens: how many of them its matcher took, all or up to the one that completes
+        the answer."""
+        ...
+
+    def start_masks(self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]], masks: Masks) -> Future[None]:
+        """Write what each matcher lets through next, and behind it the same behind each of its drafts, to masks
+        [n, mask_words] int32: bit v % 32 of word v // 32 says whether it may be token v. `drafts` may be empty. A
+        matcher that fails has an error afterwards. Until it is done nothing else is asked of these matchers."""
         ...
 
 

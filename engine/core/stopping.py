@@ -3,7 +3,7 @@ frontend, which then aborts the request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.core.request import Request
 from engine.types import FinishReason, SamplingParams
@@ -24,6 +24,15 @@ def length_limit(num_prompt: int, params: SamplingParams, context: int) -> int:
 def completed(request: Request) -> bool:
     """Whether the last token of `request` completes what its answer must be, and is no end of sequence."""
     return request.matcher is not None and request.matcher.ended and request.tokens[-1] not in request.eos_ids
+
+
+def count_until_end(request: Request, tokens: Sequence[int]) -> int:
+    """How many of `tokens` the request would take by stop tokens and length: all, or up to the one that ends it."""
+    for count, token in enumerate(tokens, 1):
+        held = request.num_tokens + count
+        if held >= request.limit or (token in request.stop_ids and held >= request.min_length):
+            return count
+    return len(tokens)
 
 
 def check(request: Request) -> End | None:

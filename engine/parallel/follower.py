@@ -22,7 +22,9 @@ def follow(runner: Runner, messages: Iterable[bytes]) -> None:
                 masked[command.plan.step] = pending  # type: ignore[assignment]
         elif isinstance(command, Draw):
             bits = np.frombuffer(command.masks, np.int32).reshape(-1, command.words)
-            masked.pop(command.step).draw(bits)
+            step = masked.pop(command.step)
+            step.mask_rows(*bits.shape)[:] = bits
+            step.draw()
         elif isinstance(command, Idle):
             runner.idle()
         else:

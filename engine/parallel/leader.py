@@ -65,15 +65,20 @@ class _Masked:
         self._step = step
         self._pending = pending
         self._send = send
+        self._masks: Masks | None = None
 
     @property
     def done(self) -> bool:
         return self._pending.done
 
-    def draw(self, masks: Masks) -> None:
-        """masks [n, W] int32, as `MaskedPending.draw` takes them."""
-        self._send(commands.encode(Draw(self._step, masks.shape[1], masks.tobytes())))
-        self._pending.draw(masks)
+    def mask_rows(self, count: int, words: int) -> Masks:
+        self._masks = self._pending.mask_rows(count, words)
+        return self._masks
+
+    def draw(self) -> None:
+        if self._masks is not None:
+            self._send(commands.encode(Draw(self._step, self._masks.shape[1], self._masks.tobytes())))
+        self._pending.draw()
 
     def wait(self) -> StepResult:
         return self._pending.wait()

@@ -142,21 +142,30 @@ class PendingStep:
 
 
 class MaskedStep:
-    """A launched step whose tokens are drawn by `draw`: `finish` does so and starts their download."""
+    """A launched step whose tokens are drawn by `draw`: `finish` does so and starts their download. rows: where masks
+    are to be written."""
 
-    def __init__(self, finish: Callable[[npt.NDArray[np.int32]], PendingStep]) -> None:
+    def __init__(self, rows: Callable[[int, int], npt.NDArray[np.int32]], finish: Callable[[], PendingStep]) -> None:
+        self._rows = rows
         self._finish = finish
+        self._has_rows = False
         self._step: PendingStep | None = None
 
     @property
     def done(self) -> bool:
         return self._step is not None and self._step.done
 
-    def draw(self, masks: npt.NDArray[np.int32]) -> None:
-        """masks [n, W] int32, as the plan's masked entries stand."""
+    def mask_rows(self, count: int, words: int) -> npt.NDArray[np.int32]:
+        """[count, words] int32, as the plan's masked entries stand."""
+        self._has_rows = True
+        return self._rows(count, words)
+
+    def draw(self) -> None:
         if self._step is not None:
             raise ValueError("this step's tokens are drawn already")
-        self._step = self._finish(masks)
+        if not self._has_rows:
+            raise ValueError("the masks of this step were not written: call mask_rows() first")
+        self._step = self._finish()
 
     def wait(self) -> StepResult:
         if self._step is None:

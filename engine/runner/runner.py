@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from engine.cache.spec import LatentKV
@@ -25,11 +24,12 @@ from engine.runner.draft_model import DraftModel
 from engine.runner.drafting import Verify, draw_places, first_draws, put_proposals
 from engine.runner.graphs import Capture, StepGraphs, find_wave_aligned_tokens
 from engine.runner.inputs import Inputs, StepShape, places
+from engine.runner.mask_staging import MaskStaging
 from engine.runner.pending import ComputedStep, DecodedStep, Download, MaskedStep, PendingStep, PromptLogprobs
 from engine.runner.tables import RowTables
 from engine.runner.warmup import WarmupStep, logprobs_bucket
 from engine.sampling.logits import EDIT_IDS, EntryEdits, RowEdits, sent
-from engine.sampling.sampler import PLAIN, Drawn, EntryMasks, Sampler, SamplingExtras
+from engine.sampling.sampler import PLAIN, Drawn, Sampler, SamplingExtras
 from engine.types import SamplingParams
 from kernels.compilation.watch import CompileWatch
 from kernels.hardware import multiprocessors
@@ -87,6 +87,7 @@ class DeviceRunner:
             self._draft_head = HeadDrafter(drafter, decoder.embed, *own)
         elif drafter is not None:
             self._draft_model = DraftModel(drafter, *own)
+        self._masks = MaskStaging(device)
         self._params: list[SamplingParams] = [SamplingParams()] * (max_rows + 1)
         self._num_prompt = [0] * (max_rows + 1)
         self._edits: dict[int, RowEdits] = {}
@@ -158,7 +159,7 @@ class DeviceRunner:
             return PendingStep(plan.step, plan.samples, download, wanted, prompts, at, gave)
 
         if plan.masked:
-            return MaskedStep(partial(self._draw_masked, plan, at, extras, drawn))
+            return MaskedStep(self._masks.rows, partial(self._draw_masked, plan, at, extras, drawn))
         return drawn(extras)
 
     @torch.inference_mode()
@@ -168,13 +169,14 @@ class DeviceRunner:
         at: Sequence[int] | None,
         extras: SamplingExtras,
         drawn: Callable[[SamplingExtras], PendingStep],
-        bits: np.ndarray,
     ) -> PendingStep:
         """Draw a launched step, now that it is known what its masked entries may draw. at: entries' places."""
-        first = {entry: entry if at is None else at[entry] for entry in plan.masked}
-        counts = {entry: plan.drafts[entry].count if entry in plan.drafts else 0 for entry in plan.masked}
-        held = [place + i for entry, place in first.items() for i in range(1 + counts[entry])]
-        return drawn(replace(extras, masks=EntryMasks.sent(held, bits, self._device)))
+        drafts = plan.drafts
+        held = list(plan.masked) if at is None else [at[entry] for entry in plan.masked]
+        if drafts:
+            counts = [1 + drafts[entry].count if entry in drafts else 1 for entry in plan.masked]
+            held = [place + i for place, count in zip(held, counts, strict=True) for i in range(count)]
+        return drawn(replace(extras, masks=self._masks.send(held)))
 
     def compute(self, shape: StepShape, only: Sequence[int] | None = None) -> ComputedStep:
         """The staged step from token ids to logits, and what draws plainly from them: both on the device alone. `only`:
@@ -302,8 +304,8 @@ class DeviceRunner:
         shape = self._inputs.stage(plan, drafted if step.padded else None)
         shape, extras = replace(shape, whole_logits=step.whole_logits), step.extras
         if step.masked:
-            bits = np.full((entries, -(-self._info.vocab_size // 32)), -1, np.int32)
-            extras = replace(extras, masks=EntryMasks.sent(range(entries), bits, self._device))
+            self._masks.rows(entries, -(-self._info.vocab_size // 32)).fill(-1)
+            extras = replace(extras, masks=self._masks.send(range(entries)))
         computed = self.compute(shape, self._decoder.warmup_layers)
         self._draw(computed.decoded, computed.logits, shape, extras)
         computed.decoded.finish()
@@ -321,7 +323,7 @@ class DeviceRunner:
         """Free the device memory. The runner cannot be used afterwards."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        held = ("_decoder", "_caches", "_tables", "_inputs", "_edits", "_edit_ids", "_graphs", "_given")
+        held = ("_decoder", "_caches", "_tables", "_inputs", "_masks", "_edits", "_edit_ids", "_graphs", "_given")
         for name in (*held, "_draft_model", "_draft_head"):
             delattr(self, name)
         gc.collect()

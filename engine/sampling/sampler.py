@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from engine.parallel.vocabulary import Vocabulary
-from engine.sampling.logits import EntryEdits, edit, sent
+from engine.sampling.logits import EntryEdits, edit
 from engine.sampling.params import RowParams
 from engine.types import SamplingParams
 from kernels.sample_candidates.reference import MAX_TOP_K
@@ -22,10 +21,6 @@ class EntryMasks:
 
     entries: torch.Tensor
     bits: torch.Tensor
-
-    @classmethod
-    def sent(cls, entries: Sequence[int], bits: np.ndarray, device: torch.device) -> EntryMasks:
-        return cls(sent(np.array(entries, np.int32), device), sent(bits, device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from engine.core.request import Matcher
 from engine.types import Constraint, ErrorCode, RequestError, RequestInput, shown
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import numpy as np
     import numpy.typing as npt
 
@@ -82,15 +84,31 @@ class Grammars:
                 self._start()
         self._jobs.put(job)
 
+    @property
+    def mask_words(self) -> int:
+        return self._vocabulary.mask_words
+
+    def advance(self, matchers: Sequence[Matcher], runs: Sequence[Sequence[int]]) -> list[int]:
+        """As `engine.core.request.Matchers` has it."""
+        return self._vocabulary.advance(cast("Sequence[GrammarMatcher]", matchers), runs)
+
+    def start_masks(
+        self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]], masks: npt.NDArray[np.int32]
+    ) -> Future[None]:
+        """As `engine.core.request.Matchers` has it."""
+        return self._vocabulary.start_masks(cast("Sequence[GrammarMatcher]", matchers), drafts, masks)
+
     def masks(self, matchers: Sequence[Matcher], drafts: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int32]:
         """What each may draw next, and behind each of its drafts, [n, words] int32, one bit a token. A matcher that
         fails has an error afterwards."""
         return self._vocabulary.masks(cast("Sequence[GrammarMatcher]", matchers), drafts)
 
     def close(self) -> None:
-        """End the threads that are not busy; busy ones end with what they do."""
+        """End the threads that are not busy; those that compile end with what they do."""
         for _ in range(self._num_workers):
             self._jobs.put(None)
+        if "_vocabulary" in self.__dict__:
+            self._vocabulary.close()
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

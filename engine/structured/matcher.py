@@ -148,11 +148,11 @@ class GrammarMatcher:
         return GrammarMatcher(inner, self._eos_ids, free_until, budget, self._free, self.allowance)
 
     def advance(self, token: int) -> None:
-        self.count += 1
         if self.ended or self._error is not None:
+            self.count += 1
             return
         began = time.thread_time()
-        self._advance(token)
+        self.take(token)
         self.took(time.thread_time() - began - ALLOWED_TOKEN_S)
 
     def took(self, seconds: float) -> None:
@@ -161,23 +161,40 @@ class GrammarMatcher:
         if self.allowance.spent and not self.ended and self._error is None:
             self.fail("what may follow takes too long to tell; make the grammar simpler")
 
-    def _advance(self, token: int) -> None:
-        inner = self.inner
-        if inner is not None:
-            if token in self._eos_ids and inner.is_accepting():
-                self.ended = True
-            elif not inner.consume_token(token):
-                self.at_limit(inner.get_error())
-            elif self._free and inner.is_stopped():
-                self.inner = None
-            else:
-                self.ended = inner.is_stopped()
-        if self.budget is not None:
+    def take(self, token: int) -> None:
+        """One more token, on nobody's account."""
+        goes_on = not self.ended and self._error is None
+        if self.begin(token):
+            assert self.inner is not None
+            self.finish(self.inner.consume_token(token))
+        if goes_on and self.budget is not None:
             if not self.budget.goes_on(token):
                 self.budget = None
                 self.inner = None if self._free else self.inner
             else:
                 self._pass()
+
+    def begin(self, token: int) -> bool:
+        """One more token of an answer without a budget: whether `inner` has to consume it, behind which comes
+        `finish`."""
+        self.count += 1
+        if self.ended or self._error is not None or self.inner is None:
+            return False
+        if token in self._eos_ids and self.inner.is_accepting():
+            self.ended = True
+            return False
+        return True
+
+    def finish(self, consumed: bool) -> None:
+        """consumed: what `inner` said of the token."""
+        inner = self.inner
+        assert inner is not None
+        if not consumed:
+            self.at_limit(inner.get_error())
+        elif self._free and inner.is_stopped():
+            self.inner = None
+        else:
+            self.ended = inner.is_stopped()
 
     def _pass(self) -> None:
         """From what may come before or while the answer thinks to thinking, and from there to its end."""

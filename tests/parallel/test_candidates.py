@@ -72,7 +72,7 @@ class Drawing:
             for i, of in enumerate(self.params)
         ]
         bits = np.random.default_rng(seed).integers(-(2**31), 2**31, (4, -(-VOCAB // 32)))
-        self.masks = EntryMasks.sent([1, 2, 5, 8], bits.astype(np.int32), torch.device("cpu"))
+        self.masks = EntryMasks(torch.tensor([1, 2, 5, 8], dtype=torch.int32), torch.from_numpy(bits.astype(np.int32)))
 
     def drawn(self, ops: Any, communicator: Communicator, merges: bool = True, beside: int = 0) -> Drawn:
         """beside: how far another rank than the first mistakes the place of its tokens."""

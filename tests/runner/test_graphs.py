@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import numpy as np
 import torch
 
 from engine.cache.writes import BlockWrite
@@ -323,7 +322,8 @@ def test_a_replayed_step_computes_its_logits_and_draws_once(checkpoint: Path, na
         pending = runner.launch(StepPlan(step, [0], [8 + step], [1], [True], masked=[0] if name == "masks" else []))
         if name == "masks":
             assert counts.draws == step - 2, "the draw waits for its mask"
-            cast(MaskedStep, pending).draw(np.full((1, 320 // 32), -1, np.int32))
+            cast(MaskedStep, pending).mask_rows(1, 320 // 32).fill(-1)
+            cast(MaskedStep, pending).draw()
         pending.wait()
         assert (counts.heads, counts.draws) == (step - 1, step - 1)
 
