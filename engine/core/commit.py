@@ -48,8 +48,8 @@ class Committer:
         self._filled: list[tuple[Request, int]] = []  # computed up to the second, at the end of a block or beyond
 
     def commit(self, step: InFlight, result: StepResult, taken: Mapping[int, int] = NONE_TAKEN) -> None:
-        """Give tokens to requests and end those that they end. taken: of entries with a matcher, how many tokens that
-        has taken (`engine.core.masking.advance`)."""
+        """Give tokens to requests and end those that they end. taken: of entries with drafts and a matcher, how many
+        tokens that has taken (`engine.core.masking.advance`)."""
         plan, emit, filled = step.plan, self._emit, self._filled
         size = self._kv.block_size
         drawn, errors = result.tokens, result.errors

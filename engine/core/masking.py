@@ -36,21 +36,17 @@ class StartedMasks:
 
 def advance(matchers: Matchers, step: InFlight, result: StepResult) -> dict[int, int]:
     """Let matchers take a step's tokens, before `Committer.commit` gives them to their requests: of each masked entry
-    whose request goes on, how many those will be."""
-    entries, asked, runs = [], [], []
-    drafts = step.plan.drafts
-    for i in step.plan.masked:
-        request = step.requests[i]
-        if request.matcher is None or request.status is Status.FINISHED or i in result.errors:
-            continue
-        run = [result.tokens[i]]
-        if i in drafts and i in result.accepted:
-            run += result.accepted[i]
-            del run[stopping.count_until_end(request, run) :]
-        entries.append(i)
-        asked.append(request.matcher)
-        runs.append(run)
-    return dict(zip(entries, matchers.advance(asked, runs), strict=True))
+    with drafts whose request goes on, how many those will be."""
+    drafts, requests, tokens = step.plan.drafts, step.requests, result.tokens
+    entries = [i for i in step.plan.masked if requests[i].status is not Status.FINISHED and i not in result.errors]
+    runs = [[tokens[i]] for i in entries]
+    if drafts:
+        for i, run in zip(entries, runs, strict=True):
+            if i in drafts:
+                run += result.accepted.get(i, ())
+                del run[stopping.count_until_end(requests[i], run) :]
+    taken = matchers.advance([cast(Matcher, requests[i].matcher) for i in entries], runs)
+    return {i: count for i, count in zip(entries, taken, strict=True) if i in drafts} if drafts else {}
 
 
 def start(matchers: Matchers, step: InFlight) -> StartedMasks:

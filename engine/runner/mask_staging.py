@@ -22,6 +22,7 @@ class MaskStaging:
         self._device = device
         self._cuda = device.type == "cuda"
         self._hosts = [self._host(0) for _ in range(1 + self._cuda)]
+        self._arrays = [host.numpy() for host in self._hosts]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self._turn = 0
@@ -33,18 +34,18 @@ class MaskStaging:
             self._turn = 1 - self._turn
             self._sent[self._turn].synchronize()
         first, size = _words_of_places(count), _words_of_places(count) + count * words
-        if len(self._hosts[self._turn]) < size:
-            self._hosts[self._turn] = self._host(max(size, 2 * len(self._hosts[self._turn])))
+        if len(self._arrays[self._turn]) < size:
+            host = self._host(max(size, 2 * len(self._arrays[self._turn])))
+            self._hosts[self._turn], self._arrays[self._turn] = host, host.numpy()
         self._size = (count, words)
-        rows: npt.NDArray[np.int32] = self._hosts[self._turn][first:size].view(count, words).numpy()
-        return rows
+        return self._arrays[self._turn][first:size].reshape(count, words)
 
     def send(self, places: Sequence[int]) -> EntryMasks:
         """The masks that were written: of the draws at `places`, one each."""
         count, words = self._size
         first, size = _words_of_places(count), _words_of_places(count) + count * words
+        self._arrays[self._turn][:count] = places
         host = self._hosts[self._turn][:size]
-        host.numpy()[:count] = places
         sent = host if self._stream is None else self._sent_up(host, self._stream)
         return EntryMasks(sent[:count], sent[first:].view(count, words))
 

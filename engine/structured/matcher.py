@@ -128,6 +128,11 @@ class GrammarMatcher:
         return self._error
 
     @property
+    def held(self) -> bool:
+        """Whether a grammar says what may follow."""
+        return self.inner is not None and not self.ended and self._error is None
+
+    @property
     def looks_ahead(self) -> bool:
         """Behind drafts it follows the grammar, and no thinking that ends in the midst of them."""
         return self.inner is not None and self.budget is None and not self._free

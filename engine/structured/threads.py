@@ -8,19 +8,20 @@ which each is timed, and that by others while one takes more than a token gives 
 
 from __future__ import annotations
 
-import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
 
-from engine.structured.matcher import ALLOWED_TOKEN_S, GrammarMatcher
+from engine.structured.matcher import ALLOWED_S, ALLOWED_TOKEN_S, GrammarMatcher
 
 Masks = npt.NDArray[np.int32]
 Item = TypeVar("Item")
@@ -34,13 +35,14 @@ MAX_THREADS = 8
 class MatcherThreads:
     """Matchers of one vocabulary, a step's at once. One step is under way at a time.
 
-    size: of the vocabulary. An answer may end by any of eos_ids.
+    size: of the vocabulary. An answer may end by any of eos_ids. num_threads: half of the machine's, up to MAX_THREADS,
+    when None.
     """
 
-    def __init__(self, size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(self, size: int, eos_ids: frozenset[int], num_threads: int | None = None) -> None:
         self.words = -(-size // 32)
         self._eos_ids = eos_ids
-        self._num_threads = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
+        self._num_threads = num_threads or max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
         self._executor = LLExecutor(self._num_threads)
         # One more, which waits for the others.
         self._pool = ThreadPoolExecutor(self._num_threads + 1, "nereid-masks")
@@ -71,18 +73,23 @@ class MatcherThreads:
         if self._timed or len(given) == 1:
             self._advance_timed(given)
             return
-        together = [(of, token) for of, token in given if of.budget is None and of.begin(token)]
-        thinking = [(of, token) for of, token in given if of.budget is not None]
-        if together:
+        thinking, going, asked = [], [], []
+        for of, token in given:
+            if of.budget is not None:
+                thinking.append((of, token))
+            elif of.begin(token) and of.inner is not None:
+                going.append(of)
+                asked.append((of.inner, token))
+        if going:
             began = time.monotonic()
-            consumed = consume_token_par(
-                self._executor, [(of.inner, token) for of, token in together if of.inner is not None]
-            )
+            consumed = consume_token_par(self._executor, asked)
             took = time.monotonic() - began
             self._together_s += took
-            for (of, _), one in zip(together, consumed, strict=True):
+            back = min(0.0, took - ALLOWED_TOKEN_S)
+            for of, one in zip(going, consumed, strict=True):
                 of.finish(one)
-                of.took(min(0.0, took - ALLOWED_TOKEN_S))
+                if of.allowance.left < ALLOWED_S:
+                    of.took(back)
         if thinking:
             self._advance_timed(thinking)
 
@@ -95,20 +102,43 @@ class MatcherThreads:
             of.took(spent - ALLOWED_TOKEN_S)
 
     def start(self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]], masks: Masks) -> Future[None]:
-        """`fill`, on another thread."""
-        return self._pool.submit(self.fill, matchers, drafts, masks)
+        """`fill`, on another thread, which is at it when this returns."""
+        rows = self._rows(matchers, drafts, masks)
+        begun = threading.Lock()
+        begun.acquire()
+        made = self._pool.submit(self._fill_begun, begun, matchers, drafts, rows, masks)
+        # That thread needs the interpreter's lock once more, and who goes on at once keeps it for milliseconds.
+        begun.acquire()
+        return made
 
     def fill(self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]], masks: Masks) -> None:
         """Write masks [n, words] int32, as `Vocabulary.masks` has them."""
-        counts = [1 + len(tokens) for tokens in drafts] or [1] * len(matchers)
-        rows = [end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
-        going = []
+        self._fill(matchers, drafts, self._rows(matchers, drafts, masks), masks)
+
+    def _fill_begun(self, begun: threading.Lock, *arguments: Any) -> None:
+        begun.release()
+        self._fill(*arguments)
+
+    def _rows(self, matchers: Sequence[GrammarMatcher], drafts: Sequence[Sequence[int]], masks: Masks) -> Sequence[int]:
+        """Where each matcher's masks begin; of answers that no grammar holds now they are written."""
+        counts = [1 + len(tokens) for tokens in drafts]
+        rows = [end - count for end, count in zip(accumulate(counts), counts, strict=True)] or range(len(matchers))
         for row, of in zip(rows, matchers, strict=True):
-            if of.ended or of.error is not None or of.inner is None:
+            if not of.held:
                 cut = not of.ended and of.error is None and of.count < of.free_until
                 masks[row] = self._unended if cut else _ALL
-            else:
-                going.append((of.inner, row, of))
+        return rows
+
+    def _fill(
+        self,
+        matchers: Sequence[GrammarMatcher],
+        drafts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        masks: Masks,
+    ) -> None:
+        going = [
+            (of.inner, row, of) for row, of in zip(rows, matchers, strict=True) if of.held and of.inner is not None
+        ]
         self._fill_each(going, masks)
         for inner, row, of in going:
             if inner.is_error():
@@ -135,7 +165,7 @@ class MatcherThreads:
         going = []
         for of, tokens, row in drafted:
             masks[row + 1 : row + 1 + len(tokens)] = _ALL
-            if tokens and of.looks_ahead and not of.ended and of.error is None:
+            if tokens and of.looks_ahead and of.held:
                 going.append((of, tokens, row))
         for (of, _, _), spent in zip(going, self._each(lambda one: self._look_behind(*one, masks), going), strict=True):
             of.took(spent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.api import Engine
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig
@@ -53,6 +54,7 @@ class Harness:
         config: EngineConfig | None = None,
         drafter: Callable[[], Drafter] | None = None,
         draft_tokens: int = 0,
+        grammars: Any = None,
     ) -> None:
         self.runner = runner
         self.engine = Engine(
@@ -62,6 +64,7 @@ class Harness:
             sleep=self._sleep,
             drafter=drafter,
             draft_tokens=draft_tokens,
+            grammars=grammars,
         )
         self.arriving: list[Callable[[], None]] = []
         self.loop = self.engine.loop

@@ -49,6 +49,13 @@ def test_ends(output: list[int], params: dict[str, object], end: stopping.End | 
     assert stopping.check(request(output, **params)) == end  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("params", [{}, {"min_tokens": 3}, {"max_tokens": 3}, {"stop_token_ids": (9,)}, {"context": 5}])
+@pytest.mark.parametrize("run", [[5, 6, 7], [5, 1, 6], [1, 5, 1, 6], [9, 9], [5, 6, 7, 8, 9], []])
+def test_a_run_is_cut_where_one_token_after_the_other_ends_it(run: list[int], params: dict[str, object]) -> None:
+    held = [*(count for count in range(1, len(run) + 1) if stopping.check(request([4, *run[:count]], **params)))]  # type: ignore[arg-type]
+    assert stopping.count_until_end(request([4], **params), run) == (held[0] if held else len(run))  # type: ignore[arg-type]
+
+
 def test_a_prompt_that_ends_in_a_stop_token_has_not_stopped() -> None:
     assert stopping.check(request([], eos=(8,))) is None
 
