@@ -31,6 +31,9 @@ def declared(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> bool:
             scheme, kind = part.get("kv_cache_scheme"), part.get("kv_cache_quant_algo")
             if scheme == CALIBRATED:
                 scheme = None
+            if isinstance(scheme, str):
+                # Early exports of modelopt give the algorithm by this key.
+                scheme, kind = None, kind or scheme
             if scheme is not None:
                 _check(scheme, f"{place}: kv_cache_scheme")
             if kind not in (None, "FP8"):

@@ -43,13 +43,22 @@ def read(values: dict[str, Any], file: str = "config.json") -> Method | None:
         raise ConfigError(f"{file}: {' and '.join(name for name, _ in found)} say different things; keep one")
     if not isinstance(said, dict):
         raise ConfigError(f"{file}: {where} must be an object, not {type(said).__name__}")
-    reader = Reader(said, f"{file}: {where}")
+    reader = Reader(_named(said), f"{file}: {where}")
     name = reader.require("quant_method", *METHODS)
     made = METHODS[name](reader)
     reader.finish()
     if name == "fp8" and isinstance(made, Uniform) and "fp4" in (values.get("expert_dtype"), said.get("expert_dtype")):
         return replace(made, experts=Fp4Scheme("scale"))
     return made
+
+
+def _named(said: dict[str, Any]) -> dict[str, Any]:
+    """With the quant_method that early exports of modelopt do not say; they may hold hf_quant_config.json as it is."""
+    inner = said.get("quantization")
+    if isinstance(inner, dict) and said.get("quant_method") in (None, "modelopt"):
+        said = {**{key: value for key, value in said.items() if key != "quantization"}, **inner}
+    early = said.get("quant_method") is None and ("quant_algo" in said or said.get("quant_library") == "modelopt")
+    return {**said, "quant_method": "modelopt"} if early else said
 
 
 def _parts(values: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

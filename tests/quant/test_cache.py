@@ -37,6 +37,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
         ),
         ({"quantization_config": {"kv_cache_quant_algo": "FP8"}}, {}, True),
         ({"quantization_config": {"quantization": {"kv_cache_quant_algo": "FP8"}}}, {}, True),
+        ({"quantization_config": {"quant_library": "modelopt", "kv_cache_scheme": "FP8"}}, {}, True),
         ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, True),
         ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, False),
     ],
@@ -57,6 +58,7 @@ def test_a_checkpoint_says_that_its_cache_is_quantized(
         (compressed(symmetric=False), {}, "symmetric = False"),
         (compressed(surprise=1), {}, "surprise = 1"),
         ({"quantization_config": {"kv_cache_scheme": 3}}, {}, "must be an object"),
+        ({"quantization_config": {"kv_cache_scheme": "INT8"}}, {}, "'INT8' is not implemented, FP8 is"),
         ({}, {"quantization": {"kv_cache_quant_algo": "NVFP4"}}, "'NVFP4' is not implemented"),
     ],
 )

@@ -113,6 +113,7 @@ SAVED_FP8 = {"modules_to_convert": None, "weight_block_size": [128, 128], "dequa
         ({**AS_SAVED, "quant_method": "awq", "zero_point": True, "format": "gemm", "version": "gemm"}, AWQ),
         ({**BY_GPTQMODEL, **NAMED_AWQ, "zero_point": True}, AWQ),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}, AWQ),
+        ({**ROWS, "run_compressed": True}, BY_TOKEN),
         ({**SAVED_FP8, "quant_method": "fp8", "activation_scheme": "dynamic", "expert_dtype": "fp8"}, BY_BLOCK),
     ],
 )
@@ -155,8 +156,16 @@ def test_auto_rounds_modules_by_name_and_by_pattern() -> None:
     assert made.scheme("model.layers.1.mlp.gate") is None
     assert made.scheme("lm_head") == replace(GPTQ, group=32)
     assert read(AUTO_ROUND).scheme("lm_head") is None
-    awq = read({**AUTO_ROUND, "packing_format": "auto_round:auto_awq", "sym": False})
-    assert awq.scheme("model.layers.0.mlp.up_proj") == AWQ
+    for name in ("auto_round:auto_awq", "auto_round:awq"):
+        awq = read({**AUTO_ROUND, "packing_format": name, "sym": False})
+        assert awq.scheme("model.layers.0.mlp.up_proj") == AWQ
+
+
+def test_auto_round_without_a_model_says_so_and_dtypes_of_scales_change_nothing() -> None:
+    own = {"model.layers.0.mlp.down_proj": {"bits": 8, "scale_dtype": "torch.float16"}}
+    made = read({**AUTO_ROUND, "packing_format": "auto_round:gptq", "model_free": True, "extra_config": own})
+    assert made.scheme("model.layers.0.mlp.down_proj") == replace(GPTQ, bits=8)
+    assert made.scheme("model.layers.0.mlp.up_proj") == GPTQ
 
 
 @pytest.mark.parametrize(

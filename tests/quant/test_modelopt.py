@@ -73,6 +73,33 @@ def test_algorithms_for_all_layers(algorithm: str, other: dict[str, Any], scheme
     assert made.scheme("lm_head") is None
 
 
+# As modelopt 0.29 turned hf_quant_config.json into config.json's form, and that file as it is.
+EARLY = {"quant_library": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "FP8", "ignore": ["lm_head"]}
+WHOLE = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+# What TensorRT-LLM's form says of an algorithm that needs none of these.
+UNUSED = {"has_zero_point": False, "pre_quant_scale": False, "group_size": None, "smoothquant_val": None}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        EARLY,
+        WHOLE,
+        {"quant_method": "modelopt", **WHOLE},
+        {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"], **UNUSED},
+        {**layers(**{"model.layers.0.mlp.up_proj": {"quant_algo": "FP8", **UNUSED}}), **UNUSED},
+    ],
+)
+def test_early_exports_and_keys_that_say_nothing(said: dict[str, Any]) -> None:
+    made = read(said)
+    assert made.scheme("model.layers.0.mlp.up_proj") == Fp8Scheme("static")
+    assert made.scheme("lm_head") is None
+
+
+def test_weights_are_as_they_are_where_the_cache_alone_is_quantized() -> None:
+    assert read({"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}) is None
+
+
 def test_fbgemm_bounds_the_inputs_of_rows() -> None:
     """By the keys that transformers and vLLM read; modules left out are named one by one."""
     left_out = ["model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj", "model.layers.125"]
@@ -90,7 +117,11 @@ def test_fbgemm_bounds_the_inputs_of_rows() -> None:
         (layers(a={"quant_algo": "W4A8_AWQ"}), "quantized_layers: a: quant_algo = 'W4A8_AWQ' is not implemented"),
         (layers(a={"quant_algo": "MIXED_PRECISION"}), "quant_algo = 'MIXED_PRECISION' is not implemented"),
         (layers(a={"quant_algo": "NVFP4", "group_size": 32}), "quantized_layers: a: group_size = 32"),
-        (layers(a={"quant_algo": "FP8", "pre_quant_scale": True}), "quantized_layers: a .* pre_quant_scale = True"),
+        (layers(a={"quant_algo": "FP8", "pre_quant_scale": True}), "quantized_layers: a: pre_quant_scale = True"),
+        (layers(a={"quant_algo": "NVFP4", "has_zero_point": True}), "quantized_layers: a: has_zero_point = True"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "multiplied by pre_quant_scale .* Use a checkpoint"),
+        ({"quant_method": "modelopt", "quant_algo": None}, "lacks quant_algo"),
+        ({**WHOLE, "quant_method": "gptq"}, "gptq|bits"),
         (layers(a=3), "quantized_layers: a must be an object"),
         (layers(**{"a.*": {"quant_algo": "FP8"}}), r"quantized_layers: a\.\*: a name is needed"),
         ({**MIXED, "quantized_layers": None}, "quantized_layers"),

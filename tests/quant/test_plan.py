@@ -163,6 +163,22 @@ def test_a_config_that_leaves_out_a_part_of_a_product_makes_parts_without_a_chec
 
 ONES = {**BOTH, "q.weight_scale": torch.ones(1), "k.weight_scale": torch.ones(1)}
 STATIC = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+
+
+@pytest.mark.parametrize("activations", ["auto", "16bit"])
+def test_scales_of_inputs_are_read_as_transformers_names_them(tmp_path: Path, activations: str) -> None:
+    scales = {"q.weight_scale_inv": torch.tensor(0.5), "k.weight_scale_inv": torch.tensor(0.25)}
+    scales |= {"q.activation_scale": torch.tensor(0.125), "k.activation_scale": torch.tensor(0.75)}
+    value = loaded(tmp_path, {**BOTH, **scales}, STATIC, activations=activations).value
+    assert isinstance(value, Fp8)
+    assert value.scale[:, 0].tolist() == [0.5] * 256 + [0.25] * 64
+    if activations == "auto":
+        assert value.inputs.scale is not None
+        assert float(value.inputs.scale) == 0.75, "one product takes the largest"
+    else:
+        assert not value.rounds_inputs
+
+
 # The border between q and k is within a block.
 INSIDE = {"q.weight": fp8(200, 160), "k.weight": fp8(120, 160), "k.weight_scale_inv": torch.ones(1, 2)}
 EXPONENTS = torch.full((2, 2), 127, dtype=torch.uint8)

@@ -19,9 +19,9 @@ from kernels.weight import Fp8 as Value
 from kernels.weight.inputs import FP8_MAX, Inputs
 
 DATA, SPLITS = ("weight",), True
-# What a checkpoint calls a module's scales, and its scale of inputs.
+# What a checkpoint calls a module's scales, and its scale of inputs, the second by transformers.
 SCALES = ("weight_scale_inv", "weight_scale", "scale")
-INPUT_SCALE = "input_scale"
+INPUT_SCALES = ("input_scale", "activation_scale")
 # Inputs that share a scale.
 GROUPS: dict[Activations, int] = {"dynamic by 128": 128, "dynamic by 32": MX_GROUP}
 
@@ -30,7 +30,8 @@ GROUPS: dict[Activations, int] = {"dynamic by 128": 128, "dynamic by 32": MX_GRO
 class Fp8(Format):
     """scales: the end of the names of scales. published: the block that sources have a scale for, None for one a row or
     one in all. block: the block that the parameter has a scale for; None is a row. sources: how many there are.
-    exact_inputs: products take their inputs as they are, whatever the scheme says."""
+    exact_inputs: products take their inputs as they are, whatever the scheme says. input_scales: as scales, of
+    inputs."""
 
     scheme: Fp8Scheme
     scales: str
@@ -38,6 +39,7 @@ class Fp8(Format):
     block: Block | None
     sources: int
     exact_inputs: bool = False
+    input_scales: str = INPUT_SCALES[0]
 
     def declare(self, shape: Shape, dtype: torch.dtype) -> Declared:
         *table, n, k = shape
@@ -62,7 +64,7 @@ class Fp8(Format):
             scale = replace(scale, transform=BlockRows(self.published[0]))
         made = [replace(rule, target=f"{rule.target}.data"), scale]
         if self.scheme.activations == "static":
-            inputs = _named(rule.sources, INPUT_SCALE)
+            inputs = _named(rule.sources, self.input_scales)
             made.append(Rule(f"{rule.target}.input_scale", inputs, Concat((1,) * self.sources), RowScales()))
         return made
 
@@ -107,13 +109,13 @@ def lacking(scheme: Fp8Scheme, module: str, entries: Mapping[str, Entry]) -> str
         if len(weight.shape) != 2:
             return f"{weight.name} has the shape {list(weight.shape)}, which is no matrix"
         kinds = EXPONENTS if scheme.exponents else (*NUMBERS, torch.float8_e8m0fnu)
-        return no_scale(module, SCALES, entries, kinds) or no_scale(module, (INPUT_SCALE,), entries)
+        return no_scale(module, SCALES, entries, kinds) or no_scale(module, INPUT_SCALES, entries)
     kind = "no tensor" if weight is None else str(weight.dtype).removeprefix("torch.")
     return f"{module}.weight is stored as {kind}, and no scales of 8-bit floats stand beside it"
 
 
 def alike(scheme: Fp8Scheme, module: str, entries: Mapping[str, Entry]) -> Hashable:
-    return stored(module, entries), _published(module, scheme, entries)
+    return stored(module, entries), _published(module, scheme, entries), _input_scales(module, entries)
 
 
 def make(
@@ -130,30 +132,39 @@ def make(
     """
     if entries is None:
         published = scheme.block
-        scales = "weight_scale_inv"
+        scales, inputs = "weight_scale_inv", INPUT_SCALES[0]
     else:
-        kinds = {(stored(module, entries), _published(module, scheme, entries)) for module in modules}
+        kinds = {
+            (stored(module, entries), _published(module, scheme, entries), _input_scales(module, entries))
+            for module in modules
+        }
         if len(kinds) != 1:
             raise WeightsError(f"the scales of {', '.join(modules)} are of different kinds, and they form one product")
-        ((found, published),) = kinds
+        ((found, published, inputs),) = kinds
         assert found is not None
         scales = found
     block = published
     if published is not None and rule.in_blocks(shape, published) is None:
         block = (1, published[1])
-    return Fp8(scheme, scales, published, block, len(modules), exact_inputs)
+    return Fp8(scheme, scales, published, block, len(modules), exact_inputs, inputs)
 
 
 def dequantized(scheme: Fp8Scheme, modules: Sequence[str], rule: Rule, entries: Mapping[str, Entry]) -> Rule:
     """What fills a weight whose reader takes dense numbers alone."""
     ends = [stored(module, entries) for module in modules]
     # A scale of inputs says nothing of the numbers: it is read, for it is part of the model, and not used.
-    static = (INPUT_SCALE,) if scheme.activations == "static" else ()
+    static = scheme.activations == "static"
     beside = tuple(
-        tuple(f"{module}.{end}" for end in (own, *static)) for module, own in zip(modules, ends, strict=True)
+        (f"{module}.{own}", *([f"{module}.{_input_scales(module, entries)}"] if static else []))
+        for module, own in zip(modules, ends, strict=True)
     )
     transform = Dequantized(_published(modules[0], scheme, entries))
     return replace(rule, target=f"{rule.target}.data", transform=transform, beside=beside)
+
+
+def _input_scales(module: str, entries: Mapping[str, Entry]) -> str:
+    """The end of the name of the module's scale of inputs; the usual one where there is none, which the loader says."""
+    return next((name for name in INPUT_SCALES if f"{module}.{name}" in entries), INPUT_SCALES[0])
 
 
 def _published(module: str, scheme: Fp8Scheme, entries: Mapping[str, Entry]) -> Block | None:

@@ -13,8 +13,13 @@ from engine.quant.methods.calibration import SILENT
 from engine.quant.methods.groups import group_size
 from engine.quant.scheme import Layout, PackedScheme
 
-# packing_format → whose packing it is, and what zero points are stored less.
-FORMATS: dict[str, tuple[Layout, int]] = {"auto_round:auto_gptq": ("gptq", 1), "auto_round:auto_awq": ("awq", 0)}
+# packing_format, and its earlier spelling → whose packing it is, and what zero points are stored less.
+FORMATS: dict[str, tuple[Layout, int]] = {
+    "auto_round:auto_gptq": ("gptq", 1),
+    "auto_round:gptq": ("gptq", 1),
+    "auto_round:auto_awq": ("awq", 0),
+    "auto_round:awq": ("awq", 0),
+}
 # Of a module that is stored as it is.
 PLAIN = 16
 # Of inputs, which stay as they are.
@@ -64,6 +69,7 @@ def _own(where: str, values: Any, whole: Mapping[str, Any], layout: tuple[Layout
     reader = Reader({**whole, **values}, where)
     made = _scheme(reader, layout)
     if made is not None:
+        reader.skip(*SILENT)
         reader.finish()
     return made
 

@@ -86,7 +86,7 @@ def read(reader: Reader) -> CompressedTensors | None:
     Raises ConfigError for a format, a scheme or a value of one that is not implemented.
     """
     reader.require("quantization_status", "compressed", "frozen", default="compressed")
-    reader.skip("global_compression_ratio", "version")
+    reader.skip("global_compression_ratio", "run_compressed", "version")
     _dense(reader)
     reader.refuse("transform_config", "weights behind a rotation are not read", {})
     cache = reader.optional(dict, "kv_cache_scheme")  # engine.quant.cache reads it

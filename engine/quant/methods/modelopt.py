@@ -21,6 +21,10 @@ ALGORITHMS: dict[str, Scheme] = {
 }
 # Of which each layer says its own.
 MIXED = "MIXED_PRECISION"
+# Algorithms whose inputs are multiplied by a tensor of each module before its product.
+SMOOTHED = ("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ")
+# What a TensorRT-LLM checkpoint says beside an algorithm, and when it says nothing.
+UNUSED = {"has_zero_point": False, "pre_quant_scale": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +48,28 @@ class ModeloptMixed:
         return None
 
 
-def read(reader: Reader) -> Uniform | ModeloptMixed:
-    """Raises ConfigError for a value that is not implemented."""
+def read(reader: Reader) -> Uniform | ModeloptMixed | None:
+    """None where the cache alone is quantized. Raises ConfigError for a value that is not implemented."""
     # The same in other words, and who wrote it.
     reader.skip("config_groups", "producer", "version")
+    reader.require("quant_library", "modelopt", default="modelopt")
+    cache = "kv_cache_quant_algo" in reader or "kv_cache_scheme" in reader
     reader.skip("kv_cache_quant_algo", "kv_cache_scheme")  # engine.quant.cache reads them
     names = (reader.items(str, "ignore") or []) + (reader.items(str, "exclude_modules") or [])
     ignored = globs(reader.where, names)
+    if "quant_algo" not in reader and cache:
+        return None
     if "quant_algo" in reader and str(reader.read(object, "quant_algo")).upper() == MIXED:
+        _unused(reader)
         # Of layers that say none of their own.
         reader.require("group_size", None, 16, default=None)
         return ModeloptMixed(_layers(reader), ignored)
     return Uniform(_stored(reader, (MIXED,)), ignored)
+
+
+def _unused(reader: Reader) -> None:
+    for key, value in UNUSED.items():
+        reader.require(key, value, default=value)
 
 
 def _layers(reader: Reader) -> dict[str, Scheme]:
@@ -78,7 +92,13 @@ def _stored(reader: Reader, others: tuple[str, ...] = ()) -> Scheme:
     """What `quant_algo`, in letters of either case, and `group_size` say."""
     said = reader.read(str, "quant_algo")
     known = ", ".join((*ALGORITHMS, *others))
+    smoothed = (
+        f"quant_algo = {said!r} is not implemented: inputs are multiplied by pre_quant_scale first, for which no layer "
+        "has a place. Use a checkpoint of AutoAWQ or compressed-tensors, or one with an algorithm that is implemented: "
+    )
+    reader.check(said.upper() not in SMOOTHED, f"{smoothed}{known}")
     reader.check(said.upper() in ALGORITHMS, f"quant_algo = {said!r} is not implemented; implemented: {known}")
+    _unused(reader)
     stored = ALGORITHMS[said.upper()]
     if isinstance(stored, Fp4Scheme):
         reader.require("group_size", 16, default=16)
