@@ -1,23 +1,45 @@
+# mypy: disable-error-code="no-untyped-def"
 """Feed-forward parts of chosen experts whose tables hold different kinds of numbers: a product for each table, and the
 activation between them by itself. The kernels are those of tiles that read each kind as it is stored."""
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.gated_activation.kernel import gated_activation
 from kernels.moe_gemm.packed import packed_second
 from kernels.moe_gemm.pair_tiles import PairProducts, pair_products
 from kernels.moe_gemm.quantized_dispatch import pair_tiles
+from kernels.moe_gemm.rows import activate
 from kernels.moe_gemm.tiles import PairTile, combined
 from kernels.moe_gemm.w8a8 import tiled, w8a8_second
 from kernels.routing import ExpertBiases
+from kernels.sizes import cdiv
 from kernels.weight import Dense, Fp4, Fp8, Int8, PackedInt, Parts, Weight
 from kernels.weight.inputs import AS_THEY_ARE
 from kernels.workspace import Workspace
 
 # Pairs of token and expert at once: each has a row of inputs of its own.
 MAX_PAIRS = 1 << 14
+_BLOCK = 1024
+
+
+@triton.jit
+def _activate(
+    gate, up, h, inter, limit, ACT: tl.constexpr, LIMITED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """h = act(gate) ∘ up of a pair a program row, in float32, rounded once."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = columns < inter
+    places = tl.program_id(0).to(tl.int64) * inter + columns
+    g = tl.load(gate + places, mask=live, other=0.0).to(tl.float32)
+    u = tl.load(up + places, mask=live, other=0.0).to(tl.float32)
+    tl.store(h + places, activate(g, u, limit, ACT, LIMITED).to(h.dtype.element_ty), mask=live)
 
 
 def moe_gemm(
@@ -34,10 +56,7 @@ def moe_gemm(
     deterministic: bool = False,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """See the reference. gate_up may have a part for gate and one for up.
-
-    Raises ValueError for an activation other than "silu" and "gelu_tanh".
-    """
+    """See the reference. gate_up may have a part for gate and one for up."""
     if not x.shape[0]:
         return torch.empty_like(x)
     each = max(1, MAX_PAIRS // experts.shape[1])
@@ -75,9 +94,31 @@ def _of_run(
         _product(workspace, rows, table, ones, both, own, half, cut.up)
         halves.append(half)
         start = stop
-    h = gated_activation(workspace, torch.cat(halves, dim=1), activation, limit)
+    h = _activated(workspace, halves, inter, activation, limit)
     _product(workspace, h, down, weights, both, down_bias, both.y, cut.down)
     return combined(workspace, both.y, None, experts, weights, residual, count, x.dtype)
+
+
+def _activated(
+    workspace: Workspace, halves: list[torch.Tensor], inter: int, activation: str, limit: float | None
+) -> torch.Tensor:
+    """halves: gates and ups of each pair, or both beside each other."""
+    gate, up = halves if len(halves) == 2 else (half.contiguous() for half in halves[0].split(inter, dim=1))
+    h, pdl = torch.empty_like(gate), workspace.pdl
+    workspace.launch(_activate, (len(gate), cdiv(inter, _BLOCK)))(
+        gate,
+        up,
+        h,
+        inter,
+        limit if limit is not None else 0.0,
+        ACT=activation,
+        LIMITED=limit is not None,
+        BLOCK=_BLOCK,
+        PDL=pdl,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+    return h
 
 
 def _product(

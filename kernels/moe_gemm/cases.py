@@ -320,6 +320,22 @@ def apart_cases() -> list[Case]:
     return [
         apart_case("fp4 gate and up, fp8 down", bf16, 9, 256, 144, 6, 3, (four, floats), residual=True),
         apart_case("int4 gate, fp8 up, dense down", bf16, 20, 72, 40, 6, 2, (integers, floats, plain), limit=0.5),
+        apart_case(
+            "fp4 gate and up, dense down, swiglu_oai",
+            bf16,
+            9,
+            64,
+            40,
+            6,
+            2,
+            (four, plain),
+            biased=True,
+            activation="swiglu_oai",
+            limit=1.0,
+        ),
+        apart_case(
+            "int4 gate, fp8 up, swiglu_oai", f32, 4, 64, 40, 6, 2, (integers, floats, floats), activation="swiglu_oai"
+        ),
         apart_case("dense gate and up, int4 down", bf16, 3, 72, 40, 6, 2, (plain, integers), biased=True, absent=2),
         apart_case(
             "fp8 gate, fp4 up, batch-invariant", f32, 11, 64, 48, 5, 3, (floats, four, four), deterministic=True
