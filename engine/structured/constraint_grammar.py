@@ -11,7 +11,7 @@ from engine.structured import lark, schemas, tags
 from engine.structured.lark_rules import SpecialTokens, check_regex
 from engine.types import Constraint, RequestError, shown
 
-MAX_CHOICES = 4096
+MAX_CHOICES = 32_768
 
 
 def grammar(constraint: Constraint, special: SpecialTokens) -> str:
@@ -81,7 +81,7 @@ def _choice(constraint: Constraint) -> str:
         raise ValueError("choices are a list of strings, none of them empty")
     if len(choices) > MAX_CHOICES:
         raise ValueError(f"{len(choices)} choices are too many: at most {MAX_CHOICES} are allowed")
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+    return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
 
 
 def _regex(constraint: Constraint) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from engine.structured import combined_patterns, string_formats
+from engine.structured import combined_patterns, decimals, string_formats
 from engine.structured.combined_patterns import MAX_STEP
 from engine.types import shown
 
@@ -27,6 +27,7 @@ MAX_NUMBER = (1 << 63) - 2048  # of numbers, likewise
 # Keywords whose values are no schemas, and those whose values are schemas by names of the client's.
 _DATA = ("const", "enum", "default", "examples")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_TYPES = ("string", "number", "boolean", "null", "array", "object")
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 # Values that ask for nothing, and keywords that do where none of those named beside them stands.
@@ -110,6 +111,8 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"it holds more than {MAX_VALUES} values")
         if data in ("const", "enum") and isinstance(value, int) and abs(value) > EXACT:
             raise ValueError(f"{data} {shown(str(value))}: integers beyond 2^53 cannot be held to: make it a string")
+        if data in ("const", "enum"):
+            decimals.check(value, data)
         if data:
             continue
         if key == "multipleOf" and _number(value):
@@ -165,6 +168,8 @@ def _bounded(value: Any, keyword: str = "") -> Any:
         pattern = f"^{string_formats.EXACT[made.pop('format')]}$"
         more = {"allOf": [*made.get("allOf", ()), {"pattern": pattern}]} if "pattern" in made else {"pattern": pattern}
         made |= more
+    if _number(made.get("multipleOf")):
+        made = _steps(made)
     if not any(_number(made.get(key)) for key in (*_LOW, *_HIGH)):
         return made
     if made.get("type") == "integer":
@@ -178,8 +183,23 @@ def _bounded(value: Any, keyword: str = "") -> Any:
             continue
         if (bound > MAX_NUMBER) if key in _LOW else (bound < -MAX_NUMBER):
             raise ValueError(f"{key} {shown(str(bound))}: numbers beyond 2^63 cannot be compared")
+        bound = decimals.within(bound, key in _LOW) if isinstance(bound, float) else bound
         made[key] = max(bound, -MAX_NUMBER) if key in _LOW else min(bound, MAX_NUMBER)
     return made
+
+
+def _steps(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same with the steps that its `multipleOf` is read as."""
+    steps = decimals.steps(schema["multipleOf"])
+    given = schema.get("type", _TYPES)
+    types = given if isinstance(given, list | tuple) else [given]
+    if len(steps) == 1 or "number" not in types:
+        return {**schema, "multipleOf": steps[0]}
+    ways: list[dict[str, Any]] = [{"type": "number", "multipleOf": step} for step in steps]
+    if others := [each for each in types if each not in ("number", "integer")]:
+        ways.append({"type": others})
+    made = {key: value for key, value in schema.items() if key != "multipleOf"}
+    return {**made, "allOf": [*schema.get("allOf", ()), {"anyOf": ways}]}
 
 
 def _idle(schema: dict[str, Any], key: str) -> bool:
