@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from engine.structured import combined_patterns, decimals, string_formats
+from engine.structured import combined_patterns, decimals, other_names, string_formats
 from engine.structured.combined_patterns import MAX_STEP
 from engine.types import shown
 
@@ -27,7 +27,6 @@ MAX_NUMBER = (1 << 63) - 2048  # of numbers, likewise
 # Keywords whose values are no schemas, and those whose values are schemas by names of the client's.
 _DATA = ("const", "enum", "default", "examples")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_TYPES = ("string", "number", "boolean", "null", "array", "object")
 _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 # Values that ask for nothing, and keywords that do where none of those named beside them stands.
@@ -51,6 +50,7 @@ _NEEDS = {
 # llguidance's options that a schema may bring along: none that lets it pass over a keyword.
 _OPTIONS = "x-guidance"
 _ANYTHING: tuple[Any, ...] = (None, True, {})
+_OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
 _BESIDE = ("patternProperties", "minProperties", "maxProperties")  # beside which grammars take no further pattern
 _TAKEN = ("whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator")
 
@@ -65,20 +65,42 @@ def written(schema: dict[str, Any], escapes: str = "") -> str:
         name = f"{_OPTIONS}.{unknown[0]}".rstrip(".")
         raise ValueError(f"{shown(name)} is not taken: it may be an object with {', '.join(_TAKEN)}")
     parts = _schemas(made)
-    alone = not any(part.get(key) for part in parts for key in _BESIDE)
+    meeting = any(map(_meets, _schemas(schema)))
+    together = any(part.get(key) for part in parts for key in _BESIDE)
     for part in parts:
-        if alone:
-            _close(part)
+        if not (together if meeting else any(part.get(key) for key in _BESIDE)):
+            _close(part, meeting)
         _order(part)
     options = {"json_allowed_escapes": escapes} if escapes else {"json_allow_general_unicode_escapes": True}
     return json.dumps({**made, _OPTIONS: {**given, **options}})
 
 
-def _close(schema: dict[str, Any]) -> None:
+def _meets(schema: dict[str, Any]) -> bool:
+    """Whether what it says of an object is put together with another schema's, or is referred to by its place."""
+    if "/additionalProperties" in str(schema.get("$ref")):
+        return True
+    ways = any(key in schema for key in ("$ref", "anyOf", "oneOf"))
+    return "allOf" in schema or (ways and any(key in schema for key in _OF_OBJECTS))
+
+
+def _close(schema: dict[str, Any], meeting: bool) -> None:
     """Other names than those listed are of a pattern then, in which grammars have no escape that one could write a
-    listed name with."""
-    if any(schema.get(key) for key in ("properties", "required")) and schema.get("additionalProperties") in _ANYTHING:
-        schema |= {"patternProperties": {"": True}, "additionalProperties": False}
+    listed name with. One with a schema of its own says which names these are; of two such no grammar is made."""
+    listed, required = schema.get("properties"), schema.get("required")
+    names = [*(listed if isinstance(listed, dict) else ()), *(required if isinstance(required, list) else ())]
+    others = schema.get("additionalProperties")
+    if not names or others is False or not all(isinstance(name, str) for name in names):
+        return
+    anything = others in _ANYTHING
+    pattern: str | None = None
+    if not meeting and not (anything and not any(map(other_names.has_control, names))):
+        pattern = other_names.pattern(names)
+    if pattern is None and not anything:
+        return
+    held_to = True if anything else others
+    if pattern is not None:
+        schema["properties"] = dict.fromkeys(names, held_to) | (listed or {})
+    schema |= {"patternProperties": {pattern or "": held_to}, "additionalProperties": False}
 
 
 def _order(schema: dict[str, Any]) -> None:
@@ -157,13 +179,16 @@ def _bounded(value: Any, keyword: str = "") -> Any:
     if not isinstance(value, dict):
         return value
     if keyword in _NAMED:
-        return {name: _bounded(each) for name, each in value.items()}
+        named = string_formats.without_nul if keyword == "patternProperties" else str
+        return {named(name): _bounded(each) for name, each in value.items()}
     if "oneOf" in value and "type" in value:
         value = {"type": value["type"], **value}  # parts are told apart by what is known when they are read
     made = {key: each if key in _DATA else _bounded(each, key) for key, each in value.items() if not _idle(value, key)}
     for key in _COUNTS:
         if isinstance(made.get(key), float) and made[key].is_integer():
             made[key] = int(made[key])
+    if isinstance(made.get("pattern"), str):
+        made["pattern"] = string_formats.without_nul(made["pattern"])
     if isinstance(made.get("format"), str) and made["format"] in string_formats.EXACT:
         pattern = f"^{string_formats.EXACT[made.pop('format')]}$"
         more = {"allOf": [*made.get("allOf", ()), {"pattern": pattern}]} if "pattern" in made else {"pattern": pattern}
@@ -191,7 +216,7 @@ def _bounded(value: Any, keyword: str = "") -> Any:
 def _steps(schema: dict[str, Any]) -> dict[str, Any]:
     """The same with the steps that its `multipleOf` is read as."""
     steps = decimals.steps(schema["multipleOf"])
-    given = schema.get("type", _TYPES)
+    given = schema.get("type", ())  # without a type the alternatives take seconds to compile
     types = given if isinstance(given, list | tuple) else [given]
     if len(steps) == 1 or "number" not in types:
         return {**schema, "multipleOf": steps[0]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # Years from 0001: calendars of programs have no year 0.
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
 _BY_FOUR = "(?:0[48]|[2468][048]|[13579][26])"
@@ -31,3 +33,31 @@ _SHORTENED = (
 IPV6 = f"(?:(?:{_PART}:){{6}}{_LAST}|{'|'.join(_SHORTENED)})"
 
 EXACT = {"date": DATE, "time": TIME, "date-time": f"{DATE}[tT]{TIME}", "ipv6": IPV6}
+# What begins and ends a set, a range from U+0000 on, a class of Unicode, another escape.
+_SETS = re.compile(
+    r"(?P<opened>\[(?P<negated>\^?)(?P<first>[\]-]?))|(?P<closed>\])|(?P<nul>(?:\\x00|\\x\{0+\}|\\u0000|\\u\{0+\}|\x00)-(?!\]))|"
+    r"(?P<named>\\[pP](?:\{[^}]*\}|.))|\\.",
+    re.DOTALL,
+)
+
+
+def without_nul(pattern: str) -> str:
+    """An expression whose sets hold no U+0000, where they may hold all control characters: in one of all that only
+    `\\u` can write, llguidance lets a quote and a backslash through, though the set may exclude them."""
+    depth = 0
+
+    def changed(found: re.Match[str]) -> str:
+        nonlocal depth
+        if found["opened"]:
+            depth += 1
+            if found["negated"]:
+                return "[^\\x00" + (f"\\{found['first']}" if found["first"] else "")
+        elif found["closed"]:
+            depth = max(0, depth - 1)
+        elif found["nul"] and depth:
+            return "\\x01-"
+        elif found["named"]:
+            return f"[{found['named']}&&[^\\x00]]"
+        return found[0]
+
+    return _SETS.sub(changed, pattern)

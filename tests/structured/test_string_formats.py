@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from engine.structured.string_formats import EXACT
+from engine.structured.string_formats import EXACT, without_nul
 
 
 def reads(reader: Callable[[str], object], text: str) -> bool:
@@ -52,3 +52,18 @@ def test_an_address_is_any_way_to_write_one() -> None:
 def test_a_leap_second_ends_a_day(text: str, held: bool) -> None:
     assert bool(re.fullmatch(EXACT["time"], text)) == held
     assert bool(re.fullmatch(EXACT["date-time"], f"2016-12-31T{text}")) == held
+
+
+@pytest.mark.parametrize(
+    ("pattern", "written"),
+    [
+        ('^[^"]*$', r'^[^\x00"]*$'),
+        (r"\[^[^\n]", r"\[^[^\x00\n]"),
+        ("[^-a][^]b]", r"[^\x00\-a][^\x00\]b]"),
+        ("[a^]", "[a^]"),
+        (r"[\x00-!]\x00-", r"[\x01-!]\x00-"),
+        (r"\P{P}[^\pL]", r"[\P{P}&&[^\x00]][^\x00[\pL&&[^\x00]]]"),
+    ],
+)
+def test_a_set_of_control_characters_holds_no_nul(pattern: str, written: str) -> None:
+    assert without_nul(pattern) == written
