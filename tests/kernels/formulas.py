@@ -11,6 +11,16 @@ from kernels.cache_scales import UNSCALED, CacheScales
 from kernels.rope import Rope
 from kernels.weight import Fp4, Fp8, Int8, PackedInt, Parts, Weight
 from kernels.weight.inputs import Inputs
+from tests.kernels.layer_formulas import causal_conv as causal_conv
+from tests.kernels.layer_formulas import gated_delta as gated_delta
+from tests.kernels.layer_formulas import gated_norm as gated_norm
+from tests.kernels.layer_formulas import group_linear as group_linear
+from tests.kernels.layer_formulas import hyper_merge as hyper_merge
+from tests.kernels.layer_formulas import hyper_mix as hyper_mix
+from tests.kernels.layer_formulas import moe_route as moe_route
+from tests.kernels.layer_formulas import norm_add as norm_add
+from tests.kernels.layer_formulas import rotate_tail as rotate_tail
+from tests.kernels.layer_formulas import sigmoid_gate as sigmoid_gate
 
 
 def token_inputs(
