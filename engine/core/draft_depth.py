@@ -117,7 +117,7 @@ class DraftDepth:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step took so many seconds on the device."""
-        entries, drafting = plan.count.count(1) + len(plan.drafts), len(plan.drafts)
+        entries, drafting = plan.num_before_chunks, len(plan.drafts)
         beside_prompts = entries < len(plan.rows)
         if self._rests and plan.follows:
             self._observe_gain(plan, seconds, beside_prompts)
@@ -201,7 +201,7 @@ class DraftDepth:
 
     def _observe_gain(self, plan: StepPlan, seconds: float, beside_prompts: bool) -> None:
         """Behind a stretch that saved too little, rest. Beside prompts drafts count as what they cost without."""
-        stretch, entries = self._stretch, plan.count.count(1) + len(plan.drafts)
+        stretch, entries = self._stretch, plan.num_before_chunks
         stretch.steps += 1
         stretch.seconds += seconds
         plain = self._plain_seconds(entries)

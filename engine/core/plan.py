@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Drafts an entry that steps are padded to.
 DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
-
-
 # Tokens of rows that draft beside prompts, at most: more would take room from prompts.
 MAX_DRAFTING_TOKENS = 128
 
@@ -89,7 +87,7 @@ class StepPlan:
     """What one step computes. Entry i computes tokens [first[i], first[i] + count[i]) of row rows[i].
 
     samples[i] says that entry i reaches the end of what is known and draws the next token, which is put at position
-    first[i] + count[i] of the row's tokens. Entries with count 1 come first.
+    first[i] + count[i] of the row's tokens. Entries with count 1 come first, then those with drafts, then chunks.
     drafts[i] says that entry i, which samples, may give 1 + drafts[i].count tokens; it computes one token of its own
     and the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the accepted tokens.
     A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts are rejected. The
@@ -115,6 +113,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(self.count)
+
+    @property
+    def num_before_chunks(self) -> int:
+        """Entries of one token and with drafts."""
+        return self.count.count(1) + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)

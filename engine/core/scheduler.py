@@ -81,7 +81,8 @@ class Scheduler:
         self._interval = checkpoint_interval
         self._draft_tokens = draft_tokens
         self._depth = depth
-        self._drafts_ready, self._beside_prompts = drafts_ready, drafts_beside_prompts
+        self._drafts_ready = drafts_ready
+        self._beside_prompts = drafts_beside_prompts and (not shapes.rows or shapes.drafts > 0)
         self._max_rows = config.max_rows
         self._free_rows = list(range(config.max_rows))
         self._step = 0
@@ -126,17 +127,17 @@ class Scheduler:
         self._clear_plan()
         behind = self._plan_decodes()
         decoding = len(self._rows)
-        counts = self._draft_counts() if self._drafting else []
+        counts = self._draft_counts() if self._beside_prompts else []
         prefill_budget = self._budget - decoding
         if decoding and (behind or self.waiting):
-            drafting = any(counts) and self._beside_prompts
-            prefill_budget = min(
-                prefill_budget, self.mixed_budget or self._prefill_tokens(decoding, drafting, behind) or prefill_budget
-            )
+            tokens = self.mixed_budget or self._prefill_tokens(decoding, any(counts), behind)
+            prefill_budget = min(prefill_budget, tokens or prefill_budget)
         prefill_budget = self._plan_chunks(behind, prefill_budget)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
         if self.waiting and prefill_budget > 0 and not (self._preempted and self._planned):
             self._admit(prefill_budget)
+        if not self._beside_prompts and not self._long_rows:
+            counts = self._draft_counts()
         if any(counts):
             self._plan_drafts(counts)
         if not self._planned:
@@ -261,15 +262,13 @@ class Scheduler:
 
     def _draft_counts(self) -> list[int]:
         """How many tokens to draft for each request whose next token is planned and which has a drafter, at most."""
-        if self._depth is None:
+        if self._depth is None or not self._drafting:
             return [self._draft_tokens] * len(self._drafting)
         rates = [of for _, request in self._drafting if (of := request.acceptance) is not None]
         return self._depth.draft_counts(len(self._rows), rates)
 
     def _beside_chunks(self, counts: list[int]) -> list[int]:
         """What of the counts a step has room for that holds the planned chunks too."""
-        if not self._beside_prompts:
-            return [0] * len(counts)
         prompt, chunks = sum(self._long_count), len(self._long_rows)
         if self._shapes.rows:
             counts = [min(count, self._shapes.drafts) for count in counts]

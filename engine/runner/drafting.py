@@ -97,10 +97,10 @@ def draw_places(plan: StepPlan) -> tuple[list[int], np.ndarray]:
 
 def first_draws(shape: StepShape, plan: StepPlan, at: Sequence[int]) -> list[int]:
     """Of a padded step with drafts, whose entries stand at the places `at`: each entry's first draw among all."""
-    singles = plan.count.count(1)
     if shape.chunks:
-        own = singles + len(plan.drafts)
+        own = plan.num_before_chunks
         starts = np.cumsum([0, *plan.count[:own]])[:-1].tolist()
         return [*starts, *(place + shape.drawing - (shape.entries - shape.chunks) for place in at[own:])]
+    singles = plan.count.count(1)
     stops = np.cumsum([shape.num_single, *plan.count[singles:]])
     return [*at[:singles], *stops[:-1].tolist()]

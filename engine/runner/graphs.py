@@ -241,9 +241,8 @@ class StepGraphs:
 
     def _fit_drafts(self, plan: StepPlan) -> StepShape | None:
         deepest = max(draft.count for draft in plan.drafts.values())
-        singles, entries = plan.count.count(1), len(plan.drafts)
-        prompt = plan.num_tokens - singles - entries - sum(draft.count for draft in plan.drafts.values())
-        return self._padded_drafts(singles, entries, deepest, prompt, len(plan.rows) - singles - entries)
+        own, entries = plan.num_before_chunks, len(plan.drafts)
+        return self._padded_drafts(own - entries, entries, deepest, sum(plan.count[own:]), len(plan.rows) - own)
 
     def _padded_drafts(
         self, singles: int, entries: int, deepest: int, prompt: int = 0, chunks: int = 0

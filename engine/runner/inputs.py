@@ -307,7 +307,7 @@ def places(plan: StepPlan, padded: StepShape) -> list[int]:
     it has drafts beside prompts all but these, dummies, then the chunks."""
     entries, first = len(plan.rows), padded.num_single
     if padded.chunks:
-        own, first = plan.count.count(1) + len(plan.drafts), padded.entries - padded.chunks
+        own, first = plan.num_before_chunks, padded.entries - padded.chunks
     else:
         own = plan.count.count(1) if padded.num_single else 0
     return [*range(own), *range(first, first + entries - own)]

@@ -33,7 +33,7 @@ class Padded(ScriptedRunner):
         return self._ready and (not chunks or self.info.mixed.fit(singles + entries, prompt, chunks, depth) is not None)
 
     def launch(self, plan: StepPlan) -> Pending:
-        own = plan.count.count(1) + len(plan.drafts)
+        own = plan.num_before_chunks
         assert list(plan.drafts) == list(range(plan.count.count(1), own)), "chunks stand behind entries with drafts"
         if plan.drafts and self.info.mixed.rows and own < len(plan.rows):
             deepest = max(draft.count for draft in plan.drafts.values())
@@ -226,7 +226,7 @@ def test_where_it_is_switched_off_nothing_is_drafted_beside_prompts(shapes: Mixe
     engine.step()
     engine.submit("second", [3, *PROMPT * 200], max_tokens=5)
     engine.run()
-    beside = [plan for plan in runner.plans if len(plan.rows) > plan.count.count(1) + len(plan.drafts)]
+    beside = [plan for plan in runner.plans if len(plan.rows) > plan.num_before_chunks]
     assert sum(len(plan.rows) > 1 for plan in beside) > 2
     assert not any(plan.drafts for plan in beside)
     assert engine.tokens("first") == engine.expected(PROMPT, 60)
