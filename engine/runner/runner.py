@@ -299,10 +299,11 @@ class DeviceRunner:
         # the same, and what they would take for indices must not be left from a step of another shape.
         self._inputs.clear()
         self._tables.lengths.zero_()
-        *_, max_context = self._limits
-        drafted = StepShape.drafted(step.singles, step.longer, step.count - 1, max_context)
-        shape = self._inputs.stage(plan, drafted if step.padded else None)
-        shape, extras = replace(shape, whole_logits=step.whole_logits), step.extras
+        padded = None
+        if step.padded:
+            padded = StepShape.drafted(step.singles, step.longer, step.count - 1, self._info.max_model_len)
+        shape = replace(self._inputs.stage(plan, padded), whole_logits=step.whole_logits)
+        extras = step.extras
         if step.masked:
             self._masks.rows(entries, -(-self._info.vocab_size // 32)).fill(-1)
             extras = replace(extras, masks=self._masks.send(range(entries)))

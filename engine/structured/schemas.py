@@ -93,7 +93,7 @@ def _close(schema: dict[str, Any], meeting: bool) -> None:
         return
     anything = others in _ANYTHING
     pattern: str | None = None
-    if not meeting and not (anything and not any(map(other_names.has_control, names))):
+    if not meeting and (not anything or any(map(other_names.has_control, names))):
         pattern = other_names.pattern(names)
     if pattern is None and not anything:
         return
