@@ -39,10 +39,10 @@ class Done:
 
 
 class NullRunner:
-    def __init__(self, num_blocks: int, max_model_len: int) -> None:
+    def __init__(self, num_blocks: int, max_model_len: int, vocab_size: int = 150_000, eos_id: int = 0) -> None:
         group = Group(PagedKV(8, 128, 128, 2), (0,))
         self.num_late_compiles = 0
-        self.info = RunnerInfo(PoolSpec((group,), (num_blocks,), 16), 150_000, max_model_len, (0,))
+        self.info = RunnerInfo(PoolSpec((group,), (num_blocks,), 16), vocab_size, max_model_len, (eos_id,))
 
     def launch(self, plan: StepPlan) -> Pending:
         return Done(plan)

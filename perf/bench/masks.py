@@ -31,10 +31,9 @@ import numpy.typing as npt
 import torch
 
 from engine.api import Engine
-from engine.cache.spec import Group, PagedKV, PoolSpec
 from engine.config import EngineConfig, SchedulerConfig
 from engine.core.commit import InFlight
-from engine.core.plan import RunnerInfo, StepPlan, StepResult
+from engine.core.plan import StepPlan, StepResult
 from engine.runner.mask_staging import MaskStaging
 from engine.sampling.logits import sent
 from engine.structured.grammars import Grammars
@@ -43,6 +42,7 @@ from engine.structured.vocabulary import Vocabulary
 from engine.text import Tokenizer
 from engine.types import Constraint, RequestInput, SamplingParams
 from perf import shapes
+from perf.bench.host import Nowhere, NullRunner
 from perf.workload import schema
 
 DRAW_S = 0.0002  # what a device takes to draw
@@ -157,14 +157,11 @@ class PacedStep:
         return StepResult(self._plan.step, self._tokens)
 
 
-class PacedRunner:
+class PacedRunner(NullRunner):
     """free_at: when the device has nothing left to do. drawing_s: what the loop's thread did in its place."""
 
     def __init__(self, vocab_size: int, tokens: int, rows: int, forward_s: float) -> None:
-        group = Group(PagedKV(8, 128, 128, 2), (0,))
-        blocks = rows * (tokens // 16 + 2) + 1
-        self.num_late_compiles = 0
-        self.info = RunnerInfo(PoolSpec((group,), (blocks,), 16), vocab_size, tokens, (vocab_size - 1,))
+        super().__init__(rows * (tokens // 16 + 2) + 1, tokens, vocab_size, vocab_size - 1)
         self.forward_s = forward_s
         self.free_at = 0.0
         self.drawing_s = 0.0
@@ -173,15 +170,6 @@ class PacedRunner:
 
     def launch(self, plan: StepPlan) -> PacedStep:
         return PacedStep(self, plan)
-
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
-        return True
-
-    def idle(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
 
 
 class TimedGrammars(Grammars):
@@ -206,11 +194,6 @@ class TimedWait:
 
     def result(self) -> None:
         timed(self._into, self._made.result)
-
-
-class Nowhere:
-    def deliver(self, events: list[Any]) -> None:
-        pass
 
 
 def steps_of(folder: str, vocab_size: int, rows: int, steps: int, forward_s: float, held: bool) -> Times:
