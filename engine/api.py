@@ -164,8 +164,6 @@ class Engine:
             shapes=self.info.mixed,
             draft_tokens=draft_tokens,
             depth=self._depth,
-            drafts_ready=runner.drafts_ready,
-            drafts_beside_prompts=config.speculation.beside_prompts,
             clock=clock,
         )
         self.loop = EngineLoop(
@@ -179,7 +177,9 @@ class Engine:
             on_failure=on_failure,
             matchers=grammars,
         )
-        self._grammars, self._lost, self._clock = grammars, lost, clock
+        self._grammars = grammars
+        self._lost = lost
+        self._clock = clock
         self._drafter = drafter
         self._method = config.speculation.method
         self._takes_predictions = self._method in HOST_METHODS
@@ -190,7 +190,8 @@ class Engine:
         self._lock = threading.Lock()
         self._arrivals = itertools.count()
         self._groups: dict[str, BeamGroup] = {}
-        self._accepting, self._closed = True, False
+        self._accepting = True
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     @classmethod

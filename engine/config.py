@@ -170,13 +170,11 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: the checkpoint folder of that model, or head.
     tokens: most tokens proposed for a request in a step; None takes 4. "auto" takes up to 8, as many as pay by what
     steps took and what the request's drafts came to.
-    beside_prompts: requests draft in steps with chunks of prompts too, up to 4 tokens each where steps are padded.
     """
 
     method: str = "none"
     tokens: Annotated[int, Meta(ge=1, le=MAX_DRAFTS)] | Literal["auto"] | None = None
     model: str | None = None
-    beside_prompts: bool = True
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -117,18 +117,18 @@ class DraftDepth:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step took so many seconds on the device."""
-        entries, drafting = plan.num_before_chunks, len(plan.drafts)
-        beside_prompts = entries < len(plan.rows)
+        kind = _kind(len(plan.rows))
         if self._rests and plan.follows:
-            self._observe_gain(plan, seconds, beside_prompts)
-        kind = _kind(entries)
-        if beside_prompts:
-            return
-        if not drafting:
+            self._observe_gain(plan, seconds, self._plain.get(kind, seconds))
+        if len(plan.rows) - plan.count.count(1) != len(plan.drafts):
+            return  # beside a prompt
+        if not plan.drafts:
             self._plain[kind] = _mixed(self._plain.get(kind), seconds)
         elif kind in self._plain:
-            extra = max(0.0, seconds - self._plain[kind]) / _share(drafting, entries)
-            known, depth = self._extra.setdefault(kind, {}), self._depth_of(plan)
+            deepest = max(draft.count for draft in plan.drafts.values())
+            depth = next(depth for depth in self._depths if depth >= deepest)
+            extra = max(0.0, seconds - self._plain[kind]) / _share(len(plan.drafts), len(plan.rows))
+            known = self._extra.setdefault(kind, {})
             known[depth] = _mixed(known.get(depth), extra)
 
     def draft_counts(self, entries: int, requests: Sequence[Acceptance]) -> list[int]:
@@ -194,24 +194,14 @@ class DraftDepth:
         nearest = min(known, key=lambda other: abs(other - depth))
         return known[nearest] * depth / nearest
 
-    def _depth_of(self, plan: StepPlan) -> int:
-        """What a step with drafts is padded to."""
-        deepest = max(draft.count for draft in plan.drafts.values())
-        return next(depth for depth in self._depths if depth >= deepest)
-
-    def _observe_gain(self, plan: StepPlan, seconds: float, beside_prompts: bool) -> None:
-        """Behind a stretch that saved too little, rest. Beside prompts drafts count as what they cost without."""
-        stretch, entries = self._stretch, plan.num_before_chunks
+    def _observe_gain(self, plan: StepPlan, seconds: float, plain: float) -> None:
+        """Behind a stretch that saved too little, rest. plain: seconds of such a step without drafts."""
+        stretch = self._stretch
         stretch.steps += 1
         stretch.seconds += seconds
-        plain = self._plain_seconds(entries)
-        if plan.drafts and beside_prompts and plain is not None:
-            extra = self._extra_seconds(entries, self._depth_of(plan), plain)
-            stretch.extra += extra * _share(len(plan.drafts), entries)
-        elif plan.drafts and not beside_prompts:
-            plain = seconds if plain is None else plain
+        if plan.drafts:
             stretch.extra += max(0.0, seconds - plain)
-            stretch.token_seconds, stretch.entries = plain / entries, entries
+            stretch.token_seconds, stretch.entries = plain / len(plan.rows), len(plan.rows)
         if stretch.steps < STRETCH:
             return
         accepted = self.overall.num_accepted - stretch.accepted

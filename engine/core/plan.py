@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Drafts an entry that steps are padded to.
 DRAFT_COUNTS = (1, 2, 4, 8, MAX_DRAFTS)
-# Tokens of rows that draft beside prompts, at most: more would take room from prompts.
-MAX_DRAFTING_TOKENS = 128
 
 
 def draft_depths(most: int) -> tuple[int, ...]:
@@ -87,7 +85,7 @@ class StepPlan:
     """What one step computes. Entry i computes tokens [first[i], first[i] + count[i]) of row rows[i].
 
     samples[i] says that entry i reaches the end of what is known and draws the next token, which is put at position
-    first[i] + count[i] of the row's tokens. Entries with count 1 come first, then those with drafts, then chunks.
+    first[i] + count[i] of the row's tokens. Entries with count 1 come first.
     drafts[i] says that entry i, which samples, may give 1 + drafts[i].count tokens; it computes one token of its own
     and the drafted ones, and draws behind each. Its recurrent state afterwards is that behind the accepted tokens.
     A row whose last entry was drafted and is not committed holds fewer tokens than planned if drafts are rejected. The
@@ -113,11 +111,6 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(self.count)
-
-    @property
-    def num_before_chunks(self) -> int:
-        """Entries of one token and with drafts."""
-        return self.count.count(1) + len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,42 +139,28 @@ class MixedShapes:
     """What a runner pads steps of rows and up to `chunks` chunks of prompts to: rows to the next of `rows`, missing
     chunks by one token each, all tokens to the next of `tokens`. Empty when it pads none.
 
-    wave_aligned_tokens: of `tokens`, what to fill beside decoding rows, since a token is cheapest there. drafts: how
-    many a row may draft beside prompts, where rows stay within MAX_DRAFTING_TOKENS; a row of such a step is padded to
-    as many.
+    wave_aligned_tokens: of `tokens`, what to fill beside decoding rows, since a token is cheapest there.
     """
 
     rows: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     chunks: int = 0
     wave_aligned_tokens: int = 0
-    drafts: int = 0
 
-    def width(self, rows: int, drafts: int) -> int:
-        """Tokens of each row of a shape of so many, of which some draft `drafts` tokens; 0 where it may not."""
-        if not drafts:
-            return 1
-        return 1 + self.drafts if drafts <= self.drafts and rows * (1 + self.drafts) <= MAX_DRAFTING_TOKENS else 0
-
-    def room(self, rows: int, max_tokens: int, drafting: bool = False) -> int:
-        """Prompt tokens that fill the largest shape of up to `max_tokens` tokens beside `rows` rows, which draft or do
-        not; 0 without one."""
+    def room(self, rows: int, max_tokens: int) -> int:
+        """Prompt tokens that fill the largest shape of up to `max_tokens` tokens beside `rows` rows; 0 without one."""
         padded, tokens = bisect_left(self.rows, rows), bisect_right(self.tokens, max_tokens)
         if padded == len(self.rows) or not tokens:
             return 0
-        width = self.width(self.rows[padded], self.drafts if drafting else 0) or 1
-        return max(0, self.tokens[tokens - 1] - self.rows[padded] * width - (self.chunks - 1))
+        return max(0, self.tokens[tokens - 1] - self.rows[padded] - (self.chunks - 1))
 
-    def fit(self, rows: int, prompt: int, chunks: int, drafts: int = 0) -> tuple[int, int] | None:
-        """Rows and all tokens that a step of `rows` rows, of up to `drafts` drafts each, and `prompt` tokens in
-        `chunks` chunks is padded to; None when no shape holds it."""
+    def fit(self, rows: int, prompt: int, chunks: int) -> tuple[int, int] | None:
+        """Rows and all tokens that a step of `rows` rows and `prompt` tokens in `chunks` chunks is padded to; None when
+        no shape holds it."""
         padded = bisect_left(self.rows, rows)
         if padded == len(self.rows) or not 0 < chunks <= self.chunks:
             return None
-        width = self.width(self.rows[padded], drafts)
-        if not width:
-            return None
-        tokens = bisect_left(self.tokens, self.rows[padded] * width + prompt + self.chunks - chunks)
+        tokens = bisect_left(self.tokens, self.rows[padded] + prompt + self.chunks - chunks)
         return (self.rows[padded], self.tokens[tokens]) if tokens < len(self.tokens) else None
 
     def padded(self, rows: int, prompt: int, chunks: int) -> int:
@@ -255,9 +234,9 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> Pending: ...
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
-        """Whether a step of `entries` entries of up to `depth` drafts each beside `singles` of one token, and `prompt`
-        tokens in `chunks` chunks, is launched as fast as others, with nothing to be made first."""
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        """Whether a step of `entries` entries of up to `depth` drafts each beside `singles` of one token is launched as
+        fast as others, with nothing to be made first."""
         ...
 
     def idle(self) -> bool:

@@ -30,12 +30,12 @@ class PrefillPolicy:
     backlog_threshold: int = 0
     backlog_threshold_per_row: int = 0
 
-    def prefill_tokens(self, rows: int, backlog: int, shapes: MixedShapes, drafting: bool = False) -> int | None:
-        """Prompt tokens for a step of `rows` decoding rows, which draft or do not, while `backlog` prompt tokens are to
-        be computed; None for as many as the step may take."""
+    def prefill_tokens(self, rows: int, backlog: int, shapes: MixedShapes) -> int | None:
+        """Prompt tokens for a step of `rows` decoding rows while `backlog` prompt tokens are to be computed; None for
+        as many as the step may take."""
         if 0 < self.threshold(rows) <= backlog:
             return None
-        room = shapes.room(rows, self.wave_aligned_tokens, drafting)
+        room = shapes.room(rows, self.wave_aligned_tokens)
         return room if room and room >= MIN_TOKENS_PER_ROW * rows else max(self.min_tokens, self.tokens_per_row * rows)
 
     def threshold(self, rows: int) -> int:

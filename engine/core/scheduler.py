@@ -5,8 +5,7 @@ A request has tokens that are known and tokens that are computed; a step closes 
     1. running requests one token short (they decode): always, one token each
     2. running requests further behind (chunks of a prompt, or of all tokens after a preemption), in order
     3. waiting requests, in order, as rows and blocks allow
-    4. tokens drafted for those of 1, as far as budget and blocks go; where steps are padded, beside 2 and 3 as far as
-       their shapes do
+    4. tokens drafted for those of 1, as far as budget and blocks go; where steps are padded, not beside 2 and 3
 
 How many drafts are accepted is known later. Until then counters take all of them, and what needs a certain position (a
 copy of recurrent state, a request's last token) waits.
@@ -62,12 +61,10 @@ class Scheduler:
         shapes: MixedShapes = NO_SHAPES,
         draft_tokens: int = 0,
         depth: DraftDepth | None = None,
-        drafts_ready: Callable[[int, int, int, int, int], bool] = lambda *_: True,
-        drafts_beside_prompts: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """draft_tokens: most tokens drafted in a step for a request that has a drafter; depth says how many of them,
-        all when None. drafts_ready: as `Runner.drafts_ready`, asked for steps with prompts."""
+        all when None."""
         self.stats = SchedulerStats()
         self.waiting = WaitingQueue()
         self.running: list[Request] = []  # by rank
@@ -81,8 +78,6 @@ class Scheduler:
         self._interval = checkpoint_interval
         self._draft_tokens = draft_tokens
         self._depth = depth
-        self._drafts_ready = drafts_ready
-        self._beside_prompts = drafts_beside_prompts and (not shapes.rows or shapes.drafts > 0)
         self._max_rows = config.max_rows
         self._free_rows = list(range(config.max_rows))
         self._step = 0
@@ -126,20 +121,18 @@ class Scheduler:
             self._running_changed = False
         self._clear_plan()
         behind = self._plan_decodes()
-        decoding = len(self._rows)
-        counts = self._draft_counts() if self._beside_prompts else []
+        decoding = len(self._rows) + sum(self._long_count)
         prefill_budget = self._budget - decoding
         if decoding and (behind or self.waiting):
-            tokens = self.mixed_budget or self._prefill_tokens(decoding, any(counts), behind)
-            prefill_budget = min(prefill_budget, tokens or prefill_budget)
+            prefill_budget = min(
+                prefill_budget, self.mixed_budget or self._prefill_tokens(decoding, behind) or prefill_budget
+            )
         prefill_budget = self._plan_chunks(behind, prefill_budget)
         # Who was just preempted for lack of blocks does not come back in the same step, unless the step is empty.
         if self.waiting and prefill_budget > 0 and not (self._preempted and self._planned):
             self._admit(prefill_budget)
-        if not self._beside_prompts and not self._long_rows:
-            counts = self._draft_counts()
-        if any(counts):
-            self._plan_drafts(counts)
+        if self._drafting:
+            self._plan_drafts()
         if not self._planned:
             return None
         self._step += 1
@@ -168,16 +161,16 @@ class Scheduler:
         if self._depth is not None:
             self._depth.observe_step(plan, seconds)
 
-    def _prefill_tokens(self, rows: int, drafting: bool, behind: list[Request]) -> int | None:
-        """Prompt tokens for a step with decoding rows, which draft or do not. Of a long queue only as much is counted
-        as reaches the threshold."""
+    def _prefill_tokens(self, rows: int, behind: list[Request]) -> int | None:
+        """Prompt tokens for a step with decoding rows. Of a long queue only as much is counted as reaches the
+        threshold."""
         threshold = self.prefill_policy.threshold(rows)
         backlog = 0
         for request in chain(behind, self.waiting):
             if backlog >= threshold:
                 break
             backlog += request.num_tokens - request.num_computed
-        return self.prefill_policy.prefill_tokens(rows, backlog, self._shapes, drafting)
+        return self.prefill_policy.prefill_tokens(rows, backlog, self._shapes)
 
     # Entries of one token come first in a plan, so they are kept apart from longer ones (`_long_…`) while it is made.
 
@@ -260,29 +253,18 @@ class Scheduler:
             requests.append(request)
         return [request for request in behind if request.status is Status.RUNNING] if self._preempted else behind
 
-    def _draft_counts(self) -> list[int]:
-        """How many tokens to draft for each request whose next token is planned and which has a drafter, at most."""
-        if self._depth is None or not self._drafting:
-            return [self._draft_tokens] * len(self._drafting)
-        rates = [of for _, request in self._drafting if (of := request.acceptance) is not None]
-        return self._depth.draft_counts(len(self._rows), rates)
-
-    def _beside_chunks(self, counts: list[int]) -> list[int]:
-        """What of the counts a step has room for that holds the planned chunks too."""
-        prompt, chunks = sum(self._long_count), len(self._long_rows)
-        if self._shapes.rows:
-            counts = [min(count, self._shapes.drafts) for count in counts]
-        drafting = len(counts) - counts.count(0)
-        step = (len(self._rows) - drafting, drafting, max(counts), prompt, chunks)
-        return counts if drafting and self._drafts_ready(*step) else [0] * len(counts)
-
-    def _plan_drafts(self, counts: list[int]) -> None:
-        """Give entries whose next token is planned as many drafted ones as `counts`, their drafters, and budget and
-        free blocks allow."""
-        if self._long_rows:
-            counts = self._beside_chunks(counts)
+    def _plan_drafts(self) -> None:
+        """Give entries whose next token is planned as many drafted ones as their drafters have, and budget and free
+        blocks allow."""
+        if self._long_rows and self._shapes.rows:
+            return  # padded steps hold drafts or prompts
         kv, drafted = self._kv, set()
         spare = self._budget - len(self._rows) - sum(self._long_count)
+        counts = [self._draft_tokens] * len(self._drafting)
+        if self._depth is not None:
+            counts = self._depth.draft_counts(
+                len(self._rows), [of for _, r in self._drafting if (of := r.acceptance) is not None]
+            )
         for (place, request), most in zip(self._drafting, counts, strict=True):
             known, unsure, held = request.num_computed, request.num_drafted, request.num_inflight - 1
             count = min(most, spare, request.limit - 1 - known)
@@ -298,7 +280,8 @@ class Scheduler:
             if count <= 0:
                 continue
             start = known - unsure
-            self._add_drafts(request, Draft(count, start, tokens[start - request.num_tokens : held + count]))
+            self._drafts[len(self._long_rows)] = Draft(count, start, tokens[start - request.num_tokens : held + count])
+            self._add_entry(request, known - 1, 1 + count, True)
             request.num_computed += count
             request.num_inflight += count
             request.num_drafted += count
@@ -308,16 +291,6 @@ class Scheduler:
             kept = [place for place in range(len(self._rows)) if place not in drafted]
             self._rows, self._first = [self._rows[i] for i in kept], [self._first[i] for i in kept]
             self._samples, self._requests = [self._samples[i] for i in kept], [self._requests[i] for i in kept]
-
-    def _add_drafts(self, request: Request, draft: Draft) -> None:
-        """An entry of the request's next token and drafts behind it: such entries stand in front of chunks."""
-        at, count = len(self._drafts), 1 + draft.count
-        self._drafts[at] = draft
-        self._long_rows.insert(at, request.row)
-        self._long_first.insert(at, request.num_computed - 1)
-        self._long_count.insert(at, count)
-        self._long_samples.insert(at, True)
-        self._long_requests.insert(at, request)
 
     def _reclaim_draft_blocks(self, needy: Request) -> bool:
         """Whether blocks came free that other requests than `needy` hold for rejected drafts."""

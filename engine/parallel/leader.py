@@ -45,8 +45,8 @@ class LeadingRunner:
             raise self._blame() or error from error
         return _Masked(plan.step, cast(MaskedPending, pending), self._send) if plan.masked else pending
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
-        return self._runner.drafts_ready(singles, entries, depth, prompt, chunks)
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
+        return self._runner.drafts_ready(singles, entries, depth)
 
     def idle(self) -> bool:
         self._send(commands.encode(Idle()))

@@ -233,7 +233,6 @@ def _runner(
         watch,
         config.runtime.trim_last_layer,
         config.speculation.most,
-        config.speculation.beside_prompts,
         drafter,
     )
 

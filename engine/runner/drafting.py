@@ -68,8 +68,7 @@ class Verify:
 
     def put_back(self, tables: RowTables) -> None:
         """The step's tokens stand in the token table again, where draws behind them were put since."""
-        ids = self.ids if self.places is None else self.ids.index_select(0, self.places)
-        tables.tokens[self.draws.rows, self.draws.lengths - 1] = ids
+        tables.tokens[self.draws.rows, self.draws.lengths - 1] = self.ids
 
     def accept(self, drawn: Drawn, tables: RowTables, ops: Ops) -> torch.Tensor:
         """How many tokens each entry gave, of drawn [E], and the place of its last kept one, [2, B] int32; the rows are
@@ -96,11 +95,8 @@ def draw_places(plan: StepPlan) -> tuple[list[int], np.ndarray]:
 
 
 def first_draws(shape: StepShape, plan: StepPlan, at: Sequence[int]) -> list[int]:
-    """Of a padded step with drafts, whose entries stand at the places `at`: each entry's first draw among all."""
-    if shape.chunks:
-        own = plan.num_before_chunks
-        starts = np.cumsum([0, *plan.count[:own]])[:-1].tolist()
-        return [*starts, *(place + shape.drawing - (shape.entries - shape.chunks) for place in at[own:])]
+    """Of a padded step with drafts, whose entries stand at the places `at`: each entry's first draw among the
+    tokens."""
     singles = plan.count.count(1)
     stops = np.cumsum([shape.num_single, *plan.count[singles:]])
     return [*at[:singles], *stops[:-1].tolist()]

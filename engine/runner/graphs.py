@@ -5,7 +5,7 @@ token, a prompt by one dummy entry that holds the tokens left over. Dummy entrie
 blocks are the reserved block 0. What varies between replays (lengths, ids, tables, drafts) is read from the device.
 
 A step with drafts is entries of one token and entries of up to 1 + k, behind which dummy entries of up to 1 + k take
-what is left; it draws behind every token. Beside prompts all rows are such entries, and chunks stand behind them.
+what is left; it draws behind every token. It is padded only without prompts: the scheduler drafts for no such step.
 
 Where ranks draw from candidates, steps that draw from whole logits have graphs of their own, which are made ahead once
 there was one.
@@ -59,8 +59,6 @@ COMMON_TOKENS = (1152, 1088)
 WAVE_CANDIDATES, WAVE_ALIGNED_WITH_EXPERTS, WAVE_TOLERANCE = (1024, 1152, 1280, 1536, 1792), 1536, 0.025
 # Entries with drafts. Beside them stand MIXED_ENTRIES.
 DRAFTED_ENTRIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-# Drafts of a row beside prompts, at most.
-DRAFTS_BESIDE_PROMPTS = 4
 # Made before the engine is ready.
 FIRST_ENTRIES = (1, 2, 4, 8)
 FIRST_TOKENS = (128,)
@@ -72,14 +70,12 @@ Replay = Callable[[], ComputedStep]
 Capture = Callable[[Compute, StepShape], Replay]
 
 
-def mixed_shapes(
-    max_rows: int, max_tokens: int, wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS, drafts: int = 0
-) -> MixedShapes:
-    """What steps with chunks of prompts are padded to, in an engine of these limits. drafts: of a row beside them."""
+def mixed_shapes(max_rows: int, max_tokens: int, wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS) -> MixedShapes:
+    """What steps with chunks of prompts are padded to, in an engine of these limits."""
     if max_rows == 1:
         return NO_SHAPES
     tokens = tuple(n for n in MIXED_TOKENS if n <= max_tokens)
-    return MixedShapes(_up_to(max_rows, MIXED_ENTRIES), tokens, MULTI_TOKEN_ENTRIES - 1, wave_aligned_tokens, drafts)
+    return MixedShapes(_up_to(max_rows, MIXED_ENTRIES), tokens, MULTI_TOKEN_ENTRIES - 1, wave_aligned_tokens)
 
 
 def find_wave_aligned_tokens(widest: int, programs: int) -> int:
@@ -157,7 +153,6 @@ class StepGraphs:
 
     compute runs a staged step. capture makes it a graph; on the GPU that is `CudaCapture`. bounded: whether layers gain
     from a bound on the cached tokens of longer entries. wave_aligned_tokens: what the prefill policy fills.
-    drafts_beside_prompts: whether steps may hold both, where layers gain nothing from a bound.
     """
 
     def __init__(
@@ -170,7 +165,6 @@ class StepGraphs:
         bounded: bool = False,
         wave_aligned_tokens: int = WAVE_ALIGNED_WITH_EXPERTS,
         max_drafts: int = 0,
-        drafts_beside_prompts: bool = False,
     ) -> None:
         self._depths = draft_depths(max_drafts)
         self._drafted = _up_to(max_rows, DRAFTED_ENTRIES)
@@ -183,8 +177,7 @@ class StepGraphs:
         self._max_context = max_context
         self._entries = _up_to(max_rows, DECODE_ENTRIES)
         self._tokens = [n for n in PROMPT_TOKENS if n <= min(max_tokens, max_context)] if max_rows > 1 else []
-        beside = min(max_drafts, DRAFTS_BESIDE_PROMPTS) if drafts_beside_prompts and not bounded else 0
-        self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens, beside)
+        self.mixed_shapes = mixed_shapes(max_rows, min(max_tokens, max_context), wave_aligned_tokens)
         self._replays: dict[StepShape, Replay] = {}
         self._failed = False
         self._saw_whole_logits = False  # whether there was a step that draws from whole logits
@@ -232,46 +225,25 @@ class StepGraphs:
         )
         return self._with_total_context(shape, past)
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         """Whether there is a graph of such a step, or none is ever made."""
         if self._failed:
             return True
-        shape = self._padded_drafts(singles, entries, depth, prompt, chunks)
+        shape = self._padded_drafts(singles, entries, depth)
         return shape is not None and shape in self._replays
 
     def _fit_drafts(self, plan: StepPlan) -> StepShape | None:
         deepest = max(draft.count for draft in plan.drafts.values())
-        own, entries = plan.num_before_chunks, len(plan.drafts)
-        return self._padded_drafts(own - entries, entries, deepest, sum(plan.count[own:]), len(plan.rows) - own)
+        singles, entries = len(plan.rows) - len(plan.drafts), len(plan.drafts)
+        return self._padded_drafts(singles, entries, deepest) if plan.count.count(1) == singles else None
 
-    def _padded_drafts(
-        self, singles: int, entries: int, deepest: int, prompt: int = 0, chunks: int = 0
-    ) -> StepShape | None:
-        if chunks:
-            mixed = self.mixed_shapes.fit(singles + entries, prompt, chunks, deepest)
-            return None if mixed is None else self._drafted_beside_prompts(*mixed)
+    def _padded_drafts(self, singles: int, entries: int, deepest: int) -> StepShape | None:
         at = bisect_left(self._beside, singles), bisect_left(self._drafted, entries), bisect_left(self._depths, deepest)
         if at[0] == len(self._beside) or at[1] == len(self._drafted) or at[2] == len(self._depths):
             return None
         sizes = self._beside[at[0]], self._drafted[at[1]], self._depths[at[2]]
         shape = StepShape.drafted(*sizes, self._max_context)
         return shape if shape.tokens <= self._max_tokens else None
-
-    def _drafted_beside_prompts(self, rows: int, tokens: int) -> StepShape:
-        return StepShape.drafted_beside_prompts(rows, self.mixed_shapes.drafts, tokens, self._max_context)
-
-    @property
-    def _beside_prompts(self) -> list[StepShape]:
-        """Shapes of steps with drafts and prompts, those first that prompts of the common size take."""
-        held = self.mixed_shapes
-        sizes = [(rows, tokens, tokens - rows * (1 + held.drafts)) for tokens in held.tokens for rows in held.rows]
-        fits = [
-            (rows, tokens)
-            for rows, tokens, prompt in sizes
-            if held.drafts and prompt > held.chunks and held.fit(rows, prompt, held.chunks, held.drafts)
-        ]
-        fits.sort(key=lambda size: size[1] not in COMMON_TOKENS)
-        return [self._drafted_beside_prompts(*size) for size in fits]
 
     @property
     def _drafting(self) -> list[StepShape]:
@@ -340,7 +312,7 @@ class StepGraphs:
         shapes += [self.prompt(n, BOUNDED_PAST + 1) for n in self._tokens]
         if self._bounded:
             shapes += [self.mixed(n, tokens, BOUNDED_PAST + 1) for n, tokens in mixed]
-        shapes += [*self._beside_prompts, *drafting]
+        shapes += drafting
         if self._saw_whole_logits:
             shapes += [replace(shape, whole_logits=True) for shape in shapes]
         return next((shape for shape in shapes if shape not in self._replays), None)

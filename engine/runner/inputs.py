@@ -59,9 +59,7 @@ class StepShape:
     """What of a step is known on the host and decides which code runs. The bounds are those of DeviceBatch.
 
     drafts: most tokens that an entry past num_single drafts; 0 when the step has none. drafting: entries past
-    num_single, the first of them, that may draft. chunks: the last entries of a padded step with drafts, which are
-    chunks of prompts and draw behind their last token alone. whole_logits: some entry draws from the logits of all
-    ranks' tokens.
+    num_single, the first of them, that may draft. whole_logits: some entry draws from the logits of all ranks' tokens.
     """
 
     entries: int
@@ -72,17 +70,11 @@ class StepShape:
     max_total_context: int = 0
     drafts: int = 0
     drafting: int = 0
-    chunks: int = 0
     whole_logits: bool = False
 
     @property
     def layout(self) -> Layout:
         return layout_of(self.entries, self.tokens, self.entries - self.num_single if self.drafts else 0)
-
-    @property
-    def drawing(self) -> int:
-        """Of a padded step with drafts: tokens in front of its chunks, which are drawn behind each."""
-        return self.num_single + self.drafting * (1 + self.drafts)
 
     @classmethod
     def drafted(cls, singles: int, entries: int, depth: int, max_context: int) -> StepShape:
@@ -90,13 +82,6 @@ class StepShape:
         tokens = singles + entries * (1 + depth)
         # Each entry that drafts less than it might leaves tokens to a dummy entry.
         return cls(singles + 2 * entries, tokens, singles, 1 + depth, max_context, drafts=depth, drafting=entries)
-
-    @classmethod
-    def drafted_beside_prompts(cls, rows: int, depth: int, tokens: int, max_context: int) -> StepShape:
-        """What a step of `rows` rows of up to `depth` drafts each, or none, and chunks of prompts is padded to: to
-        `tokens` tokens in all."""
-        entries = 2 * rows + MULTI_TOKEN_ENTRIES
-        return cls(entries, tokens, 0, tokens, max_context, 0, depth, rows, MULTI_TOKEN_ENTRIES)
 
 
 class Inputs:
@@ -129,7 +114,7 @@ class Inputs:
         self._sent = [torch.cuda.Event() for _ in self._hosts] if self._cuda else []
         self._turn = 0
         self._words = torch.zeros(size, dtype=torch.int32, device=device) if self._cuda else self._hosts[0]
-        self._starts = torch.arange(max(max_entries, max_tokens) + 1, dtype=torch.int32, device=device)
+        self._starts = torch.arange(max_entries + 1, dtype=torch.int32, device=device)
 
     def stage(self, plan: StepPlan, padded: StepShape | None = None) -> StepShape:
         """Send a plan's numbers and its changes of the tables to the device.
@@ -167,7 +152,6 @@ class Inputs:
         and how many words they are."""
         dummy = self._tables.dummy
         table = np.array((plan.rows, plan.samples, plan.first, plan.count), np.int32)
-        at: Sequence[int] = range(len(plan.rows))
         if padded is not None:
             real, table = table, np.empty((4, padded.entries), np.int32)
             table[:] = ((dummy,), (False,), (0,), (1,))
@@ -175,11 +159,10 @@ class Inputs:
             table[:, at] = real
             if padded.drafts:
                 # Dummy entries behind the real ones take what these leave, and no more than a real one can have.
-                rows_end = padded.entries - padded.chunks
-                end, longest = 1 + max(place for place in at if place < rows_end), 1 + padded.drafts
-                left = padded.drawing - table[3, :end].sum()
-                table[3, end:rows_end] = np.clip(left - longest * np.arange(rows_end - end), 0, longest)
-            if padded.chunks or not padded.drafts:
+                end, longest = at[-1] + 1, 1 + padded.drafts
+                left = padded.tokens - table[3, :end].sum()
+                table[3, end:] = np.clip(left - longest * np.arange(padded.entries - end), 0, longest)
+            else:
                 # Every dummy entry but the last has one token; the last takes what is left.
                 table[3, -1] += padded.tokens - table[3].sum()
         rows, samples, first, count = table
@@ -189,7 +172,7 @@ class Inputs:
         parts = [words[part] for part in layout.parts]
         start, lengths, table_rows, out_rows, last, positions, entries = parts[:7]
         if shape.drafts:
-            _propose(plan, shape, at, parts[7:])
+            _propose(plan, shape, parts[7:])
         start[0] = 0
         count.cumsum(out=start[1:])
         assert start[-1] == shape.tokens
@@ -281,12 +264,6 @@ class Inputs:
             lengths, positions, rows, out_rows, query_start, counts, self._tables.lengths, self._tables.dummy
         )
 
-    def draw_places(self, shape: StepShape) -> torch.Tensor | None:
-        """Of a padded step with drafts: places of the tokens behind which it draws; None for all."""
-        if not shape.chunks:
-            return None
-        return torch.cat((self._starts[: shape.drawing], self.last_indices(shape)[-shape.chunks :])).long()
-
     def last_indices(self, shape: StepShape) -> torch.Tensor:
         """Place of each entry's last token, [B] int32."""
         return self._parts(shape, 4, 5)[0]
@@ -303,14 +280,9 @@ class Inputs:
 
 
 def places(plan: StepPlan, padded: StepShape) -> list[int]:
-    """Where a plan's entries stand in a padded step: those of one token, dummies up to num_single, then the rest; where
-    it has drafts beside prompts all but these, dummies, then the chunks."""
-    entries, first = len(plan.rows), padded.num_single
-    if padded.chunks:
-        own, first = plan.num_before_chunks, padded.entries - padded.chunks
-    else:
-        own = plan.count.count(1) if padded.num_single else 0
-    return [*range(own), *range(first, first + entries - own)]
+    """Where a plan's entries stand in a padded step: those of one token, dummies up to num_single, then the rest."""
+    singles = plan.count.count(1) if padded.num_single else 0
+    return [*range(singles), *range(padded.num_single, padded.num_single + len(plan.rows) - singles)]
 
 
 def _shape(count: Words, held: Words, drafts: int) -> StepShape:
@@ -328,14 +300,15 @@ def _shape(count: Words, held: Words, drafts: int) -> StepShape:
     )
 
 
-def _propose(plan: StepPlan, shape: StepShape, at: Sequence[int], parts: Sequence[Words]) -> None:
-    """Write what the plan's entries, which stand at the places `at`, draft where it goes up."""
+def _propose(plan: StepPlan, shape: StepShape, parts: Sequence[Words]) -> None:
+    """Write what the plan's entries draft where it goes up."""
     count, start, size, words = parts
     for part in parts:
         part.fill(0)
     tokens = words.reshape(shape.entries - shape.num_single, -1)
+    behind = shape.num_single - plan.count.count(1)
     for entry, draft in plan.drafts.items():
-        place, held = at[entry], len(draft.tokens)
+        place, held = entry + behind, len(draft.tokens)
         count[place], start[place], size[place] = draft.count, draft.start, held
         tokens[place - shape.num_single, :held] = draft.tokens
 

@@ -46,9 +46,8 @@ class DeviceRunner:
     """One device, one model, one pool. Every method must be called from one thread.
 
     capture makes graphs of steps; None runs every step eagerly. watch counts the kernels that are compiled late.
-    trim_last_layer lets the last layer give each entry's last token alone. drafts: tokens that an entry of a plan may
-    draft; drafts_beside_prompts: in steps with chunks of prompts too. drafter: draws them, a small model or a head; its
-    caches are behind the decoder's.
+    trim_last_layer lets the last layer give each entry's last token alone. drafts: tokens that an entry
+    of a plan may draft. drafter: draws them, a small model or a head; its caches are behind the decoder's.
     """
 
     def __init__(
@@ -64,14 +63,11 @@ class DeviceRunner:
         watch: CompileWatch | None = None,
         trim_last_layer: bool = True,
         drafts: int = 0,
-        drafts_beside_prompts: bool = True,
         drafter: Decoder | DraftHead | None = None,
     ) -> None:
         self._watch = watch
         self._trims = trim_last_layer
         self._drafts, self._most_drafts = drafts > 0, drafts
-        # States are brought up to accepted drafts by kernels for few tokens an entry.
-        self._drafts_beside_prompts = drafts_beside_prompts and not info.pool.num_state_slots
         self._decoder = decoder
         self._caches = caches
         self._info = info
@@ -210,7 +206,6 @@ class DeviceRunner:
         x, seen = self._decoder.tapped(batch, self._caches.layers, taps, only, last_tokens if trimmed else None)
         verify = advance_states = follow = None
         if shape.drafts:
-            draw_places = self._inputs.draw_places(shape) if draw_places is None else draw_places
             verify = Verify.of(self._inputs, shape, batch.token_ids, draw_places)
             advance_states = None if batch.deferred is None else partial(self._advance_states, batch, verify)
         if model is not None:
@@ -268,17 +263,16 @@ class DeviceRunner:
         pool = self._info.pool
         bounded = pool.is_fp8 or any(isinstance(group.spec, LatentKV) for group in pool.groups)
         wave_aligned_tokens = find_wave_aligned_tokens(self._decoder.widest_product, multiprocessors(self._device))
-        drafts = (self._most_drafts, self._drafts_beside_prompts)
-        self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, wave_aligned_tokens, *drafts)
+        self._graphs = StepGraphs(self.compute, capture, *self._limits, bounded, wave_aligned_tokens, self._most_drafts)
 
     @property
     def graphs(self) -> StepGraphs | None:
         """Graphs of steps, when they are on."""
         return self._graphs
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         """Whether such a step needs no graph to be made first, as `engine.core.plan.Runner` has it."""
-        return self._graphs is None or self._graphs.drafts_ready(singles, entries, depth, prompt, chunks)
+        return self._graphs is None or self._graphs.drafts_ready(singles, entries, depth)
 
     def idle(self) -> bool:
         """Make one more graph ahead of its use. False when there is none left."""
@@ -315,8 +309,8 @@ class DeviceRunner:
     def make_graph(self, shape: StepShape) -> None:
         """Make the graph of a shape, by a step of dummy entries."""
         assert self._graphs is not None
-        dummy, count = self._tables.dummy, 1 if shape.num_single or shape.chunks else shape.max_query
-        drafts = {0: Draft(shape.drafts, 0, ())} if shape.drafts and count > 1 else {}
+        dummy, count = self._tables.dummy, 1 if shape.num_single else shape.max_query
+        drafts = {0: Draft(shape.drafts, 0, ())} if shape.drafts and not shape.num_single else {}
         self._inputs.stage(StepPlan(0, [dummy], [0], [count], [False], drafts=drafts), shape)
         self._graphs.run(shape)
 

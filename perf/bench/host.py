@@ -47,7 +47,7 @@ class NullRunner:
     def launch(self, plan: StepPlan) -> Pending:
         return Done(plan)
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         return True
 
     def idle(self) -> bool:

@@ -124,7 +124,7 @@ class TimedRunner:
         self.steps.append((singles, prompt, step))
         return Timed(self, plan, max(self._free_at, self.now))
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         return True
 
     def idle(self) -> bool:

@@ -150,7 +150,7 @@ class ScriptedRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
+    def drafts_ready(self, singles: int, entries: int, depth: int) -> bool:
         return True
 
     def idle(self) -> bool:

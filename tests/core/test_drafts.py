@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.spec import PoolSpec
-from engine.config import EngineConfig, SpeculationConfig
-from engine.core.plan import NO_SHAPES, MixedShapes, Pending, StepPlan
-from engine.core.prefill_policy import PrefillPolicy
+from engine.config import EngineConfig
 from engine.types import FinishReason
 from tests.core.drafting import NEVER, Dumb, Seer
 from tests.core.harness import Harness, make_config, make_request
@@ -20,25 +18,6 @@ from tests.core.scripted_runner import ScriptedRunner, pool
 from tests.core.test_any_load import Abort, Steps, configs, pools, prompts
 
 PROMPT = list(range(2, 12))
-
-
-class Padded(ScriptedRunner):
-    """Pads steps to shapes, all of which are made or none: what it is given must fit them."""
-
-    def __init__(self, spec: PoolSpec, shapes: MixedShapes, ready: bool = True) -> None:
-        super().__init__(spec, step_s=0.01, mixed=shapes)
-        self._ready = ready
-
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
-        return self._ready and (not chunks or self.info.mixed.fit(singles + entries, prompt, chunks, depth) is not None)
-
-    def launch(self, plan: StepPlan) -> Pending:
-        own = plan.num_before_chunks
-        assert list(plan.drafts) == list(range(plan.count.count(1), own)), "chunks stand behind entries with drafts"
-        if plan.drafts and self.info.mixed.rows and own < len(plan.rows):
-            deepest = max(draft.count for draft in plan.drafts.values())
-            assert self.info.mixed.fit(own, sum(plan.count[own:]), len(plan.rows) - own, deepest) is not None
-        return super().launch(plan)
 
 
 def harness(
@@ -192,46 +171,6 @@ def test_drafts_stay_within_the_budget() -> None:
     assert max(plan.num_tokens for plan in engine.runner.plans) == 9
 
 
-@pytest.mark.parametrize(
-    ("drafts", "ready", "counts"),
-    [
-        pytest.param(2, True, [1 + 2, 512 - 4 * 3 - 2], id="as many as the shape holds"),
-        pytest.param(0, True, [1, 512 - 4 - 2], id="not where shapes hold none"),
-        pytest.param(2, False, [1, 512 - 4 * 3 - 2], id="not where a graph is to be made first"),
-    ],
-)
-def test_a_padded_step_holds_drafts_beside_prompts(drafts: int, ready: bool, counts: list[int]) -> None:
-    runner = Padded(pool(4000), MixedShapes(rows=(4,), tokens=(512,), chunks=3, drafts=drafts), ready)
-    engine = Harness(runner, make_config(token_budget=6000, overlap=False), lambda: Seer(runner), 4)
-    engine.loop.scheduler.prefill_policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, wave_aligned_tokens=600)
-    engine.submit("first", PROMPT, max_tokens=60)
-    engine.step()
-    engine.submit("second", [3, *PROMPT * 100], max_tokens=5)
-    engine.step()
-    plan = runner.plans[-1]
-    assert plan.count == counts
-    assert [draft.count for draft in plan.drafts.values()] == ([2] if counts[0] > 1 else [])
-    engine.run()
-    assert engine.tokens("first") == engine.expected(PROMPT, 60)
-    assert engine.tokens("second") == engine.expected([3, *PROMPT * 100], 5)
-
-
-@pytest.mark.parametrize("shapes", [NO_SHAPES, MixedShapes(rows=(4,), tokens=(512,), chunks=3, drafts=2)])
-def test_where_it_is_switched_off_nothing_is_drafted_beside_prompts(shapes: MixedShapes) -> None:
-    runner = Padded(pool(4000), shapes)
-    off = SpeculationConfig(method="ngram", beside_prompts=False)
-    config = msgspec.structs.replace(make_config(token_budget=600, overlap=False), speculation=off)
-    engine = Harness(runner, config, lambda: Seer(runner), 4)
-    engine.submit("first", PROMPT, max_tokens=60)
-    engine.step()
-    engine.submit("second", [3, *PROMPT * 200], max_tokens=5)
-    engine.run()
-    beside = [plan for plan in runner.plans if len(plan.rows) > plan.num_before_chunks]
-    assert sum(len(plan.rows) > 1 for plan in beside) > 2
-    assert not any(plan.drafts for plan in beside)
-    assert engine.tokens("first") == engine.expected(PROMPT, 60)
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
 def test_checkpoints_of_state_are_kept_where_they_are_due(overlap: bool, right: float) -> None:
@@ -279,19 +218,13 @@ actions = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    spec=pools,
-    config=configs(),
-    most=st.integers(1, 6),
-    shapes=st.sampled_from([NO_SHAPES, MixedShapes((2, 4, 8), (8, 16, 32, 64), 3, 16, 2)]),
-    actions=actions,
-)
+@given(spec=pools, config=configs(), most=st.integers(1, 6), actions=actions)
 def test_any_drafts_under_any_load(
-    spec: PoolSpec, config: EngineConfig, most: int, shapes: MixedShapes, actions: list[Submit | Abort | Steps]
+    spec: PoolSpec, config: EngineConfig, most: int, actions: list[Submit | Abort | Steps]
 ) -> None:
-    """Random numbers of drafts, of which random ones stand, over preemption, cancellation, stop tokens, limits and
-    padded steps: tokens are the model's, and the prefix tree holds nothing else."""
-    runner = Padded(spec, shapes)
+    """Random numbers of drafts, of which random ones stand, over preemption, cancellation, stop tokens and limits:
+    tokens are the model's, and the prefix tree holds nothing else."""
+    runner = ScriptedRunner(spec, step_s=0.01)
     drafters: list[Seer] = []
     engine = Harness(runner, config, lambda: drafters[-1], most)
     sent: dict[str, Submit] = {}

@@ -137,18 +137,6 @@ def test_a_share_fills_the_shape_that_the_step_is_padded_to() -> None:
     assert policy.prefill_tokens(9, 3000, MixedShapes()) == 256
 
 
-def test_rows_that_draft_take_their_width_of_a_shape() -> None:
-    shapes = MixedShapes(rows=(8, 16), tokens=(128, 512), chunks=7, drafts=3)
-    assert shapes.room(5, 600, drafting=True) == 512 - 8 * 4 - 6
-    assert [shapes.fit(5, 89, 1, drafts) for drafts in (0, 1, 3, 4)] == [(8, 128), (8, 128), (8, 128), None]
-    assert [shapes.fit(5, 91, 1, drafts) for drafts in (0, 3)] == [(8, 128), (8, 512)]
-    many = MixedShapes(rows=(32, 64), tokens=(128, 512), chunks=7, drafts=3)
-    assert [many.fit(33, 90, 1), many.fit(33, 90, 1, 3)] == [(64, 512), None], "prompts would lose too much room"
-    assert [many.room(33, 600), many.room(33, 600, drafting=True)] == [512 - 64 - 6] * 2
-    policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, wave_aligned_tokens=600)
-    assert policy.prefill_tokens(9, 3000, shapes, drafting=True) == 512 - 16 * 4 - 6
-
-
 def test_rows_that_leave_little_of_a_shape_take_no_share_that_fills_it() -> None:
     shapes = MixedShapes(rows=(64, 128), tokens=(1024,), chunks=7)
     policy = PrefillPolicy(min_tokens=256, tokens_per_row=12, wave_aligned_tokens=1536)

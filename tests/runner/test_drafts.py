@@ -6,6 +6,7 @@ import json
 import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -13,15 +14,19 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import pytest
+import torch
 import transformers
 
 from engine.api import Engine, EngineStats
 from engine.config import CacheConfig, EngineConfig, RuntimeConfig, SchedulerConfig, SpeculationConfig
 from engine.core.commit import InFlight
+from engine.core.plan import Draft, StepPlan
 from engine.core.request import Drafter
 from engine.runner.build import build_runner, largest_step
-from engine.runner.graphs import Capture
-from engine.runner.runner import DeviceRunner
+from engine.runner.graphs import Capture, StepGraphs
+from engine.runner.inputs import StepShape
+from engine.runner.pending import ComputedStep, DecodedStep
+from engine.sampling.sampler import Drawn
 from engine.serving.frontend.settings import SettingsError, parse
 from engine.types import RequestInput, SamplingParams, TokenEvent
 from tests.gate import families
@@ -271,43 +276,46 @@ def test_draws_behind_a_graph_take_back_its_plain_draw(folders: dict[str, Path],
     assert stats.accepted_tokens > 20
 
 
-class EachReady(DeviceRunner):
-    """Steps with drafts and prompts need not wait for their graphs to be made ahead."""
+def test_a_plan_with_drafts_is_padded_by_dummy_entries() -> None:
+    graphs = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 512, 256, max_drafts=5)
 
-    def drafts_ready(self, singles: int, entries: int, depth: int, prompt: int = 0, chunks: int = 0) -> bool:
-        return self.graphs is None or self.graphs._padded_drafts(singles, entries, depth, prompt, chunks) is not None
+    def plan(*counts: int) -> StepPlan:
+        drafts = {i: Draft(count - 1, 5, [0]) for i, count in enumerate(counts) if count > 1}
+        return StepPlan(0, [*range(len(counts))], [4] * len(counts), [*counts], [True] * len(counts), drafts=drafts)
+
+    assert graphs.fit(plan(5)) == StepShape(2, 5, 0, 5, 256, drafts=4, drafting=1)
+    assert graphs.fit(plan(3, 6, 2)) == StepShape(8, 24, 0, 6, 256, drafts=5, drafting=4)
+    assert graphs.fit(plan(1, 2, 2, 2)) == StepShape(8 + 8, 8 + 8, 8, 2, 256, drafts=1, drafting=4)
+    beside_a_prompt = replace(plan(1, 3, 3), drafts={1: Draft(2, 5, [0])})
+    assert graphs.fit(beside_a_prompt) is None
+    assert graphs.fit(plan(7)) is None, "deeper than was said"
+    few = StepGraphs(lambda shape: pytest.fail("computed"), Recorder(), 12, 16, 256, max_drafts=5)
+    assert few.fit(plan(*[6] * 3)) is None, "more tokens than are staged"
+    for shape in graphs._drafting:
+        assert shape.entries - shape.num_single == 2 * (shape.tokens - shape.num_single) / (1 + shape.drafts)
 
 
-@pytest.mark.parametrize(
-    ("family", "beside"),
-    [
-        pytest.param("dense", True, marks=in_one_process("dense")),
-        pytest.param("windows", True, marks=in_one_process("windows")),
-        pytest.param("latents", False, marks=in_one_process("latents")),
-        pytest.param("entries", False, marks=in_one_process("entries")),
-        pytest.param("states", False, marks=in_one_process("states")),
-    ],
-)
-@pytest.mark.parametrize("recorder", [Recorder, DrawingRecorder])
-def test_drafts_beside_prompts_change_no_token(
-    folders: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    beside: bool,
-    recorder: type[Recorder],
-) -> None:
-    """Where layers need a bound on cached tokens, or states, such steps are not made."""
-    monkeypatch.setattr("engine.runner.build.DeviceRunner", EachReady)
-    made, accepted = recorder(), 0
-    for seed in SEEDS.get(family, (1, 2)):
-        want = plain(folders[family], seed)
-        answers = {tuple(input.prompt_ids): want.tokens[input.request_id] for input in requests(seed)}
-        for speculation in (DEEP, NGRAM):
-            got, stats = play(folders[family], seed, speculation, partial(Oracle, answers, 0.8), capture=made)
-            same(got, want)
-            accepted += stats.accepted_tokens
-    assert accepted > 50
-    assert any(shape.chunks for shape in made.replayed) == beside
+def test_graphs_of_drafts_are_made_ahead_of_their_use() -> None:
+    outcome = ComputedStep(
+        DecodedStep(torch.zeros(1), torch.zeros(1)), torch.zeros(1, 1), lambda: Drawn(torch.zeros(1))
+    )
+    made = StepGraphs(lambda shape: outcome, Recorder(), 4, 64, 256, max_drafts=3)
+    assert {shape for shape in made.first_shapes if shape.drafts} == {
+        StepShape.drafted(0, entries, 3, 256) for entries in (1, 2, 4)
+    }
+    assert not made.drafts_ready(0, 4, 3)
+    while (shape := made.next_shape) is not None:
+        made.run(shape)
+    assert not made.drafts_ready(0, 5, 3), "no such step has a graph"
+    for singles in range(4):
+        for entries in range(1, 5 - singles):
+            for depth in (1, 2, 3):
+                counts = [1] * singles + [1 + depth] * entries
+                drafts = {singles + i: Draft(depth, 5, [0]) for i in range(entries)}
+                rows = singles + entries
+                fit = made.fit(StepPlan(0, [*range(rows)], [4] * rows, counts, [True] * rows, drafts=drafts))
+                assert fit in made._replays
+                assert made.drafts_ready(singles, entries, depth)
 
 
 def test_drafts_change_no_token_of_batch_invariant_arithmetic(folders: dict[str, Path]) -> None:
