@@ -69,6 +69,11 @@ def dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and _gpu(device).capability >= (9, 0)
 
 
+def large_shared_memory(device: torch.device) -> bool:
+    """Whether a block may have 163 KiB of shared memory or more, as on GPUs of data centers; 99 KiB on others."""
+    return device.type != "cuda" or _gpu(device).capability in ((8, 0), (9, 0), (10, 0), (10, 3))
+
+
 def register_products(device: torch.device) -> bool:
     """Whether a warp multiplies bfloat16 from registers (`mma.sync`): Ampere and later."""
     return device.type == "cuda" and _gpu(device).capability >= (8, 0)

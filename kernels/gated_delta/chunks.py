@@ -18,7 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.gated_delta.step import softplus
-from kernels.hardware import multiprocessors
+from kernels.hardware import large_shared_memory, multiprocessors
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.workspace import Workspace
 
@@ -27,7 +27,7 @@ CHUNK = 64
 CORNER = 16
 PREPARE_WARPS, CARRY_WARPS = 4, 4
 # Triton 3.6 gives wrong code for one stage of 16-bit operands.
-CARRY_STAGES, EXACT_STAGES = 3, 1
+CARRY_STAGES, SMALL_STAGES, EXACT_STAGES = 3, 2, 1
 
 
 @triton.jit
@@ -294,6 +294,7 @@ def chunk_seqs(
         CORNER=CORNER,
         num_warps=PREPARE_WARPS,
     )
+    stages = CARRY_STAGES if large_shared_memory(qkv.device) else SMALL_STAGES
     # Slices of the state that fill the machine; wider ones read keys and queries less often.
     narrow = min(wide, 32 if seqs * heads * cdiv(dv, 64) < multiprocessors(qkv.device) else 64)
     workspace.launch(_carry, (cdiv(dv, narrow), heads, seqs))(
@@ -314,6 +315,6 @@ def chunk_seqs(
         **sizes,
         **tiles,
         BLOCK_V=narrow,
-        STAGES=EXACT_STAGES if exact else CARRY_STAGES,
+        STAGES=EXACT_STAGES if exact else stages,
         num_warps=CARRY_WARPS,
     )
