@@ -10,6 +10,7 @@ import torch
 
 from kernels.linear import gguf_operand
 from kernels.linear.fine_cases import fine_cases
+from kernels.linear.fp8_row_cases import fp8_row_cases
 from kernels.linear.gguf_cases import with_blocks
 from kernels.linear.model_shapes import QWEN3_8B
 from kernels.linear.parts_cases import with_parts
@@ -464,6 +465,7 @@ def cases() -> list[Case]:
     return (
         made
         + fp8_cases()
+        + fp8_row_cases(fp8_case)
         + int8_cases()
         + packed_cases()
         + fine_cases(packed_case)

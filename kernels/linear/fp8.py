@@ -8,6 +8,7 @@ import torch
 
 from kernels.linear.fp8_dispatch import DISPATCH, FEW_ROWS, SPLIT_ROWS, Fp8Operands, Fp8Problem
 from kernels.linear.fp8_library import in_library
+from kernels.linear.fp8_row_stream import row_streams_fp8
 from kernels.linear.quantized_stream import streams_fp8
 from kernels.linear.quantized_vector import reads_fp8
 from kernels.weight import Fp8, Int8
@@ -34,7 +35,10 @@ def linear(
     library = rows > FEW_ROWS and not deterministic and in_library(weight, x.dtype)
     streams = SPLIT_ROWS < rows <= FEW_ROWS and isinstance(weight, Fp8) and streams_fp8(weight)
     vector = isinstance(weight, Fp8) and reads_fp8(x, weight)
-    choice = DISPATCH.choose(Fp8Problem(rows, n, k, gated, deterministic, vector, library, streams, workspace.table))
+    row_streams = isinstance(weight, Fp8) and row_streams_fp8(x, weight, gated)
+    choice = DISPATCH.choose(
+        Fp8Problem(rows, n, k, gated, deterministic, vector, library, streams, workspace.table, row_streams)
+    )
     operands = Fp8Operands(workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, deterministic)
     y: torch.Tensor = choice.launch(operands, choice.config)
     return y

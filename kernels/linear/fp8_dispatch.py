@@ -2,9 +2,9 @@
 measured on an H200.
 
 Few rows take one kernel with bias, activation and residual inside: a Triton kernel, or on Hopper above 16 rows a Gluon
-kernel (`quantized_stream`). One row and few outputs take another Gluon kernel, without an activation, which norms and
-quantizes the row itself (`quantized_vector`). Many rows of floats go to cuBLAS. Other inputs are quantized by a launch
-before.
+kernel (`quantized_stream`). One row takes Gluon kernels that norm and quantize it themselves: one for few outputs
+without an activation (`quantized_vector`), one for others in blocks on Hopper (`fp8_row_stream`). Many rows of floats
+go to cuBLAS. Other inputs are quantized by a launch before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 
 from kernels.dispatch import Dispatch, Variant
 from kernels.linear.fp8_library import library_linear
+from kernels.linear.fp8_row_stream import MAX_INPUTS, fp8_row_stream
 from kernels.linear.fp8_rows import GROUP, RowTile, fp8_linear
+from kernels.linear.quantized_row_stream import MAX_NORMED, RowStreamTile
 from kernels.linear.quantized_stream import fp8_stream
 from kernels.linear.quantized_vector import QuantizedVectorTile, fp8_vector
 from kernels.linear.skinny import counters
@@ -38,7 +40,7 @@ class Fp8Problem(NamedTuple):
     row of 16-bit floats, and a weight of 8-bit ones in whole blocks, on a GPU that converts these. library: for more
     than FEW_ROWS rows, whether cuBLAS has a product of these numbers. streams: for up to FEW_ROWS rows, whether
     the bulk copy engine can read both sides, 8-bit floats with scales of 128 inputs or all, on a GPU of this kind.
-    table: of tuned numbers.
+    table: of tuned numbers. row_streams: whether `fp8_row_stream` takes both sides, but for their size.
     """
 
     rows: int
@@ -50,6 +52,7 @@ class Fp8Problem(NamedTuple):
     library: bool
     streams: bool
     table: str = DEFAULT
+    row_streams: bool = False
 
 
 class Fp8Operands(NamedTuple):
@@ -83,6 +86,11 @@ def stream_tile(rows: int, activation: bool) -> StreamTile:
     return StreamTile(height, 64, 2 * GROUP, 6 if height == 32 else 4)
 
 
+def row_stream_tile(gated: bool) -> RowStreamTile:
+    """Three programs a multiprocessor, whose rings fill its shared memory."""
+    return RowStreamTile(64, 128, 4, 3) if gated else RowStreamTile(64, 512, 2, 3)
+
+
 def row_tile(rows: int, n: int, k: int, activation: bool, deterministic: bool, table: str = DEFAULT) -> RowTile:
     """About one program a multiprocessor for up to 16 rows, two of half the outputs for more.
 
@@ -110,6 +118,12 @@ def _not_vector(problem: Fp8Problem) -> str | None:
         if problem.inputs > most
         else not_narrow(problem.outputs, problem.gated, problem.table)
     )
+
+
+def _not_row_streamed(problem: Fp8Problem) -> str | None:
+    if not problem.row_streams:
+        return "needs Hopper, one 16-bit row on 16 bytes, and 8-bit floats with scales for 128 by 128"
+    return None if problem.inputs <= MAX_INPUTS else f"for up to {MAX_INPUTS} inputs"
 
 
 def _not_library(problem: Fp8Problem) -> str | None:
@@ -153,6 +167,15 @@ def _vector(operands: Fp8Operands, tile: QuantizedVectorTile) -> torch.Tensor:
     return fp8_vector(workspace, x, weight, bias, norm_weight, eps, offset, residual, tile)
 
 
+def _row_stream(operands: Fp8Operands, tile: RowStreamTile) -> torch.Tensor:
+    workspace, x, weight, bias, norm_weight, eps, offset, residual, activation, _ = operands
+    assert isinstance(weight, Fp8)
+    if norm_weight is not None and x.shape[1] > MAX_NORMED:
+        x, norm_weight = rms_norm(workspace, x, norm_weight, eps, offset=offset)[0], None
+    normed = (norm_weight, eps, offset)
+    return fp8_row_stream(workspace, x, weight, bias, *normed, residual, activation, tile, counters(workspace))
+
+
 def _stream(operands: Fp8Operands, tile: StreamTile) -> torch.Tensor:
     x, scales = _inputs(operands)
     workspace, weight = operands.workspace, operands.weight
@@ -186,6 +209,13 @@ DISPATCH: Dispatch[Fp8Problem] = Dispatch(
             lambda problem: tiles(problem.table, "linear", "quantized_vector_tiles", QuantizedVectorTile)["fp8"],
             _vector,
             "docs/experiments/2026-11-24-one-row-of-quantized-weights.md",
+        ),
+        Variant(
+            "row_stream",
+            _not_row_streamed,
+            lambda problem: row_stream_tile(problem.gated),
+            _row_stream,
+            "docs/experiments/2026-11-27-one-row-of-fp8.md",
         ),
         Variant(
             "library",

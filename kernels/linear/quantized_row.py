@@ -34,7 +34,18 @@ def stage_row(words, g, K, eps, offset, row, DTYPE: gl.constexpr, NORM: gl.const
 
 
 @gluon.jit
-def _quantized(f, scale, inverse):
+def scale_of(largest, POWER: gl.constexpr):
+    """The scale of inputs of such a largest magnitude; POWER: rounded up to a power of two. See `kernels.quantize`."""
+    largest = gl.maximum(largest, SMALLEST)
+    scale = gl.div_rn(largest, largest * 0.0 + END)
+    if POWER:
+        # the exponent alone, one more where there is a fraction
+        scale = ((scale.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
+    return scale
+
+
+@gluon.jit
+def rounded_fp8(f, scale, inverse):
     """f / scale as 8-bit floats, rounded as by a division: Markstein 1990, theorem 7.1, from a reciprocal that is."""
     near = gl.minimum(gl.maximum(f * inverse, -4 * END), 4 * END)
     ratio = gl.fma(gl.fma(-near, scale, f), inverse, near)
@@ -67,11 +78,7 @@ def stage_quantized_row(
             scale += gl.max(low, axis=1) * 0.0
     else:
         largest = gl.maximum(gl.abs(low), gl.abs(high))
-        largest = gl.maximum(gl.max(largest, axis=1 if GROUPED else 0), SMALLEST)
-        scale = gl.div_rn(largest, largest * 0.0 + END)
-        if POWER:
-            # the exponent alone, one more where there is a fraction
-            scale = ((scale.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
+        scale = scale_of(gl.max(largest, axis=1 if GROUPED else 0), POWER)
     one = scale * 0.0 + 1.0
     if GROUPED:
         scales.store(scale)
@@ -79,6 +86,6 @@ def stage_quantized_row(
         scale = gl.expand_dims(scale, 1)
     else:
         inverse = gl.div_rn(one, scale)
-    numbers = gl.join(_quantized(low, scale, inverse), _quantized(high, scale, inverse))
+    numbers = gl.join(rounded_fp8(low, scale, inverse), rounded_fp8(high, scale, inverse))
     row.store(gl.reshape(numbers, (2 * WORDS,)))
     return 1.0 if GROUPED else scale

@@ -179,11 +179,12 @@ def test_programs_share_tiles_of_packed_weights_as_far_as_they_run_at_once(
     [
         (6144, 4096, False, "vector", "vector"),
         (4096, 8192, False, "row_stream", "vector"),
-        (14336, 4096, True, "row_stream", "tiles"),
-        (128256, 4096, False, "row_stream", "tiles"),
-        (4096, 14336, False, "row_stream", "tiles"),
-        (14344, 4096, True, "stream", "tiles"),
-        (4096, 14464, False, "vector", "tiles"),
+        (14336, 4096, True, "row_stream", "row_stream"),
+        (128256, 4096, False, "row_stream", "row_stream"),
+        (4096, 14336, False, "row_stream", "row_stream"),
+        (14344, 4096, True, "stream", "row_stream"),
+        (4096, 14464, False, "vector", "row_stream"),
+        (8192, 28672, False, "row_stream", "tiles"),
     ],
 )
 def test_one_row_of_a_quantized_weight_takes_a_kernel_of_its_own(
@@ -195,7 +196,10 @@ def test_one_row_of_a_quantized_weight_takes_a_kernel_of_its_own(
     asked = packed_problem(1, n, k, gated=gated, vector=True)
     assert packed_dispatch.DISPATCH.choose(asked).name == packed
     assert packed_dispatch.DISPATCH.choose(asked._replace(vector=False)).name == "stream"
-    assert fp8_dispatch.DISPATCH.choose(Fp8Problem(1, n, k, gated, False, True, False, False)).name == fp8
+    floats = Fp8Problem(1, n, k, gated, False, True, False, False, row_streams=True)
+    assert fp8_dispatch.DISPATCH.choose(floats).name == fp8
+    assert fp8_dispatch.DISPATCH.choose(floats._replace(vector=False, row_streams=False)).name == "tiles"
+    assert fp8_dispatch.DISPATCH.choose(floats._replace(deterministic=True)).name == "invariant"
 
 
 @pytest.mark.parametrize(

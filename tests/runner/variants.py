@@ -60,6 +60,8 @@ class Unmultiplied(Zeroed):
             return lazy_zeros(made.shape, made.dtype)
         if func is torch.nn.functional.linear:
             return lazy_zeros((*args[0].shape[:-1], args[1].shape[0]), args[0].dtype)
+        if func is torch._scaled_mm and kwargs:
+            return lazy_zeros((args[0].shape[0], args[1].shape[1]), kwargs["out_dtype"])
         if func in (torch.addmm, torch.bmm) and kwargs and "out" in kwargs:
             return kwargs["out"].zero_()
         if func is torch.bmm:
